@@ -1,0 +1,32 @@
+//! `baton-bench`: the measurements the project states figures for, each a subcommand that runs from a fresh
+//! checkout, prints a readable table and, as its last line, one JSON object; it exits with 1 where a check fails.
+//!
+//! One module per subcommand, with an `Args` (options) and a `run` (work) of its own. Nothing here is used by
+//! the programs themselves.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod mask;
+mod report;
+
+#[derive(Debug, Parser)]
+#[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Size and speed of the keep-or-drop mask of a document's sentences
+    Mask(mask::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().bench {
+        Bench::Mask(args) => mask::run(&args),
+    };
+    report::finish(result)
+}

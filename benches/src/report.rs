@@ -1,0 +1,184 @@
+//! The common end of every bench: tables a person reads, then one JSON object as the last line.
+//!
+//! The JSON object has the fields `bench`, `holds` (all checks hold), `checks` (a list of
+//! `{name, value, want, holds}`) and `data` (whatever the bench wants to keep). A report without checks holds.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// One stated requirement and what was measured for it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// What is measured, with its unit, e.g. `"encode median us"`.
+    pub name: String,
+    /// The measured value.
+    pub value: f64,
+    /// The requirement in words, e.g. `"<= 1000"`.
+    pub want: String,
+    /// Whether the requirement holds.
+    pub holds: bool,
+}
+
+/// A bench's result in the making: tables, notes, checks and figures.
+#[derive(Debug, Clone)]
+pub struct Report {
+    bench: &'static str,
+    text: String,
+    checks: Vec<Check>,
+    data: Map<String, Value>,
+}
+
+impl Report {
+    /// An empty report of the subcommand `bench`.
+    pub fn new(bench: &'static str) -> Self {
+        Self { bench, text: String::new(), checks: Vec::new(), data: Map::new() }
+    }
+
+    /// Adds one line of text.
+    pub fn note(&mut self, line: impl AsRef<str>) {
+        self.text.push_str(line.as_ref());
+        self.text.push('\n');
+    }
+
+    /// Adds a table with a title line; the first column is set left, the others right. A row shorter than
+    /// the header is padded with empty cells; cells beyond the header are left out.
+    pub fn table(&mut self, title: &str, header: &[&str], rows: &[Vec<String>]) {
+        let cell = |row: &[String], c: usize| row.get(c).cloned().unwrap_or_default();
+        let widths: Vec<usize> = (0..header.len())
+            .map(|c| {
+                let widest = rows.iter().map(|row| cell(row, c).chars().count()).max().unwrap_or(0);
+                widest.max(header[c].chars().count())
+            })
+            .collect();
+        let line = |cells: Vec<String>| {
+            let mut out = String::new();
+            for (c, (text, &width)) in cells.iter().zip(&widths).enumerate() {
+                let written =
+                    if c == 0 { write!(out, "{text:<width$}") } else { write!(out, "  {text:>width$}") };
+                written.expect("writing to a String cannot fail");
+            }
+            out.trim_end().to_owned()
+        };
+        if !self.text.is_empty() {
+            self.note("");
+        }
+        self.note(title);
+        self.note(line(header.iter().map(|h| (*h).to_owned()).collect()));
+        self.note("-".repeat(widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)));
+        for row in rows {
+            self.note(line((0..header.len()).map(|c| cell(row, c)).collect()));
+        }
+    }
+
+    /// Keeps a figure or a list of them under `data` in the JSON object.
+    pub fn data(&mut self, name: &str, value: impl Into<Value>) {
+        self.data.insert(name.to_owned(), value.into());
+    }
+
+    /// Adds a check whose outcome the bench decided itself.
+    pub fn check(&mut self, name: impl Into<String>, value: f64, want: impl Into<String>, holds: bool) {
+        self.checks.push(Check { name: name.into(), value, want: want.into(), holds });
+    }
+
+    /// Adds the check `value <= limit` (a NaN fails).
+    pub fn check_at_most(&mut self, name: impl Into<String>, value: f64, limit: f64) {
+        self.check(name, value, format!("<= {limit}"), value <= limit);
+    }
+
+    /// Adds the check `value >= limit` (a NaN fails).
+    pub fn check_at_least(&mut self, name: impl Into<String>, value: f64, limit: f64) {
+        self.check(name, value, format!(">= {limit}"), value >= limit);
+    }
+
+    /// Adds the check `value == wanted`, exactly: for counts.
+    pub fn check_equal(&mut self, name: impl Into<String>, value: f64, wanted: f64) {
+        self.check(name, value, format!("== {wanted}"), value == wanted);
+    }
+
+    /// Whether every check holds.
+    pub fn holds(&self) -> bool {
+        self.checks.iter().all(|check| check.holds)
+    }
+
+    /// The whole report as printed: tables, checks, and the JSON object as the last line.
+    pub fn render(&self) -> String {
+        let mut out = self.clone();
+        if !self.checks.is_empty() {
+            let rows: Vec<Vec<String>> = self.checks.iter().map(check_row).collect();
+            out.table("checks", &["check", "value", "want", "holds"], &rows);
+        }
+        let json =
+            json!({ "bench": self.bench, "holds": self.holds(), "checks": self.checks, "data": self.data });
+        format!("{}\n{json}\n", out.text)
+    }
+}
+
+fn check_row(check: &Check) -> Vec<String> {
+    let holds = if check.holds { "yes" } else { "NO" };
+    vec![check.name.clone(), number(check.value), check.want.clone(), holds.to_owned()]
+}
+
+/// A figure as a person reads it: whole numbers as such, others with four significant decimals.
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { format!("{value:.0}") } else { format!("{value:.4}") }
+}
+
+/// Prints the report (or the error) and gives the exit status: 0 where all checks hold, 1 where one fails,
+/// 2 where the bench could not run.
+pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
+    match result {
+        Ok(report) => {
+            print!("{}", report.render());
+            if report.holds() { ExitCode::SUCCESS } else { ExitCode::from(1) }
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_one_json_object_with_all_checks() {
+        let mut report = Report::new("mask");
+        report.table("sizes", &["r", "bytes"], &[vec!["0.1".into(), "50".into()], vec!["0.25".into()]]);
+        report.check_at_most("bytes", 50.0, 60.0);
+        report.check_at_least("recall", 0.5, 0.9);
+        report.data("note", "kept");
+        let text = report.render();
+        let last = text.lines().last().expect("a report has lines");
+        let json: Value = serde_json::from_str(last).expect("the last line is JSON");
+        assert_eq!(json["bench"], "mask");
+        assert_eq!(json["holds"], false);
+        assert_eq!(
+            json["checks"][0],
+            json!({"name": "bytes", "value": 50.0, "want": "<= 60", "holds": true})
+        );
+        assert_eq!(json["checks"][1]["holds"], false);
+        assert_eq!(json["data"]["note"], "kept");
+        assert!(text.contains("recall  0.5000  >= 0.9     NO"), "{text}");
+    }
+
+    #[test]
+    fn a_check_of_nan_fails() {
+        let mut report = Report::new("mask");
+        report.check_at_most("nan", f64::NAN, 1.0);
+        assert!(!report.holds());
+    }
+
+    #[test]
+    fn a_report_without_checks_holds_and_errors_exit_with_2() {
+        assert!(Report::new("mask").holds());
+        assert_eq!(
+            format!("{:?}", finish(Err(anyhow::anyhow!("no data")))),
+            format!("{:?}", ExitCode::from(2))
+        );
+    }
+}
