@@ -1,0 +1,9 @@
+//! The end-to-end harness: starts the real programs, drives them, breaks them. The demo is this harness with a face.
+//!
+//! Never a part of the product: nothing in `cloud` or `device` depends on it.
+//! Invariant: every process and socket it opens is closed when its handle is dropped, also after a panic.
+
+pub mod demo;
+pub mod process;
+pub mod proxy;
+pub mod question;

@@ -1,0 +1,201 @@
+//! A TCP proxy between the device and the cloud: counts bytes, and cuts the line where a test asks for it.
+//!
+//! Reads nothing but the end of SSE event names; changes no byte.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use anyhow::Context;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    task::JoinHandle,
+};
+
+/// Where the proxy cuts a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Never.
+    Never,
+    /// Before the bytes of the event with this index (0 is `first`, 1.. are `token` events) reach the device.
+    BeforeEvent(usize),
+    /// As soon as a connection is accepted.
+    AtConnect,
+}
+
+/// Bytes that passed, both ways, headers included.
+#[derive(Debug, Default)]
+pub struct WireCount {
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl WireCount {
+    /// Bytes from the device to the cloud.
+    #[must_use]
+    pub fn up(&self) -> u64 {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    /// Bytes from the cloud to the device.
+    #[must_use]
+    pub fn down(&self) -> u64 {
+        self.down.load(Ordering::Relaxed)
+    }
+}
+
+/// A listening proxy; it closes when dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    count: Arc<WireCount>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Proxy {
+    /// Listens on a free loopback port and forwards every connection to `target` (`host:port`).
+    ///
+    /// # Errors
+    /// No port could be bound.
+    pub async fn start(target: &str, cut: Cut) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.context("bind the proxy")?;
+        let address = listener.local_addr().context("read the proxy's address")?;
+        let count = Arc::new(WireCount::default());
+        let task = tokio::spawn(accept(listener, target.to_owned(), cut, Arc::clone(&count)));
+        Ok(Self { address, count, task })
+    }
+
+    /// The URL that stands for the cloud behind this proxy.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What has passed so far.
+    #[must_use]
+    pub fn count(&self) -> &WireCount {
+        &self.count
+    }
+}
+
+async fn accept(listener: TcpListener, target: String, cut: Cut, count: Arc<WireCount>) {
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((device, _)) = listener.accept().await {
+        if cut == Cut::AtConnect {
+            continue;
+        }
+        let (target, count) = (target.clone(), Arc::clone(&count));
+        connections.spawn(async move {
+            if let Ok(cloud) = TcpStream::connect(&target).await {
+                forward(device, cloud, cut, &count).await;
+            }
+        });
+    }
+}
+
+async fn forward(device: TcpStream, cloud: TcpStream, cut: Cut, count: &WireCount) {
+    // Tokens are small packets that must not wait for each other.
+    let _ = device.set_nodelay(true);
+    let _ = cloud.set_nodelay(true);
+    let (device_read, device_write) = device.into_split();
+    let (cloud_read, cloud_write) = cloud.into_split();
+    tokio::select! {
+        () = copy_up(device_read, cloud_write, &count.up) => {}
+        () = copy_down(cloud_read, device_write, cut, &count.down) => {}
+    }
+}
+
+async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &AtomicU64) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        count.fetch_add(n as u64, Ordering::Relaxed);
+        if to.write_all(&buffer[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn copy_down(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cut: Cut, count: &AtomicU64) {
+    let mut events = EventCounter::default();
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        let limit = match cut {
+            Cut::BeforeEvent(index) => events.scan(&buffer[..n], index),
+            Cut::Never | Cut::AtConnect => None,
+        };
+        let passed = limit.unwrap_or(n);
+        count.fetch_add(passed as u64, Ordering::Relaxed);
+        if to.write_all(&buffer[..passed]).await.is_err() || limit.is_some() {
+            return;
+        }
+    }
+}
+
+/// Counts `first` and `token` events in a byte stream, whatever its packets are.
+#[derive(Debug, Default)]
+struct EventCounter {
+    line: Vec<u8>,
+    events: usize,
+}
+
+impl EventCounter {
+    /// The offset in `bytes` at which the line that names event `index` has just ended: cutting there leaves
+    /// the event without its data.
+    fn scan(&mut self, bytes: &[u8], index: usize) -> Option<usize> {
+        for (offset, &byte) in bytes.iter().enumerate() {
+            if byte != b'\n' {
+                self.line.push(byte);
+                continue;
+            }
+            let named = matches!(self.line.trim_ascii(), b"event: first" | b"event: token");
+            self.line.clear();
+            if named {
+                if self.events == index {
+                    return Some(offset + 1);
+                }
+                self.events += 1;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(packets: &[&str], index: usize, want: Option<(usize, usize)>) {
+        let mut counter = EventCounter::default();
+        let mut got = None;
+        for (packet_idx, packet) in packets.iter().enumerate() {
+            if let Some(offset) = counter.scan(packet.as_bytes(), index) {
+                got = Some((packet_idx, offset));
+                break;
+            }
+        }
+        assert_eq!(got, want, "{packets:?} at {index}");
+    }
+
+    #[test]
+    fn events_are_found_across_packets() {
+        check(&["event: first\ndata: {}\n\n"], 0, Some((0, 13)));
+        check(&["event: fi", "rst\ndata: {}\n\nevent: token\n"], 1, Some((1, 28)));
+        check(&["event: mask\n\nevent: end\n\n"], 0, None);
+        check(&["data: event: first\n\n"], 0, None);
+    }
+}

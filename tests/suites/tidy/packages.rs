@@ -1,0 +1,140 @@
+//! Walls between packages, and the licences of what they stand on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, PackageId};
+
+use super::{check, top};
+
+/// What each package of ours may depend on, tests aside: the table of ARCHITECTURE.md.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("baton-kernels-cpu", &[]),
+    ("baton-protocol", &[]),
+    ("baton-pacing", &[]),
+    ("baton-corpus", &[]),
+    ("baton-refine", &["baton-protocol"]),
+    ("baton-engine", &["baton-kernels-cpu"]),
+    ("baton-cloud", &["baton-engine", "baton-protocol", "baton-refine", "baton-pacing"]),
+    ("baton-device", &["baton-engine", "baton-protocol", "baton-refine", "baton-pacing"]),
+];
+
+/// Packages below the two programs: pure or synchronous, so none of these may be reached from them.
+const BELOW: &[&str] =
+    &["baton-kernels-cpu", "baton-protocol", "baton-pacing", "baton-refine", "baton-engine", "baton-corpus"];
+const KEPT_ABOVE: &[&str] = &["tokio", "axum", "sqlx", "reqwest", "hyper"];
+
+/// Licences a dependency may offer; each is one that lets a product be shipped with a notice alone.
+const LICENCES: &[&str] = &[
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "MPL-2.0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+fn metadata() -> Metadata {
+    MetadataCommand::new()
+        .current_dir(top())
+        .other_options(["--locked".to_owned(), "--offline".to_owned()])
+        .exec()
+        .expect("read the workspace by cargo metadata")
+}
+
+/// Names of every package that `package` reaches by normal and build dependencies.
+fn reached(metadata: &Metadata, package: &str) -> BTreeSet<String> {
+    let resolve = metadata.resolve.as_ref().expect("cargo metadata resolves the workspace");
+    let nodes: BTreeMap<&PackageId, _> = resolve.nodes.iter().map(|node| (&node.id, node)).collect();
+    let root = metadata.workspace_packages().into_iter().find(|found| found.name.as_str() == package);
+    let root = root.unwrap_or_else(|| panic!("the workspace has no package `{package}`"));
+    let mut open = vec![&root.id];
+    let mut seen = BTreeSet::new();
+    while let Some(id) = open.pop() {
+        for dependency in &nodes[id].deps {
+            let dev_only = dependency.dep_kinds.iter().all(|kind| kind.kind == DependencyKind::Development);
+            if !dev_only && seen.insert(&dependency.pkg) {
+                open.push(&dependency.pkg);
+            }
+        }
+    }
+    seen.into_iter().map(|id| metadata[id].name.to_string()).collect()
+}
+
+#[test]
+fn packages_depend_only_downwards() {
+    let metadata = metadata();
+    let ours: BTreeSet<String> = metadata.workspace_packages().iter().map(|found| found.name.to_string()).collect();
+    let mut offences = Vec::new();
+    for &(package, allowed) in ALLOWED {
+        for name in reached(&metadata, package) {
+            if ours.contains(&name) && !allowed.contains(&name.as_str()) {
+                offences.push(format!("{package} reaches {name}"));
+            }
+        }
+    }
+    check("a package reaches one that it may not depend on", &offences);
+}
+
+#[test]
+fn async_and_sql_stay_in_the_programs() {
+    let metadata = metadata();
+    let mut offences = Vec::new();
+    for &package in BELOW {
+        let reached = reached(&metadata, package);
+        offences.extend(KEPT_ABOVE.iter().filter(|&&name| reached.contains(name)).map(|name| format!("{package} reaches {name}")));
+    }
+    check("an async or SQL crate stands below the programs", &offences);
+}
+
+#[test]
+fn products_build_without_a_solver_or_a_reference() {
+    let metadata = metadata();
+    let mut offences = Vec::new();
+    for program in ["baton-cloud", "baton-device"] {
+        let reached = reached(&metadata, program);
+        let kept_out = ["highs", "highs-sys", "candle-core", "onig", "esaxx-rs", "openssl-sys"];
+        offences.extend(kept_out.iter().filter(|&&name| reached.contains(name)).map(|name| format!("{program} reaches {name}")));
+    }
+    check("a product reaches a crate that only benches or other builds may use", &offences);
+}
+
+#[test]
+fn licences_are_on_the_list() {
+    let metadata = metadata();
+    let mut offences = Vec::new();
+    for package in &metadata.packages {
+        let Some(licence) = &package.license else {
+            if package.license_file.is_none() {
+                offences.push(format!("{} {} names no licence", package.name, package.version));
+            }
+            continue;
+        };
+        let expression = spdx::Expression::parse_mode(licence, spdx::ParseMode::LAX)
+            .unwrap_or_else(|err| panic!("{}: licence `{licence}`: {err}", package.name));
+        if !expression.evaluate(|required| LICENCES.contains(&required.to_string().as_str())) {
+            offences.push(format!("{} {}: {licence}", package.name, package.version));
+        }
+    }
+    check("a dependency's licence is not on the list", &offences);
+}
+
+#[test]
+fn one_version_of_each_named_library() {
+    let metadata = metadata();
+    let mut offences = Vec::new();
+    for name in ["axum", "tokio", "reqwest", "sqlx", "tokenizers", "candle-core", "memmap2", "flate2", "minijinja"] {
+        let count = metadata.packages.iter().filter(|package| package.name.as_str() == name).count();
+        if count > 1 {
+            offences.push(format!("{name}: {count} versions"));
+        }
+    }
+    check("a named library is there in more than one version", &offences);
+}
