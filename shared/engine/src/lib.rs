@@ -1,0 +1,3 @@
+//! baton-engine.
+
+pub mod gguf;
