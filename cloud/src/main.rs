@@ -1,0 +1,2 @@
+//! baton-cloud.
+fn main() {}
