@@ -1,0 +1,174 @@
+//! From the device's progress to the moment when its own first token will be there.
+//!
+//! The work of prefill is known (tokens and the device's cost curve); how long a unit of work takes is
+//! not: it is measured over the last quarter of the work, and a report that is overdue counts as well, since a
+//! pass that has not ended yet cannot have been fast. Never sees tokens or text; reads no clock.
+
+use std::collections::VecDeque;
+
+use crate::{DeviceCost, Millis};
+
+/// The pace is measured over this share of all the work.
+const WINDOW: f64 = 0.25;
+/// Progress is reported at least every such share; that is what "overdue" means before the first report.
+const REPORT_SHARE: f64 = 1.0 / 16.0;
+/// How much work the device's own estimate counts for against measurements: enough to keep the first
+/// tiny report (one layer) from deciding alone.
+const PRIOR: f64 = 1.0 / 512.0;
+
+/// The estimate of one takeover, corrected by every report.
+#[derive(Debug, Clone)]
+pub struct TakeoverEstimate {
+    cost: DeviceCost,
+    held_tokens: usize,
+    target_tokens: usize,
+    /// Reports kept: (time, tokens in the cache), oldest first; never empty.
+    reports: VecDeque<(Millis, usize)>,
+    /// The largest step of work between two reports.
+    step_work: f64,
+}
+
+impl TakeoverEstimate {
+    /// Prefill begins at `start` with `held_tokens` in the KV cache; the takeover is there when it holds
+    /// `target_tokens` (refined prompt and all `L` cloud tokens).
+    #[must_use]
+    pub fn new(cost: DeviceCost, start: Millis, held_tokens: usize, target_tokens: usize) -> Self {
+        let target_tokens = target_tokens.max(held_tokens);
+        let mut reports = VecDeque::with_capacity(80);
+        reports.push_back((start, held_tokens));
+        Self { cost, held_tokens, target_tokens, reports, step_work: 0.0 }
+    }
+
+    /// The KV cache holds `tokens` now. Reports that go back, in tokens or in time, are ignored.
+    pub fn progress(&mut self, tokens: usize, now: Millis) {
+        let (last_at, last) = self.latest();
+        if tokens <= last || now < last_at || !now.is_finite() {
+            return;
+        }
+        let step = self.work(tokens) - self.work(last);
+        self.step_work = self.step_work.max(step);
+        let whole = self.work(self.target_tokens);
+        // Many fine reports say no more than a few: the newest replaces the last one kept if both are close.
+        if self.reports.len() > 1 {
+            let before = self.reports[self.reports.len() - 2].1;
+            if self.work(tokens) - self.work(before) < whole / 64.0 {
+                self.reports.pop_back();
+            }
+        }
+        self.reports.push_back((now, tokens));
+        while self.reports.len() > 2 && self.work(tokens) - self.work(self.reports[1].1) >= WINDOW * whole {
+            self.reports.pop_front();
+        }
+    }
+
+    /// The cloud wrote fewer tokens than planned, or more work was added.
+    pub fn set_target(&mut self, target_tokens: usize) {
+        self.target_tokens = target_tokens.max(self.latest().1);
+    }
+
+    /// When the takeover will be there, seen from `now`; never in the past while work is left.
+    #[must_use]
+    pub fn ready_at(&self, now: Millis) -> Millis {
+        let (last_at, last) = self.latest();
+        let left = self.work(self.target_tokens) - self.work(last);
+        if left <= 0.0 {
+            return last_at;
+        }
+        (last_at + Millis::new(self.slowness(now) * left)).max(now)
+    }
+
+    /// Real over estimated time, as measured; 1 before anything is known.
+    #[must_use]
+    pub fn slowness(&self, now: Millis) -> f64 {
+        let (last_at, last) = self.latest();
+        let (first_at, first) = self.reports[0];
+        let whole = self.work(self.target_tokens).max(f64::MIN_POSITIVE);
+        let prior = PRIOR * whole;
+        let done = self.work(last) - self.work(first);
+        let measured = ((last_at - first_at).as_f64() + prior) / (done + prior);
+        // The pass under way is at most the largest step so far, or all that is left.
+        let left = self.work(self.target_tokens) - self.work(last);
+        let step = if self.step_work > 0.0 { self.step_work } else { REPORT_SHARE * whole };
+        let under_way = if left < 1.5 * step { left } else { step };
+        let at_least = ((now - first_at).as_f64() + prior) / (done + under_way + prior);
+        measured.max(at_least)
+    }
+
+    fn latest(&self) -> (Millis, usize) {
+        *self.reports.back().expect("reports start with one entry, and pops leave one")
+    }
+
+    /// Estimated milliseconds of prefill from the held tokens up to `tokens`.
+    fn work(&self, tokens: usize) -> f64 {
+        let held = self.held_tokens as f64;
+        self.cost.prefill_ms(held, (tokens as f64 - held).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COST: DeviceCost = DeviceCost {
+        prefill_ms_per_token: 2.5,
+        prefill_ms_per_token2: 1e-4,
+        decode_ms: 45.0,
+        decompress_ms: 1.0,
+    };
+
+    /// Runs a device that is `slowness` times slower than estimated; the relative error of the estimate
+    /// just before each of 16 reports.
+    fn errors(slowness: f64) -> Vec<f64> {
+        let mut estimate = TakeoverEstimate::new(COST, Millis::new(100.0), 40, 1_640);
+        let end = 100.0 + slowness * COST.prefill_ms(40.0, 1_600.0);
+        let at = |tokens: f64| Millis::new(100.0 + slowness * COST.prefill_ms(40.0, tokens));
+        (1..=16)
+            .map(|chunk| {
+                let now = at(100.0 * f64::from(chunk));
+                let error = (estimate.ready_at(now).as_f64() - end).abs() / (end - 100.0);
+                estimate.progress(40 + 100 * chunk as usize, now);
+                error
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_wrong_estimate_is_corrected_by_the_first_reports() {
+        for slowness in [0.5, 0.8, 1.0, 1.3, 2.0] {
+            let errors = errors(slowness);
+            assert!(errors[0] < 1.01, "before any report: {errors:?}");
+            assert!(errors[1..].iter().all(|&error| error < 0.05), "slowness {slowness}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn a_report_that_is_overdue_moves_the_estimate() {
+        let estimate = TakeoverEstimate::new(COST, Millis::ZERO, 0, 1_600);
+        let planned = COST.prefill_ms(0.0, 1_600.0);
+        assert!((estimate.ready_at(Millis::ZERO).as_f64() - planned).abs() < 1e-6);
+        // Twice as long as the first sixteenth should have taken, and still nothing.
+        let late = estimate.ready_at(Millis::new(planned / 8.0)).as_f64();
+        assert!(late > 1.9 * planned && late < 2.1 * planned, "{late} of {planned}");
+    }
+
+    #[test]
+    fn odd_reports_change_nothing() {
+        let mut estimate = TakeoverEstimate::new(COST, Millis::ZERO, 0, 1_000);
+        estimate.progress(500, Millis::new(1_250.0));
+        let before = estimate.ready_at(Millis::new(1_250.0));
+        estimate.progress(400, Millis::new(1_300.0));
+        estimate.progress(600, Millis::new(100.0));
+        estimate.progress(600, Millis::new(f64::NAN));
+        assert_eq!(estimate.ready_at(Millis::new(1_250.0)), before);
+        estimate.progress(1_000, Millis::new(2_500.0));
+        assert_eq!(estimate.ready_at(Millis::new(9_000.0)), Millis::new(2_500.0));
+    }
+
+    #[test]
+    fn fewer_cloud_tokens_bring_the_takeover_forward() {
+        let mut estimate = TakeoverEstimate::new(COST, Millis::ZERO, 0, 1_000);
+        let before = estimate.ready_at(Millis::ZERO);
+        estimate.set_target(960);
+        assert!(estimate.ready_at(Millis::ZERO) < before);
+    }
+}
