@@ -1,0 +1,185 @@
+//! Activation rows in the forms that the weight formats are multiplied with.
+//!
+//! Float weights meet floats; Q8_0 weights meet signed bytes with one scale per 32 values; k-quants meet signed
+//! bytes with one scale per 256 values. The byte forms are made once, when first asked for, and shared by all
+//! matrices that read the same activations.
+//!
+//! A row's form depends on nothing but the row: rounding is to nearest, ties to even, of `x * (1 / scale)` with
+//! `scale = max|x| / 127` kept as `f32`. A block that holds a NaN or an infinity gets the scale NaN, so that the
+//! fault shows in every output of its row instead of being rounded away.
+
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+
+use crate::blocks::{K_LEN, Q8_0_LEN};
+use crate::exp::ROUND;
+
+/// Activation rows `[t, cols]`, borrowed as floats.
+#[derive(Debug)]
+pub struct Activations<'a> {
+    x: &'a [f32],
+    cols: usize,
+    rows: usize,
+    q8_0: OnceLock<QuantizedRows>,
+    q8_k: OnceLock<QuantizedRows>,
+}
+
+/// Rows of signed bytes with scales, and what the dot products need of their sums.
+#[derive(Debug)]
+pub(crate) struct QuantizedRows {
+    /// `[t, cols]`, in -127..=127.
+    pub q: Vec<i8>,
+    /// `[t, cols / block]`.
+    pub scale: Vec<f32>,
+    /// `[t, cols / group]`: minus the sum of a group times what packed weights are raised by to be unsigned.
+    /// Groups have 32 values and the factor is 128 in the Q8_0 form, 16 values and 32 in the k-quants' form.
+    pub bias: Vec<i32>,
+    /// `[t, cols / 32]`, k-quants' form only: the sum of 32 values, for the minima of Q4_K.
+    pub sums: Vec<f32>,
+}
+
+/// Below this many values rows are quantized on the calling thread.
+const PARALLEL_MIN: usize = 1 << 16;
+
+impl<'a> Activations<'a> {
+    /// Borrows `x` as rows of `cols` values. Cost: nothing until a byte form is asked for, then `O(t cols)`.
+    ///
+    /// # Panics
+    /// Where `cols` is 0 or `x` is not whole rows.
+    pub fn new(x: &'a [f32], cols: usize) -> Self {
+        assert!(cols > 0, "activation rows of 0 columns");
+        assert!(x.len().is_multiple_of(cols), "{} activations are not rows of {cols}", x.len());
+        Self { x, cols, rows: x.len() / cols, q8_0: OnceLock::new(), q8_k: OnceLock::new() }
+    }
+
+    /// Rows: tokens.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of each row.
+    pub const fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The floats, `[t, cols]`.
+    pub const fn as_slice(&self) -> &'a [f32] {
+        self.x
+    }
+
+    /// The form for Q8_0 weights; `cols` is whole blocks of 32.
+    pub(crate) fn q8_0(&self) -> &QuantizedRows {
+        assert!(self.cols.is_multiple_of(Q8_0_LEN), "{} columns are not blocks of 32", self.cols);
+        self.q8_0.get_or_init(|| quantize_rows::<Q8_0_LEN, 32>(self.x, self.cols, 128))
+    }
+
+    /// The form for k-quants; `cols` is whole blocks of 256.
+    pub(crate) fn q8_k(&self) -> &QuantizedRows {
+        assert!(self.cols.is_multiple_of(K_LEN), "{} columns are not blocks of 256", self.cols);
+        self.q8_k.get_or_init(|| {
+            let mut rows = quantize_rows::<K_LEN, 16>(self.x, self.cols, 32);
+            let pairs = rows.bias.as_chunks::<2>().0;
+            rows.sums = pairs.iter().map(|[a, b]| ((a + b) / -32) as f32).collect();
+            rows
+        })
+    }
+}
+
+fn quantize_rows<const BLOCK: usize, const GROUP: usize>(
+    x: &[f32],
+    cols: usize,
+    raise: i32,
+) -> QuantizedRows {
+    let mut q = vec![0i8; x.len()];
+    let mut scale = vec![0.0; x.len() / BLOCK];
+    let mut bias = vec![0; x.len() / GROUP];
+    let row = |x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]| {
+        let blocks = x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0).zip(scale);
+        for ((x, q), scale) in blocks {
+            *scale = quantize_block(x, q);
+        }
+        for (bias, group) in bias.iter_mut().zip(q.as_chunks::<GROUP>().0) {
+            *bias = -raise * group.iter().map(|&v| i32::from(v)).sum::<i32>();
+        }
+    };
+    if x.len() < PARALLEL_MIN {
+        row(x, &mut q, &mut scale, &mut bias);
+    } else {
+        x.par_chunks(cols)
+            .zip(q.par_chunks_mut(cols))
+            .zip(scale.par_chunks_mut(cols / BLOCK))
+            .zip(bias.par_chunks_mut(cols / GROUP))
+            .for_each(|(((x, q), scale), bias)| row(x, q, scale, bias));
+    }
+    QuantizedRows { q, scale, bias, sums: Vec::new() }
+}
+
+/// Quantizes one block to signed bytes and gives its scale.
+fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> f32 {
+    // The bits of absolute floats order like the floats, NaN above infinity: no fault slips through the maximum.
+    let top = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+    let largest = f32::from_bits(top);
+    // Such small scales have no finite inverse.
+    if largest < 1e-30 {
+        *q = [0; BLOCK];
+        return 0.0;
+    }
+    if !largest.is_finite() {
+        *q = [0; BLOCK];
+        return f32::NAN;
+    }
+    let scale = largest / 127.0;
+    let inverse = 1.0 / scale;
+    for (q, &v) in q.iter_mut().zip(x) {
+        let nearest = (v * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        *q = nearest.clamp(-127, 127) as i8;
+    }
+    scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_fault_makes_the_scale_nan() {
+        for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.0; 64];
+            x[40] = fault;
+            let activations = Activations::new(&x, 64);
+            let rows = activations.q8_0();
+            assert_eq!(rows.scale[0], 1.0 / 127.0);
+            assert!(rows.scale[1].is_nan());
+        }
+    }
+
+    #[test]
+    fn zeros_and_specks_give_zero() {
+        let x = [1e-38f32; 256];
+        let activations = Activations::new(&x, 256);
+        assert_eq!(activations.q8_k().scale, [0.0]);
+        assert!(activations.q8_k().q.iter().all(|&q| q == 0));
+    }
+
+    proptest! {
+        #[test]
+        fn within_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 512)) {
+            let activations = Activations::new(&x, 256);
+            for (rows, block) in [(activations.q8_0(), 32), (activations.q8_k(), 256)] {
+                for (i, &v) in x.iter().enumerate() {
+                    let scale = rows.scale[i / block];
+                    prop_assert!((v - scale * f32::from(rows.q[i])).abs() <= scale * 0.5001);
+                }
+            }
+            let rows = activations.q8_k();
+            for (j, group) in rows.q.chunks(16).enumerate() {
+                prop_assert_eq!(rows.bias[j], -32 * group.iter().map(|&q| i32::from(q)).sum::<i32>());
+            }
+            for (j, group) in rows.q.chunks(32).enumerate() {
+                prop_assert_eq!(rows.sums[j], group.iter().map(|&q| f32::from(q)).sum::<f32>());
+            }
+        }
+    }
+}

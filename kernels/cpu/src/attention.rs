@@ -1,0 +1,256 @@
+//! Attention of query rows to a KV cache kept in blocks, with an online softmax.
+//!
+//! Keys are taken in chunks of [`CHUNK`] from the start of each block, blocks in the order given. For one query and
+//! one chunk with at least one visible key (`fma` rounds once, hidden keys have score -inf and weight 0):
+//!
+//! 1. `s[i] = scale * dot(q, k[i])`, the dot as in [`crate::matmul`]: per 32 elements `p = fma(q, k, p)` in order,
+//!    then `dot += p`;
+//! 2. `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`;
+//! 3. `sum = fma(sum, c, Σ w)`: lanes sixteen apart, then eight, four, two, one;
+//! 4. `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
+//!
+//! At the end `out / sum`, and `lse = top + ln(sum)`. So a query's result depends on its own values, the visible keys
+//! and where blocks begin, never on which other queries are computed with it: chunked prefill, several queries
+//! at once and one at a time are equal bit for bit as long as blocks begin at the same positions.
+//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1.
+
+mod scalar;
+
+use crate::dispatch::Dispatch;
+
+/// Keys of one step of the online softmax.
+pub const CHUNK: usize = 32;
+
+/// Key or value rows of a block: row `i` is `rows[i * stride..][..d]`.
+#[derive(Debug, Clone, Copy)]
+pub enum KvRows<'a> {
+    /// Floats.
+    F32(&'a [f32]),
+    /// IEEE binary16 as bits.
+    F16(&'a [u16]),
+}
+
+impl KvRows<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::F32(rows) => rows.len(),
+            Self::F16(rows) => rows.len(),
+        }
+    }
+}
+
+/// The keys and values of one KV head at consecutive positions.
+#[derive(Debug, Clone, Copy)]
+pub struct KvBlock<'a> {
+    /// Keys, `[n, d]` with `stride` elements from row to row.
+    pub k: KvRows<'a>,
+    /// Values, laid out as the keys.
+    pub v: KvRows<'a>,
+    /// Keys held.
+    pub n: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// Position of the first key in its sequence.
+    pub first: usize,
+}
+
+/// How the vectors of a group of heads lie in a buffer: token `i`, head `j` at `i * stride + j * d`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowLayout {
+    /// Query tokens, at consecutive positions.
+    pub tokens: usize,
+    /// Query heads that share the KV head (grouped-query attention).
+    pub heads: usize,
+    /// Dimensions of a head.
+    pub d: usize,
+    /// Elements from one token to the next.
+    pub stride: usize,
+}
+
+impl RowLayout {
+    fn at(self, token: usize, head: usize) -> std::ops::Range<usize> {
+        let start = token * self.stride + head * self.d;
+        start..start + self.d
+    }
+
+    fn check(self, len: usize, what: &str) {
+        assert!(
+            self.d > 0 && self.heads * self.d <= self.stride,
+            "{} heads of {} in {}",
+            self.heads,
+            self.d,
+            self.stride
+        );
+        let want = if self.tokens == 0 { 0 } else { (self.tokens - 1) * self.stride + self.heads * self.d };
+        assert!(len >= want, "{what} have length {len}, expected at least {want}");
+    }
+}
+
+/// Which keys a query sees: those at or before its own position that are sinks or within its window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Visible {
+    /// Position of the first query token; the others follow it.
+    pub position: usize,
+    /// Keys from the start of the sequence that are always seen.
+    pub sinks: usize,
+    /// Newest keys seen, the query's own included; `usize::MAX` for all.
+    pub window: usize,
+}
+
+impl Visible {
+    /// Every key up to the query's own.
+    pub const fn causal(position: usize) -> Self {
+        Self { position, sinks: 0, window: usize::MAX }
+    }
+
+    /// Bit `i` is set where key `first + i` is seen by query token `token`, for `n <= 32` keys.
+    fn mask(self, token: usize, first: usize, n: usize) -> u32 {
+        let query = self.position + token;
+        let up_to = |position: usize| ones(position.saturating_sub(first).min(n));
+        let oldest = (query + 1).saturating_sub(self.window);
+        up_to(query + 1) & (up_to(self.sinks) | !up_to(oldest))
+    }
+}
+
+/// The lowest `n <= 32` bits.
+const fn ones(n: usize) -> u32 {
+    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
+}
+
+/// Query rows of a group of heads and what they may see.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// The vectors, laid out as `rows` says.
+    pub q: &'a [f32],
+    /// Their layout.
+    pub rows: RowLayout,
+    /// The keys that each token sees.
+    pub visible: Visible,
+    /// Factor of the scores, usually `1 / sqrt(d)`.
+    pub scale: f32,
+}
+
+impl<'a> Queries<'a> {
+    /// One vector that sees every key.
+    fn one(q: &'a [f32], scale: f32) -> Self {
+        let rows = RowLayout { tokens: 1, heads: 1, d: q.len(), stride: q.len() };
+        Self { q, rows, visible: Visible::causal(usize::MAX - 1), scale }
+    }
+
+    fn check(&self, blocks: &[KvBlock<'_>], lse: &[f32]) {
+        let d = self.rows.d;
+        self.rows.check(self.q.len(), "queries");
+        assert_eq!(lse.len(), self.rows.tokens * self.rows.heads, "length of the log-sum-exps");
+        for block in blocks.iter().filter(|block| block.n > 0) {
+            let want = (block.n - 1) * block.stride + d;
+            let have = block.k.len().min(block.v.len());
+            assert!(have >= want, "rows of a block have length {have}, expected at least {want}");
+        }
+    }
+}
+
+/// Attends one query row to every key of the blocks.
+///
+/// Shapes: `q, out: [d]`. Returns the log-sum-exp of the scores: `-inf` where there is no key (and `out` is 0).
+///
+/// # Panics
+/// Where `q` and `out` differ in length or are empty, or a block's rows are shorter than its shape says.
+pub fn attend_blocks(q: &[f32], blocks: &[KvBlock<'_>], scale: f32, out: &mut [f32]) -> f32 {
+    assert_eq!(q.len(), out.len(), "lengths of query and output");
+    let mut lse = [0.0];
+    attend_rows(&Queries::one(q, scale), blocks, out, &mut lse);
+    lse[0]
+}
+
+/// Attends all query rows to the keys of the blocks that each may see.
+///
+/// Shapes: `out` as `queries.rows` says, `lse: [tokens, heads]`, the log-sum-exp of each row's scores (`-inf` and an
+/// output of 0 where a row sees no key). Cost: `O(tokens heads keys d)` on the calling thread; each block is packed
+/// once for all rows, so several rows at once are much faster than one by one.
+///
+/// # Panics
+/// Where a buffer is shorter than its shape says.
+pub fn attend_rows(queries: &Queries<'_>, blocks: &[KvBlock<'_>], out: &mut [f32], lse: &mut [f32]) {
+    attend_rows_at(Dispatch::current(), queries, blocks, out, lse);
+}
+
+/// [`attend_rows`] at a given level; one that the CPU lacks falls back to the scalar definition.
+///
+/// # Panics
+/// As [`attend_rows`].
+pub fn attend_rows_at(
+    level: Dispatch,
+    queries: &Queries<'_>,
+    blocks: &[KvBlock<'_>],
+    out: &mut [f32],
+    lse: &mut [f32],
+) {
+    queries.check(blocks, lse);
+    queries.rows.check(out.len(), "outputs");
+    let _ = level;
+    scalar::attend(queries, blocks, out, lse);
+}
+
+/// Adds one query's attention weights: `acc[i] += exp(scale * q.k[i] - lse)`.
+///
+/// Shapes: `q: [d]`, `acc: [keys]` over all keys of the blocks in order; `lse` from [`attend_blocks`].
+///
+/// # Panics
+/// Where `acc` does not have the blocks' number of keys, or as [`attend_blocks`].
+pub fn score_blocks(q: &[f32], blocks: &[KvBlock<'_>], scale: f32, lse: f32, acc: &mut [f32]) {
+    score_rows(&Queries::one(q, scale), blocks, &[lse], acc);
+}
+
+/// Adds all query rows' attention weights, per head: `acc[head, i] += Σ_tokens exp(scale * q.k[i] - lse)`, tokens in
+/// order, hidden keys left as they are.
+///
+/// Shapes: `lse: [tokens, heads]` from [`attend_rows`], `acc: [heads, keys]`.
+///
+/// # Panics
+/// Where a buffer's length does not fit its shape.
+pub fn score_rows(queries: &Queries<'_>, blocks: &[KvBlock<'_>], lse: &[f32], acc: &mut [f32]) {
+    score_rows_at(Dispatch::current(), queries, blocks, lse, acc);
+}
+
+/// [`score_rows`] at a given level; one that the CPU lacks falls back to the scalar definition.
+///
+/// # Panics
+/// As [`score_rows`].
+pub fn score_rows_at(
+    level: Dispatch,
+    queries: &Queries<'_>,
+    blocks: &[KvBlock<'_>],
+    lse: &[f32],
+    acc: &mut [f32],
+) {
+    queries.check(blocks, lse);
+    let keys: usize = blocks.iter().map(|block| block.n).sum();
+    assert_eq!(acc.len(), queries.rows.heads * keys, "length of the sums of attention weights");
+    let _ = level;
+    scalar::score(queries, blocks, keys, lse, acc);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_follow_the_definition() {
+        for (sinks, window) in [(0, usize::MAX), (0, 1), (0, 40), (3, 5), (50, 7), (100, usize::MAX)] {
+            for position in [0, 5, 31, 32, 70, 1_000_000] {
+                let visible = Visible { position, sinks, window };
+                for token in 0..3 {
+                    for (first, n) in [(0, 32), (0, 7), (32, 32), (64, 9), (0, 1)] {
+                        let mask = visible.mask(token, first, n);
+                        for i in 0..32 {
+                            let (key, query) = (first + i, position + token);
+                            let near = window > query || key > query - window;
+                            let want = i < n && key <= query && (key < sinks || near);
+                            assert_eq!(mask >> i & 1 == 1, want, "{visible:?} {token} {key}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Which instruction set the loops use: chosen once at run time, or forced.
+//!
+//! Levels never change a result, only its speed; forcing one serves tests and fault finding.
+
+pub(crate) mod versions;
+
+use std::sync::OnceLock;
+
+/// A level of instruction sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Dispatch {
+    /// Plain Rust, any CPU: the definition of every result.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 (F, BW, VL, DQ, VNNI).
+    Avx512Vnni,
+}
+
+impl Dispatch {
+    /// Every level, slowest first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+
+    /// Whether this CPU has the level.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            Self::Avx2 => has_avx2(),
+            Self::Avx512Vnni => has_avx512_vnni(),
+        }
+    }
+
+    /// The best level of this CPU.
+    pub fn best() -> Self {
+        Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
+    }
+
+    /// The level in use: the environment variable `BATON_CPU` (`scalar`, `avx2`, `avx512`), read once, bounded by
+    /// what the CPU has; else [`Self::best`].
+    pub fn current() -> Self {
+        static CURRENT: OnceLock<Dispatch> = OnceLock::new();
+        *CURRENT.get_or_init(|| Self::choose(std::env::var("BATON_CPU").ok().as_deref()))
+    }
+
+    /// The name as `BATON_CPU` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512Vnni => "avx512",
+        }
+    }
+
+    fn choose(wish: Option<&str>) -> Self {
+        let best = Self::best();
+        Self::ALL.into_iter().find(|level| Some(level.name()) == wish).map_or(best, |level| level.min(best))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_avx512_vnni() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn has_avx512_vnni() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_is_bounded_by_the_cpu() {
+        assert_eq!(Dispatch::choose(Some("scalar")), Dispatch::Scalar);
+        assert_eq!(Dispatch::choose(Some("no such level")), Dispatch::best());
+        assert_eq!(Dispatch::choose(None), Dispatch::best());
+        assert!(Dispatch::choose(Some("avx512")).is_available());
+    }
+}

@@ -1,0 +1,41 @@
+//! Quantized formats and the hot loops of a transformer on a CPU.
+//!
+//! What it is for: everything that touches every weight or every cached key once per token. It knows blocks,
+//! rows and matrices; it never knows models, files, sequences or clocks, does no I/O, and starts no threads
+//! (work runs on the rayon pool that the caller installed).
+//!
+//! What always holds:
+//! - **One value, one order.** An output element depends only on its own weight row and its own activation row
+//!   (or on its own query and the visible keys), reduced in one fixed order. Batch size, thread count and
+//!   dispatch level do not change a bit of it. [`matmul`] and [`attention`] state these orders.
+//! - **Scalar code is the definition.** [`Dispatch::Scalar`] is written plainly; the vector levels do the same
+//!   IEEE operations (fused multiply-add where the definition says `mul_add`), so that they are equal bit for bit.
+//! - Lengths are checked before a loop starts: data from outside gives a [`KernelError`], a caller's own mistake
+//!   a panic that names the limit and the value.
+//!
+//! `unsafe` is confined to calling code of a CPU level that was detected, and to disjoint writes of one output.
+
+pub mod activations;
+pub mod attention;
+mod blocks;
+pub mod dispatch;
+mod error;
+mod exp;
+pub mod f16;
+pub mod format;
+pub mod matmul;
+pub mod quantize;
+pub mod rows;
+
+pub use activations::Activations;
+pub use attention::{
+    KvBlock, KvRows, Queries, RowLayout, Visible, attend_blocks, attend_rows, score_blocks, score_rows,
+};
+pub use blocks::dequantize_row;
+pub use dispatch::Dispatch;
+pub use error::KernelError;
+pub use exp::exp;
+pub use format::{Format, Matrix};
+pub use matmul::matmul;
+pub use quantize::quantize_row;
+pub use rows::{RopeStyle, add_assign, dot_f32, rms_norm, rope, softmax, swiglu};

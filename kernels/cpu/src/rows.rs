@@ -1,0 +1,157 @@
+//! The small operations between matrix products: norms, activations, rotary positions, softmax, dot product.
+//!
+//! Each works on whole rows in place or into a given output, allocates nothing and starts no threads. Sums run in
+//! sixteen lanes (value `i` in lane `i % 16`) that are added by [`tree_sum`], so their order is fixed.
+
+use crate::dispatch::versions::versions;
+use crate::exp::exp;
+
+/// Lanes of the sums of this module.
+const LANES: usize = 16;
+
+/// Which elements of a head a rotation pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RopeStyle {
+    /// `(0, 1), (2, 3), ...`: llama models as GGUF stores them ("norm").
+    Adjacent,
+    /// `(0, r/2), (1, r/2 + 1), ...`: GPT-NeoX and qwen2.
+    Halves,
+}
+
+/// Adds sixteen lanes: lanes eight apart, then four, two, one.
+#[inline(always)]
+pub(crate) fn tree_sum(lanes: [f32; 16]) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// The larger of two, the second where they are equal or either is NaN (what the vector instructions do).
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// `Σ a[i] b[i]` over sixteen lanes of fused multiply-adds, the last lanes padded with zeros.
+#[inline(always)]
+fn dot_body(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..LANES {
+            lanes[i] = a[i].mul_add(b[i], lanes[i]);
+        }
+    }
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *lane = a.mul_add(*b, *lane);
+    }
+    tree_sum(lanes)
+}
+
+versions! {
+    /// The dot product of two rows of one length, in sixteen lanes.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn dot_f32 / dot_f32_at(a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "lengths of the two rows of a dot product");
+        dot_body(a, b)
+    }
+}
+
+versions! {
+    /// `out = x / sqrt(mean(x²) + eps) * weight`, one row. Source: Zhang and Sennrich 2019, RMSNorm.
+    ///
+    /// # Panics
+    /// Where `x`, `weight` and `out` differ in length.
+    pub fn rms_norm / rms_norm_at(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), weight.len(), "lengths of a row and its norm's weight");
+        assert_eq!(x.len(), out.len(), "lengths of a row and its norm");
+        let inverse = 1.0 / (dot_body(x, x) / x.len() as f32 + eps).sqrt();
+        for (out, (x, weight)) in out.iter_mut().zip(x.iter().zip(weight)) {
+            *out = x * inverse * weight;
+        }
+    }
+}
+
+versions! {
+    /// `x += y`, for residuals and biases.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn add_assign / add_assign_at(x: &mut [f32], y: &[f32]) {
+        assert_eq!(x.len(), y.len(), "lengths of the two rows of a sum");
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+}
+
+versions! {
+    /// `gate = gate / (1 + e^-gate) * up`. Source: Shazeer 2020, SwiGLU.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn swiglu / swiglu_at(gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "lengths of gate and up");
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = *gate / (1.0 + exp(-*gate)) * up;
+        }
+    }
+}
+
+versions! {
+    /// Turns scores into weights that sum to 1; an empty row stays empty.
+    pub fn softmax / softmax_at(x: &mut [f32]) {
+        let top = x.iter().fold(f32::NEG_INFINITY, |top, &v| larger(v, top));
+        let mut lanes = [0.0; LANES];
+        for chunk in x.chunks_mut(LANES) {
+            for (lane, v) in lanes.iter_mut().zip(chunk) {
+                *v = exp(*v - top);
+                *lane += *v;
+            }
+        }
+        let sum = tree_sum(lanes);
+        for v in x {
+            *v /= sum;
+        }
+    }
+}
+
+/// Rotates the heads of one token by its position.
+///
+/// Shapes: `x: [h, d]`, `cos, sin: [rot_dims / 2]` of that position; elements from `rot_dims` on stay as they are.
+/// Source: Su et al. 2021, RoFormer, section 3.2.2.
+///
+/// # Panics
+/// Where `x` is not whole heads, `rot_dims` is odd or above `d`, or the tables are not `rot_dims / 2` long.
+pub fn rope(x: &mut [f32], d: usize, rot_dims: usize, cos: &[f32], sin: &[f32], style: RopeStyle) {
+    let half = rot_dims / 2;
+    assert!(d > 0 && x.len().is_multiple_of(d), "{} values are not heads of {d}", x.len());
+    assert!(rot_dims <= d && rot_dims.is_multiple_of(2), "{rot_dims} rotated dimensions of {d}");
+    assert_eq!(cos.len(), half, "length of the cosines");
+    assert_eq!(sin.len(), half, "length of the sines");
+    for head in x.chunks_exact_mut(d) {
+        match style {
+            RopeStyle::Adjacent => rotate_adjacent(&mut head[..rot_dims], cos, sin),
+            RopeStyle::Halves => rotate_halves(&mut head[..rot_dims], cos, sin),
+        }
+    }
+}
+
+fn rotate_adjacent(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ([a, b], (cos, sin)) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = head.split_at_mut(cos.len());
+    for ((a, b), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+#[cfg(test)]
+mod tests;
