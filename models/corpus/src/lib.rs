@@ -1,0 +1,327 @@
+//! The one generator of documents: the trainer, the tests, the benches and the demo all ask about its texts.
+//!
+//! A document is readable English in Markdown: a title, then sections of a heading and a paragraph. A section has one
+//! subject, whose invented name stands in every sentence of it; other sections state the same attributes of other
+//! subjects, so an answer needs the name and the attribute. Answers are a value (short), the whole paragraph word for
+//! word (long), or a value behind a link to another section (two hops).
+//!
+//! Pure: reads no clock, file or environment. Invariants: equal arguments give equal documents; every sentence ends in
+//! `.` and holds the name of its section's subject; an answer is found word for word inside its gold ranges.
+
+mod refined;
+mod rng;
+mod words;
+
+pub use refined::{Refined, refined};
+pub use rng::Rng;
+
+use std::ops::Range;
+use words::{
+    ADJECTIVES, FAMILY_NAMES, FILLER_HEADS, FILLER_TAILS, FIRST_NAMES, KINDS, LEADS, NAME_HEADS, NAME_TAILS,
+    NOUNS, PERSON_ATTRIBUTES, PHRASE_ATTRIBUTES, YEAR_ATTRIBUTES,
+};
+
+/// Set in every seed that the trainer uses and in no seed that an evaluation uses.
+pub const TRAINING_SEED_BIT: u64 = 1 << 63;
+
+/// A generated document and what can be asked about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// The title without its `# ` mark.
+    pub title: String,
+    /// The whole text: title line, then the sections, parted by blank lines; no newline at the end.
+    pub text: String,
+    /// The sections in order.
+    pub sections: Vec<Section>,
+    /// All questions, in an order drawn from the seed; at least one long and one short.
+    pub questions: Vec<Question>,
+}
+
+impl Document {
+    /// The first question of a kind, if there is one: the natural pick for a demo or a test.
+    pub fn question(&self, kind: QuestionKind) -> Option<&Question> {
+        self.questions.iter().find(|question| question.kind == kind)
+    }
+}
+
+/// A heading and its paragraph. All ranges are byte ranges in the document's text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// The subject's name, unique in documents of up to 1,536 sections.
+    pub name: String,
+    /// The heading line with its `## ` mark, without the newline.
+    pub heading: Range<usize>,
+    /// The paragraph, without the newlines around it.
+    pub body: Range<usize>,
+    /// The paragraph's sentences, each from its first letter to its full stop.
+    pub sentences: Vec<Range<usize>>,
+}
+
+/// What an answer looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QuestionKind {
+    /// A value of one to three words from one sentence.
+    Short,
+    /// A whole section, word for word.
+    Long,
+    /// A value from a second section that a sentence of a first one names.
+    TwoHop,
+}
+
+impl QuestionKind {
+    /// The kind's name in files: `short`, `long` or `two_hop`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::Long => "long",
+            Self::TwoHop => "two_hop",
+        }
+    }
+}
+
+/// A question with its only right answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The question, without the `Question: ` that a prompt puts before it.
+    pub text: String,
+    /// The answer, word for word as in the document.
+    pub answer: String,
+    /// What the answer looks like.
+    pub kind: QuestionKind,
+    /// The sentences that must be read to answer: byte ranges in the document's text, in reading order.
+    pub gold: Vec<Range<usize>>,
+}
+
+/// A statement of one sentence, before it has a place in the text.
+#[derive(Debug, Clone)]
+struct Fact {
+    attribute: &'static str,
+    value: String,
+}
+
+/// One sentence of a plan: its text, and the fact or link in it.
+struct Planned {
+    text: String,
+    fact: Option<Fact>,
+    link: Option<usize>,
+}
+
+/// Draws values, names and sentences; each value and name is handed out once.
+struct Source {
+    rng: Rng,
+    adjectives: Vec<usize>,
+    nouns: Vec<usize>,
+    heads: Vec<usize>,
+    tails: Vec<usize>,
+    values_drawn: usize,
+    names_drawn: usize,
+}
+
+impl Source {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        Self {
+            adjectives: rng.permutation(ADJECTIVES.len()),
+            nouns: rng.permutation(NOUNS.len()),
+            heads: rng.permutation(NAME_HEADS.len()),
+            tails: rng.permutation(NAME_TAILS.len()),
+            rng,
+            values_drawn: 0,
+            names_drawn: 0,
+        }
+    }
+
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.rng.below(items.len())]
+    }
+
+    /// The next adjective and noun. Nouns go round; the step of the adjective is coprime to their number, so a
+    /// pair comes back only after all 8,192 have been used.
+    fn value(&mut self) -> String {
+        let (k, n) = (self.values_drawn, NOUNS.len());
+        self.values_drawn += 1;
+        let adjective = self.adjectives[(k % n + 5 * (k / n)) % ADJECTIVES.len()];
+        format!("{} {}", ADJECTIVES[adjective], NOUNS[self.nouns[k % n]])
+    }
+
+    /// The next invented name; heads go round, and a pair comes back only after all 1,536 have been used.
+    fn name(&mut self) -> String {
+        let (k, n) = (self.names_drawn, NAME_HEADS.len());
+        self.names_drawn += 1;
+        let tail = self.tails[(k % n + k / n) % NAME_TAILS.len()];
+        format!("{}{}", NAME_HEADS[self.heads[k % n]], NAME_TAILS[tail])
+    }
+
+    /// Facts with different attributes: four of five have a value, the others a person or a year.
+    fn facts(&mut self, count: usize) -> Vec<Fact> {
+        let mut facts: Vec<Fact> = Vec::with_capacity(count);
+        while facts.len() < count {
+            let (attribute, value) = match self.rng.below(10) {
+                0 => {
+                    let person = format!("{} {}", self.pick(&FIRST_NAMES), self.pick(&FAMILY_NAMES));
+                    (self.pick(&PERSON_ATTRIBUTES), person)
+                }
+                1 => (self.pick(&YEAR_ATTRIBUTES), (1100 + self.rng.below(900)).to_string()),
+                _ => (self.pick(&PHRASE_ATTRIBUTES), String::new()),
+            };
+            if facts.iter().any(|fact| fact.attribute == attribute) {
+                continue;
+            }
+            let value = if value.is_empty() { self.value() } else { value };
+            facts.push(Fact { attribute, value });
+        }
+        facts
+    }
+
+    /// The sentences of a section: an opening that no other sentence looks like, then facts, filler and a link in
+    /// random order.
+    fn section(
+        &mut self,
+        name: &str,
+        facts: usize,
+        fillers: usize,
+        link: Option<(usize, &str)>,
+    ) -> Vec<Planned> {
+        let mut rest: Vec<Planned> = Vec::new();
+        for fact in self.facts(facts) {
+            let text = format!("{} {} of {name} is {}.", self.pick(&LEADS), fact.attribute, fact.value);
+            rest.push(Planned { text, fact: Some(fact), link: None });
+        }
+        for _ in 0..fillers {
+            let (head, tail) = (self.pick(&FILLER_HEADS), self.pick(&FILLER_TAILS));
+            rest.push(Planned {
+                text: format!("{head} {name} {tail} {}.", self.value()),
+                fact: None,
+                link: None,
+            });
+        }
+        if let Some((target, other)) = link {
+            let text = format!("{} partner of {name} is {other}.", self.pick(&LEADS));
+            rest.push(Planned { text, fact: None, link: Some(target) });
+        }
+        self.rng.shuffle(&mut rest);
+        let opening = format!("At {name} stands the {} with the {}.", self.pick(&KINDS), self.value());
+        rest.insert(0, Planned { text: opening, fact: None, link: None });
+        rest
+    }
+}
+
+/// Writes a document of about `words` words (it ends with the first section that reaches them; at least one section).
+///
+/// Paragraphs have 4 to 7 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
+///
+/// ```
+/// use baton_corpus::{QuestionKind, document};
+/// let doc = document(7, 300);
+/// let question = doc.question(QuestionKind::Long).expect("every document has a long question");
+/// assert!(doc.text.contains(&question.answer));
+/// assert_eq!(doc, document(7, 300));
+/// ```
+pub fn document(seed: u64, words: usize) -> Document {
+    let mut source = Source::new(seed);
+    let title = format!("The Book of {}", source.name());
+    let plan = plan(&mut source, words);
+    let mut text = format!("# {title}");
+    let mut sections = Vec::with_capacity(plan.len());
+    for (name, sentences) in &plan {
+        sections.push(write_section(&mut text, name, sentences.iter().map(|planned| planned.text.as_str())));
+    }
+    let mut questions = questions(&mut source, &plan, &sections, &text);
+    source.rng.shuffle(&mut questions);
+    Document { title, text, sections, questions }
+}
+
+/// Names and sentences of all sections.
+fn plan(source: &mut Source, words: usize) -> Vec<(String, Vec<Planned>)> {
+    let small = words < 150;
+    let mut shapes = Vec::new();
+    let mut planned_words = 5;
+    while shapes.is_empty() || planned_words < words {
+        let facts = if small { 1 + source.rng.below(2) } else { 2 + source.rng.below(3) };
+        let fillers = source.rng.below(2) + usize::from(!small && facts < 3);
+        shapes.push((source.name(), facts, fillers, source.rng.percent(30)));
+        planned_words += 11 + 10 * facts + 9 * fillers;
+    }
+    let names: Vec<String> = shapes.iter().map(|(name, ..)| name.clone()).collect();
+    let mut plan = Vec::with_capacity(shapes.len());
+    for (index, (name, facts, fillers, linked)) in shapes.into_iter().enumerate() {
+        let target = (index + 1 + source.rng.below(names.len().max(2) - 1)) % names.len();
+        let link = (linked && target != index).then(|| (target, names[target].as_str()));
+        let sentences = source.section(&name, facts, fillers, link);
+        plan.push((name, sentences));
+    }
+    plan
+}
+
+/// Appends a section to the text: a blank line, the heading, the paragraph.
+fn write_section<'a>(text: &mut String, name: &str, sentences: impl Iterator<Item = &'a str>) -> Section {
+    text.push_str("\n\n");
+    let heading_start = text.len();
+    text.push_str("## ");
+    text.push_str(name);
+    let heading = heading_start..text.len();
+    text.push('\n');
+    let body_start = text.len();
+    let mut ranges = Vec::new();
+    for sentence in sentences {
+        if text.len() > body_start {
+            text.push(' ');
+        }
+        let start = text.len();
+        text.push_str(sentence);
+        ranges.push(start..text.len());
+    }
+    Section { name: name.to_owned(), heading, body: body_start..text.len(), sentences: ranges }
+}
+
+fn asks_for(fact: &Fact) -> &'static str {
+    if PERSON_ATTRIBUTES.contains(&fact.attribute) { "Who" } else { "What" }
+}
+
+/// Every question that the document answers.
+fn questions(
+    source: &mut Source,
+    plan: &[(String, Vec<Planned>)],
+    sections: &[Section],
+    text: &str,
+) -> Vec<Question> {
+    let mut questions = Vec::new();
+    for ((name, sentences), section) in plan.iter().zip(sections) {
+        let ask = if source.rng.percent(75) { "Tell everything about" } else { "Describe all of" };
+        questions.push(Question {
+            text: format!("{ask} {name}."),
+            answer: text[section.body.clone()].to_owned(),
+            kind: QuestionKind::Long,
+            gold: section.sentences.clone(),
+        });
+        for (planned, range) in sentences.iter().zip(&section.sentences) {
+            if let Some(fact) = &planned.fact {
+                questions.push(Question {
+                    text: format!("{} is the {} of {name}?", asks_for(fact), fact.attribute),
+                    answer: fact.value.clone(),
+                    kind: QuestionKind::Short,
+                    gold: vec![range.clone()],
+                });
+            }
+            if let Some(target) = planned.link {
+                let facts = plan[target].1.iter().zip(&sections[target].sentences);
+                let Some((fact, gold)) = facts.filter_map(|(p, r)| p.fact.as_ref().map(|f| (f, r))).next()
+                else {
+                    continue;
+                };
+                let mut gold = vec![range.clone(), gold.clone()];
+                gold.sort_by_key(|range| range.start);
+                questions.push(Question {
+                    text: format!("{} is the {} of the partner of {name}?", asks_for(fact), fact.attribute),
+                    answer: fact.value.clone(),
+                    kind: QuestionKind::TwoHop,
+                    gold,
+                });
+            }
+        }
+    }
+    questions
+}
+
+#[cfg(test)]
+mod tests;
