@@ -6,7 +6,8 @@
 //! word (long), or a value behind a link to another section (two hops).
 //!
 //! Pure: reads no clock, file or environment. Invariants: equal arguments give equal documents; every sentence ends in
-//! `.` and holds the name of its section's subject; an answer is found word for word inside its gold ranges.
+//! `.` and holds the name of its section's subject; a short answer is `It` and the end of its gold sentence word for
+//! word, a long one is the join of its gold sentences, so that answers have the same tokens as the document.
 
 mod refined;
 mod rng;
@@ -60,7 +61,7 @@ pub struct Section {
 /// What an answer looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuestionKind {
-    /// A value of one to three words from one sentence.
+    /// A value from one sentence: `It is ...`.
     Short,
     /// A whole section, word for word.
     Long,
@@ -84,7 +85,7 @@ impl QuestionKind {
 pub struct Question {
     /// The question, without the `Question: ` that a prompt puts before it.
     pub text: String,
-    /// The answer, word for word as in the document.
+    /// The answer, after a short one's `It` word for word as in the document.
     pub answer: String,
     /// What the answer looks like.
     pub kind: QuestionKind,
@@ -167,7 +168,7 @@ impl Source {
             if facts.iter().any(|fact| fact.attribute == attribute) {
                 continue;
             }
-            let value = if value.is_empty() { self.value() } else { value };
+            let value = if value.is_empty() { format!("the {}", self.value()) } else { value };
             facts.push(Fact { attribute, value });
         }
         facts
@@ -298,7 +299,7 @@ fn questions(
             if let Some(fact) = &planned.fact {
                 questions.push(Question {
                     text: format!("{} is the {} of {name}?", asks_for(fact), fact.attribute),
-                    answer: fact.value.clone(),
+                    answer: format!("It is {}.", fact.value),
                     kind: QuestionKind::Short,
                     gold: vec![range.clone()],
                 });
@@ -313,7 +314,7 @@ fn questions(
                 gold.sort_by_key(|range| range.start);
                 questions.push(Question {
                     text: format!("{} is the {} of the partner of {name}?", asks_for(fact), fact.attribute),
-                    answer: fact.value.clone(),
+                    answer: format!("It is {}.", fact.value),
                     kind: QuestionKind::TwoHop,
                     gold,
                 });
