@@ -1,0 +1,359 @@
+//! The events of an assist stream, as server-sent events carry them: a name and a line of JSON.
+//!
+//! Tolerant of unknown fields. Numbers that something is computed from are checked, so that a broken or hostile peer
+//! gives a typed error and never a NaN in a schedule.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::ErrorBody;
+use crate::mask_event::MaskEvent;
+use crate::range::{NumberRange, OutOfRange};
+use crate::request::limits;
+use crate::scene::Corrector;
+
+/// Most bytes of text of one token.
+const TOKEN_TEXT_BYTES_MAX: usize = 4096;
+const SHARE: NumberRange = NumberRange::new(0.0, 1.0);
+const MILLIS: NumberRange = NumberRange::new(0.0, 86_400_000.0);
+
+/// One event of an assist stream.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AssistEvent {
+    /// Which sentences to keep. Without it, all.
+    Mask(MaskEvent),
+    /// The first token, with what the stream will hold.
+    First(Box<FirstEvent>),
+    /// A later token.
+    Token(TokenEvent),
+    /// The last event of a stream that went well.
+    End(EndEvent),
+    /// The last event of a stream that did not.
+    Error(ErrorEvent),
+}
+
+/// Body of an `error` event: the same as of an HTTP error.
+pub type ErrorEvent = ErrorBody;
+
+/// The first token, with what the stream will hold.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FirstEvent {
+    /// Protocol version of the stream.
+    pub protocol: u32,
+    /// Version of the scene that was used.
+    pub scene_version: u32,
+    /// Token index; 0 unless the stream continues an answer.
+    pub index: u32,
+    /// Token id in the cloud's vocabulary.
+    pub id: u32,
+    /// Its text; empty while a character is incomplete.
+    pub text: String,
+    /// Tokens that the cloud writes in all (L).
+    pub assist_tokens: u32,
+    /// What L was bound by, e.g. `tau`.
+    pub assist_bound_by: String,
+    /// Largest tolerable gap between shown tokens.
+    pub tau_ms: f32,
+    /// Whose token counts where cloud and device differ.
+    #[serde(default)]
+    pub corrector: Corrector,
+    /// Digest of the cloud's tokenizer; ids mean something only where it equals the device's.
+    #[serde(default)]
+    pub tokenizer_sha256: Option<String>,
+    /// Where the time went.
+    #[serde(default)]
+    pub timing: Timing,
+    /// Anything for the application (plan, template, next action), carried unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guide: Option<Value>,
+}
+
+/// Where the cloud's time went, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Timing {
+    /// From the request's arrival to the start of its prefill.
+    pub queue_ms: f64,
+    /// Prefill.
+    pub prefill_ms: f64,
+    /// Refining and encoding the mask.
+    pub refine_ms: f64,
+    /// Expected time per token from here on.
+    pub decode_ms: f64,
+}
+
+/// A later token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenEvent {
+    /// Token index; one event an index.
+    pub index: u32,
+    /// Token id in the cloud's vocabulary.
+    pub id: u32,
+    /// Its text; empty while a character is incomplete.
+    pub text: String,
+}
+
+/// The last event of a stream that went well.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EndEvent {
+    /// Why it ended.
+    pub reason: EndReason,
+    /// What it took.
+    #[serde(default)]
+    pub usage: Usage,
+    /// How long it held the cloud, if the service says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<SlotTiming>,
+}
+
+/// How long a stream held the cloud, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SlotTiming {
+    /// From the request's arrival to its slot.
+    pub queue_ms: f64,
+    /// From its slot to its first token.
+    pub prefill_ms: f64,
+    /// From its first token to its end.
+    pub decode_ms: f64,
+    /// The whole time it held a slot.
+    pub slot_ms: f64,
+}
+
+/// Why a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndReason {
+    /// The answer is complete.
+    Stop,
+    /// L tokens were written; the device goes on.
+    Cap,
+    /// The device cancelled.
+    Cancelled,
+}
+
+/// What a stream took, in tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Those of them that were in the prefix cache.
+    pub cached_prefix_tokens: u64,
+    /// Tokens written.
+    pub completion_tokens: u64,
+}
+
+/// Why an event was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum EventError {
+    /// An event of a newer protocol; it may be skipped.
+    #[error("unknown event `{name}`")]
+    UnknownName {
+        /// Its name.
+        name: String,
+    },
+    /// Not the JSON that this event has.
+    #[error("event `{name}`: field `{field}`: {message}")]
+    Json {
+        /// Name of the event.
+        name: String,
+        /// Path of the field.
+        field: String,
+        /// What the parser says.
+        message: String,
+    },
+    /// A number out of its range.
+    #[error("event `{name}`")]
+    Range {
+        /// Name of the event.
+        name: String,
+        /// Which number.
+        #[source]
+        err: OutOfRange,
+    },
+}
+
+impl AssistEvent {
+    /// Name of the event.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mask(_) => "mask",
+            Self::First(_) => "first",
+            Self::Token(_) => "token",
+            Self::End(_) => "end",
+            Self::Error(_) => "error",
+        }
+    }
+
+    /// The event's JSON, in one line.
+    pub fn data(&self) -> String {
+        let written = match self {
+            Self::Mask(event) => serde_json::to_string(event),
+            Self::First(event) => serde_json::to_string(event),
+            Self::Token(event) => serde_json::to_string(event),
+            Self::End(event) => serde_json::to_string(event),
+            Self::Error(event) => serde_json::to_string(event),
+        };
+        written.expect("events have string keys only and write to memory")
+    }
+
+    /// The token index that the event carries, which is the event's SSE `id`.
+    pub fn index(&self) -> Option<u32> {
+        match self {
+            Self::First(event) => Some(event.index),
+            Self::Token(event) => Some(event.index),
+            Self::Mask(_) | Self::End(_) | Self::Error(_) => None,
+        }
+    }
+
+    /// Reads and checks an event.
+    ///
+    /// # Errors
+    /// [`EventError::UnknownName`] for an event to be skipped; the others for a peer that is not to be trusted further.
+    pub fn parse(name: &str, data: &str) -> Result<Self, EventError> {
+        let range = |err| EventError::Range { name: name.to_owned(), err };
+        match name {
+            "mask" => {
+                let event: MaskEvent = read(name, data)?;
+                SHARE.check("ratio", event.ratio).map_err(range)?;
+                SHARE.check("prompt_ratio", event.prompt_ratio).map_err(range)?;
+                Ok(Self::Mask(event))
+            }
+            "first" => {
+                let event: FirstEvent = read(name, data)?;
+                event.check().map_err(range)?;
+                Ok(Self::First(Box::new(event)))
+            }
+            "token" => {
+                let event: TokenEvent = read(name, data)?;
+                check_text(&event.text).map_err(range)?;
+                Ok(Self::Token(event))
+            }
+            "end" => Ok(Self::End(read(name, data)?)),
+            "error" => Ok(Self::Error(read(name, data)?)),
+            _ => Err(EventError::UnknownName { name: name.chars().take(64).collect() }),
+        }
+    }
+}
+
+impl FirstEvent {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_text(&self.text)?;
+        limits::ASSIST_TOKENS.check("assist_tokens", self.assist_tokens)?;
+        limits::TAU_MS.check("tau_ms", self.tau_ms)?;
+        let Timing { queue_ms, prefill_ms, refine_ms, decode_ms } = self.timing;
+        MILLIS.check("timing.queue_ms", queue_ms)?;
+        MILLIS.check("timing.prefill_ms", prefill_ms)?;
+        MILLIS.check("timing.refine_ms", refine_ms)?;
+        MILLIS.check("timing.decode_ms", decode_ms)
+    }
+}
+
+fn check_text(text: &str) -> Result<(), OutOfRange> {
+    NumberRange::new(0.0, TOKEN_TEXT_BYTES_MAX as f64).check("text", text.len() as f64)
+}
+
+fn read<T: DeserializeOwned>(name: &str, data: &str) -> Result<T, EventError> {
+    let mut parser = serde_json::Deserializer::from_str(data);
+    let error = |field: String, message: String| EventError::Json { name: name.to_owned(), field, message };
+    let event = serde_path_to_error::deserialize(&mut parser)
+        .map_err(|e| error(e.path().to_string(), e.inner().to_string()))?;
+    parser.end().map_err(|e| error(".".to_owned(), e.to_string()))?;
+    Ok(event)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorCode;
+
+    #[track_caller]
+    fn reads_back(event: AssistEvent, want: &str) {
+        let data = event.data();
+        assert!(!data.contains('\n'));
+        assert_eq!(data, want);
+        assert_eq!(AssistEvent::parse(event.name(), &data).unwrap(), event);
+    }
+
+    fn first() -> FirstEvent {
+        FirstEvent {
+            protocol: 1,
+            scene_version: 7,
+            index: 0,
+            id: 464,
+            text: "The".to_owned(),
+            assist_tokens: 24,
+            assist_bound_by: "tau".to_owned(),
+            tau_ms: 100.0,
+            corrector: Corrector::Cloud,
+            tokenizer_sha256: None,
+            timing: Timing { queue_ms: 1.5, prefill_ms: 200.0, refine_ms: 3.0, decode_ms: 20.0 },
+            guide: Some(serde_json::json!({"plan": ["a", 1]})),
+        }
+    }
+
+    #[test]
+    fn events_read_back() {
+        reads_back(
+            AssistEvent::Token(TokenEvent { index: 1, id: 989, text: " report\n".into() }),
+            r#"{"index":1,"id":989,"text":" report\n"}"#,
+        );
+        reads_back(
+            AssistEvent::End(EndEvent {
+                reason: EndReason::Cap,
+                usage: Usage { prompt_tokens: 8123, cached_prefix_tokens: 640, completion_tokens: 24 },
+                timing: None,
+            }),
+            r#"{"reason":"cap","usage":{"prompt_tokens":8123,"cached_prefix_tokens":640,"completion_tokens":24}}"#,
+        );
+        let mut error = ErrorBody::new(ErrorCode::Overloaded, "busy").with_retry_after_ms(800);
+        reads_back(
+            AssistEvent::Error(error.clone()),
+            r#"{"error":{"code":"overloaded","message":"busy","type":"rate_limit_error","retry_after_ms":800}}"#,
+        );
+        error.error.kind.clear();
+        let short = r#"{"error":{"code":"overloaded","message":"busy","retry_after_ms":800}}"#;
+        assert_eq!(AssistEvent::parse("error", short).unwrap(), AssistEvent::Error(error));
+        let event = AssistEvent::First(Box::new(first()));
+        assert_eq!(AssistEvent::parse("first", &event.data()).unwrap(), event);
+        assert_eq!(event.index(), Some(0));
+    }
+
+    #[test]
+    fn newer_fields_are_ignored_and_newer_events_named() {
+        let token = AssistEvent::parse("token", r#"{"index":1,"id":2,"text":"x","logprob":-0.5}"#).unwrap();
+        assert_eq!(token.index(), Some(1));
+        assert!(
+            matches!(AssistEvent::parse("hint", "{}"), Err(EventError::UnknownName { name }) if name == "hint")
+        );
+    }
+
+    #[test]
+    fn broken_events_are_refused() {
+        #[track_caller]
+        fn check(name: &str, data: &str, want: &str) {
+            let error = AssistEvent::parse(name, data).unwrap_err();
+            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            assert!(format!("{error} {source}").contains(want), "{error} {source}");
+        }
+        check("token", r#"{"index":-1,"id":2,"text":"x"}"#, "index");
+        check("token", r#"{"index":1,"id":2}"#, "text");
+        check("token", "", "EOF");
+        check("token", r#"{"index":1,"id":2,"text":"x"}}"#, "trailing");
+        check("end", r#"{"reason":"tired"}"#, "reason");
+        check("mask", "[1]", "mask");
+        let long = serde_json::json!({"index": 1, "id": 2, "text": "x".repeat(5000)}).to_string();
+        check("token", &long, "text");
+        let bad = |change: fn(&mut Value)| {
+            let mut json = serde_json::to_value(first()).unwrap();
+            change(&mut json);
+            json.to_string()
+        };
+        check("first", &bad(|j| j["tau_ms"] = serde_json::json!(0)), "tau_ms");
+        check("first", &bad(|j| j["tau_ms"] = serde_json::json!(1e39)), "tau_ms");
+        check("first", &bad(|j| j["assist_tokens"] = serde_json::json!(0)), "assist_tokens");
+        check("first", &bad(|j| j["timing"]["queue_ms"] = serde_json::json!(-1)), "timing.queue_ms");
+    }
+}

@@ -1,0 +1,35 @@
+//! What device and cloud say to each other: wire types of the assist protocol, the sentence segmenter both sides
+//! share, and the mask that names the sentences to keep.
+//!
+//! No I/O, no async, no clock. Nothing here panics on what a peer sent: bytes from outside give a checked value or a
+//! typed error. Requests are strict (unknown fields are refused, every number has a range); replies are tolerant
+//! (unknown fields are ignored), so that an older device can talk to a newer cloud.
+//! Always holds: both sides compute the same [`SentenceMap`] from the same bytes, and a mask that does not fit that
+//! map is refused, never applied.
+
+mod error;
+mod event;
+mod map;
+mod mask;
+mod mask_event;
+mod range;
+mod request;
+mod scene;
+mod segmenter;
+
+pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use event::{
+    AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing, TokenEvent, Usage,
+};
+pub use map::{SentenceMap, Unit};
+pub use mask::{
+    MASK_OVERHEAD_MAX, MaskError, decode_mask, decode_token_mask, encode_mask, encode_token_mask,
+};
+pub use mask_event::MaskEvent;
+pub use range::{NumberRange, OutOfRange};
+pub use request::{AssistRequest, DeviceInfo, RefineOptions, RequestError, Role, Sampling, Segment, limits};
+pub use scene::{Corrector, SceneInfo};
+pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
+
+/// Version of the assist protocol that this build speaks.
+pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,0 +1,77 @@
+//! Segmenter `s1`: splits a text into units, nearly always sentences, the same way on both sides of the wire.
+//!
+//! It has frozen tables, no locale and no model: same bytes in, same boundaries out. It is total (any string),
+//! linear in the length of the text, and the units concatenated are the input. Any change of behaviour is a new
+//! segmenter with a new name and number, never a change of this one.
+//!
+//! Rules: blank lines, list items, headings, table rows and fenced code are hard boundaries (code: a unit a line);
+//! soft-wrapped lines join; `. ! ?` end a sentence only before white space or the end, CJK marks anywhere; closing
+//! quotes and brackets stay with the sentence, opening ones start the next; no sentence ends after an abbreviation,
+//! an initial or a list number, nor inside a number or an address; a unit of more than 64 words (or CJK characters)
+//! is cut, at a clause where there is one.
+
+mod cut;
+mod lines;
+mod prose;
+mod tables;
+
+use std::ops::Range;
+
+pub use tables::is_cjk;
+
+use lines::{BlockKind, blocks};
+
+/// Name of this segmenter on the wire.
+pub const SEGMENTER_NAME: &str = "s1";
+/// Number of this segmenter in a mask's second byte.
+pub const SEGMENTER_ID: u8 = 1;
+
+/// Byte ranges of the units of `text`, in order, without gaps, none empty; none at all for an empty text.
+pub fn sentences(text: &str) -> Vec<Range<usize>> {
+    units(text).into_iter().map(|unit| unit.bytes).collect()
+}
+
+/// A unit and what the segmenter knows about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TextUnit {
+    pub bytes: Range<usize>,
+    /// Counts from 0 within the text.
+    pub paragraph: usize,
+    /// Level of a title line, 1 is the highest.
+    pub title_level: Option<u8>,
+    /// The unit starts a line that must stay one: the first of its block.
+    pub starts_line: bool,
+}
+
+pub(crate) fn units(text: &str) -> Vec<TextUnit> {
+    let mut units = Vec::new();
+    for block in blocks(text) {
+        let content = &text[block.bytes.clone()];
+        let sentence_ends = match block.kind {
+            BlockKind::Prose => prose::sentence_ends(content),
+            BlockKind::Title(_) | BlockKind::Line => vec![content.len()],
+        };
+        let title_level = match block.kind {
+            BlockKind::Title(level) => Some(level),
+            BlockKind::Prose | BlockKind::Line => None,
+        };
+        let mut start = 0;
+        for sentence_end in sentence_ends {
+            let sentence = start;
+            for piece_end in cut::piece_ends(&content[sentence..sentence_end]) {
+                let end = sentence + piece_end;
+                units.push(TextUnit {
+                    bytes: block.bytes.start + start..block.bytes.start + end,
+                    paragraph: block.paragraph,
+                    title_level,
+                    starts_line: start == 0,
+                });
+                start = end;
+            }
+        }
+    }
+    units
+}
+
+#[cfg(test)]
+mod tests;

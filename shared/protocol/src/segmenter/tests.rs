@@ -1,0 +1,265 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Splits `text`, checks that the units cover it, and compares them (`|` between units, line ends as written).
+#[track_caller]
+fn check(want: &str) {
+    let text = want.replace('|', "");
+    let ranges = sentences(&text);
+    covers(&text, &ranges);
+    let got: Vec<&str> = ranges.iter().map(|r| &text[r.clone()]).collect();
+    assert_eq!(got.join("|"), want);
+}
+
+#[track_caller]
+fn covers(text: &str, ranges: &[Range<usize>]) {
+    let mut at = 0;
+    for range in ranges {
+        assert_eq!(range.start, at);
+        assert!(range.end > range.start);
+        at = range.end;
+    }
+    assert_eq!(at, text.len());
+}
+
+#[test]
+fn plain_sentences() {
+    check("");
+    check("One");
+    check("One. |Two! |Three? |Four.");
+    check("One.  |Two. |Three.");
+    check("Wait... |Then go. |He said... and left.");
+    check("Is it?! |Yes.");
+    check("   leading space. |End.   ");
+    check(" \n \n");
+}
+
+#[test]
+fn abbreviations_initials_and_numbers_do_not_end_a_sentence() {
+    check("Dr. Smith met Mrs. Jones. |They left.");
+    check("Fruit, e.g. Apples, i.e. Food, is good. |Yes.");
+    check("He came vs. Germany. |Then left.");
+    check("J. K. Rowling and George W. Bush met. |They spoke.");
+    check("Pi is 3.14 or so. |It is 1,000.50 now.");
+    check("See Fig. 3 and No. 5. |He said no. |Then left.");
+    check("He lives in the U.S. Army base. |He left the U.S. |The end.");
+    check("It opens at 9 a.m. Monday. |It closes at 5 p.m. |They left.");
+    check("Acme Inc. Products sell. |He works at Acme Inc. |The pay is good.");
+    check("Born on Jan. 5 in Rome. |It ended in 1999. |The rest is known.");
+    check("We grow apples, pears, etc. |The rest is bought.");
+    check("1. First step of all. |Second.");
+    check("He met Prof. Then.");
+}
+
+#[test]
+fn addresses_and_code_words_stay_whole() {
+    check("See https://example.com/a.b?c=d!e for more. |Then go.");
+    check("Write to a.b@example.com. |Then wait.");
+    check("Use foo.bar() and v1.2.3 here. |Done.");
+    check("Open www.example.com. |Then read.");
+}
+
+#[test]
+fn closers_stay_and_openers_start_the_next() {
+    check("He said \"Stop.\" |Then he left.");
+    check("He said “Stop!” |“Why?” she asked. |Then he left.");
+    check("(He left.) |(She stayed.)");
+    check("It was 'good.' |It was over.");
+    check("It is known.[12] |It is old.[note 3] |End.");
+    check("*He left.* |**She stayed.** |End.");
+}
+
+#[test]
+fn chinese() {
+    check("他说：“好。”|然后走了；|她没走。");
+    check("今天很好！|“明天呢？”|我不知道。");
+    check("他说:\"好。\"|然后走了。|\"什么？\"|她问。");
+    check("第一，二、三。|圆周率是3.14。|完");
+    check("真的吗？！|当然。");
+    check("他走了……然后回来。");
+    check("“甲。|乙。”|丙。");
+    check("这是 iPhone 6s。|价格是 5,000.50 元。");
+}
+
+#[test]
+fn demo_document() {
+    check(
+        "The City Report\n\n|The harbour\n|The harbour's colour is red. |The harbour's size is small.\n\n|The tower\n|The tower's colour is blue. |It is tall.\n",
+    );
+    check("Report\n|Section one\n|It is old. |It is red.\n|Section two\n|It is new.");
+    check("# Report\n|## Section one\n|It is old. |It is red.\n|## Section two\n|It is new.");
+}
+
+#[test]
+fn soft_wraps_join_and_hard_line_ends_do_not() {
+    check(
+        "This is a paragraph that was wrapped at about\nseventy columns by Some Editor and that goes on\nhere. |Then it ends.",
+    );
+    check(
+        "In the autumn of that year the committee met in\nParis, and the members of it agreed to travel to\nLondon. |They did.",
+    );
+    check("hello there\nyou all. |Bye.");
+    check("One line\n\n|Another line\n\n|End.");
+    check("The committee met in the old town hall, and in the year\n14. May was the date. |Then it closed.");
+}
+
+#[test]
+fn carriage_returns() {
+    check("One. |Two.\r\n\r\n|Three\r\n|Four is here. |Five.\r\n");
+    check("Alpha\r|Beta is here. |End.\r");
+    check("wrapped line\r\nthat goes on. |End.");
+}
+
+#[test]
+fn lists_tables_rules_and_headings_are_hard_boundaries() {
+    check("Buy:\n|- milk\n|- eggs. |Fresh ones\n|* bread\n\n|Done.");
+    check("1. wash\n|2) dry\n|3. iron\n|(4) fold");
+    check("a) wash\n|b) dry");
+    check("- a long item that\n  goes on here\n|- next");
+    check("一、苹果\n|二、梨\n|（三）桃");
+    check("a\tb\n|c\td\n|Text.");
+    check("Title\n=====\n|Text here. |More.\n\n|---\n");
+    check("Sub\n---\n|Text here.");
+}
+
+#[test]
+fn table_rows_are_units() {
+    let text = "| a | b |\n|---|---|\n| 1. x | 2 |\n\nText.";
+    let got: Vec<&str> = sentences(text).into_iter().map(|r| &text[r]).collect();
+    assert_eq!(got, ["| a | b |\n", "|---|---|\n", "| 1. x | 2 |\n\n", "Text."]);
+}
+
+#[test]
+fn code_is_split_at_lines() {
+    check("Run:\n\n|```sh\n|ls. Then\n\n|cd x\n|```\n\n|Done. |Yes.");
+    check("~~~\n|# no heading\n|- no item\n|~~~\n|Text.");
+    check("```\n|never closed. A\n|B. C");
+}
+
+#[test]
+fn long_units_are_cut_at_clauses() {
+    let words = |n: usize| vec!["word"; n].join(" ");
+    check(&format!("{}, |{}.", words(40), words(40)));
+    check(&format!("{}; |{}, {}.", words(30), words(20), words(20)));
+    check(&format!("{} |{}.", words(64), words(10)));
+    check(&format!("{}.", words(64)));
+    check(&format!("{}，|{}。", "字".repeat(40), "字".repeat(40)));
+    check(&format!("{}|{}", "字".repeat(64), "字".repeat(10)));
+    check(&format!("{}|{}", "x".repeat(64 * 24), "x".repeat(30)));
+}
+
+#[test]
+fn paragraphs_and_titles() {
+    let text = "Report\n\nOne. Two.\n\n- a\n- b\n\nEnd\n\nThe last. Line";
+    let units = units(text);
+    let seen: Vec<_> =
+        units.iter().map(|u| (&text[u.bytes.clone()], u.paragraph, u.title_level, u.starts_line)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("Report\n\n", 0, Some(2), true),
+            ("One. ", 1, None, true),
+            ("Two.\n\n", 1, None, false),
+            ("- a\n", 2, None, true),
+            ("- b\n\n", 2, None, true),
+            ("End\n\n", 3, Some(2), true),
+            ("The last. ", 4, None, true),
+            ("Line", 4, None, false),
+        ]
+    );
+}
+
+#[test]
+fn what_is_a_title() {
+    #[track_caller]
+    fn title(first_line: &str, want: bool) {
+        let text = format!("{first_line}\n\nThen the text begins. It goes on.");
+        assert_eq!(units(&text)[0].title_level.is_some(), want, "{first_line}");
+    }
+    title("The Old Harbour", true);
+    title("2.1 Methods", true);
+    title("1. Introduction", true);
+    title("第一章 总则", true);
+    title("二、概述", true);
+    title("It ends.", false);
+    title("Does it end?", false);
+    title("Ingredients:", false);
+    title("a lower-case line", false);
+    title("- item", false);
+    title("* * *", false);
+    title("…", false);
+    title(&"word ".repeat(15), false);
+}
+
+#[test]
+fn linear_time_on_hostile_input() {
+    // Each of these is quadratic or worse for a careless splitter: 1 MB in well under the guard's time.
+    let started = std::time::Instant::now();
+    for pattern in [
+        ".",
+        "。",
+        ". ",
+        "\"",
+        "(",
+        "[",
+        "a.",
+        "A. ",
+        "\n",
+        "\r",
+        "- ",
+        "| ",
+        "```\n",
+        "字",
+        "x",
+        ",",
+        "。\"",
+        ".[1",
+        "# a\n",
+        "A\n",
+        " \u{3000}",
+        "1. ",
+    ] {
+        let text = pattern.repeat(1_000_000 / pattern.len());
+        covers(&text, &sentences(&text));
+    }
+    assert!(started.elapsed().as_secs() < 60, "took {:?}", started.elapsed());
+}
+
+fn fragments() -> impl Strategy<Value = String> {
+    let pieces = prop::sample::select(vec![
+        ".", "!", "?", "。", "；", "”", "“", "\"", "'", ")", "(", "[1]", "Dr", "e.g", "The", "word", "字",
+        "，", ",", ";", " ", "  ", "\n", "\r\n", "\n\n", "- ", "1. ", "# ", "```", "|", "\t", "3.14", "U.S",
+        "…", "\u{3000}", "é", "\u{0}", "---", "=", "～", "𝕏", "👍🏽",
+    ]);
+    prop::collection::vec(pieces, 0..80).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn any_text_is_covered(text in fragments()) {
+        let ranges = sentences(&text);
+        covers(&text, &ranges);
+        prop_assert_eq!(&ranges, &sentences(&text));
+        let units = units(&text);
+        for pair in units.windows(2) {
+            prop_assert!(pair[0].paragraph == pair[1].paragraph || pair[1].starts_line);
+            prop_assert!(pair[1].paragraph - pair[0].paragraph <= 1);
+        }
+    }
+
+    #[test]
+    fn any_string_is_covered(text in any::<String>()) {
+        covers(&text, &sentences(&text));
+    }
+
+    #[test]
+    fn no_unit_starts_with_white_space_but_indented_lines(text in "[a-zA-Z .,!?。，\"”(]{0,200}") {
+        let text = text.trim_start().to_owned();
+        for range in sentences(&text) {
+            prop_assert!(!text[range].starts_with(' '));
+        }
+    }
+}
