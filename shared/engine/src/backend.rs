@@ -1,0 +1,161 @@
+//! What computes: the operations that the forward pass is made of.
+//!
+//! The forward pass is written once over [`Backend`]; the CPU is the first. A backend owns the memory of
+//! activations and of the KV cache's blocks, and keeps the engine's law: a row of a result depends on the same
+//! row of the input alone (and, in attention, on its sequence), in one fixed order of summation.
+
+use std::ops::Range;
+
+use baton_kernels_cpu::RopeStyle;
+
+use crate::config::SlidingWindow;
+use crate::kv::pool::BlockId;
+use crate::kv::{BLOCK_TOKENS, BlockCopy};
+use crate::rope::RopeTable;
+use crate::tokenizer::TokenId;
+use crate::weights::Weight;
+
+pub(crate) mod cpu;
+pub(crate) mod cpu_kv;
+
+/// The tokens of one sequence in a pass.
+#[derive(Debug, Clone)]
+pub(crate) struct SeqSpan {
+    /// Rows of the pass.
+    pub(crate) rows: Range<usize>,
+    /// Position of the first row.
+    pub(crate) start: usize,
+    /// The sequence's blocks, those reserved for this pass included.
+    pub(crate) blocks: Vec<BlockId>,
+}
+
+/// What attention needs to know of the model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionShape {
+    pub(crate) n_heads: usize,
+    pub(crate) n_kv_heads: usize,
+    pub(crate) d_head: usize,
+    pub(crate) window: Option<SlidingWindow>,
+}
+
+impl AttentionShape {
+    /// Query heads that share a key head.
+    pub(crate) fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+
+    /// The factor of query-key products.
+    pub(crate) fn scale(&self) -> f32 {
+        (1.0 / (self.d_head as f64).sqrt()) as f32
+    }
+
+    /// Whether any query from `position` on may see a key of the block that begins at `first`.
+    pub(crate) fn sees_block(&self, position: usize, first: usize) -> bool {
+        self.window.is_none_or(|window| {
+            let oldest = (position + 1).saturating_sub(window.tokens);
+            first < window.sinks || first + BLOCK_TOKENS > oldest
+        })
+    }
+}
+
+/// The rows whose attention scores are kept, and where.
+pub(crate) struct ScoreTarget<'a> {
+    pub(crate) head: usize,
+    /// `[keys]`, added to.
+    pub(crate) sum: &'a mut [f32],
+}
+
+/// Operations over rows of activations, `[t, width]` in f32.
+pub(crate) trait Backend: Send + Sync {
+    /// Activations.
+    type Rows: Send + Sync;
+    /// Contents of the KV cache's blocks.
+    type Kv: Send + Sync;
+
+    /// Zeroed activations.
+    fn rows(&self, t: usize, width: usize) -> Self::Rows;
+
+    /// Makes the copies, in order, and room for `blocks` where they have none yet.
+    fn prepare(&self, kv: &mut Self::Kv, copies: &[BlockCopy], spans: &[SeqSpan]);
+
+    /// Row `i` becomes the embedding of `ids[i]`.
+    fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut Self::Rows);
+
+    /// Chosen rows of `x`, in the order given.
+    fn gather(&self, x: &Self::Rows, rows: &[usize]) -> Self::Rows;
+
+    /// RMS norm of each row.
+    fn rms_norm(&self, x: &Self::Rows, weight: &[f32], eps: f32, out: &mut Self::Rows);
+
+    /// Each output becomes `x W^T`.
+    fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]);
+
+    /// Adds the bias to each row; nothing where it is empty.
+    fn add_bias(&self, x: &mut Self::Rows, bias: &[f32]);
+
+    /// `x += y`.
+    fn add(&self, x: &mut Self::Rows, y: &Self::Rows);
+
+    /// `gate = silu(gate) * up`.
+    fn swiglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
+
+    /// Turns every head of each row by the row's position.
+    fn rope(&self, x: &mut Self::Rows, d_head: usize, table: &RopeTable, style: RopeStyle);
+
+    /// Writes the keys and values of every span into its blocks.
+    fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
+
+    /// Attention of every row over its own sequence. `lse` is `[t, h]`: the log-sum-exp of each row's scaled
+    /// scores.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
+    fn attend(
+        &self,
+        kv: &Self::Kv,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &Self::Rows,
+        spans: &[SeqSpan],
+        out: &mut Self::Rows,
+        lse: &mut Self::Rows,
+    );
+
+    /// Adds the softmax weights of the queries in `rows`, which lie in `span`, to every target.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
+    fn score(
+        &self,
+        kv: &Self::Kv,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &Self::Rows,
+        lse: &Self::Rows,
+        span: &SeqSpan,
+        rows: Range<usize>,
+        targets: &mut [ScoreTarget<'_>],
+    );
+
+    /// The numbers, row-major.
+    fn read(&self, x: Self::Rows) -> Vec<f32>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(window: Option<SlidingWindow>) -> AttentionShape {
+        AttentionShape { n_heads: 4, n_kv_heads: 2, d_head: 16, window }
+    }
+
+    #[test]
+    fn blocks_outside_sinks_and_window_are_left_out() {
+        let windowed = shape(Some(SlidingWindow { tokens: 40, sinks: 33 }));
+        for (first, want) in [(0, true), (32, true), (64, false), (128, false), (160, true), (192, true)] {
+            // The window of position 200 begins at 161.
+            assert_eq!(windowed.sees_block(200, first), want, "block at {first}");
+            assert!(windowed.sees_block(30, first.min(30)));
+            assert!(shape(None).sees_block(1000, first));
+        }
+        let endless = SlidingWindow { tokens: usize::MAX, sinks: usize::MAX };
+        assert!(shape(Some(endless)).sees_block(7, 0));
+        assert_eq!((windowed.group(), windowed.scale()), (2, 0.25));
+    }
+}

@@ -1,0 +1,247 @@
+//! The CPU backend: rows in main memory, arithmetic by the kernels, parallel on the current rayon pool.
+
+use std::ops::Range;
+
+use baton_kernels_cpu::{
+    Activations, Queries, RopeStyle, RowLayout, Visible, add_assign, attend_rows, matmul, rms_norm, rope,
+    score_rows, swiglu,
+};
+use rayon::prelude::*;
+
+use super::cpu_kv::CpuKv;
+use super::{AttentionShape, Backend, ScoreTarget, SeqSpan};
+use crate::kv::BlockCopy;
+use crate::rope::RopeTable;
+use crate::tokenizer::TokenId;
+use crate::weights::Weight;
+
+/// Stateless: threads belong to the engine's pool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CpuBackend;
+
+/// Activations, `[t, width]`.
+#[derive(Debug)]
+pub(crate) struct CpuRows {
+    data: Vec<f32>,
+    width: usize,
+}
+
+/// Fewer numbers than this are not worth waking another thread.
+const PARALLEL_LEN_MIN: usize = 1 << 15;
+
+/// Query tokens that share one walk over the keys.
+const TILE_TOKENS: usize = 32;
+
+impl CpuRows {
+    /// Calls `f(row, numbers)` for every row.
+    fn for_each(&mut self, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let parallel = self.data.len() >= PARALLEL_LEN_MIN;
+        let rows_each = if parallel { 16 } else { self.data.len().max(1) };
+        let width = self.width;
+        let chunk = |(at, rows): (usize, &mut [f32])| {
+            for (row, numbers) in (at * rows_each..).zip(rows.chunks_exact_mut(width)) {
+                f(row, numbers);
+            }
+        };
+        if parallel {
+            self.data.par_chunks_mut(rows_each * width).enumerate().for_each(chunk);
+        } else {
+            chunk((0, &mut self.data));
+        }
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.width..(row + 1) * self.width]
+    }
+}
+
+/// The queries of one group of heads at neighbouring positions of one sequence.
+struct Tile<'a> {
+    span: &'a SeqSpan,
+    rows: Range<usize>,
+    kv_head: usize,
+}
+
+/// What attention makes of a tile.
+struct Mixed {
+    /// `[tokens, group, d]`.
+    out: Vec<f32>,
+    /// `[tokens, group]`.
+    lse: Vec<f32>,
+}
+
+fn tiles<'a>(spans: &'a [SeqSpan], shape: &AttentionShape) -> Vec<Tile<'a>> {
+    let mut tiles = Vec::new();
+    for span in spans {
+        for start in span.rows.clone().step_by(TILE_TOKENS) {
+            let rows = start..span.rows.end.min(start + TILE_TOKENS);
+            for kv_head in 0..shape.n_kv_heads {
+                tiles.push(Tile { span, rows: rows.clone(), kv_head });
+            }
+        }
+    }
+    tiles
+}
+
+impl Tile<'_> {
+    fn position(&self) -> usize {
+        self.span.start + self.rows.start - self.span.rows.start
+    }
+
+    fn attend(&self, kv: &CpuKv, layer: usize, shape: &AttentionShape, q: &CpuRows) -> Mixed {
+        let (tokens, heads, d) = (self.rows.len(), shape.group(), shape.d_head);
+        let position = self.position();
+        let keys = position + tokens;
+        let blocks = kv.head_blocks(layer, self.kv_head, &self.span.blocks, keys, |first| {
+            shape.sees_block(position, first)
+        });
+        // A copy of its own, because queries and outputs share one layout.
+        let width = heads * d;
+        let first = self.kv_head * width;
+        let own: Vec<f32> =
+            self.rows.clone().flat_map(|row| &q.row(row)[first..first + width]).copied().collect();
+        let queries = Queries {
+            q: &own,
+            rows: RowLayout { tokens, heads, d, stride: width },
+            visible: visible(shape, position),
+            scale: shape.scale(),
+        };
+        let mut mixed = Mixed { out: vec![0.0; tokens * width], lse: vec![0.0; tokens * heads] };
+        attend_rows(&queries, &blocks, &mut mixed.out, &mut mixed.lse);
+        mixed
+    }
+}
+
+fn visible(shape: &AttentionShape, position: usize) -> Visible {
+    match shape.window {
+        Some(window) => Visible { position, sinks: window.sinks, window: window.tokens },
+        None => Visible::causal(position),
+    }
+}
+
+impl Backend for CpuBackend {
+    type Rows = CpuRows;
+    type Kv = CpuKv;
+
+    fn rows(&self, t: usize, width: usize) -> CpuRows {
+        CpuRows { data: vec![0.0; t * width], width }
+    }
+
+    fn prepare(&self, kv: &mut CpuKv, copies: &[BlockCopy], spans: &[SeqSpan]) {
+        for copy in copies {
+            kv.copy(*copy);
+        }
+        for span in spans {
+            for block in &span.blocks {
+                kv.ensure(*block);
+            }
+        }
+    }
+
+    fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut CpuRows) {
+        out.for_each(|row, numbers| {
+            table
+                .dequantize_row(ids[row] as usize, numbers)
+                .expect("the table was checked at open, the ids before the step");
+        });
+    }
+
+    fn gather(&self, x: &CpuRows, rows: &[usize]) -> CpuRows {
+        let data = rows.iter().flat_map(|row| x.row(*row)).copied().collect();
+        CpuRows { data, width: x.width }
+    }
+
+    fn rms_norm(&self, x: &CpuRows, weight: &[f32], eps: f32, out: &mut CpuRows) {
+        out.for_each(|row, numbers| rms_norm(x.row(row), weight, eps, numbers));
+    }
+
+    fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) {
+        let activations = Activations::new(&x.data, x.width);
+        for (weight, out) in into {
+            matmul(weight, &activations, &mut out.data);
+        }
+    }
+
+    fn add_bias(&self, x: &mut CpuRows, bias: &[f32]) {
+        if !bias.is_empty() {
+            x.for_each(|_, numbers| add_assign(numbers, bias));
+        }
+    }
+
+    fn add(&self, x: &mut CpuRows, y: &CpuRows) {
+        x.for_each(|row, numbers| add_assign(numbers, y.row(row)));
+    }
+
+    fn swiglu(&self, gate: &mut CpuRows, up: &CpuRows) {
+        gate.for_each(|row, numbers| swiglu(numbers, up.row(row)));
+    }
+
+    fn rope(&self, x: &mut CpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {
+        x.for_each(|row, numbers| {
+            let (cos, sin) = table.row(row);
+            rope(numbers, d_head, 2 * cos.len(), cos, sin, style);
+        });
+    }
+
+    fn append(&self, kv: &mut CpuKv, layer: usize, k: &CpuRows, v: &CpuRows, spans: &[SeqSpan]) {
+        for span in spans {
+            kv.append(layer, &k.data, &v.data, span);
+        }
+    }
+
+    fn attend(
+        &self,
+        kv: &CpuKv,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &CpuRows,
+        spans: &[SeqSpan],
+        out: &mut CpuRows,
+        lse: &mut CpuRows,
+    ) {
+        let tiles = tiles(spans, shape);
+        let mixed: Vec<Mixed> =
+            tiles.par_iter().with_max_len(1).map(|tile| tile.attend(kv, layer, shape, q)).collect();
+        let (heads, d) = (shape.group(), shape.d_head);
+        for (tile, mixed) in tiles.iter().zip(mixed) {
+            let sources = mixed.out.chunks_exact(heads * d).zip(mixed.lse.chunks_exact(heads));
+            for (row, (own_out, own_lse)) in tile.rows.clone().zip(sources) {
+                let at = row * out.width + tile.kv_head * heads * d;
+                out.data[at..at + heads * d].copy_from_slice(own_out);
+                let at = row * lse.width + tile.kv_head * heads;
+                lse.data[at..at + heads].copy_from_slice(own_lse);
+            }
+        }
+    }
+
+    fn score(
+        &self,
+        kv: &CpuKv,
+        layer: usize,
+        shape: &AttentionShape,
+        q: &CpuRows,
+        lse: &CpuRows,
+        span: &SeqSpan,
+        rows: Range<usize>,
+        targets: &mut [ScoreTarget<'_>],
+    ) {
+        let (d, keys) = (shape.d_head, span.start + span.rows.len());
+        let position = span.start + rows.start - span.rows.start;
+        targets.par_iter_mut().for_each(|target| {
+            let kv_head = target.head / shape.group();
+            let blocks = kv.head_blocks(layer, kv_head, &span.blocks, keys, |_| true);
+            let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[target.head]).collect();
+            let queries = Queries {
+                q: &q.data[rows.start * q.width + target.head * d..],
+                rows: RowLayout { tokens: rows.len(), heads: 1, d, stride: q.width },
+                visible: visible(shape, position),
+                scale: shape.scale(),
+            };
+            score_rows(&queries, &blocks, &lse, target.sum);
+        });
+    }
+
+    fn read(&self, x: CpuRows) -> Vec<f32> {
+        x.data
+    }
+}

@@ -1,0 +1,271 @@
+//! What a GGUF file's metadata says about its model, checked once.
+//!
+//! Reads metadata only; tensors are checked against the result by [`crate::weights`]. Invariant: the numbers of
+//! a [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
+
+use crate::family::{self, Family};
+use crate::gguf::{Gguf, GgufError, Metadata};
+use crate::rope::{Rope, RopeScaling};
+
+/// Attention to the newest tokens and a few first ones only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// Newest tokens that a query sees, itself among them; > 0.
+    pub tokens: usize,
+    /// First tokens of the sequence that every query sees as well. Source: StreamingLLM, Xiao 2023.
+    pub sinks: usize,
+}
+
+/// The shape of one model.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ModelConfig {
+    /// What the architecture implies.
+    pub family: &'static Family,
+    /// Transformer layers.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Width of one head.
+    pub d_head: usize,
+    /// Width of the feed-forward layer.
+    pub d_ff: usize,
+    /// Rows of the embedding table.
+    pub vocab_len: usize,
+    /// Most tokens of one sequence.
+    pub context_len: usize,
+    /// Rotary positions.
+    pub rope: Rope,
+    /// Added to the mean square by RMS norms.
+    pub norm_eps: f32,
+    /// Sliding-window attention, where the model has it.
+    pub window: Option<SlidingWindow>,
+}
+
+/// What is wrong with a model's metadata.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A key is missing or has another type.
+    #[error("read metadata")]
+    Metadata(#[from] GgufError),
+    /// An architecture that is no row of [`family::FAMILIES`].
+    #[error("architecture `{0}` is not supported")]
+    UnknownArchitecture(String),
+    /// A number outside its range.
+    #[error("`{key}` is {value}, must be {want}")]
+    OutOfRange {
+        /// The metadata key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The range in words.
+        want: String,
+    },
+    /// Something that the forward pass does not compute.
+    #[error("`{key}` = {value} is not supported")]
+    Unsupported {
+        /// The metadata key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+}
+
+impl ModelConfig {
+    /// Reads the shape of the model in `gguf`; `vocab_len` is the number of rows of its embedding table.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for whatever is missing, out of range or not supported.
+    pub fn from_gguf(gguf: &Gguf, vocab_len: usize) -> Result<Self, ConfigError> {
+        let metadata = gguf.metadata();
+        let architecture = metadata.str("general.architecture")?;
+        let family = family::find(architecture)
+            .ok_or_else(|| ConfigError::UnknownArchitecture(architecture.to_owned()))?;
+        let keys = Keys { metadata: &metadata, prefix: family.name };
+        keys.refuse_unsupported()?;
+        let d_model = keys.count("embedding_length")?;
+        let n_heads = keys.count("attention.head_count")?;
+        let n_kv_heads = keys.opt_count("attention.head_count_kv")?.unwrap_or(n_heads);
+        keys.check("attention.head_count_kv", n_kv_heads, n_heads % n_kv_heads == 0, || {
+            format!("a divisor of the {n_heads} query heads")
+        })?;
+        let d_head = keys.d_head(d_model, n_heads)?;
+        let vocab_bound = u32::MAX as usize;
+        keys.check("vocab_size", vocab_len, (1..=vocab_bound).contains(&vocab_len), || {
+            format!("1 to {vocab_bound}")
+        })?;
+        let norm_eps = keys.positive("attention.layer_norm_rms_epsilon")?;
+        Ok(Self {
+            family,
+            n_layers: keys.count("block_count")?,
+            n_heads,
+            n_kv_heads,
+            d_model,
+            d_head,
+            d_ff: keys.count("feed_forward_length")?,
+            vocab_len,
+            context_len: keys.count("context_length")?,
+            rope: keys.rope(d_head)?,
+            norm_eps,
+            window: keys
+                .opt_u32("attention.sliding_window")?
+                .filter(|tokens| *tokens > 0)
+                .map(|tokens| SlidingWindow { tokens: tokens as usize, sinks: 0 }),
+        })
+    }
+
+    /// Width of all query heads together.
+    pub fn d_q(&self) -> usize {
+        self.n_heads * self.d_head
+    }
+
+    /// Width of all key heads together, and of all value heads.
+    pub fn d_kv(&self) -> usize {
+        self.n_kv_heads * self.d_head
+    }
+}
+
+/// Typed access to the keys of one architecture.
+struct Keys<'a> {
+    metadata: &'a Metadata<'a>,
+    prefix: &'static str,
+}
+
+/// More than any model has, small enough that products of two fit `usize` and that rope's f64 angles are exact.
+const COUNT_MAX: u32 = 1 << 28;
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    fn opt_u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
+        Ok(self.metadata.opt_u32(&self.key(name))?)
+    }
+
+    fn count(&self, name: &str) -> Result<usize, ConfigError> {
+        let value = self.metadata.u32(&self.key(name))?;
+        self.in_count_range(name, value)
+    }
+
+    fn opt_count(&self, name: &str) -> Result<Option<usize>, ConfigError> {
+        self.opt_u32(name)?.map(|value| self.in_count_range(name, value)).transpose()
+    }
+
+    fn in_count_range(&self, name: &str, value: u32) -> Result<usize, ConfigError> {
+        let holds = (1..=COUNT_MAX).contains(&value);
+        self.check(name, value as usize, holds, || format!("1 to {COUNT_MAX}"))?;
+        Ok(value as usize)
+    }
+
+    fn check(
+        &self,
+        name: &str,
+        value: usize,
+        holds: bool,
+        want: impl FnOnce() -> String,
+    ) -> Result<(), ConfigError> {
+        if holds { Ok(()) } else { Err(self.out_of_range(name, value.to_string(), want())) }
+    }
+
+    fn out_of_range(&self, name: &str, value: String, want: String) -> ConfigError {
+        ConfigError::OutOfRange { key: self.key(name), value, want }
+    }
+
+    fn positive(&self, name: &str) -> Result<f32, ConfigError> {
+        let value = self.metadata.f32(&self.key(name))?;
+        self.check_positive(name, value)
+    }
+
+    fn opt_positive(&self, name: &str) -> Result<Option<f32>, ConfigError> {
+        self.metadata.opt_f32(&self.key(name))?.map(|value| self.check_positive(name, value)).transpose()
+    }
+
+    fn check_positive(&self, name: &str, value: f32) -> Result<f32, ConfigError> {
+        if value.is_finite() && value > 0.0 {
+            Ok(value)
+        } else {
+            Err(self.out_of_range(name, value.to_string(), "finite and > 0".to_owned()))
+        }
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ConfigError> {
+        for name in ["expert_count", "attention.max_alibi_bias", "attention.clamp_kqv"] {
+            let key = self.key(name);
+            let set = match name {
+                "expert_count" => self.metadata.opt_u32(&key)?.map(f64::from),
+                _ => self.metadata.opt_f32(&key)?.map(f64::from),
+            };
+            if let Some(value) = set.filter(|value| *value != 0.0) {
+                return Err(ConfigError::Unsupported { key, value: value.to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    fn d_head(&self, d_model: usize, n_heads: usize) -> Result<usize, ConfigError> {
+        let d_head = match self.opt_count("attention.key_length")? {
+            Some(d_head) => d_head,
+            None => {
+                self.check("embedding_length", d_model, d_model % n_heads == 0, || {
+                    format!("a multiple of the {n_heads} heads")
+                })?;
+                d_model / n_heads
+            }
+        };
+        self.check("attention.key_length", d_head, d_head % 2 == 0, || "even".to_owned())?;
+        let d_value = self.opt_count("attention.value_length")?.unwrap_or(d_head);
+        self.check("attention.value_length", d_value, d_value == d_head, || {
+            format!("{d_head}, the width of a key")
+        })?;
+        Ok(d_head)
+    }
+
+    fn rope(&self, d_head: usize) -> Result<Rope, ConfigError> {
+        let rot_dims = self.opt_count("rope.dimension_count")?.unwrap_or(d_head);
+        let holds = rot_dims % 2 == 0 && rot_dims <= d_head;
+        self.check("rope.dimension_count", rot_dims, holds, || format!("even and at most {d_head}"))?;
+        let freq_base = self.opt_positive("rope.freq_base")?.unwrap_or(10_000.0);
+        Ok(Rope { rot_dims, freq_base, scaling: self.rope_scaling()?, freq_divisors: None })
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling, ConfigError> {
+        let kind_key = self.key("rope.scaling.type");
+        let kind = self.metadata.opt_str(&kind_key)?;
+        match kind {
+            // Files from before the key existed.
+            None => match self.opt_positive("rope.scale_linear")? {
+                Some(factor) => Ok(RopeScaling::Linear { factor }),
+                None => Ok(RopeScaling::None),
+            },
+            Some("none") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: self.positive("rope.scaling.factor")? }),
+            Some("llama3") => self.llama3_scaling(),
+            Some(kind) => Err(ConfigError::Unsupported { key: kind_key, value: kind.to_owned() }),
+        }
+    }
+
+    fn llama3_scaling(&self) -> Result<RopeScaling, ConfigError> {
+        let low_freq_factor = self.opt_positive("rope.scaling.low_freq_factor")?.unwrap_or(1.0);
+        let high_freq_factor = self.opt_positive("rope.scaling.high_freq_factor")?.unwrap_or(4.0);
+        if high_freq_factor <= low_freq_factor {
+            let want = format!("> {low_freq_factor}, the factor of low frequencies");
+            return Err(self.out_of_range(
+                "rope.scaling.high_freq_factor",
+                high_freq_factor.to_string(),
+                want,
+            ));
+        }
+        Ok(RopeScaling::Llama3 {
+            factor: self.positive("rope.scaling.factor")?,
+            low_freq_factor,
+            high_freq_factor,
+            original_context: self.count("rope.scaling.original_context_length")? as u32,
+        })
+    }
+}

@@ -1,0 +1,391 @@
+//! The engine: sequences over one model, one step at a time.
+//!
+//! Synchronous; owns its threads and its KV cache; reads no clock and no network. A step runs the new tokens of
+//! any number of sequences through the model (prefill chunks and decode rows alike), reports progress after
+//! each layer and can be cancelled there.
+//!
+//! What always holds: a token's logits do not depend on the batch, the chunks its sequence came in, the number
+//! of threads, or whether its prefix was forked or found in the cache; a step that fails or is cancelled leaves
+//! every sequence with the length it had.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu_kv::{CpuKv, KvShape};
+use crate::backend::{AttentionShape, Backend, SeqSpan};
+use crate::config::SlidingWindow;
+use crate::forward::{Pass, PassInput, last_row};
+use crate::kv::{BLOCK_TOKENS, KvError, KvTable, SeqId};
+use crate::model::Model;
+use crate::scores::{AttentionScores, Capture, CaptureError};
+use crate::tokenizer::TokenId;
+use crate::weights::WeightError;
+
+pub use crate::backend::cpu_kv::KvFormat;
+
+/// How an engine is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Threads that compute; as many as the machine has where `None`.
+    pub threads: Option<NonZeroUsize>,
+    /// Tokens of the KV cache, over all sequences; rounded up to whole blocks.
+    pub kv_tokens: usize,
+    /// How keys and values are kept.
+    pub kv_format: KvFormat,
+    /// Sliding-window attention in place of the model's own.
+    pub window: Option<SlidingWindow>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { threads: None, kv_tokens: 8192, kv_format: KvFormat::F32, window: None }
+    }
+}
+
+/// Why an engine cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A cache without room, or too large to number.
+    #[error("kv cache of {tokens} tokens, must be 1 to {max}")]
+    KvTokens {
+        /// Tokens asked for.
+        tokens: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A sliding window that sees no token.
+    #[error("sliding window of 0 tokens, must be at least 1")]
+    EmptyWindow,
+    /// The operating system gives no threads.
+    #[error("start compute threads")]
+    Threads(#[source] ThreadPoolBuildError),
+}
+
+/// Why a step did not happen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The cache refuses: an unknown sequence, or too little room.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// One sequence twice in a batch.
+    #[error("{0:?} is in the batch twice")]
+    DuplicateSequence(SeqId),
+    /// A sequence without tokens in the batch.
+    #[error("no tokens for {0:?}")]
+    NoTokens(SeqId),
+    /// A token that the model does not have.
+    #[error("token {id}, the model has {vocab_len}")]
+    NoSuchToken {
+        /// The token.
+        id: TokenId,
+        /// The rows of the model's embedding table.
+        vocab_len: usize,
+    },
+    /// More tokens than the model was made for.
+    #[error("sequence would have {tokens} tokens, the model's context has {context_len}")]
+    ContextFull {
+        /// Tokens after the step.
+        tokens: usize,
+        /// The model's limit.
+        context_len: usize,
+    },
+    /// Scores that cannot be captured.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A weight source failed.
+    #[error("acquire weights")]
+    Weights(#[from] WeightError),
+    /// [`StepControl::after_layer`] asked to stop.
+    #[error("cancelled after layer {done} of {total}")]
+    Cancelled {
+        /// Layers done.
+        done: usize,
+        /// Layers in all.
+        total: usize,
+    },
+}
+
+/// Where the logits of a sequence's new tokens are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Nowhere.
+    None,
+    /// Of the last token.
+    Last,
+    /// Of every token of the step.
+    All,
+}
+
+/// The new tokens of one sequence in a step; their positions follow the sequence's present length.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSeq<'a> {
+    /// The sequence, at most once in a batch.
+    pub seq: SeqId,
+    /// Its new tokens, at least one.
+    pub ids: &'a [TokenId],
+    /// Which logits to return.
+    pub logits: Wanted,
+    /// Which attention scores to return.
+    pub capture: Option<&'a Capture>,
+}
+
+/// What a step gives for one sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeqOutput {
+    /// `[wanted, v]`.
+    pub logits: Vec<f32>,
+    /// Where they were asked for.
+    pub scores: Option<AttentionScores>,
+}
+
+/// Hears of a step's progress, and may end it.
+pub trait StepControl {
+    /// Called after each layer; `Break` cancels the step.
+    fn after_layer(&mut self, done: usize, total: usize) -> ControlFlow<()>;
+}
+
+/// Never cancels.
+impl StepControl for () {
+    fn after_layer(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Sequences over one model.
+#[derive(Debug)]
+pub struct Engine {
+    model: Arc<Model>,
+    backend: CpuBackend,
+    pool: ThreadPool,
+    shape: AttentionShape,
+    table: KvTable,
+    kv: CpuKv,
+}
+
+/// Token counts above this have no block number.
+const KV_TOKENS_MAX: usize = (u32::MAX as usize) * BLOCK_TOKENS;
+
+impl Engine {
+    /// An engine without sequences. Cache memory is taken block by block as sequences grow.
+    ///
+    /// # Errors
+    /// [`EngineError`] for options out of range, or where threads cannot be started.
+    pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
+        let tokens = options.kv_tokens;
+        if !(1..=KV_TOKENS_MAX).contains(&tokens) {
+            return Err(EngineError::KvTokens { tokens, max: KV_TOKENS_MAX });
+        }
+        if options.window.is_some_and(|window| window.tokens == 0) {
+            return Err(EngineError::EmptyWindow);
+        }
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(options.threads.map_or(0, NonZeroUsize::get))
+            .thread_name(|i| format!("engine-{i}"))
+            .build()
+            .map_err(EngineError::Threads)?;
+        let config = model.config();
+        let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
+        let kv_shape = KvShape {
+            n_layers: config.n_layers,
+            n_kv_heads: config.n_kv_heads,
+            d_head: config.d_head,
+            format: options.kv_format,
+        };
+        Ok(Self {
+            backend: CpuBackend,
+            pool,
+            shape: AttentionShape {
+                n_heads: config.n_heads,
+                n_kv_heads: config.n_kv_heads,
+                d_head: config.d_head,
+                window: options.window.or(config.window),
+            },
+            table: KvTable::new(n_blocks),
+            kv: CpuKv::new(kv_shape),
+            model,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// A new, empty sequence.
+    pub fn create(&mut self) -> SeqId {
+        self.table.create()
+    }
+
+    /// A new sequence with the first `n_tokens` of `seq`; shares their blocks.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`], [`KvError::PastEnd`].
+    pub fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, KvError> {
+        self.table.fork(seq, n_tokens)
+    }
+
+    /// Cuts the sequence to its first `n_tokens`.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`], [`KvError::PastEnd`].
+    pub fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
+        self.table.truncate(seq, n_tokens)
+    }
+
+    /// Forgets the sequence. Its full blocks can still be found by [`Self::reuse_prefix`] until their room is
+    /// needed.
+    pub fn release(&mut self, seq: SeqId) {
+        self.table.release(seq);
+    }
+
+    /// Tokens of the sequence.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn len(&self, seq: SeqId) -> Result<usize, KvError> {
+        self.table.len(seq)
+    }
+
+    /// Token ids of the sequence.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn ids(&self, seq: SeqId) -> Result<&[TokenId], KvError> {
+        self.table.ids(seq)
+    }
+
+    /// Tokens that the cache has room for, in whole blocks.
+    pub fn free_tokens(&self) -> usize {
+        self.table.free_tokens()
+    }
+
+    /// Takes the longest known run of blocks that hold the first of `ids`, which are to follow the sequence's
+    /// present tokens; returns how many tokens the sequence gained. Never all of `ids`, so that there is a
+    /// token left to compute logits from; leave out of `ids` what must be computed for another reason (the
+    /// queries of a [`Capture`]).
+    pub fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        let room = self.model.config().context_len.saturating_sub(self.table.len(seq).unwrap_or(0));
+        self.table.reuse_prefix(seq, &ids[..ids.len().min(room)])
+    }
+
+    /// Runs the new tokens of every sequence through the model and appends them; one output for each.
+    ///
+    /// # Errors
+    /// [`StepError`]; every sequence then has the length it had before.
+    pub fn step(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, StepError> {
+        self.check(batch)?;
+        let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
+        let copies = self.table.reserve(&wants)?;
+        let result = self.spans(batch).map_err(StepError::from).and_then(|spans| {
+            let Self { backend, kv, pool, .. } = self;
+            pool.install(|| backend.prepare(kv, &copies, &spans));
+            self.run(batch, &spans, control)
+        });
+        for entry in batch {
+            match &result {
+                Ok(_) => self.table.commit(entry.seq, entry.ids)?,
+                Err(_) => self.table.cancel(entry.seq),
+            }
+        }
+        result
+    }
+
+    fn check(&self, batch: &[StepSeq<'_>]) -> Result<(), StepError> {
+        let config = self.model.config();
+        let mut seqs: Vec<SeqId> = batch.iter().map(|entry| entry.seq).collect();
+        seqs.sort_unstable();
+        if let Some(pair) = seqs.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(StepError::DuplicateSequence(pair[0]));
+        }
+        for entry in batch {
+            let tokens = self.table.len(entry.seq)? + entry.ids.len();
+            if entry.ids.is_empty() {
+                return Err(StepError::NoTokens(entry.seq));
+            }
+            if tokens > config.context_len {
+                return Err(StepError::ContextFull { tokens, context_len: config.context_len });
+            }
+            let vocab_len = config.vocab_len;
+            if let Some(&id) = entry.ids.iter().find(|id| **id as usize >= vocab_len) {
+                return Err(StepError::NoSuchToken { id, vocab_len });
+            }
+            if let Some(capture) = entry.capture {
+                capture.check(entry.ids.len(), config.n_layers, config.n_heads)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spans(&self, batch: &[StepSeq<'_>]) -> Result<Vec<SeqSpan>, KvError> {
+        let mut first_row = 0;
+        let mut spans = Vec::with_capacity(batch.len());
+        for entry in batch {
+            let rows = first_row..first_row + entry.ids.len();
+            first_row = rows.end;
+            let blocks = self.table.blocks(entry.seq)?.to_vec();
+            spans.push(SeqSpan { rows, start: self.table.len(entry.seq)?, blocks });
+        }
+        Ok(spans)
+    }
+
+    fn run(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        spans: &[SeqSpan],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, StepError> {
+        let Self { model, backend, pool, shape, kv, .. } = self;
+        let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let captures: Vec<_> = batch.iter().map(|entry| entry.capture).collect();
+        let config = model.config();
+        let input = PassInput {
+            backend: &*backend,
+            config,
+            shape: *shape,
+            source: model.weights(),
+            spans,
+            ids: &ids,
+            captures: &captures,
+        };
+        let mut pass = pool.install(|| Pass::begin(input))?;
+        for layer in 0..config.n_layers {
+            pool.install(|| pass.layer(kv, layer))?;
+            let (done, total) = (layer + 1, config.n_layers);
+            if control.after_layer(done, total).is_break() {
+                return Err(StepError::Cancelled { done, total });
+            }
+        }
+        let wanted: Vec<_> =
+            batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
+        let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
+        let (logits, scores) = pool.install(|| pass.finish(&rows))?;
+        let mut logits = logits.as_slice();
+        let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
+            let (own, rest) = logits.split_at(rows.len() * config.vocab_len);
+            logits = rest;
+            SeqOutput { logits: own.to_vec(), scores }
+        });
+        Ok(outputs.collect())
+    }
+}
+
+fn wanted(wanted: Wanted, span: &SeqSpan) -> std::ops::Range<usize> {
+    match wanted {
+        Wanted::None => span.rows.end..span.rows.end,
+        Wanted::Last => last_row(span),
+        Wanted::All => span.rows.clone(),
+    }
+}

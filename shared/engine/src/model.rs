@@ -1,0 +1,112 @@
+//! An opened model: configuration, weights, tokenizer and chat template of one GGUF file.
+//!
+//! Everything is checked when the file is opened; afterwards a [`Model`] is read-only and shared by engines.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use sha2::{Digest, Sha256};
+
+use crate::config::{ConfigError, ModelConfig};
+use crate::gguf::{Gguf, GgufError};
+use crate::weights::{self, MappedWeights, TensorError, WeightSource};
+
+/// Why a file is no model that the engine can run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file cannot be read as GGUF.
+    #[error("open model file")]
+    Gguf(#[from] GgufError),
+    /// Its metadata is incomplete, out of range or not supported.
+    #[error("model configuration")]
+    Config(#[from] ConfigError),
+    /// Its tensors do not fit its metadata.
+    #[error("model tensors")]
+    Tensors(#[from] TensorError),
+    /// The tokenizer gives ids that the embedding table does not have.
+    #[error("tokenizer has {tokens} tokens, the embedding table has {rows} rows")]
+    VocabularyTooLarge {
+        /// The tokenizer's tokens.
+        tokens: usize,
+        /// The table's rows.
+        rows: usize,
+    },
+}
+
+/// A model, ready to run.
+pub struct Model {
+    gguf: Arc<Gguf>,
+    config: ModelConfig,
+    weights: MappedWeights,
+    name: String,
+    sha256: OnceLock<String>,
+}
+
+impl Model {
+    /// Opens and checks a GGUF file.
+    ///
+    /// # Errors
+    /// [`ModelError`], whatever the file holds.
+    pub fn open(path: &Path) -> Result<Arc<Self>, ModelError> {
+        Self::from_gguf(Gguf::open(path)?)
+    }
+
+    /// A model of an opened file, which may be bytes in memory.
+    ///
+    /// # Errors
+    /// [`ModelError`], whatever the file holds.
+    pub fn from_gguf(gguf: Gguf) -> Result<Arc<Self>, ModelError> {
+        let gguf = Arc::new(gguf);
+        let mut config = ModelConfig::from_gguf(&gguf, weights::vocab_len(&gguf)?)?;
+        config.rope.freq_divisors = weights::rope_divisors(&gguf, &config)?;
+        let weights = MappedWeights::new(Arc::clone(&gguf), &config)?;
+        let name = name(&gguf)?;
+        Ok(Arc::new(Self { gguf, config, weights, name, sha256: OnceLock::new() }))
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where its weights come from.
+    pub fn weights(&self) -> &dyn WeightSource {
+        &self.weights
+    }
+
+    /// The name in its metadata, else the file's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file, where it was opened by path.
+    pub fn path(&self) -> Option<&Path> {
+        self.gguf.path()
+    }
+
+    /// SHA-256 of the file in lower-case hex. Reads the whole file at the first call, then costs nothing.
+    pub fn file_sha256(&self) -> &str {
+        self.sha256.get_or_init(|| {
+            Sha256::digest(self.gguf.bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+        })
+    }
+}
+
+/// Shape only: the rest is as large as the file.
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+fn name(gguf: &Gguf) -> Result<String, GgufError> {
+    let from_path = || gguf.path().map(PathBuf::from)?.file_stem()?.to_str().map(str::to_owned);
+    Ok(match gguf.metadata().opt_str("general.name")?.filter(|name| !name.is_empty()) {
+        Some(name) => name.to_owned(),
+        None => from_path().unwrap_or_else(|| "unnamed".to_owned()),
+    })
+}

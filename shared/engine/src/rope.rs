@@ -1,0 +1,155 @@
+//! Rotary position embedding: which angle each pair of dimensions turns by, at each position.
+//!
+//! Angles are computed in f64 from the absolute position alone, so a token's rotation does not depend on the
+//! batch or chunk it arrives in. Source: RoFormer, Su 2021, section 3.4; the Llama 3 scaling is that of Meta's
+//! reference code (`apply_scaling`).
+
+use std::f64::consts::TAU;
+
+/// How a model stretches its rotary frequencies past the length it was first trained at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        /// The stretch, > 0.
+        factor: f32,
+    },
+    /// Low frequencies divided by `factor`, high ones kept, a linear blend between.
+    Llama3 {
+        /// The stretch of the low frequencies, > 0.
+        factor: f32,
+        /// Wavelengths above `original_context / low_freq_factor` are stretched in full.
+        low_freq_factor: f32,
+        /// Wavelengths below `original_context / high_freq_factor` are kept; > `low_freq_factor`.
+        high_freq_factor: f32,
+        /// Tokens that the model was first trained at.
+        original_context: u32,
+    },
+}
+
+/// The rotary embedding of one model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Rotated dimensions of each head, the first ones; even.
+    pub rot_dims: usize,
+    /// Base of the geometric series of frequencies.
+    pub freq_base: f32,
+    /// The stretch.
+    pub scaling: RopeScaling,
+    /// Divisors from the file's `rope_freqs.weight`, one a pair, where it has them.
+    pub freq_divisors: Option<Vec<f32>>,
+}
+
+impl Rope {
+    /// Radians per position of every pair, `[rot_dims / 2]`.
+    pub fn frequencies(&self) -> Vec<f64> {
+        let pairs = self.rot_dims / 2;
+        (0..pairs)
+            .map(|pair| {
+                let exponent = -(2.0 * pair as f64) / self.rot_dims as f64;
+                let freq = f64::from(self.freq_base).powf(exponent);
+                let freq = scale(freq, self.scaling);
+                self.freq_divisors.as_ref().map_or(freq, |divisors| freq / f64::from(divisors[pair]))
+            })
+            .collect()
+    }
+
+    /// Cosines and sines for every position given, each `[positions, rot_dims / 2]`.
+    pub fn table(&self, positions: impl Iterator<Item = usize>) -> RopeTable {
+        let frequencies = self.frequencies();
+        let mut table = RopeTable { pairs: frequencies.len(), cos: Vec::new(), sin: Vec::new() };
+        for position in positions {
+            for freq in &frequencies {
+                let (sin, cos) = (position as f64 * freq).sin_cos();
+                table.cos.push(cos as f32);
+                table.sin.push(sin as f32);
+            }
+        }
+        table
+    }
+}
+
+/// The rotations of one pass's rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTable {
+    pairs: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// Cosines and sines of one row, `[rot_dims / 2]` each.
+    pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
+        let at = row * self.pairs..(row + 1) * self.pairs;
+        (&self.cos[at.clone()], &self.sin[at])
+    }
+}
+
+fn scale(freq: f64, scaling: RopeScaling) -> f64 {
+    match scaling {
+        RopeScaling::None => freq,
+        RopeScaling::Linear { factor } => freq / f64::from(factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
+            let turns = f64::from(original_context) * freq / TAU;
+            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+            kept * freq + (1.0 - kept) * freq / f64::from(factor)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Rope {
+        Rope { rot_dims: 8, freq_base: 10_000.0, scaling, freq_divisors: None }
+    }
+
+    #[track_caller]
+    fn check_close(have: f64, want: f64) {
+        assert!((have - want).abs() <= 1e-12 * want.abs(), "have {have}, want {want}");
+    }
+
+    #[test]
+    fn plain_frequencies_are_the_geometric_series() {
+        for (have, want) in rope(RopeScaling::None).frequencies().into_iter().zip([1.0, 0.1, 0.01, 0.001]) {
+            check_close(have, want);
+        }
+    }
+
+    #[test]
+    fn linear_scaling_and_divisors_divide() {
+        let linear = rope(RopeScaling::Linear { factor: 4.0 });
+        check_close(linear.frequencies()[1], 0.025);
+        let divided = Rope { freq_divisors: Some(vec![1.0, 2.0, 4.0, 8.0]), ..rope(RopeScaling::None) };
+        check_close(divided.frequencies()[3], 0.001 / 8.0);
+    }
+
+    #[test]
+    fn llama3_keeps_high_stretches_low_and_blends_between() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        check_close(scale(1.0, scaling), 1.0);
+        check_close(scale(1e-5, scaling), 1e-5 / 8.0);
+        // A wavelength of 8192 / 2 tokens lies a third of the way from stretched to kept.
+        let middle = TAU / 4096.0;
+        check_close(scale(middle, scaling), middle * (1.0 / 3.0 + 2.0 / 3.0 / 8.0));
+    }
+
+    #[test]
+    fn a_row_turns_by_its_position() {
+        let table = rope(RopeScaling::None).table([5usize, 0].into_iter());
+        let (cos, sin) = table.row(0);
+        check_close(f64::from(cos[0]), f64::from(5f64.cos() as f32));
+        check_close(f64::from(sin[1]), f64::from(0.5f64.sin() as f32));
+        assert_eq!(table.row(1).0, &[1.0; 4]);
+    }
+}

@@ -1,0 +1,124 @@
+//! The law: a token's logits are the same bits whatever the batch, the chunks, the threads, and however its
+//! prefix came into the cache.
+
+use std::sync::Arc;
+
+use baton_engine::engine::KvFormat;
+use baton_engine::synthetic::SyntheticModel;
+use baton_engine::{Engine, EngineOptions, Model, SeqId, SlidingWindow, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+use proptest::prelude::*;
+
+use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
+
+/// Token by token, alone, on one thread: the plainest way to run a prompt.
+fn plain(model: &Arc<Model>, options: &EngineOptions, ids: &[u32]) -> Vec<f32> {
+    let mut engine = engine(model, 1, options.clone());
+    let seq = engine.create();
+    ids.iter().flat_map(|id| all_logits(&mut engine, seq, &[*id])).collect()
+}
+
+fn chunked(engine: &mut Engine, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
+    ids.chunks(chunk).flat_map(|ids| all_logits(engine, seq, ids)).collect()
+}
+
+fn check_chunks_and_threads(synthetic: &SyntheticModel, options: &EngineOptions) {
+    let model = open(synthetic);
+    let ids = prompt(1, 140);
+    let want = plain(&model, options, &ids);
+    for (threads, chunk) in [(1, 140), (2, 33), (3, 64), (4, 140)] {
+        let mut engine = engine(&model, threads, options.clone());
+        let seq = engine.create();
+        let what = format!("{} {threads} threads, chunks of {chunk}", synthetic.family);
+        assert_same_bits(&chunked(&mut engine, seq, &ids, chunk), &want, &what);
+    }
+}
+
+#[test]
+fn chunks_and_threads_change_no_bit() {
+    for family in ["llama", "qwen2"] {
+        for format in [Format::F32, Format::F16, Format::Q8_0] {
+            check_chunks_and_threads(&tiny(family, format), &EngineOptions::default());
+        }
+        for format in [Format::Q4K, Format::Q6K] {
+            check_chunks_and_threads(&SyntheticModel::small(family, format, 2), &EngineOptions::default());
+        }
+    }
+}
+
+#[test]
+fn windows_and_half_precision_caches_change_no_bit_either() {
+    for (window, kv_format) in [
+        (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::F32),
+        (Some(SlidingWindow { tokens: 7, sinks: 0 }), KvFormat::F16),
+        (None, KvFormat::F16),
+    ] {
+        let options = EngineOptions { window, kv_format, ..EngineOptions::default() };
+        check_chunks_and_threads(&tiny("qwen2", Format::Q8_0), &options);
+    }
+}
+
+#[test]
+fn the_way_a_prefix_came_into_the_cache_changes_no_bit() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let options = EngineOptions::default();
+    let (first, second) = (prompt(1, 120), [&prompt(1, 120)[..75], &prompt(2, 40)].concat());
+    let vocab_len = model.config().vocab_len;
+    let (want_first, want_second) = (plain(&model, &options, &first), plain(&model, &options, &second));
+    let mut engine = engine(&model, 2, options);
+    let parent = engine.create();
+    all_logits(&mut engine, parent, &first[..90]);
+    let child = engine.fork(parent, 75).unwrap();
+    let own = all_logits(&mut engine, child, &second[75..]);
+    assert_same_bits(&own, &want_second[75 * vocab_len..], "fork inside a block");
+    let own = all_logits(&mut engine, parent, &first[90..]);
+    assert_same_bits(&own, &want_first[90 * vocab_len..], "parent after its fork has written");
+    engine.truncate(parent, 75).unwrap();
+    let own = all_logits(&mut engine, parent, &second[75..]);
+    assert_same_bits(&own, &want_second[75 * vocab_len..], "cut, then another end");
+    engine.release(parent);
+    engine.release(child);
+    let again = engine.create();
+    let known = engine.reuse_prefix(again, &second);
+    assert_eq!(known, 96, "whole blocks of a prompt of 115 tokens");
+    let own = all_logits(&mut engine, again, &second[known..]);
+    assert_same_bits(&own, &want_second[known * vocab_len..], "prefix from the index");
+}
+
+/// A script of steps: in each, how many tokens every sequence moves on (0: not in the batch).
+fn script() -> impl Strategy<Value = Vec<[usize; 3]>> {
+    prop::collection::vec([0..40usize, 0..3usize, 0..90usize], 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn batches_change_no_bit(script in script(), threads in 1..4usize, qwen in any::<bool>()) {
+        let model = open(&tiny(if qwen { "qwen2" } else { "llama" }, Format::Q8_0));
+        let options = EngineOptions::default();
+        let prompts = [prompt(4, 130), prompt(5, 20), prompt(6, 130)];
+        let vocab_len = model.config().vocab_len;
+        let mut engine = engine(&model, threads, options.clone());
+        let seqs = [engine.create(), engine.create(), engine.create()];
+        let mut have = [Vec::new(), Vec::new(), Vec::new()];
+        for moves in script {
+            let mut batch = Vec::new();
+            for at in 0..3 {
+                let from = have[at].len() / vocab_len;
+                let ids = &prompts[at][from..prompts[at].len().min(from + moves[at])];
+                if !ids.is_empty() {
+                    batch.push(StepSeq { seq: seqs[at], ids, logits: Wanted::All, capture: None });
+                }
+            }
+            for (output, entry) in engine.step(&batch, &mut ()).unwrap().into_iter().zip(&batch) {
+                let at = seqs.iter().position(|seq| *seq == entry.seq).unwrap();
+                have[at].extend(output.logits);
+            }
+        }
+        for at in 0..3 {
+            let done = have[at].len() / vocab_len;
+            let want = plain(&model, &options, &prompts[at][..done]);
+            assert_same_bits(&have[at], &want, "a sequence in ragged batches");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The engine through its public interface, on models of random weights.
+
+mod invariance;
+mod reference;
+mod refusals;
+mod sequences;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use baton_engine::gguf::Gguf;
+use baton_engine::synthetic::SyntheticModel;
+use baton_engine::{Capture, Engine, EngineOptions, Model, SeqId, SeqOutput, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+
+/// A model of odd, small widths: three layers, six heads over three key heads.
+fn tiny(family: &'static str, format: Format) -> SyntheticModel {
+    SyntheticModel {
+        n_layers: 3,
+        n_heads: 6,
+        n_kv_heads: 3,
+        d_model: 64,
+        d_head: 16,
+        d_ff: 96,
+        context_len: 400,
+        ..SyntheticModel::small(family, format, 7)
+    }
+}
+
+fn open(synthetic: &SyntheticModel) -> Arc<Model> {
+    let bytes = synthetic.to_gguf().expect("the test's shape fits its format");
+    Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+}
+
+fn engine(model: &Arc<Model>, threads: usize, options: EngineOptions) -> Engine {
+    Engine::new(Arc::clone(model), EngineOptions { threads: NonZeroUsize::new(threads), ..options }).unwrap()
+}
+
+/// Text-like ids that no two seeds share.
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % 256).collect()
+}
+
+/// One sequence's tokens through the engine, with every logit.
+fn all_logits(engine: &mut Engine, seq: SeqId, ids: &[u32]) -> Vec<f32> {
+    one(engine, seq, ids, None).logits
+}
+
+fn one(engine: &mut Engine, seq: SeqId, ids: &[u32], capture: Option<&Capture>) -> SeqOutput {
+    let batch = [StepSeq { seq, ids, logits: Wanted::All, capture }];
+    engine.step(&batch, &mut ()).unwrap().remove(0)
+}
+
+#[track_caller]
+fn assert_same_bits(have: &[f32], want: &[f32], what: &str) {
+    assert_eq!(have.len(), want.len(), "{what}: length");
+    let differs = have.iter().zip(want).position(|(have, want)| have.to_bits() != want.to_bits());
+    assert_eq!(differs, None, "{what}: first difference");
+    assert!(have.iter().all(|value| value.is_finite()), "{what}: not finite");
+}
