@@ -6,7 +6,7 @@
 //! word (long), or a value behind a link to another section (two hops).
 //!
 //! Pure: reads no clock, file or environment. Invariants: equal arguments give equal documents; every sentence ends in
-//! `.` and holds the name of its section's subject; a short answer is `It` and the end of its gold sentence word for
+//! `.` and holds the name of its section's subject; a short answer is `The` and the end of its gold sentence word for
 //! word, a long one is the join of its gold sentences, so that answers have the same tokens as the document.
 
 mod refined;
@@ -61,7 +61,7 @@ pub struct Section {
 /// What an answer looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuestionKind {
-    /// A value from one sentence: `It is ...`.
+    /// A value from one sentence: `The motto of Velgard is ...`.
     Short,
     /// A whole section, word for word.
     Long,
@@ -85,7 +85,7 @@ impl QuestionKind {
 pub struct Question {
     /// The question, without the `Question: ` that a prompt puts before it.
     pub text: String,
-    /// The answer, after a short one's `It` word for word as in the document.
+    /// The answer, after a short one's `The` word for word as in the document.
     pub answer: String,
     /// What the answer looks like.
     pub kind: QuestionKind,
@@ -275,6 +275,10 @@ fn write_section<'a>(text: &mut String, name: &str, sentences: impl Iterator<Ite
     Section { name: name.to_owned(), heading, body: body_start..text.len(), sentences: ranges }
 }
 
+fn statement(name: &str, fact: &Fact) -> String {
+    format!("The {} of {name} is {}.", fact.attribute, fact.value)
+}
+
 fn asks_for(fact: &Fact) -> &'static str {
     if PERSON_ATTRIBUTES.contains(&fact.attribute) { "Who" } else { "What" }
 }
@@ -299,7 +303,7 @@ fn questions(
             if let Some(fact) = &planned.fact {
                 questions.push(Question {
                     text: format!("{} is the {} of {name}?", asks_for(fact), fact.attribute),
-                    answer: format!("It is {}.", fact.value),
+                    answer: statement(name, fact),
                     kind: QuestionKind::Short,
                     gold: vec![range.clone()],
                 });
@@ -314,7 +318,7 @@ fn questions(
                 gold.sort_by_key(|range| range.start);
                 questions.push(Question {
                     text: format!("{} is the {} of the partner of {name}?", asks_for(fact), fact.attribute),
-                    answer: format!("It is {}.", fact.value),
+                    answer: statement(&plan[target].0, fact),
                     kind: QuestionKind::TwoHop,
                     gold,
                 });
