@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use rayon::prelude::*;
 
 use crate::blocks::{K_LEN, Q8_0_LEN};
+use crate::dispatch::versions::versions;
 use crate::exp::ROUND;
 
 /// Activation rows `[t, cols]`, borrowed as floats.
@@ -71,14 +72,14 @@ impl<'a> Activations<'a> {
     /// The form for Q8_0 weights; `cols` is whole blocks of 32.
     pub(crate) fn q8_0(&self) -> &QuantizedRows {
         assert!(self.cols.is_multiple_of(Q8_0_LEN), "{} columns are not blocks of 32", self.cols);
-        self.q8_0.get_or_init(|| quantize_rows::<Q8_0_LEN, 32>(self.x, self.cols, 128))
+        made_once(&self.q8_0, || quantize_rows(self.x, self.cols, Q8_0_LEN, Q8_0_LEN, quantize_row_32))
     }
 
     /// The form for k-quants; `cols` is whole blocks of 256.
     pub(crate) fn q8_k(&self) -> &QuantizedRows {
         assert!(self.cols.is_multiple_of(K_LEN), "{} columns are not blocks of 256", self.cols);
-        self.q8_k.get_or_init(|| {
-            let mut rows = quantize_rows::<K_LEN, 16>(self.x, self.cols, 32);
+        made_once(&self.q8_k, || {
+            let mut rows = quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256);
             let pairs = rows.bias.as_chunks::<2>().0;
             rows.sums = pairs.iter().map(|[a, b]| ((a + b) / -32) as f32).collect();
             rows
@@ -86,36 +87,71 @@ impl<'a> Activations<'a> {
     }
 }
 
-fn quantize_rows<const BLOCK: usize, const GROUP: usize>(
-    x: &[f32],
-    cols: usize,
-    raise: i32,
-) -> QuantizedRows {
+/// The value of `cell`, made by `make` if there is none yet.
+///
+/// Two threads may both make it (the same bits; one is dropped), but none ever waits inside a cell: a waiting rayon
+/// thread could otherwise pick up a product that needs the very form it is making.
+fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRows) -> &QuantizedRows {
+    match cell.get() {
+        Some(rows) => rows,
+        None => {
+            let rows = make();
+            cell.get_or_init(|| rows)
+        }
+    }
+}
+
+/// Quantizes one row into `(q, scale, bias)`.
+type QuantizeRow = fn(&[f32], &mut [i8], &mut [f32], &mut [i32]);
+
+fn quantize_rows(x: &[f32], cols: usize, block: usize, group: usize, row: QuantizeRow) -> QuantizedRows {
     let mut q = vec![0i8; x.len()];
-    let mut scale = vec![0.0; x.len() / BLOCK];
-    let mut bias = vec![0; x.len() / GROUP];
-    let row = |x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]| {
-        let blocks = x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0).zip(scale);
-        for ((x, q), scale) in blocks {
-            *scale = quantize_block(x, q);
-        }
-        for (bias, group) in bias.iter_mut().zip(q.as_chunks::<GROUP>().0) {
-            *bias = -raise * group.iter().map(|&v| i32::from(v)).sum::<i32>();
-        }
-    };
+    let mut scale = vec![0.0; x.len() / block];
+    let mut bias = vec![0; x.len() / group];
     if x.len() < PARALLEL_MIN {
         row(x, &mut q, &mut scale, &mut bias);
     } else {
         x.par_chunks(cols)
             .zip(q.par_chunks_mut(cols))
-            .zip(scale.par_chunks_mut(cols / BLOCK))
-            .zip(bias.par_chunks_mut(cols / GROUP))
+            .zip(scale.par_chunks_mut(cols / block))
+            .zip(bias.par_chunks_mut(cols / group))
             .for_each(|(((x, q), scale), bias)| row(x, q, scale, bias));
     }
     QuantizedRows { q, scale, bias, sums: Vec::new() }
 }
 
+versions! {
+    /// Bytes, scales and biases of the Q8_0 form.
+    fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]) {
+        quantize_blocks::<Q8_0_LEN, 32>(x, q, scale, bias, 128);
+    }
+}
+
+versions! {
+    /// Bytes, scales and biases of the k-quants' form.
+    fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]) {
+        quantize_blocks::<K_LEN, 16>(x, q, scale, bias, 32);
+    }
+}
+
+#[inline(always)]
+fn quantize_blocks<const BLOCK: usize, const GROUP: usize>(
+    x: &[f32],
+    q: &mut [i8],
+    scale: &mut [f32],
+    bias: &mut [i32],
+    raise: i32,
+) {
+    for ((x, q), scale) in x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0).zip(scale) {
+        *scale = quantize_block(x, q);
+    }
+    for (bias, group) in bias.iter_mut().zip(q.as_chunks::<GROUP>().0) {
+        *bias = -raise * group.iter().map(|&v| i32::from(v)).sum::<i32>();
+    }
+}
+
 /// Quantizes one block to signed bytes and gives its scale.
+#[inline(always)]
 fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> f32 {
     // The bits of absolute floats order like the floats, NaN above infinity: no fault slips through the maximum.
     let top = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);

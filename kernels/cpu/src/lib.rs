@@ -26,6 +26,7 @@ pub mod format;
 pub mod matmul;
 pub mod quantize;
 pub mod rows;
+mod simd;
 
 pub use activations::Activations;
 pub use attention::{

@@ -7,10 +7,10 @@
 macro_rules! versions {
     (
         $(#[$meta:meta])*
-        pub fn $name:ident / $at:ident ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident / $at:ident ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     ) => {
         $(#[$meta])*
-        pub fn $name($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             $at($crate::dispatch::Dispatch::current(), $($arg),*)
         }
 

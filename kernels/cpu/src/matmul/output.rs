@@ -1,0 +1,39 @@
+//! The output of a product while several threads write disjoint parts of it.
+//!
+//! Rows of an output tile are short runs `rows` apart, which no safe split of a slice can hand out.
+
+use std::marker::PhantomData;
+
+/// A borrowed output `[t, rows]` that is written through a shared reference.
+pub(super) struct Output<'a> {
+    start: *mut f32,
+    len: usize,
+    rows: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: all access is by `write`, whose callers (the tasks of one product, which `Tasks` cuts into rectangles that do
+// not overlap) never write an element from two threads; nobody reads before the product has ended.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// Takes `out` (`[t, rows]`) for as long as the product runs.
+    pub fn new(out: &'a mut [f32], rows: usize) -> Self {
+        Self { start: out.as_mut_ptr(), len: out.len(), rows, borrow: PhantomData }
+    }
+
+    /// Writes `values` to rows `row..` of token `t`. A task calls it only for elements of its own rectangle.
+    #[inline(always)]
+    pub fn write(&self, t: usize, row: usize, values: &[f32]) {
+        let at = t * self.rows + row;
+        assert!(
+            row + values.len() <= self.rows && at + values.len() <= self.len,
+            "write outside of the output"
+        );
+        // SAFETY: `at` is below the length that the slice was borrowed with, checked on the line above.
+        let to = unsafe { self.start.add(at) };
+        // SAFETY: `to..to + values.len()` lies inside the borrowed slice (checked above), and `values` is elsewhere,
+        // since the slice is borrowed mutably; no other thread touches these elements (see `Sync`).
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len()) }
+    }
+}

@@ -1,0 +1,196 @@
+//! Matrix products: levels against the definition, the definition against `f64`, and invariance.
+
+use super::*;
+use crate::{dequantize_row, quantize_row};
+
+/// A deterministic stream of floats in -1..1.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn row(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+}
+
+fn weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u8> {
+    let mut data = Vec::new();
+    for _ in 0..rows {
+        quantize_row(format, &noise.row(cols), &mut data).unwrap();
+    }
+    data
+}
+
+/// Valid blocks of arbitrary bytes, extremes of every field included; only the scales are made finite.
+fn wild_weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u8> {
+    let bytes = rows * format.row_bytes(cols).unwrap();
+    let mut data: Vec<u8> = (0..bytes).map(|_| (noise.next() * 8_388_608.0) as i32 as u8).collect();
+    let scales: &[usize] = match format {
+        Format::F32 | Format::F16 => return weights(noise, format, rows, cols),
+        Format::Q8_0 => &[0],
+        Format::Q4K => &[0, 2],
+        Format::Q6K => &[208],
+    };
+    for block in data.chunks_mut(format.block_bytes()) {
+        for &at in scales {
+            // Clearing an exponent bit leaves a finite half, subnormals included.
+            block[at + 1] &= 0xbf;
+        }
+    }
+    data
+}
+
+fn levels() -> impl Iterator<Item = Dispatch> {
+    Dispatch::ALL.into_iter().filter(|level| level.is_available())
+}
+
+fn product(level: Dispatch, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    let x = Activations::new(x, w.cols());
+    let mut out = vec![f32::NAN; x.rows() * w.rows()];
+    matmul_at(level, w, &x, &mut out);
+    out
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Columns that exercise every tail of a format.
+fn widths(format: Format) -> Vec<usize> {
+    match format.block_len() {
+        1 => (1..=70).chain([256, 1_000]).collect(),
+        32 => (1..=9).map(|b| b * 32).collect(),
+        _ => vec![256, 512, 768, 2_048],
+    }
+}
+
+#[test]
+fn every_level_equals_the_definition_at_every_tail() {
+    let mut noise = Noise(1);
+    for format in Format::ALL {
+        for cols in widths(format) {
+            for (rows, tokens) in [(1, 1), (15, 2), (16, 3), (17, 7), (33, 13), (48, 1), (65, 6)] {
+                let data = wild_weights(&mut noise, format, rows, cols);
+                let w = Matrix::new(format, rows, cols, &data).unwrap();
+                let x = noise.row(tokens * cols);
+                let want = bits(&product(Dispatch::Scalar, &w, &x));
+                for level in levels() {
+                    let have = bits(&product(level, &w, &x));
+                    assert_eq!(have, want, "{level:?} {format:?} [{rows}, {cols}] x {tokens}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_definition_is_near_exact_arithmetic() {
+    let mut noise = Noise(2);
+    for format in Format::ALL {
+        let (rows, cols, tokens) = (9, 1_024, 5);
+        let data = weights(&mut noise, format, rows, cols);
+        let w = Matrix::new(format, rows, cols, &data).unwrap();
+        let x = noise.row(tokens * cols);
+        let out = product(Dispatch::Scalar, &w, &x);
+        let mut floats = vec![0.0; cols];
+        for row in 0..rows {
+            dequantize_row(format, w.row(row), &mut floats).unwrap();
+            for t in 0..tokens {
+                let pairs = || floats.iter().zip(&x[t * cols..]).map(|(w, x)| (f64::from(*w), f64::from(*x)));
+                let exact: f64 = pairs().map(|(w, x)| w * x).sum();
+                let size: f64 = pairs().map(|(w, x)| (w * x).abs()).sum();
+                // Float rows: rounding of at most 32 + cols / 32 additions. Byte rows: half a step of 1/127 of the
+                // block's largest activation (at most 1) on each of the weights.
+                let steps = f64::from(32 + cols as u32 / 32) * f64::from(f32::EPSILON) * size;
+                let weight_sum: f64 = floats.iter().map(|w| f64::from(w.abs())).sum();
+                let bound = if format.block_len() == 1 { steps } else { steps + weight_sum / 254.0 };
+                let error = (f64::from(out[t * rows + row]) - exact).abs();
+                assert!(error <= bound, "{format:?}: error {error} above {bound}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batch_and_threads_change_no_bit() {
+    let mut noise = Noise(3);
+    for format in Format::ALL {
+        for (rows, cols, tokens) in [(200, 512, 130), (1_000, 256, 7)] {
+            let data = weights(&mut noise, format, rows, cols);
+            let w = Matrix::new(format, rows, cols, &data).unwrap();
+            let x = noise.row(tokens * cols);
+            let alone: Vec<f32> = x.chunks(cols).flat_map(|row| product(Dispatch::best(), &w, row)).collect();
+            for threads in [1, 2, 3, 5] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let together = pool.install(|| product(Dispatch::best(), &w, &x));
+                assert_eq!(bits(&together), bits(&alone), "{format:?}, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn tasks_cover_the_output_once() {
+    for threads in [1, 2, 7] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        for (rows, tokens, cols) in
+            [(1, 1, 32), (31, 500, 4_096), (33, 65, 4_096), (5_000, 1, 512), (256, 512, 256)]
+        {
+            let tasks = pool.install(|| Tasks::split(rows, tokens, cols));
+            let mut seen = vec![0u8; rows * tokens];
+            for i in 0..tasks.count() {
+                let (r, t) = tasks.get(i);
+                assert!(!r.is_empty() && !t.is_empty() && r.start.is_multiple_of(UNIT));
+                for t in t {
+                    for r in r.clone() {
+                        seen[t * rows + r] += 1;
+                    }
+                }
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{rows} x {tokens} on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_fault_in_one_token_stays_there() {
+    let mut noise = Noise(4);
+    for format in Format::ALL {
+        let data = weights(&mut noise, format, 20, 256);
+        let w = Matrix::new(format, 20, 256, &data).unwrap();
+        let mut x = noise.row(4 * 256);
+        x[256 + 9] = f32::NAN;
+        for level in levels() {
+            let out = product(level, &w, &x);
+            for (i, v) in out.iter().enumerate() {
+                assert_eq!(v.is_nan(), i / 20 == 1, "{level:?} {format:?} element {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_activation_serves_products_of_one_pool_at_once() {
+    let mut noise = Noise(5);
+    let data = weights(&mut noise, Format::Q8_0, 64, 2_048);
+    let w = Matrix::new(Format::Q8_0, 64, 2_048, &data).unwrap();
+    let x = noise.row(64 * 2_048);
+    let want = product(Dispatch::best(), &w, &x);
+    let shared = Activations::new(&x, 2_048);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let outs: Vec<Vec<f32>> = pool.install(|| {
+        (0..16)
+            .into_par_iter()
+            .map(|_| {
+                let mut out = vec![0.0; want.len()];
+                matmul(&w, &shared, &mut out);
+                out
+            })
+            .collect()
+    });
+    assert!(outs.iter().all(|out| bits(out) == bits(&want)));
+}

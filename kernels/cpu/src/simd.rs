@@ -1,0 +1,115 @@
+//! Sixteen lanes: the operations that the fast kernels are written in, and how a level is entered.
+//!
+//! A kernel is generic over [`Simd`], so each is written once. A value of a type that implements it is a witness that
+//! the CPU has the level: it can only be had from `detect`, which is what makes the methods safe to call.
+//! Every float operation is the IEEE one of the same name per lane, and sums over lanes have the fixed order of
+//! [`crate::rows::tree_sum`]; nothing here may change a result.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use crate::dispatch::Dispatch;
+use crate::exp::{HIGH, LN2_HIGH, LN2_LOW, LOG2_E, LOW, POLY, ROUND};
+
+/// 64 bytes of packed weights, on one cache line: sixteen rows of four bytes.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub [u8; 64]);
+
+/// Sixteen floats on one cache line.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Floats(pub [f32; 16]);
+
+/// Operations on sixteen lanes.
+pub(crate) trait Simd: Copy {
+    /// Sixteen floats.
+    type F: Copy;
+    /// Sixteen 32-bit integers.
+    type I: Copy;
+    /// Sixteen rows of four weight bytes.
+    type W: Copy;
+    /// Whether there are 32 registers of sixteen lanes, rather than sixteen of eight.
+    const WIDE: bool;
+    /// Whether signed weight bytes are packed plus 128, since the level multiplies unsigned by signed.
+    const RAISES_SIGNED: bool;
+
+    fn splat(self, v: f32) -> Self::F;
+    fn load(self, v: &[f32; 16]) -> Self::F;
+    fn load_line(self, v: &Line) -> Self::F;
+    fn store(self, v: Self::F, to: &mut [f32; 16]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The lanes' sum in the order of [`crate::rows::tree_sum`].
+    fn tree_sum(self, v: Self::F) -> f32;
+    /// [`crate::rows::larger`] per lane.
+    fn larger(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The largest lane, compared in the order of [`Simd::tree_sum`].
+    fn tree_largest(self, v: Self::F) -> f32;
+    /// Lane `i` of `v` where bit `i` of `mask` is set, else of `other`.
+    fn keep(self, mask: u16, v: Self::F, other: Self::F) -> Self::F;
+    /// `then` in the lanes where `a < b`, else `other`.
+    fn where_less(self, a: Self::F, b: Self::F, then: Self::F, other: Self::F) -> Self::F;
+    /// 2 to the integer in the low bits of [`ROUND`] plus that integer.
+    fn power_of_two(self, shifted: Self::F) -> Self::F;
+
+    fn splat_int(self, v: i32) -> Self::I;
+    fn to_float(self, v: Self::I) -> Self::F;
+    fn weights(self, line: &Line) -> Self::W;
+    /// Lane `i` plus the dot product of four weights of row `i`, unsigned up to 63, and four activations.
+    fn dot_small(self, acc: Self::I, w: Self::W, x: i32) -> Self::I;
+    /// Lane `i` plus the dot product of four weights of row `i`, signed (packed as [`Simd::RAISES_SIGNED`] says, the
+    /// raise still to be taken off), and four activations in -127..=127.
+    fn dot_signed(self, acc: Self::I, w: Self::W, x: i32) -> Self::I;
+    /// Turns sixteen rows of sixteen 4-byte units into sixteen columns: `to[j][4 i..][..4] = rows[i][4 j..][..4]`.
+    fn transpose(self, rows: [&[u8; 64]; 16], to: &mut [Line; 16]);
+
+    /// [`crate::exp`] per lane, the same operations in the same order.
+    #[inline(always)]
+    fn exp(self, x: Self::F) -> Self::F {
+        let round = self.splat(ROUND);
+        let shifted = self.fma(x, self.splat(LOG2_E), round);
+        let n = self.sub(shifted, round);
+        let r = self.fma(n, self.splat(-LN2_LOW), self.fma(n, self.splat(-LN2_HIGH), x));
+        let mut p = self.splat(POLY[0]);
+        for &c in &POLY[1..] {
+            p = self.fma(p, r, self.splat(c));
+        }
+        let value = self.mul(p, self.power_of_two(shifted));
+        let bounded = self.where_less(self.splat(HIGH), x, self.splat(f32::INFINITY), value);
+        self.where_less(x, self.splat(LOW), self.splat(0.0), bounded)
+    }
+}
+
+/// A computation that a level runs; `run` must be `#[inline(always)]` to be compiled for the level.
+pub(crate) trait Kernel {
+    /// Computes with the level that `s` witnesses.
+    fn run<S: Simd>(self, s: S);
+}
+
+/// Runs `kernel` at `level` if the level has vectors and the CPU has the level; else gives it back.
+pub(crate) fn run<K: Kernel>(level: Dispatch, kernel: K) -> Result<(), K> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512Vnni => match avx512::Avx512::detect() {
+            Some(s) => s.enter(kernel),
+            None => return Err(kernel),
+        },
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx2 => match avx2::Avx2::detect() {
+            Some(s) => s.enter(kernel),
+            None => return Err(kernel),
+        },
+        _ => return Err(kernel),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
