@@ -14,9 +14,11 @@
 //! at once and one at a time are equal bit for bit as long as blocks begin at the same positions.
 //! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1.
 
+mod lanes;
 mod scalar;
 
 use crate::dispatch::Dispatch;
+use crate::simd::run;
 
 /// Keys of one step of the online softmax.
 pub const CHUNK: usize = 32;
@@ -187,8 +189,9 @@ pub fn attend_rows_at(
 ) {
     queries.check(blocks, lse);
     queries.rows.check(out.len(), "outputs");
-    let _ = level;
-    scalar::attend(queries, blocks, out, lse);
+    if let Err(kernel) = run(level, lanes::Attend { queries, blocks, out, lse }) {
+        scalar::attend(queries, blocks, kernel.out, kernel.lse);
+    }
 }
 
 /// Adds one query's attention weights: `acc[i] += exp(scale * q.k[i] - lse)`.
@@ -226,31 +229,10 @@ pub fn score_rows_at(
     queries.check(blocks, lse);
     let keys: usize = blocks.iter().map(|block| block.n).sum();
     assert_eq!(acc.len(), queries.rows.heads * keys, "length of the sums of attention weights");
-    let _ = level;
-    scalar::score(queries, blocks, keys, lse, acc);
+    if let Err(kernel) = run(level, lanes::Score { queries, blocks, keys, lse, acc }) {
+        scalar::score(queries, blocks, keys, lse, kernel.acc);
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masks_follow_the_definition() {
-        for (sinks, window) in [(0, usize::MAX), (0, 1), (0, 40), (3, 5), (50, 7), (100, usize::MAX)] {
-            for position in [0, 5, 31, 32, 70, 1_000_000] {
-                let visible = Visible { position, sinks, window };
-                for token in 0..3 {
-                    for (first, n) in [(0, 32), (0, 7), (32, 32), (64, 9), (0, 1)] {
-                        let mask = visible.mask(token, first, n);
-                        for i in 0..32 {
-                            let (key, query) = (first + i, position + token);
-                            let near = window > query || key > query - window;
-                            let want = i < n && key <= query && (key < sinks || near);
-                            assert_eq!(mask >> i & 1 == 1, want, "{visible:?} {token} {key}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -16,7 +16,7 @@
 mod output;
 mod panel;
 mod scalar;
-mod tile;
+pub(crate) mod tile;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -206,7 +206,8 @@ impl Product<'_> {
             Format::F32 | Format::F16 => {
                 let cols = self.x.cols();
                 let row = |i: usize| &self.x.as_slice()[(t + i) * cols..(t + i + 1) * cols];
-                tile::floats(s, panels, std::array::from_fn::<_, T, _>(row))
+                let weights = panels.map(|panel| panel.weights.as_slice());
+                tile::floats(s, weights, std::array::from_fn::<_, T, _>(row))
             }
             Format::Q8_0 => tile::q8_0(s, panels, self.x.q8_0(), t),
             Format::Q4K => tile::k_quant::<S, P, T, 32, true>(s, panels, self.x.q8_k(), t),

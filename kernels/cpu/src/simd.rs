@@ -27,10 +27,8 @@ pub(crate) struct Floats(pub [f32; 16]);
 pub(crate) trait Simd: Copy {
     /// Sixteen floats.
     type F: Copy;
-    /// Sixteen 32-bit integers.
+    /// Sixteen 32-bit units: integers, or sixteen rows of four bytes.
     type I: Copy;
-    /// Sixteen rows of four weight bytes.
-    type W: Copy;
     /// Whether there are 32 registers of sixteen lanes, rather than sixteen of eight.
     const WIDE: bool;
     /// Whether signed weight bytes are packed plus 128, since the level multiplies unsigned by signed.
@@ -43,7 +41,6 @@ pub(crate) trait Simd: Copy {
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
-    fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The lanes' sum in the order of [`crate::rows::tree_sum`].
@@ -61,14 +58,18 @@ pub(crate) trait Simd: Copy {
 
     fn splat_int(self, v: i32) -> Self::I;
     fn to_float(self, v: Self::I) -> Self::F;
-    fn weights(self, line: &Line) -> Self::W;
+    fn weights(self, line: &Line) -> Self::I;
     /// Lane `i` plus the dot product of four weights of row `i`, unsigned up to 63, and four activations.
-    fn dot_small(self, acc: Self::I, w: Self::W, x: i32) -> Self::I;
+    fn dot_small(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Lane `i` plus the dot product of four weights of row `i`, signed (packed as [`Simd::RAISES_SIGNED`] says, the
     /// raise still to be taken off), and four activations in -127..=127.
-    fn dot_signed(self, acc: Self::I, w: Self::W, x: i32) -> Self::I;
-    /// Turns sixteen rows of sixteen 4-byte units into sixteen columns: `to[j][4 i..][..4] = rows[i][4 j..][..4]`.
-    fn transpose(self, rows: [&[u8; 64]; 16], to: &mut [Line; 16]);
+    fn dot_signed(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
+    /// Sixteen 4-byte units.
+    fn units(self, bytes: &[u8; 64]) -> Self::I;
+    /// The bits of sixteen floats.
+    fn float_units(self, v: &[f32; 16]) -> Self::I;
+    /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of `to[j]` is unit `j` of `rows[i]`.
+    fn transpose(self, rows: [Self::I; 16], to: &mut [Line; 16]);
 
     /// [`crate::exp`] per lane, the same operations in the same order.
     #[inline(always)]

@@ -34,8 +34,8 @@ impl Stage {
     const EMPTY: Self = Self([[0; K_LEN]; ROWS]);
 
     #[inline(always)]
-    fn columns(&self, part: usize) -> [&[u8; 64]; ROWS] {
-        std::array::from_fn(|i| &self.0[i].as_chunks::<64>().0[part])
+    fn columns<S: Simd>(&self, s: S, part: usize) -> [S::I; ROWS] {
+        std::array::from_fn(|i| s.units(&self.0[i].as_chunks::<64>().0[part]))
     }
 }
 
@@ -67,13 +67,13 @@ impl Panel {
         let chunks = rows.map(|row| row.as_chunks::<64>());
         for (c, lines) in self.reset(cols, 0, 0).iter_mut().enumerate() {
             if c < chunks[0].0.len() {
-                s.transpose(std::array::from_fn(|i| &chunks[i].0[c]), lines);
+                s.transpose(std::array::from_fn(|i| s.units(&chunks[i].0[c])), lines);
             } else {
                 let mut stage = Stage::EMPTY;
                 for (row, (_, tail)) in stage.0.iter_mut().zip(chunks) {
                     row[..tail.len()].copy_from_slice(tail);
                 }
-                s.transpose(stage.columns(0), lines);
+                s.transpose(stage.columns(s, 0), lines);
             }
         }
     }
@@ -88,7 +88,7 @@ impl Panel {
                     *to = f16_to_f32(u16::from_le_bytes(*half)).to_ne_bytes();
                 }
             }
-            s.transpose(stage.columns(0), lines);
+            s.transpose(stage.columns(s, 0), lines);
         }
     }
 
@@ -107,7 +107,7 @@ impl Panel {
                     }
                 }
             }
-            s.transpose(stage.columns(0), lines);
+            s.transpose(stage.columns(s, 0), lines);
         }
         for (b, scales) in self.scales.iter_mut().enumerate() {
             let halves: [u16; ROWS] = rows.map(|row| u16::from_le_bytes([row[b][0], row[b][1]]));
@@ -157,6 +157,6 @@ impl Panel {
 #[inline(always)]
 fn transpose_all<S: Simd>(s: S, stage: &Stage, lines: &mut [Line; 64]) {
     for (part, lines) in lines.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
-        s.transpose(stage.columns(part), lines);
+        s.transpose(stage.columns(s, part), lines);
     }
 }

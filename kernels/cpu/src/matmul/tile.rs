@@ -10,13 +10,13 @@ use crate::blocks::{K_LEN, Q8_0_LEN};
 use crate::simd::{Line, Simd};
 
 /// Results of a tile.
-pub(super) type Tile<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
+pub(crate) type Tile<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
 
-/// Weights as floats (F32, F16); `x` are the `T` rows.
+/// Weights as floats (F32, F16, keys), a line a column; `x` are the `T` rows.
 #[inline(always)]
-pub(super) fn floats<S: Simd, const P: usize, const T: usize>(
+pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     s: S,
-    panels: [&Panel; P],
+    panels: [&[Line]; P],
     x: [&[f32]; T],
 ) -> Tile<S, P, T> {
     let cols = x[0].len();
@@ -24,7 +24,7 @@ pub(super) fn floats<S: Simd, const P: usize, const T: usize>(
     for start in (0..cols).step_by(FLOAT_BLOCK) {
         let n = FLOAT_BLOCK.min(cols - start);
         let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][start..start + n]);
-        let weights: [&[Line]; P] = std::array::from_fn(|p| &panels[p].weights[start..start + n]);
+        let weights: [&[Line]; P] = std::array::from_fn(|p| &panels[p][start..start + n]);
         let mut part = [[s.splat(0.0); T]; P];
         for c in 0..n {
             let w: [S::F; P] = std::array::from_fn(|p| s.load_line(&weights[p][c]));
@@ -72,7 +72,7 @@ pub(super) fn q8_0<S: Simd, const P: usize, const T: usize>(
             std::array::from_fn(|t| s.splat_int(if S::RAISES_SIGNED { bias[t][b] } else { 0 }));
         let mut dot = [start; P];
         for k in 0..STEPS {
-            let w: [S::W; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
+            let w: [S::I; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
             for t in 0..T {
                 let x = four(&q[t][b], 4 * k);
                 for p in 0..P {
@@ -119,7 +119,7 @@ pub(super) fn k_quant<S: Simd, const P: usize, const T: usize, const GROUP: usiz
                 std::array::from_fn(|t| s.splat_int(if MINIMA { 0 } else { bias[t][b][g] }));
             let mut dot = [start; P];
             for k in g * steps..(g + 1) * steps {
-                let w: [S::W; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
+                let w: [S::I; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
                 for t in 0..T {
                     let x = four(&q[t][b], 4 * k);
                     for p in 0..P {

@@ -44,15 +44,9 @@ fn halves<T>(v: &[T]) -> [&[T]; 2] {
     [low, high]
 }
 
-#[inline(always)]
-fn bytes(v: &[u8; 64]) -> IntPair {
-    halves(v).map(|half| checked!(_mm256_loadu_si256(half.as_ptr().cast())))
-}
-
 impl Simd for Avx2 {
     type F = Pair;
     type I = IntPair;
-    type W = IntPair;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
 
@@ -85,10 +79,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn mul(self, a: Pair, b: Pair) -> Pair {
         [0, 1].map(|i| checked!(_mm256_mul_ps(a[i], b[i])))
-    }
-    #[inline(always)]
-    fn div(self, a: Pair, b: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_div_ps(a[i], b[i])))
     }
     #[inline(always)]
     fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
@@ -131,7 +121,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn weights(self, line: &Line) -> IntPair {
-        bytes(&line.0)
+        self.units(&line.0)
     }
     #[inline(always)]
     fn dot_small(self, acc: IntPair, w: IntPair, x: i32) -> IntPair {
@@ -144,8 +134,15 @@ impl Simd for Avx2 {
         [0, 1].map(|i| checked!(dot_signed(acc[i], w[i], x)))
     }
     #[inline(always)]
-    fn transpose(self, rows: [&[u8; 64]; 16], to: &mut [Line; 16]) {
-        let rows = rows.map(bytes);
+    fn units(self, bytes: &[u8; 64]) -> IntPair {
+        halves(bytes).map(|half| checked!(_mm256_loadu_si256(half.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn float_units(self, v: &[f32; 16]) -> IntPair {
+        halves(v).map(|half| checked!(_mm256_loadu_si256(half.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [IntPair; 16], to: &mut [Line; 16]) {
         for units in 0..2 {
             let top = checked!(transpose(std::array::from_fn(|i| rows[i][units])));
             let bottom = checked!(transpose(std::array::from_fn(|i| rows[8 + i][units])));

@@ -37,7 +37,6 @@ macro_rules! checked {
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
-    type W = __m512i;
     const WIDE: bool = true;
     const RAISES_SIGNED: bool = true;
 
@@ -68,10 +67,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         checked!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        checked!(_mm512_div_ps(a, b))
     }
     #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -124,8 +119,15 @@ impl Simd for Avx512 {
         self.dot_small(acc, w, x)
     }
     #[inline(always)]
-    fn transpose(self, rows: [&[u8; 64]; 16], to: &mut [Line; 16]) {
-        let rows = rows.map(|row| checked!(_mm512_loadu_si512(row.as_ptr().cast())));
+    fn units(self, bytes: &[u8; 64]) -> __m512i {
+        checked!(_mm512_loadu_si512(bytes.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn float_units(self, v: &[f32; 16]) -> __m512i {
+        checked!(_mm512_loadu_si512(v.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [__m512i; 16], to: &mut [Line; 16]) {
         let columns = checked!(transpose(rows));
         for (to, column) in to.iter_mut().zip(columns) {
             checked!(_mm512_storeu_si512(to.0.as_mut_ptr().cast(), column));

@@ -1,0 +1,77 @@
+//! Prints how fast the kernels run on this machine: products of every format for a prompt chunk and for one token,
+//! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing`, level by `BATON_CPU`.
+
+use std::time::{Duration, Instant};
+
+use baton_kernels_cpu::{
+    Activations, Dispatch, Format, KernelError, KvBlock, KvRows, Matrix, Queries, RowLayout, Visible,
+    attend_rows, matmul, quantize_row,
+};
+
+/// The fastest of several runs.
+fn fastest(mut run: impl FnMut()) -> Duration {
+    let mut best = Duration::MAX;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(400) {
+        let start = Instant::now();
+        run();
+        best = best.min(start.elapsed());
+    }
+    best
+}
+
+fn products(format: Format, rows: usize, cols: usize) -> Result<(), KernelError> {
+    let row: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.37).sin()).collect();
+    let mut bytes = Vec::new();
+    quantize_row(format, &row, &mut bytes)?;
+    let data = bytes.repeat(rows);
+    let w = Matrix::new(format, rows, cols, &data)?;
+    for t in [1, 4, 32, 512] {
+        let x: Vec<f32> = (0..t * cols).map(|i| (i as f32 * 0.11).cos()).collect();
+        let mut out = vec![0.0; t * rows];
+        let time = fastest(|| matmul(&w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
+        let gops = 2.0 * (rows * cols * t) as f64 / time / 1e9;
+        let gb = data.len() as f64 / time / 1e9;
+        println!(
+            "{:>5} [{rows}, {cols}] x {t:>3}: {gops:>7.1} Gop/s, weights at {gb:>5.1} GB/s",
+            format.name()
+        );
+    }
+    Ok(())
+}
+
+fn attention(tokens: usize, heads: usize, d: usize, keys: usize) {
+    let k: Vec<f32> = (0..keys * d).map(|i| (i as f32 * 0.7).sin()).collect();
+    let blocks: Vec<KvBlock<'_>> = k
+        .chunks(32 * d)
+        .enumerate()
+        .map(|(i, k)| KvBlock {
+            k: KvRows::F32(k),
+            v: KvRows::F32(k),
+            n: k.len() / d,
+            stride: d,
+            first: 32 * i,
+        })
+        .collect();
+    let rows = RowLayout { tokens, heads, d, stride: heads * d };
+    let q: Vec<f32> = (0..tokens * heads * d).map(|i| (i as f32 * 0.3).cos()).collect();
+    let queries = Queries { q: &q, rows, visible: Visible::causal(keys - tokens), scale: 0.1 };
+    let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * heads]);
+    let time = fastest(|| attend_rows(&queries, &blocks, &mut out, &mut lse)).as_secs_f64();
+    let gops = 4.0 * (tokens * heads * d * keys) as f64 / time / 1e9;
+    let gb = (2 * 4 * keys * d) as f64 / time / 1e9;
+    println!("attention {tokens} x {heads} rows of {d}, {keys} keys: {gops:.1} Gop/s, cache at {gb:.1} GB/s");
+}
+
+fn main() -> Result<(), KernelError> {
+    println!("level {:?}, {} threads", Dispatch::current(), rayon::current_num_threads());
+    for format in Format::ALL {
+        products(format, 4_096, 2_048)?;
+    }
+    products(Format::Q8_0, 256, 256)?;
+    products(Format::F32, 256, 256)?;
+    for (tokens, heads, d) in [(1, 1, 64), (1, 4, 64), (32, 1, 64), (32, 4, 128), (32, 1, 32)] {
+        attention(tokens, heads, d, 2_048);
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! Attention: levels against the definition, the definition against `f64`, and independence of chunking.
+
+use super::*;
+use crate::f16::f32_to_f16_row;
+
+/// A deterministic row of values in -2..2.
+fn row(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        })
+        .collect()
+}
+
+fn levels() -> impl Iterator<Item = Dispatch> {
+    Dispatch::ALL.into_iter().filter(|level| level.is_available())
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Keys and values of one KV head among others, `[keys, stride]`, as floats and as halves.
+struct Cache {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    half_k: Vec<u16>,
+    half_v: Vec<u16>,
+    d: usize,
+    stride: usize,
+    keys: usize,
+}
+
+impl Cache {
+    fn new(keys: usize, d: usize) -> Self {
+        let stride = d + 5;
+        let (mut k, mut v) = (row(11, keys * stride), row(12, keys * stride));
+        let (mut half_k, mut half_v) = (vec![0; k.len()], vec![0; k.len()]);
+        f32_to_f16_row(&k, &mut half_k);
+        f32_to_f16_row(&v, &mut half_v);
+        // What lies between the rows must not be read into a result.
+        for i in 0..keys {
+            k[i * stride + d..(i + 1) * stride].fill(f32::NAN);
+            v[i * stride + d..(i + 1) * stride].fill(f32::NAN);
+        }
+        Self { k, v, half_k, half_v, d, stride, keys }
+    }
+
+    fn blocks(&self, block_len: usize, halves: bool) -> Vec<KvBlock<'_>> {
+        (0..self.keys)
+            .step_by(block_len)
+            .map(|first| {
+                let n = block_len.min(self.keys - first);
+                let at = first * self.stride..(first + n - 1) * self.stride + self.d;
+                let (k, v) = if halves {
+                    (KvRows::F16(&self.half_k[at.clone()]), KvRows::F16(&self.half_v[at]))
+                } else {
+                    (KvRows::F32(&self.k[at.clone()]), KvRows::F32(&self.v[at]))
+                };
+                KvBlock { k, v, n, stride: self.stride, first }
+            })
+            .collect()
+    }
+}
+
+fn attended(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> (Vec<f32>, Vec<f32>) {
+    let mut out = vec![f32::NAN; queries.q.len()];
+    let mut lse = vec![f32::NAN; queries.rows.tokens * queries.rows.heads];
+    attend_rows_at(level, queries, blocks, &mut out, &mut lse);
+    (out, lse)
+}
+
+fn scored(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>], lse: &[f32]) -> Vec<f32> {
+    let keys: usize = blocks.iter().map(|block| block.n).sum();
+    let mut acc = row(13, queries.rows.heads * keys);
+    score_rows_at(level, queries, blocks, lse, &mut acc);
+    acc
+}
+
+#[test]
+fn masks_follow_the_definition() {
+    for (sinks, window) in [(0, usize::MAX), (0, 1), (0, 40), (3, 5), (50, 7), (100, usize::MAX)] {
+        for position in [0, 5, 31, 32, 70, 1_000_000] {
+            let visible = Visible { position, sinks, window };
+            for token in 0..3 {
+                for (first, n) in [(0, 32), (0, 7), (32, 32), (64, 9), (0, 1)] {
+                    let mask = visible.mask(token, first, n);
+                    for i in 0..32 {
+                        let (key, query) = (first + i, position + token);
+                        let near = window > query || key > query - window;
+                        let want = i < n && key <= query && (key < sinks || near);
+                        assert_eq!(mask >> i & 1 == 1, want, "{visible:?} {token} {key}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_equals_the_definition() {
+    let cases = [
+        (1, 1, 1, 16),
+        (7, 3, 2, 8),
+        (33, 5, 4, 20),
+        (70, 9, 1, 64),
+        (100, 4, 3, 128),
+        (131, 6, 2, 96),
+        (64, 2, 7, 33),
+    ];
+    for (keys, tokens, heads, d) in cases {
+        let cache = Cache::new(keys, d);
+        let rows = RowLayout { tokens, heads, d, stride: heads * d + 3 };
+        let q = row(14, tokens * rows.stride);
+        let position = keys.saturating_sub(tokens);
+        for (sinks, window) in [(0, usize::MAX), (2, 9), (40, 33)] {
+            let visible = Visible { position, sinks, window };
+            let queries = Queries { q: &q, rows, visible, scale: 0.4 };
+            for (block_len, halves) in [(32, false), (32, true), (48, false), (20, true)] {
+                let blocks = cache.blocks(block_len, halves);
+                let (want, want_lse) = attended(Dispatch::Scalar, &queries, &blocks);
+                let want_scores = scored(Dispatch::Scalar, &queries, &blocks, &want_lse);
+                for level in levels() {
+                    let case = format!("{level:?} {keys} {rows:?} {visible:?} {block_len} {halves}");
+                    let (have, lse) = attended(level, &queries, &blocks);
+                    for r in 0..tokens * heads {
+                        let at = rows.at(r / heads, r % heads);
+                        assert_eq!(bits(&have[at.clone()]), bits(&want[at]), "{case}");
+                    }
+                    assert_eq!(bits(&lse), bits(&want_lse), "{case}");
+                    assert_eq!(bits(&scored(level, &queries, &blocks, &lse)), bits(&want_scores), "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_definition_is_near_exact_softmax() {
+    let (keys, tokens, heads, d) = (150, 6, 2, 48);
+    let cache = Cache::new(keys, d);
+    let rows = RowLayout { tokens, heads, d, stride: heads * d };
+    let q = row(15, tokens * rows.stride);
+    let scale = 0.3f32;
+    for (sinks, window) in [(0, usize::MAX), (4, 50)] {
+        let visible = Visible { position: keys - tokens, sinks, window };
+        let queries = Queries { q: &q, rows, visible, scale };
+        let blocks = cache.blocks(32, false);
+        let (out, lse) = attended(Dispatch::Scalar, &queries, &blocks);
+        let mut acc = vec![0.0; heads * keys];
+        score_rows_at(Dispatch::Scalar, &queries, &blocks, &lse, &mut acc);
+        let mut want_acc = vec![0.0f64; heads * keys];
+        for token in 0..tokens {
+            for head in 0..heads {
+                let q = &q[rows.at(token, head)];
+                let query = visible.position + token;
+                let score = |i: usize| -> f64 {
+                    let k = &cache.k[i * cache.stride..][..d];
+                    q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+                        * f64::from(scale)
+                };
+                let seen: Vec<usize> =
+                    (0..=query).filter(|&i| i < sinks || window > query || i > query - window).collect();
+                let total: f64 = seen.iter().map(|&i| score(i).exp()).sum();
+                assert!((f64::from(lse[token * heads + head]) - total.ln()).abs() < 1e-5);
+                for &i in &seen {
+                    want_acc[head * keys + i] += score(i).exp() / total;
+                }
+                for (j, have) in out[rows.at(token, head)].iter().enumerate() {
+                    let weighted =
+                        |&i: &usize| score(i).exp() / total * f64::from(cache.v[i * cache.stride + j]);
+                    let want: f64 = seen.iter().map(weighted).sum();
+                    assert!((f64::from(*have) - want).abs() < 1e-5, "{have} is not {want}");
+                }
+            }
+        }
+        for (have, want) in acc.iter().zip(want_acc) {
+            assert!((f64::from(*have) - want).abs() < 1e-5, "{have} is not {want}");
+        }
+    }
+}
+
+#[test]
+fn rows_together_equal_rows_alone() {
+    let (keys, tokens, heads, d) = (90, 58, 2, 32);
+    let cache = Cache::new(keys, d);
+    let rows = RowLayout { tokens, heads, d, stride: heads * d };
+    let q = row(16, tokens * rows.stride);
+    let visible = Visible { position: keys - tokens, sinks: 3, window: 40 };
+    let queries = Queries { q: &q, rows, visible, scale: 0.2 };
+    let blocks = cache.blocks(32, false);
+    let (together, together_lse) = attended(Dispatch::best(), &queries, &blocks);
+    for token in 0..tokens {
+        // A cache that ends with this token: the last block is shorter than in the call above.
+        let ended = Cache { keys: visible.position + token + 1, ..Cache::new(keys, d) };
+        for head in 0..heads {
+            let at = rows.at(token, head);
+            let one = Queries {
+                q: &q[at.clone()],
+                rows: RowLayout { tokens: 1, heads: 1, d, stride: d },
+                visible: Visible { position: visible.position + token, ..visible },
+                scale: 0.2,
+            };
+            let (alone, lse) = attended(Dispatch::best(), &one, &ended.blocks(32, false));
+            assert_eq!(bits(&alone), bits(&together[at]), "token {token}, head {head}");
+            assert_eq!(lse[0].to_bits(), together_lse[token * heads + head].to_bits());
+        }
+    }
+}
+
+#[test]
+fn one_row_calls_see_every_key() {
+    let cache = Cache::new(50, 16);
+    let blocks = cache.blocks(32, false);
+    let q = row(17, 16);
+    let mut out = [0.0; 16];
+    let lse = attend_blocks(&q, &blocks, 0.5, &mut out);
+    let rows = RowLayout { tokens: 1, heads: 1, d: 16, stride: 16 };
+    let queries = Queries { q: &q, rows, visible: Visible::causal(49), scale: 0.5 };
+    let (want, want_lse) = attended(Dispatch::Scalar, &queries, &blocks);
+    assert_eq!((bits(&out), lse.to_bits()), (bits(&want), want_lse[0].to_bits()));
+    let mut acc = [0.0; 50];
+    score_blocks(&q, &blocks, 0.5, lse, &mut acc);
+    assert!((acc.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+}
+
+#[test]
+fn no_key_gives_zero() {
+    for level in levels() {
+        let q = row(18, 16);
+        let rows = RowLayout { tokens: 1, heads: 1, d: 16, stride: 16 };
+        let queries = Queries { q: &q, rows, visible: Visible::causal(3), scale: 1.0 };
+        let (out, lse) = attended(level, &queries, &[]);
+        assert_eq!(out, [0.0; 16]);
+        assert_eq!(lse, [f32::NEG_INFINITY]);
+    }
+}
+
+#[test]
+fn a_hidden_fault_stays_hidden() {
+    let mut cache = Cache::new(40, 16);
+    let at = 39 * cache.stride;
+    cache.k[at] = f32::NAN;
+    cache.v[at] = f32::INFINITY;
+    let q = row(19, 2 * 16);
+    let rows = RowLayout { tokens: 2, heads: 1, d: 16, stride: 16 };
+    let queries = Queries { q: &q, rows, visible: Visible::causal(38), scale: 0.1 };
+    for level in levels() {
+        let (out, lse) = attended(level, &queries, &cache.blocks(32, false));
+        assert!(out[..16].iter().all(|v| v.is_finite()) && lse[0].is_finite(), "{level:?}");
+        assert!(out[16..].iter().all(|v| v.is_nan()) && lse[1].is_nan(), "{level:?}");
+    }
+}
