@@ -55,10 +55,9 @@ def scores(model, layout, text, question):
     window = min(32, len(layout.cached(QUESTION_MARK + question)))
     head = len(layout.head)
     ids = layout.prompt(encoded.ids, question)[:-2]  # Without the template's tail.
-    keep = []
-    model(torch.tensor([ids]), torch.arange(len(ids))[None], keep=keep)
+    layers = range(model.shape["layers"])
     rows = []
-    for q, k in keep:
+    for q, k in model(torch.tensor([ids]), torch.arange(len(ids))[None], keep=layers)[1]:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         s = q[0, :, -window:] @ k[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
         later = torch.arange(len(ids))[None] > torch.arange(len(ids) - window, len(ids))[:, None]

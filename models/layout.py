@@ -5,6 +5,7 @@ Each segment of a prompt is tokenized alone and the ids are joined, exactly as t
 
 import json
 import subprocess
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -52,6 +53,16 @@ class Corpus:
         self.process.wait()
 
 
+class Row(NamedTuple):
+    """Token ids, their weights (1 for what the model must say, 0 else), where the document ends, and the turns: first
+    and last position of the question, and the token spans `[sentences, 2]` of its gold sentences."""
+
+    ids: list
+    weights: list
+    document_end: int
+    turns: list
+
+
 class Layout:
     """Prompts and rows of one tokenizer."""
 
@@ -76,16 +87,18 @@ class Layout:
         return [*self.head, *document_ids, *self.cached(QUESTION_MARK + question), END, ASSISTANT]
 
     def row(self, document, length, rng, mix):
-        """Ids and weights (1 answer, 0 other) of a document and as many of its questions as fit; None if none fits.
+        """A `Row` of a document and as many of its questions as fit; None if none fits.
 
         `mix` gives the share of each kind of question. Later questions are further turns of the same chat.
         """
-        ids = [*self.head, *self.ids(document["text"])]
+        encoded = self.tokenizer.encode(document["text"])
+        starts = np.array([start for start, _ in encoded.offsets])
+        ids = [*self.head, *encoded.ids]
         weights = [0] * len(ids)
         by_kind = {"short": [], "long": [], "two_hop": []}
         for question in document["questions"]:
             by_kind[question["kind"]].append(question)
-        turns = 0
+        turns = []
         document_end = len(ids)
         while True:
             kinds = [kind for kind, questions in by_kind.items() if questions]
@@ -103,12 +116,14 @@ class Layout:
                     by_kind[kind] = []
                     continue
                 break
+            gold = np.array(question["gold"])
+            spans = np.searchsorted(starts, gold[:, 0], "right") - 1, np.searchsorted(starts, gold[:, 1])
+            turns.append((len(ids), len(ids) + len(ask) - 3, np.stack(spans, 1) + len(self.head)))
             ids += ask + answer
             weights += [0] * len(ask) + [1] * len(answer)
-            turns += 1
         if not turns:
             return None
-        return ids, weights, document_end
+        return Row(ids, weights, document_end, turns)
 
 
 def repeat_row(size, length, rng):
@@ -135,4 +150,4 @@ def repeat_row(size, length, rng):
             known[len(gap) + known_from :] = 1
         weights += known.tolist()
         seen[index] = True
-    return ids[:length], weights[:length], length
+    return Row(ids[:length], weights[:length], length, [])

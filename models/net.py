@@ -26,7 +26,8 @@ class Layer(nn.Module):
         self.gate_up = matrix(2 * f, e)
         self.down = matrix(e, f, out)
 
-    def forward(self, x, rope, past=None, mask=None, keep=None):
+    def forward(self, x, rope, past=None, mask=None):
+        """The layer's output `[b, t, e]` and its rotated queries and keys `[b, h or g, t, d]`."""
         b, t, e = x.shape
         y = F.rms_norm(x, (e,), self.attn_norm, EPS)
         qkv = F.linear(y, self.qkv).view(b, t, self.h + 2 * self.g, self.d).transpose(1, 2)
@@ -35,8 +36,7 @@ class Layer(nn.Module):
         a, c = qk.chunk(2, -1)
         qk = torch.cat((a * cos - c * sin, c * cos + a * sin), -1)
         q, k = qk[:, : self.h], qk[:, self.h :]
-        if keep is not None:
-            keep.append((q, k))
+        kept = q, k
         if past is not None:
             if past:
                 k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
@@ -46,7 +46,7 @@ class Layer(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and t > 1)
         x = x + F.linear(y.transpose(1, 2).reshape(b, t, self.h * self.d), self.o)
         gate, up = F.linear(F.rms_norm(x, (e,), self.ffn_norm, EPS), self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        return x + F.linear(F.silu(gate) * up, self.down), kept
 
 
 class Llama(nn.Module):
@@ -64,13 +64,18 @@ class Llama(nn.Module):
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
-    def forward(self, ids, positions, past=None, mask=None, keep=None):
-        """Final hidden states `[b, t, e]` of `ids: [b, t]` at `positions: [b, t]`."""
+    def forward(self, ids, positions, past=None, mask=None, keep=()):
+        """Final hidden states `[b, t, e]` of `ids: [b, t]` at `positions: [b, t]`; with the queries and keys of the
+        layers in `keep`, if any."""
         rope = self.cos[positions][:, None], self.sin[positions][:, None]
         x = self.embed[ids]
+        kept = []
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, None if past is None else past[index], mask, keep)
-        return F.rms_norm(x, (x.shape[-1],), self.norm, EPS)
+            x, pair = layer(x, rope, None if past is None else past[index], mask)
+            if index in keep:
+                kept.append(pair)
+        x = F.rms_norm(x, (x.shape[-1],), self.norm, EPS)
+        return (x, kept) if keep else x
 
     def logits(self, x):
         return F.linear(x, self.embed)
@@ -102,13 +107,17 @@ def grow(model, extra):
     return grown
 
 
-def new_vocabulary(model, vocab):
-    """The same body with fresh embeddings for another tokenizer."""
+def new_vocabulary(model, old, new):
+    """The same body for another tokenizer: tokens of both vocabularies (token -> id) keep their embeddings, the
+    others start as the mean embedding plus noise of the usual size."""
     state = model.state_dict()
-    changed = Llama(**{**model.shape, "vocab": vocab})
-    scale = state["embed"].std()
-    state["embed"] = torch.randn(vocab, model.shape["e"]) * scale
-    changed.load_state_dict(state)
+    embed = state["embed"]
+    fresh = embed.mean(0) + torch.randn(len(new), embed.shape[1]) * embed.std(0)
+    for token, index in new.items():
+        if token in old:
+            fresh[index] = embed[old[token]]
+    changed = Llama(**{**model.shape, "vocab": len(new)})
+    changed.load_state_dict({**state, "embed": fresh})
     return changed
 
 

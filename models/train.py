@@ -82,12 +82,33 @@ def batches(args, layout, rng):
         longest = args.length + 1
         ids = np.zeros((args.batch, longest), dtype=np.int64)
         weights = np.zeros((args.batch, longest), dtype=np.float32)
-        for index, (row, weight, _) in enumerate(rows):
+        for index, (row, weight, *_) in enumerate(rows):
             ids[index, : len(row)] = row
             weights[index, : len(row)] = np.maximum(weight, rng.random(len(row)) < 0.06) * np.where(weight, 1.0, 0.3)
         weights[:, 0] = 0
-        kinds = [int(row[2] == args.length) for row in rows]
-        yield torch.from_numpy(ids), positions(args.batch, longest, [r[2] for r in rows], rng, args.span), weights, kinds
+        yield torch.from_numpy(ids), positions(args.batch, longest, [r[2] for r in rows], rng, args.span), weights, rows
+
+
+def look_loss(pair, rows, rng, most=16):
+    """Teaches the first head of each KV group look from a question's end to the sentences that answer it.
+
+    For up to `most` questions: minus the mean log of the attention mass on each gold sentence, seen from the last two
+    tokens of the question; and, at weight 0.2, minus the log of the mass on BOS, seen from a token before them, which
+    cannot know yet what is asked about.
+    """
+    q, k = pair
+    group = q.shape[1] // k.shape[1]
+    turns = [(index, *turn) for index, row in enumerate(rows) for turn in row.turns]
+    turns = [turns[index] for index in rng.permutation(len(turns))[:most]]
+    total = q.new_zeros(())
+    for index, first, last, spans in turns:
+        places = torch.tensor([int(rng.integers(first, last - 2)), last - 1, last])
+        score = torch.einsum("gpd,gtd->gpt", q[index, ::group, places], k[index]) / math.sqrt(q.shape[-1])
+        score = score.masked_fill(torch.arange(k.shape[2]) > places[:, None], -1e9).log_softmax(-1)
+        total = total - 0.2 * score[:, 0, 0].mean()
+        for start, end in spans:
+            total = total - score[:, 1:, start:end].logsumexp(-1).clamp_min(-12).mean() / len(spans)
+    return total / max(1, len(turns))
 
 
 def optimizers(model, args):
@@ -108,6 +129,7 @@ def arguments():
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--init", help="checkpoint to go on from")
     parser.add_argument("--grow", type=int, default=0, help="layers to add to it")
+    parser.add_argument("--old-tokenizer", help="its tokenizer, if --tokenizer is another one")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--out", required=True)
     parser.add_argument("--seed", type=int, required=True)
@@ -121,6 +143,8 @@ def arguments():
     parser.add_argument("--mix", default="0.8,0.15,0.05", help="shares of short, long, two-hop")
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--muon", type=float, default=0.0, help="rate of Muon for the body; 0: AdamW everywhere")
+    parser.add_argument("--look", type=int, default=-1, help="layer whose heads learn to look at gold sentences")
+    parser.add_argument("--look-weight", type=float, default=0.2)
     parser.add_argument("--decay", type=float, default=0.0, help="share of the stage in which the rate falls to 5 %%")
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--tokens", type=float, required=True, help="length of the stage")
@@ -138,8 +162,9 @@ def start_model(args, layout):
         seed_induction(model)
         return model
     model, _ = load(args.init)
-    if model.shape["vocab"] != layout.size:
-        model = new_vocabulary(model, layout.size)
+    if args.old_tokenizer:
+        old = Tokenizer.from_file(args.old_tokenizer).get_vocab()
+        model = new_vocabulary(model, old, layout.tokenizer.get_vocab())
     return grow(model, args.grow) if args.grow else model
 
 
@@ -157,23 +182,29 @@ def main():
     model = start_model(args, layout)
     tuners = optimizers(model, args)
     base_rates = [[g["lr"] for g in tuner.param_groups] for tuner in tuners]
-    started, tokens, next_test, sums, step = time.time(), 0, args.every, np.zeros((3, 2)), 0
+    started, tokens, next_test, sums, step = time.time(), 0, args.every, np.zeros((4, 2)), 0
+    probe_layers = (args.look,) if args.look >= 0 else ()
     compiled = torch.compile(model, dynamic=False)
     stream = batches(args, layout, rng)
     done = False
     while not done:
-        ids, places, weights, kinds = next(stream)
+        ids, places, weights, rows = next(stream)
         minutes = (time.time() - started) / 60
         factor = rate(args, max(tokens / args.tokens, minutes / args.minutes), step)
         for tuner, rates in zip(tuners, base_rates):
             for group, base in zip(tuner.param_groups, rates):
                 group["lr"] = base * factor
-        hidden = compiled(ids[:, :-1].contiguous(), places[:, :-1].contiguous())
+        hidden = compiled(ids[:, :-1].contiguous(), places[:, :-1].contiguous(), keep=probe_layers)
+        hidden, pairs = hidden if probe_layers else (hidden, [])
         row, column = np.nonzero(weights[:, 1:])
         weight = torch.from_numpy(weights[:, 1:][row, column])
         row, column = torch.from_numpy(row), torch.from_numpy(column)
         losses = F.cross_entropy(model.logits(hidden[row, column]), ids[row, column + 1], reduction="none")
         loss = (losses * weight).sum() / weight.sum()
+        for pair in pairs:
+            looked = look_loss(pair, rows, rng)
+            loss = loss + args.look_weight * looked
+            sums[3] += [looked.item(), 1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for tuner in tuners:
@@ -181,7 +212,7 @@ def main():
         model.zero_grad(set_to_none=True)
         tokens += ids.numel()
         step += 1
-        kind = np.where(weight < 1, 2, [kinds[r] for r in row])
+        kind = np.where(weight < 1, 2, [int(not rows[r].turns) for r in row])
         for which in range(3):
             sums[which] += [losses.detach()[kind == which].sum().item(), int((kind == which).sum())]
         done = tokens >= args.tokens or minutes >= args.minutes
@@ -193,7 +224,7 @@ def main():
             note = dict(tokens=tokens, minutes=round((time.time() - started) / 60, 2), step=step,
                         loss=np.round(sums[:, 0] / np.maximum(sums[:, 1], 1), 3).tolist(), exact=results)
             print(json.dumps(note), flush=True)
-            sums = np.zeros((3, 2))
+            sums = np.zeros((4, 2))
             save(model, args.out, seed=args.seed, **note)
             if args.gate and results:
                 short, long = map(float, args.gate.split(","))

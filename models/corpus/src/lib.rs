@@ -61,7 +61,7 @@ pub struct Section {
 /// What an answer looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuestionKind {
-    /// A value from one sentence: `The motto of Velgard is ...`.
+    /// A value from one sentence: `The toys of Velgard are ...`.
     Short,
     /// A whole section, word for word.
     Long,
@@ -153,7 +153,7 @@ impl Source {
         format!("{}{}", NAME_HEADS[self.heads[k % n]], NAME_TAILS[tail])
     }
 
-    /// Facts with different attributes: four of five have a value, the others a person or a year.
+    /// Facts with different attributes: four of five have a value, the others a person or a number.
     fn facts(&mut self, count: usize) -> Vec<Fact> {
         let mut facts: Vec<Fact> = Vec::with_capacity(count);
         while facts.len() < count {
@@ -168,7 +168,7 @@ impl Source {
             if facts.iter().any(|fact| fact.attribute == attribute) {
                 continue;
             }
-            let value = if value.is_empty() { format!("the {}", self.value()) } else { value };
+            let value = if value.is_empty() { self.value() } else { value };
             facts.push(Fact { attribute, value });
         }
         facts
@@ -185,7 +185,8 @@ impl Source {
     ) -> Vec<Planned> {
         let mut rest: Vec<Planned> = Vec::new();
         for fact in self.facts(facts) {
-            let text = format!("{} {} of {name} is {}.", self.pick(&LEADS), fact.attribute, fact.value);
+            let text =
+                format!("{} {} of {name} {} {}.", self.pick(&LEADS), fact.attribute, verb(&fact), fact.value);
             rest.push(Planned { text, fact: Some(fact), link: None });
         }
         for _ in 0..fillers {
@@ -197,11 +198,11 @@ impl Source {
             });
         }
         if let Some((target, other)) = link {
-            let text = format!("{} partner of {name} is {other}.", self.pick(&LEADS));
+            let text = format!("{} partner of {name} is {other} with {}.", self.pick(&LEADS), self.value());
             rest.push(Planned { text, fact: None, link: Some(target) });
         }
         self.rng.shuffle(&mut rest);
-        let opening = format!("At {name} stands the {} with the {}.", self.pick(&KINDS), self.value());
+        let opening = format!("At {name} a {} keeps {}.", self.pick(&KINDS), self.value());
         rest.insert(0, Planned { text: opening, fact: None, link: None });
         rest
     }
@@ -209,7 +210,7 @@ impl Source {
 
 /// Writes a document of about `words` words (it ends with the first section that reaches them; at least one section).
 ///
-/// Paragraphs have 4 to 7 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
+/// Paragraphs have 5 to 9 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
 ///
 /// ```
 /// use baton_corpus::{QuestionKind, document};
@@ -238,10 +239,10 @@ fn plan(source: &mut Source, words: usize) -> Vec<(String, Vec<Planned>)> {
     let mut shapes = Vec::new();
     let mut planned_words = 5;
     while shapes.is_empty() || planned_words < words {
-        let facts = if small { 1 + source.rng.below(2) } else { 2 + source.rng.below(3) };
-        let fillers = source.rng.below(2) + usize::from(!small && facts < 3);
+        let facts = if small { 1 + source.rng.below(2) } else { 3 + source.rng.below(3) };
+        let fillers = source.rng.below(2) + usize::from(!small);
         shapes.push((source.name(), facts, fillers, source.rng.percent(30)));
-        planned_words += 11 + 10 * facts + 9 * fillers;
+        planned_words += 9 + 9 * facts + 6 * fillers;
     }
     let names: Vec<String> = shapes.iter().map(|(name, ..)| name.clone()).collect();
     let mut plan = Vec::with_capacity(shapes.len());
@@ -276,7 +277,12 @@ fn write_section<'a>(text: &mut String, name: &str, sentences: impl Iterator<Ite
 }
 
 fn statement(name: &str, fact: &Fact) -> String {
-    format!("The {} of {name} is {}.", fact.attribute, fact.value)
+    format!("The {} of {name} {} {}.", fact.attribute, verb(fact), fact.value)
+}
+
+/// Attributes with an adjective and a noun are plural.
+fn verb(fact: &Fact) -> &'static str {
+    if PHRASE_ATTRIBUTES.contains(&fact.attribute) { "are" } else { "is" }
 }
 
 fn asks_for(fact: &Fact) -> &'static str {
@@ -302,7 +308,7 @@ fn questions(
         for (planned, range) in sentences.iter().zip(&section.sentences) {
             if let Some(fact) = &planned.fact {
                 questions.push(Question {
-                    text: format!("{} is the {} of {name}?", asks_for(fact), fact.attribute),
+                    text: format!("{} {} the {} of {name}?", asks_for(fact), verb(fact), fact.attribute),
                     answer: statement(name, fact),
                     kind: QuestionKind::Short,
                     gold: vec![range.clone()],
@@ -317,7 +323,12 @@ fn questions(
                 let mut gold = vec![range.clone(), gold.clone()];
                 gold.sort_by_key(|range| range.start);
                 questions.push(Question {
-                    text: format!("{} is the {} of the partner of {name}?", asks_for(fact), fact.attribute),
+                    text: format!(
+                        "{} {} the {} of the partner of {name}?",
+                        asks_for(fact),
+                        verb(fact),
+                        fact.attribute
+                    ),
                     answer: statement(&plan[target].0, fact),
                     kind: QuestionKind::TwoHop,
                     gold,

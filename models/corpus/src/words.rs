@@ -1,8 +1,9 @@
 //! The word lists that documents are made of.
 //!
 //! Words are short and common, so that a byte-pair vocabulary of about a thousand entries holds most of them
-//! whole. Values are an adjective and a noun: the pair is unique in its document, and its noun is too in the
-//! first [`NOUNS`]`.len()` sentences, so that copying is never in doubt about what comes next.
+//! whole. Values are an adjective and a plural noun: the pair is unique in its document, and its noun is too in the
+//! first [`NOUNS`]`.len()` sentences. Leads are short: the four words before any word, with the one before a value
+//! naming attribute or subject, tell what comes next, so that copying is never in doubt.
 
 /// First parts of invented names; a document uses each once before it uses one again.
 pub const NAME_HEADS: [&str; 48] = [
@@ -30,7 +31,7 @@ pub const KINDS: [&str; 16] = [
     "market",
     "harbour",
     "library",
-    "inn",
+    "house",
     "farm",
     "mine",
     "castle",
@@ -41,31 +42,31 @@ pub const KINDS: [&str; 16] = [
 
 /// Attributes whose value is an adjective and a noun.
 pub const PHRASE_ATTRIBUTES: [&str; 18] = [
-    "password",
-    "emblem",
-    "treasure",
-    "prize",
-    "symbol",
-    "gift",
-    "relic",
-    "toy",
-    "trophy",
-    "sign",
-    "pride",
-    "secret",
-    "charm",
-    "token",
-    "offering",
-    "favourite",
-    "curse",
-    "legacy",
+    "treasures",
+    "prizes",
+    "symbols",
+    "gifts",
+    "relics",
+    "toys",
+    "trophies",
+    "signs",
+    "secrets",
+    "charms",
+    "tokens",
+    "offerings",
+    "crafts",
+    "curses",
+    "legacies",
+    "emblems",
+    "rewards",
+    "goods",
 ];
 
 /// Attributes whose value is a person.
 pub const PERSON_ATTRIBUTES: [&str; 4] = ["keeper", "owner", "builder", "guide"];
 
-/// Attributes whose value is a year.
-pub const YEAR_ATTRIBUTES: [&str; 2] = ["founding year", "closing year"];
+/// Attributes whose value is a number of four digits.
+pub const YEAR_ATTRIBUTES: [&str; 2] = ["year", "number"];
 
 /// First words of a value.
 pub const ADJECTIVES: [&str; 64] = [
@@ -79,17 +80,19 @@ pub const ADJECTIVES: [&str; 64] = [
 
 /// Last words of a value.
 pub const NOUNS: [&str; 128] = [
-    "acorn", "anchor", "apple", "apron", "arrow", "axe", "badge", "banner", "barrel", "basket", "beacon",
-    "bead", "bear", "bell", "belt", "blanket", "boat", "bone", "book", "boot", "bottle", "bowl", "box",
-    "brick", "broom", "brush", "bucket", "button", "cabin", "cable", "cage", "cake", "camel", "candle",
-    "cane", "carpet", "cart", "chain", "chair", "chest", "clock", "cloak", "coat", "coin", "comb", "crane",
-    "crow", "crown", "cup", "curtain", "deer", "desk", "dice", "door", "drum", "duck", "eagle", "falcon",
-    "fan", "feather", "fiddle", "flag", "flute", "fork", "fox", "frog", "glass", "glove", "goat", "goose",
-    "hammer", "harp", "hat", "hawk", "helmet", "horn", "horse", "jacket", "jar", "jewel", "kettle", "key",
-    "kite", "knife", "ladder", "lamp", "lantern", "lemon", "letter", "lion", "lock", "map", "mask", "medal",
-    "mirror", "needle", "nest", "oar", "otter", "owl", "parrot", "pearl", "pen", "pillow", "pipe", "plate",
-    "plum", "pot", "purse", "raven", "ribbon", "ring", "robe", "rope", "saddle", "sail", "scarf", "shell",
-    "shield", "spear", "spoon", "statue", "sword", "table", "tent", "tiger", "wheel", "wolf",
+    "acorns", "anchors", "apples", "aprons", "arrows", "axes", "badges", "banners", "barrels", "baskets",
+    "beacons", "beads", "bears", "bells", "belts", "blankets", "boats", "bones", "books", "boots", "bottles",
+    "bowls", "boxes", "bricks", "brooms", "brushes", "buckets", "buttons", "cabins", "cables", "cages",
+    "cakes", "camels", "candles", "canes", "carpets", "carts", "chains", "chairs", "chests", "clocks",
+    "cloaks", "coats", "coins", "combs", "cranes", "crows", "crowns", "cups", "curtains", "deer", "desks",
+    "dice", "doors", "drums", "ducks", "eagles", "falcons", "fans", "feathers", "fiddles", "flags", "flutes",
+    "forks", "foxes", "frogs", "glasses", "gloves", "goats", "geese", "hammers", "harps", "hats", "hawks",
+    "helmets", "horns", "horses", "jackets", "jars", "jewels", "kettles", "keys", "kites", "knives",
+    "ladders", "lamps", "lanterns", "lemons", "letters", "lions", "locks", "maps", "masks", "medals",
+    "mirrors", "needles", "nests", "oars", "otters", "owls", "parrots", "pearls", "pens", "pillows", "pipes",
+    "plates", "plums", "pots", "purses", "ravens", "ribbons", "rings", "robes", "ropes", "saddles", "sails",
+    "scarves", "shells", "shields", "spears", "spoons", "statues", "swords", "tables", "tents", "tigers",
+    "wheels", "wolves",
 ];
 
 /// First names of persons.
@@ -109,20 +112,20 @@ pub const FAMILY_NAMES: [&str; 24] = [
 pub const LEADS: [&str; 16] = [
     "The",
     "By custom the",
-    "As people say, the",
-    "In old books the",
     "Even today the",
     "For many the",
-    "Since the war the",
-    "After the flood the",
     "On paper the",
-    "It seems that the",
-    "We read that the",
-    "Children know that the",
     "Of course the",
     "By law the",
-    "Some say that the",
-    "To this day the",
+    "In spring the",
+    "In summer the",
+    "In truth the",
+    "In short the",
+    "In fact the",
+    "As ever the",
+    "By chance the",
+    "To many the",
+    "By night the",
 ];
 
 /// Filler before the subject's name.
@@ -140,13 +143,4 @@ pub const FILLER_HEADS: [&str; 10] = [
 ];
 
 /// Filler between the subject's name and a value.
-pub const FILLER_TAILS: [&str; 8] = [
-    "with the",
-    "for the",
-    "because of the",
-    "after the",
-    "before the",
-    "without the",
-    "despite the",
-    "like the",
-];
+pub const FILLER_TAILS: [&str; 8] = ["with", "for", "after", "before", "without", "despite", "like", "near"];
