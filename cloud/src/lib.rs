@@ -1,1 +1,39 @@
-//! baton-cloud.
+//! The cloud half: prefills a prompt with the full model, refines it, streams at most L tokens.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`scheduler`] | queue, slots, KV budget, chunked prefill: pure |
+//! | [`worker`] | the engine's thread: performs what the scheduler decides |
+//! | [`service`] | requests in, event streams out, without HTTP |
+//! | [`stream`] | one answer as its reader sees it |
+//! | [`completion`] | a chat completion as the service sees it |
+//! | [`planning`] | r and L of one request |
+//! | [`cost`] | medians of the cloud's own passes |
+//! | [`scene`], [`book`], [`store`] | scenes: checked, in force, in the database |
+//! | [`api`], [`http`] | routes; connections and their limits |
+//! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
+//!
+//! Never: logs or stores a prompt. Always: decisions are pure and the async side never blocks on the engine.
+
+mod assist;
+mod desk;
+mod job;
+mod refining;
+
+pub mod api;
+pub mod book;
+pub mod cli;
+pub mod completion;
+pub mod config;
+pub mod cost;
+pub mod http;
+pub mod planning;
+pub mod scene;
+pub mod scheduler;
+pub mod serve;
+pub mod service;
+pub mod store;
+pub mod stream;
+pub mod worker;
+
+pub use desk::Clock;

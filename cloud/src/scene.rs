@@ -1,14 +1,10 @@
 //! Scenes: what one kind of question may cost. Text around the question, r, xi, L, tau, corrector.
 //!
 //! Never: reads a database or a file; this is the checked type that both the store and the API speak.
-//! Always: a [`Scene`] is within its bounds (`0 < xi <= ratio <= 1`, floor <= L <= [`ASSIST_TOKENS_MAX`], a finite tau).
+//! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L.
 
-use baton_protocol::{Corrector, SceneInfo};
+use baton_protocol::{Corrector, OutOfRange, SceneInfo, limits};
 
-/// The largest L that a scene may fix.
-pub const ASSIST_TOKENS_MAX: u32 = 4096;
-/// The largest gap between two shown tokens that a scene may tolerate, in milliseconds.
-pub const TAU_MS_MAX: f32 = 60_000.0;
 /// The longest id, in bytes.
 pub const ID_BYTES_MAX: usize = 64;
 /// The longest system text or question prefix, in bytes.
@@ -20,7 +16,7 @@ pub struct Scene {
     /// Its name in requests.
     pub id: String,
     /// Starts at 1, one more for every change.
-    pub version: u64,
+    pub version: u32,
     /// What it says and allows.
     pub settings: SceneSettings,
 }
@@ -54,11 +50,11 @@ pub enum SceneError {
     /// The id cannot stand in a path.
     #[error("scene id `{0}` must be 1 to {ID_BYTES_MAX} letters, digits, `-` or `_`")]
     Id(String),
-    /// xi is not a share.
-    #[error("xi {0} must be over 0 and at most 1")]
-    Xi(f32),
-    /// r is below xi or not a share.
-    #[error("ratio {ratio} must be at least xi {xi} and at most 1")]
+    /// A number is out of its range.
+    #[error(transparent)]
+    Range(#[from] OutOfRange),
+    /// r is below xi.
+    #[error("ratio {ratio} must be at least xi {xi}")]
     Ratio {
         /// The ratio asked for.
         ratio: f32,
@@ -68,20 +64,14 @@ pub enum SceneError {
     /// A ratio below 1 in a scene that does not refine.
     #[error("ratio {0} needs a scene that allows refinement")]
     NotRefined(f32),
-    /// L is out of its bounds.
-    #[error("assist tokens {tokens} must be at least {floor} and at most {ASSIST_TOKENS_MAX}")]
+    /// L is below its floor.
+    #[error("assist tokens {tokens} must be at least the floor {floor}")]
     AssistTokens {
         /// The tokens asked for.
         tokens: u32,
         /// The scene's floor.
         floor: u32,
     },
-    /// The floor of L is out of its bounds.
-    #[error("assist floor {0} must be at least 1 and at most {ASSIST_TOKENS_MAX}")]
-    Floor(u32),
-    /// tau is not a time a person could wait.
-    #[error("tau {0} ms must be over 0 and at most {TAU_MS_MAX}")]
-    Tau(f32),
     /// A text is too long.
     #[error("{name} has {bytes} bytes, the limit is {TEXT_BYTES_MAX}")]
     Text {
@@ -113,28 +103,21 @@ impl SceneSettings {
     /// # Errors
     /// The first setting that is out of its bounds, with the limit.
     pub fn check(&self) -> Result<(), SceneError> {
-        let share = |value: f32| value > 0.0 && value <= 1.0;
-        if !share(self.xi) {
-            return Err(SceneError::Xi(self.xi));
-        }
+        limits::RATIO.check("xi", self.xi)?;
+        limits::RATIO.check_opt("ratio", self.ratio)?;
+        limits::ASSIST_TOKENS.check("assist_floor", self.assist_floor)?;
+        limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?;
+        limits::TAU_MS.check("tau_ms", self.tau_ms)?;
         if let Some(ratio) = self.ratio {
-            if !share(ratio) || ratio < self.xi {
+            if ratio < self.xi {
                 return Err(SceneError::Ratio { ratio, xi: self.xi });
             }
             if ratio < 1.0 && !self.refine {
                 return Err(SceneError::NotRefined(ratio));
             }
         }
-        if !(1..=ASSIST_TOKENS_MAX).contains(&self.assist_floor) {
-            return Err(SceneError::Floor(self.assist_floor));
-        }
-        if let Some(tokens) = self.assist_tokens
-            && !(self.assist_floor..=ASSIST_TOKENS_MAX).contains(&tokens)
-        {
+        if let Some(tokens) = self.assist_tokens.filter(|&tokens| tokens < self.assist_floor) {
             return Err(SceneError::AssistTokens { tokens, floor: self.assist_floor });
-        }
-        if !(self.tau_ms > 0.0 && self.tau_ms <= TAU_MS_MAX) {
-            return Err(SceneError::Tau(self.tau_ms));
         }
         for (name, text) in [("system text", &self.system), ("question prefix", &self.question_prefix)] {
             if text.len() > TEXT_BYTES_MAX {
@@ -158,8 +141,8 @@ pub fn check_id(id: &str) -> Result<(), SceneError> {
 }
 
 impl Scene {
-    /// What a device is told about this scene; `model` is the name of the model that serves it.
-    pub fn info(&self, model: &str) -> SceneInfo {
+    /// What a device is told about this scene; `model` and `tokenizer_sha256` are those of the model that serves it.
+    pub fn info(&self, model: &str, tokenizer_sha256: Option<&str>) -> SceneInfo {
         let settings = &self.settings;
         SceneInfo {
             id: self.id.clone(),
@@ -174,6 +157,8 @@ impl Scene {
             corrector: settings.corrector,
             refine: settings.refine,
             model: model.to_owned(),
+            adapter: None,
+            tokenizer_sha256: tokenizer_sha256.map(str::to_owned),
         }
     }
 }
@@ -192,20 +177,21 @@ mod tests {
     #[test]
     fn every_bound_is_named() {
         check(|_| (), None);
-        check(|s| s.xi = 0.0, Some("xi 0 must be over 0 and at most 1"));
-        check(|s| s.xi = f32::NAN, Some("xi NaN must be over 0 and at most 1"));
-        check(|s| s.ratio = Some(0.1), Some("ratio 0.1 must be at least xi 0.25 and at most 1"));
-        check(|s| s.ratio = Some(1.5), Some("ratio 1.5 must be at least xi 0.25 and at most 1"));
-        check(|s| s.ratio = Some(f32::INFINITY), Some("ratio inf must be at least xi 0.25 and at most 1"));
+        check(|s| s.xi = 0.0, Some("field `xi` is 0, must be 0.01 to 1"));
+        check(|s| s.xi = f32::NAN, Some("field `xi` is NaN, must be 0.01 to 1"));
+        check(|s| s.ratio = Some(0.125), Some("ratio 0.125 must be at least xi 0.25"));
+        check(|s| s.ratio = Some(1.5), Some("field `ratio` is 1.5, must be 0.01 to 1"));
+        check(|s| s.ratio = Some(f32::INFINITY), Some("field `ratio` is inf, must be 0.01 to 1"));
         check(
             |s| (s.ratio, s.refine) = (Some(0.5), false),
             Some("ratio 0.5 needs a scene that allows refinement"),
         );
-        check(|s| s.assist_tokens = Some(3), Some("assist tokens 3 must be at least 4 and at most 4096"));
-        check(|s| s.assist_tokens = Some(5000), Some("assist tokens 5000 must be at least 4 and at most 4096"));
-        check(|s| s.assist_floor = 0, Some("assist floor 0 must be at least 1 and at most 4096"));
-        check(|s| s.tau_ms = -1.0, Some("tau -1 ms must be over 0 and at most 60000"));
-        check(|s| s.tau_ms = f32::NAN, Some("tau NaN ms must be over 0 and at most 60000"));
+        check(|s| s.assist_tokens = Some(3), Some("assist tokens 3 must be at least the floor 4"));
+        check(|s| s.assist_tokens = Some(0), Some("field `assist_tokens` is 0, must be 1 to 65536"));
+        check(|s| s.assist_tokens = Some(70_000), Some("field `assist_tokens` is 70000, must be 1 to 65536"));
+        check(|s| s.assist_floor = 0, Some("field `assist_floor` is 0, must be 1 to 65536"));
+        check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
+        check(|s| s.tau_ms = f32::NAN, Some("field `tau_ms` is NaN, must be 1 to 60000"));
         check(
             |s| s.system = "x".repeat(TEXT_BYTES_MAX + 1),
             Some("system text has 65537 bytes, the limit is 65536"),

@@ -138,12 +138,12 @@ pub struct Closed {
     /// Tokens it wrote.
     pub tokens: usize,
     /// Where its time went.
-    pub timing: SlotTiming,
+    pub times: SlotTimes,
 }
 
 /// Where the time of one sequence went, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SlotTiming {
+pub struct SlotTimes {
     /// From submit to its slot.
     pub queue_ms: f64,
     /// From its slot to its first token.

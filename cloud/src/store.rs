@@ -77,9 +77,9 @@ pub enum StoreError {
         /// The scene.
         id: String,
         /// The version the change was based on.
-        expected: u64,
+        expected: u32,
         /// The version there is.
-        current: u64,
+        current: u32,
     },
     /// A setting is out of its bounds.
     #[error(transparent)]
@@ -174,5 +174,23 @@ mod tests {
         check("postgres://host/db", None);
         check("", None);
         check("sqlite://", None);
+    }
+
+    #[tokio::test]
+    async fn the_database_itself_refuses_to_change_a_version() {
+        let store = Store::open(&Database::Memory).await.unwrap();
+        for (sql, want) in [
+            ("UPDATE scene_versions SET xi = 0.5 WHERE id = 'chat'", "never changes"),
+            ("DELETE FROM scene_versions", "never deleted"),
+            (
+                "INSERT INTO scene_versions (id, version, system, question_prefix, xi, assist_floor, tau_ms, \
+                 corrector, refine) VALUES ('x', 1, '', '', 2.0, 1, 100.0, 'cloud', 1)",
+                "CHECK constraint failed",
+            ),
+        ] {
+            let err = sqlx::query(sql).execute(&store.pool).await.unwrap_err().to_string();
+            assert!(err.contains(want), "{sql}: {err}");
+        }
+        assert_eq!(store.scenes().await.unwrap().len(), 3);
     }
 }

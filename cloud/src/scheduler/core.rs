@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::plan::{StepPlan, StepRow, chunk_len};
 use super::{
-    CloseReason, Closed, Effect, Event, JobId, JobSpec, Limits, Outcome, Refusal, SchedulerStats, SlotTiming,
+    CloseReason, Closed, Effect, Event, JobId, JobSpec, Limits, Outcome, Refusal, SchedulerStats, SlotTimes,
 };
 
 /// Queue, slots and KV budget as pure state; one pass is planned at a time.
@@ -211,20 +211,20 @@ impl SchedulerCore {
         let closed = if let Some(at) = self.running.iter().position(|slot| slot.spec.id == id) {
             let slot = self.running.remove(at);
             let first = slot.first_at.unwrap_or(now);
-            let timing = SlotTiming {
+            let times = SlotTimes {
                 queue_ms: ms(slot.queued_at, slot.opened_at),
                 prefill_ms: ms(slot.opened_at, first),
                 decode_ms: ms(first, now),
                 slot_ms: ms(slot.opened_at, now),
             };
-            Closed { id, reason, tokens: slot.written, timing }
+            Closed { id, reason, tokens: slot.written, times }
         } else {
             let at = self.waiting.iter().position(|waiting| waiting.spec.id == id)?;
             let waiting = self.waiting.remove(at).expect("the position was found above");
-            let timing = SlotTiming { queue_ms: ms(waiting.queued_at, now), ..SlotTiming::default() };
-            Closed { id, reason, tokens: 0, timing }
+            let times = SlotTimes { queue_ms: ms(waiting.queued_at, now), ..SlotTimes::default() };
+            Closed { id, reason, tokens: 0, times }
         };
-        self.slot_ms_total += closed.timing.slot_ms;
+        self.slot_ms_total += closed.times.slot_ms;
         self.closed_total += 1;
         Some(Effect::Close(closed))
     }

@@ -5,7 +5,6 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Store, StoreError};
 use crate::scene::{Scene, SceneSettings, check_id};
-use baton_protocol::Corrector;
 
 const COLUMNS: &str = "id, version, system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, \
                        corrector, refine";
@@ -50,7 +49,7 @@ impl Store {
         &self,
         id: &str,
         settings: SceneSettings,
-        expected: Option<u64>,
+        expected: Option<u32>,
     ) -> Result<Scene, StoreError> {
         check_id(id)?;
         settings.check()?;
@@ -59,7 +58,7 @@ impl Store {
             .fetch_one(&self.pool)
             .await
             .map_err(|err| StoreError::Query { doing: "read scene version", err })?;
-        let current = u64::try_from(current).unwrap_or(0);
+        let current = u32::try_from(current).unwrap_or(0);
         let conflict = |expected, current| StoreError::VersionConflict { id: id.to_owned(), expected, current };
         if let Some(expected) = expected.filter(|&expected| expected != current) {
             return Err(conflict(expected, current));
@@ -68,7 +67,7 @@ impl Store {
         let sql = format!("INSERT INTO scene_versions ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
         let done = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(id)
-            .bind(version as i64)
+            .bind(i64::from(version))
             .bind(&settings.system)
             .bind(&settings.question_prefix)
             .bind(settings.ratio.map(stored))
@@ -76,7 +75,7 @@ impl Store {
             .bind(settings.assist_tokens.map(i64::from))
             .bind(i64::from(settings.assist_floor))
             .bind(stored(settings.tau_ms))
-            .bind(corrector_name(settings.corrector))
+            .bind(settings.corrector.as_str())
             .bind(i64::from(settings.refine))
             .execute(&self.pool)
             .await;
@@ -92,13 +91,6 @@ impl Store {
 /// The shortest decimal of an f32 as f64, so that 0.3 is 0.3 in the database as well.
 fn stored(value: f32) -> f64 {
     value.to_string().parse().expect("a finite f32 prints as a number")
-}
-
-fn corrector_name(corrector: Corrector) -> &'static str {
-    match corrector {
-        Corrector::Cloud => "cloud",
-        Corrector::Device => "device",
-    }
 }
 
 fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
@@ -119,14 +111,10 @@ fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
         assist_tokens: assist_tokens.map(|tokens| count("assist_tokens", tokens)).transpose()?,
         assist_floor: count("assist_floor", assist_floor)?,
         tau_ms: row.try_get::<f64, _>("tau_ms").map_err(query)? as f32,
-        corrector: match corrector.as_str() {
-            "cloud" => Corrector::Cloud,
-            "device" => Corrector::Device,
-            _ => return Err(bad("corrector", corrector)),
-        },
+        corrector: corrector.parse().map_err(|_| bad("corrector", corrector))?,
         refine: row.try_get::<i64, _>("refine").map_err(query)? != 0,
     };
     settings.check()?;
-    let version = u64::try_from(version).map_err(|_| bad("version", version.to_string()))?;
+    let version = u32::try_from(version).map_err(|_| bad("version", version.to_string()))?;
     Ok(Scene { id, version, settings })
 }

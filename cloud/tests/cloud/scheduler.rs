@@ -305,9 +305,9 @@ fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
     let effects = core.step(Event::StepDone(vec![(JobId(1), Outcome::Token)]), at(30));
     let [Effect::Close(closed)] = effects.as_slice() else { panic!("{effects:?}") };
     assert_eq!((closed.reason, closed.tokens), (CloseReason::Cap, 2));
-    let timing = closed.timing;
+    let times = closed.times;
     let want = (5.0, 15.0, 10.0, 25.0);
-    assert_eq!((timing.queue_ms, timing.prefill_ms, timing.decode_ms, timing.slot_ms), want);
+    assert_eq!((times.queue_ms, times.prefill_ms, times.decode_ms, times.slot_ms), want);
     assert_eq!(core.step(Event::Turn, at(30)), [Effect::Open(JobId(2))], "the next one starts in the same turn");
     assert_eq!(core.stats().slot_ms_total, 25.0);
 }

@@ -1,0 +1,152 @@
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, the OpenAI chat API, health and figures.
+//!
+//! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a prompt.
+//! Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`.
+
+mod assist;
+mod body;
+mod chat;
+mod chat_request;
+mod error;
+mod scenes;
+mod sse;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use baton_protocol::ErrorCode;
+use uuid::Uuid;
+
+use self::error::ApiError;
+use crate::service::CloudService;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// What one request may take.
+#[derive(Debug, Clone, Copy)]
+pub struct ApiLimits {
+    /// Bytes of a body as sent.
+    pub body_bytes_max: usize,
+    /// Bytes of a gzip body, inflated.
+    pub inflated_bytes_max: usize,
+    /// How long a client may take to send its body.
+    pub body_timeout: Duration,
+    /// How long a stream may be silent before a comment keeps it alive.
+    pub keep_alive: Duration,
+}
+
+impl Default for ApiLimits {
+    fn default() -> ApiLimits {
+        ApiLimits {
+            body_bytes_max: 24 << 20,
+            inflated_bytes_max: 24 << 20,
+            body_timeout: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What every handler sees.
+#[derive(Debug, Clone)]
+struct App {
+    service: CloudService,
+    key: Option<Arc<str>>,
+    limits: ApiLimits,
+}
+
+/// All routes over one service; with a key, every request but health must carry it as a bearer token.
+pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Router {
+    let app = App { service, key: key.map(Arc::from), limits };
+    let guarded = Router::new()
+        .route("/v1/scenes", get(scenes::list))
+        .route("/v1/scenes/{id}", get(scenes::show))
+        .route("/v1/assist", post(assist::assist))
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/models", get(status::models))
+        .route("/v1/models/{id}", get(status::model))
+        .route("/v1/stats", get(status::stats))
+        .route_layer(middleware::from_fn_with_state(app.clone(), require_key));
+    guarded
+        .route("/healthz", get(status::health))
+        .route("/readyz", get(status::ready))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(with_request_id))
+        .with_state(app)
+}
+
+async fn no_route() -> ApiError {
+    ApiError::new(ErrorCode::InvalidRequest, "there is no such path").with_status(404)
+}
+
+async fn no_method(method: Method) -> ApiError {
+    ApiError::new(ErrorCode::InvalidRequest, format!("this path does not take {method}")).with_status(405)
+}
+
+/// Lets a request through only with the key, where there is one.
+async fn require_key(State(app): State<App>, request: Request, next: Next) -> Response {
+    match &app.key {
+        Some(key) if !carries_key(request.headers(), key) => {
+            ApiError::new(ErrorCode::Unauthorized, "the API key is missing or wrong").into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+fn carries_key(headers: &HeaderMap, key: &str) -> bool {
+    let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let Some((scheme, sent)) = sent.split_once(' ') else { return false };
+    scheme.eq_ignore_ascii_case("bearer") && equal_in_constant_time(sent.trim().as_bytes(), key.as_bytes())
+}
+
+/// Looks at every byte of the key, so that the time says nothing about how much of it was right.
+fn equal_in_constant_time(sent: &[u8], key: &[u8]) -> bool {
+    let mut difference = u8::from(sent.len() != key.len());
+    for (at, byte) in key.iter().enumerate() {
+        difference |= byte ^ sent.get(at).copied().unwrap_or_default();
+    }
+    std::hint::black_box(difference) == 0
+}
+
+/// Names the request in the reply: by the client's own name where it sent a plain one.
+async fn with_request_id(request: Request, next: Next) -> Response {
+    let own = request.headers().get(&REQUEST_ID).filter(|value| {
+        (1..=REQUEST_ID_BYTES_MAX).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    });
+    let id = own.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&Uuid::new_v4().to_string()).expect("a UUID prints as visible ASCII")
+    });
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_compared_whole() {
+        let check = |value: &str, want: bool| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+            assert_eq!(carries_key(&headers, "secret"), want, "{value}");
+        };
+        check("Bearer secret", true);
+        check("bearer secret", true);
+        check("Bearer secre", false);
+        check("Bearer secrets", false);
+        check("Bearer ", false);
+        check("Basic secret", false);
+        check("secret", false);
+        assert!(!carries_key(&HeaderMap::new(), "secret"));
+    }
+}

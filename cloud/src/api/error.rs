@@ -1,0 +1,88 @@
+//! Errors as HTTP replies: the only place that knows HTTP codes.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use baton_protocol::{ErrorBody, ErrorCode, RequestError};
+
+use crate::service::ServiceError;
+
+/// A reply that is an error.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+}
+
+impl ApiError {
+    /// An error with its code's own status.
+    pub(super) fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
+        ApiError::from(ErrorBody::new(code, message))
+    }
+
+    /// An error of one field of a request.
+    pub(super) fn field(field: &str, message: impl std::fmt::Display) -> ApiError {
+        let message = format!("field `{field}`: {message}");
+        ApiError::from(ErrorBody::new(ErrorCode::InvalidRequest, message).with_param(field))
+    }
+
+    /// The same error with a status that its code does not have.
+    pub(super) fn with_status(mut self, status: u16) -> ApiError {
+        self.status = StatusCode::from_u16(status).expect("the callers pass HTTP codes");
+        self
+    }
+}
+
+impl From<ErrorBody> for ApiError {
+    fn from(body: ErrorBody) -> ApiError {
+        ApiError { status: status(body.error.code), body }
+    }
+}
+
+impl From<ServiceError> for ApiError {
+    fn from(err: ServiceError) -> ApiError {
+        ApiError::from(err.to_body())
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(err: RequestError) -> ApiError {
+        ApiError::from(err.to_body())
+    }
+}
+
+fn status(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::InvalidRequest | ErrorCode::UnsupportedProtocol | ErrorCode::PromptTooLong => {
+            StatusCode::BAD_REQUEST
+        }
+        ErrorCode::UnknownScene | ErrorCode::UnknownModel => StatusCode::NOT_FOUND,
+        ErrorCode::SceneChanged => StatusCode::CONFLICT,
+        ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+        ErrorCode::Gone => StatusCode::GONE,
+        ErrorCode::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+        ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Timeout => StatusCode::REQUEST_TIMEOUT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let retry_after_ms = self.body.error.retry_after_ms;
+        let retry_after_s = match (self.status, retry_after_ms) {
+            (_, Some(ms)) => Some(ms.div_ceil(1000)),
+            (StatusCode::SERVICE_UNAVAILABLE, None) => Some(1),
+            _ => None,
+        };
+        let mut response = (self.status, Json(self.body)).into_response();
+        if let Some(seconds) = retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

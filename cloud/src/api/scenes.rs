@@ -1,0 +1,62 @@
+//! `GET /v1/scenes`: what a device must know before it asks. Cached by ETag.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::App;
+use super::error::ApiError;
+
+pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
+    tagged(&headers, json!({ "object": "list", "data": app.service.scenes() }))
+}
+
+pub(super) async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let scene = app.service.scene(&id)?;
+    Ok(tagged(&headers, json!(scene)))
+}
+
+/// The reply with its ETag, or 304 where the client has it already.
+fn tagged(headers: &HeaderMap, body: Value) -> Response {
+    let mut hasher = DefaultHasher::new();
+    body.to_string().hash(&mut hasher);
+    let tag = format!("\"{:016x}\"", hasher.finish());
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let mut response = if known.is_some_and(|known| matches(known, &tag)) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        Json(body).into_response()
+    };
+    let value = HeaderValue::from_str(&tag).expect("a quoted hex number is a header value");
+    response.headers_mut().insert(header::ETAG, value);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// Whether a list of tags names this one; weak tags count, as RFC 9110 has it for `If-None-Match`.
+fn matches(known: &str, tag: &str) -> bool {
+    known.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn tags_are_found_in_lists() {
+        for known in ["\"a\"", "\"b\", \"a\"", "W/\"a\"", "*"] {
+            assert!(matches(known, "\"a\""), "{known}");
+        }
+        for known in ["", "\"b\"", "a", "\"aa\""] {
+            assert!(!matches(known, "\"a\""), "{known}");
+        }
+    }
+}

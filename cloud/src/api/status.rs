@@ -1,0 +1,73 @@
+//! Health, figures, and the list of models.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use baton_protocol::ErrorCode;
+use serde_json::{Value, json};
+
+use super::App;
+use super::error::ApiError;
+use crate::service::ServiceError;
+
+/// The process lives.
+pub(super) async fn health(State(app): State<App>) -> Json<Value> {
+    Json(json!({ "status": "ok", "stats": figures(&app) }))
+}
+
+/// New requests are accepted.
+pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    if !app.service.is_open() {
+        return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
+    }
+    Ok(Json(json!({ "status": "ready" })))
+}
+
+pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
+    Json(figures(&app))
+}
+
+fn figures(app: &App) -> Value {
+    let stats = app.service.stats();
+    let measured = app.service.measured();
+    json!({
+        "slots_used": stats.running,
+        "slots": stats.slots,
+        "queue_len": stats.waiting,
+        "queue_len_max": stats.queue,
+        "kv_tokens": stats.kv_tokens,
+        "kv_tokens_free": stats.kv_tokens - stats.kv_reserved_tokens,
+        "prefill_backlog_tokens": stats.backlog_tokens,
+        "slot_ms_total": stats.slot_ms_total,
+        "requests_ended_total": stats.closed_total,
+        "measured": {
+            "prefill_base_ms": measured.base_ms,
+            "prefill_ms_per_token": measured.prefill_ms_per_token,
+            "decode_ms": measured.decode_ms,
+            "refine_ms": measured.refine_ms,
+        },
+    })
+}
+
+pub(super) async fn models(State(app): State<App>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [card(&app)] }))
+}
+
+pub(super) async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if id == app.service.model_name() || id == "default" {
+        return Ok(Json(card(&app)));
+    }
+    let asked = id.chars().take(128).collect();
+    Err(ServiceError::UnknownModel { asked, served: app.service.model_name().to_owned() }.into())
+}
+
+fn card(app: &App) -> Value {
+    let model = app.service.model();
+    json!({
+        "id": app.service.model_name(),
+        "object": "model",
+        "created": 0,
+        "owned_by": "baton",
+        "context_length": model.config().context_len,
+        "tokenizer_sha256": model.tokenizer().digest_hex(),
+    })
+}

@@ -1,0 +1,200 @@
+//! From an assist request to a job: scene, prompt, r, L, mask, sampling.
+
+use std::time::Duration;
+
+use baton_engine::detokenize::Detokenizer;
+use baton_engine::prompt::{Prompt, PromptSegment, assemble};
+use baton_engine::sampling::{Sampler, SamplingParams};
+use baton_engine::stop::StopStrings;
+use baton_engine::tokenizer::TokenId;
+use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, Sampling, Segment, Timing};
+use baton_refine::Mode;
+
+use crate::job::{AnswerText, Job, MaskSource, Window};
+use crate::planning::{Planned, Situation, Wish, plan};
+use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
+use crate::scene::Scene;
+use crate::scheduler::JobSpec;
+use crate::service::{Inner, ServiceError};
+use crate::stream::AssistStream;
+
+/// Checks a request and makes everything that its answer needs.
+pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, AssistStream), ServiceError> {
+    request.check()?;
+    if request.resume {
+        let message = "streams cannot be taken up again; send false".to_owned();
+        return Err(ServiceError::Unsupported { field: "resume", message });
+    }
+    inner.check_model(&request.model)?;
+    let scene = inner.scenes.get(&request.scene, request.scene_version)?;
+    check_content(&request.segments)?;
+    let mode = mode(request)?;
+    let mut prompt = assembled(inner, &request.segments)?;
+    let continued = continue_answer(inner, request, &mut prompt);
+    let room = room(inner, prompt.ids.len())?;
+    // An answer that goes on where a device gave up needs no mask: nobody prefills for it.
+    let refines = continued.is_empty() && mode != Mode::None;
+    let planned = planned(inner, request, &scene, &prompt, room, refines)?;
+    let ratio = if refines { planned.ratio } else { 1.0 };
+    let RefinePlan { mask, window } = plan_mask(scoring_model(inner), &request.segments, &prompt, mode, ratio)?;
+    let first = first_event(inner, &scene, &planned);
+    let max_tokens = planned.assist_tokens as usize;
+    let draft = Draft { prompt: prompt.ids, continued, window, mask, first, max_tokens, ends_at_cap: false };
+    draft.job(inner, &request.sampling)
+}
+
+/// What a job is made of, whoever asks.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    /// Prompt ids, those of `continued` at their end.
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) continued: Vec<TokenId>,
+    pub(crate) window: Option<Window>,
+    pub(crate) mask: MaskSource,
+    pub(crate) first: FirstEvent,
+    pub(crate) max_tokens: usize,
+    /// Nobody goes on where the cap is reached.
+    pub(crate) ends_at_cap: bool,
+}
+
+impl Draft {
+    /// The job and its stream.
+    pub(crate) fn job(self, inner: &Inner, sampling: &Sampling) -> Result<(Job, AssistStream), ServiceError> {
+        let sampler = Sampler::new(SamplingParams {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            seed: sampling.seed,
+        })?;
+        let id = inner.desk.new_id();
+        let (sink, stream) = AssistStream::new(id, self.max_tokens);
+        let tokenizer = inner.model.tokenizer();
+        let text = AnswerText {
+            tokenizer: tokenizer.clone(),
+            detokenizer: Detokenizer::new(tokenizer.clone()),
+            stop: (!sampling.stop.is_empty()).then(|| StopStrings::new(&sampling.stop)).transpose()?,
+            ends_at_cap: self.ends_at_cap,
+        };
+        let tail_tokens = self.window.as_ref().map_or(1, |window| self.prompt.len() - window.tokens.start);
+        let spec = JobSpec { id, prompt_tokens: self.prompt.len(), max_tokens: self.max_tokens, tail_tokens };
+        let job = Job {
+            spec,
+            prompt: self.prompt,
+            window: self.window,
+            mask: self.mask,
+            first: self.first,
+            text,
+            sampler,
+            continued: self.continued.len(),
+            answer: self.continued,
+            cached: 0,
+            arrived_at: inner.desk.clock.now(),
+            opened_at: Duration::ZERO,
+            sink,
+            outbox: Vec::new(),
+        };
+        Ok((job, stream))
+    }
+}
+
+/// Tokens that fit into the context after the prompt.
+pub(crate) fn room(inner: &Inner, prompt_tokens: usize) -> Result<usize, ServiceError> {
+    let context = inner.model.config().context_len;
+    match context.checked_sub(prompt_tokens) {
+        None | Some(0) => Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context.saturating_sub(1) }),
+        Some(room) => Ok(room),
+    }
+}
+
+/// The prompt's ids, by the model's own template.
+pub(crate) fn assembled(inner: &Inner, segments: &[Segment]) -> Result<Prompt, ServiceError> {
+    let parts: Vec<PromptSegment<'_>> = segments
+        .iter()
+        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
+        .collect();
+    Ok(assemble(inner.model.tokenizer(), inner.model.template(), &parts)?)
+}
+
+/// The first event of an answer, but for its token and its times.
+pub(crate) fn first_event(inner: &Inner, scene: &Scene, planned: &Planned) -> FirstEvent {
+    FirstEvent {
+        protocol: PROTOCOL_VERSION,
+        scene_version: scene.version,
+        index: 0,
+        id: 0,
+        text: String::new(),
+        assist_tokens: planned.assist_tokens,
+        assist_bound_by: planned.bound_by.to_owned(),
+        tau_ms: scene.settings.tau_ms,
+        corrector: scene.settings.corrector,
+        tokenizer_sha256: Some(inner.model.tokenizer().digest_hex().to_owned()),
+        timing: Timing::default(),
+        guide: None,
+    }
+}
+
+fn check_content(segments: &[Segment]) -> Result<(), ServiceError> {
+    let blank = |segment: &Segment| segment.text.trim().is_empty();
+    if let Some(at) = segments.iter().position(|segment| segment.refine && blank(segment)) {
+        return Err(ServiceError::EmptyContent(at));
+    }
+    if segments.iter().all(blank) {
+        return Err(ServiceError::EmptyContent(0));
+    }
+    Ok(())
+}
+
+fn mode(request: &AssistRequest) -> Result<Mode, ServiceError> {
+    let Some(name) = &request.refine.mode else { return Ok(Mode::Attention) };
+    match name.as_str() {
+        // The seed of the answer is the seed of its random mask.
+        "random" => Ok(Mode::Random { seed: request.sampling.seed }),
+        name => name.parse().map_err(|_| ServiceError::Unsupported {
+            field: "refine.mode",
+            message: "must be `attention`, `paper`, `bm25`, `random` or `none`".to_owned(),
+        }),
+    }
+}
+
+/// Puts the accepted part of the answer behind the prompt; returns its ids.
+fn continue_answer(inner: &Inner, request: &AssistRequest, prompt: &mut Prompt) -> Vec<TokenId> {
+    let accepted = request.continue_from.as_deref().unwrap_or_default();
+    let ids = if accepted.is_empty() { Vec::new() } else { inner.model.tokenizer().encode(accepted) };
+    prompt.ids.extend_from_slice(&ids);
+    ids
+}
+
+fn planned(
+    inner: &Inner,
+    request: &AssistRequest,
+    scene: &Scene,
+    prompt: &Prompt,
+    room_tokens: usize,
+    refines: bool,
+) -> Result<Planned, ServiceError> {
+    let stats = inner.desk.stats();
+    let content = if refines { content_tokens(&request.segments, prompt) } else { 0 };
+    let wish = Wish { ratio: request.refine.ratio, assist_tokens: request.assist_tokens };
+    let situation = Situation {
+        device: request.device.as_ref(),
+        cloud: inner.desk.measured(),
+        backlog_tokens: stats.backlog_tokens,
+        loaded: stats.waiting * 2 > stats.queue.max(1),
+        prompt_tokens: prompt.ids.len(),
+        content_tokens: content,
+        prefix_tokens: prefix_tokens(&request.segments, prompt),
+        room_tokens,
+    };
+    Ok(plan(&scene.settings, wish, situation)?)
+}
+
+fn scoring_model(inner: &Inner) -> ScoringModel<'_> {
+    let config = inner.model.config();
+    ScoringModel {
+        n_layers: config.n_layers,
+        n_heads: config.n_heads,
+        calibration: inner.calibration.as_ref(),
+    }
+}

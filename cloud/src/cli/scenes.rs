@@ -1,0 +1,227 @@
+//! `scenes list|show|set`: what each kind of question may cost.
+
+use std::io::Write;
+
+use anyhow::Context;
+use baton_protocol::Corrector;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::scene::{Scene, SceneSettings};
+use crate::store::{Database, Store, StoreError};
+
+/// `scenes`.
+#[derive(Debug, Args)]
+pub struct ScenesCommand {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: SceneCommand,
+    /// Where scenes are kept: a file, sqlite://FILE or :memory:
+    #[arg(long, global = true, default_value = "./baton-cloud.db", value_name = "FILE", env = "BATON_DATABASE")]
+    pub database: String,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// What to do with scenes.
+#[derive(Debug, Subcommand)]
+pub enum SceneCommand {
+    /// The current version of every scene
+    List,
+    /// The current version of one scene
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Add a version with these changes; a new id starts from the defaults
+    Set(Box<SceneSet>),
+}
+
+/// Changes to a scene; what is not named stays.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SceneSet {
+    /// Its id
+    pub id: String,
+    /// Share r of the content that is kept, from xi to 1, or `auto`
+    #[arg(long, value_name = "R|auto")]
+    pub ratio: Option<Auto<f32>>,
+    /// Smallest r that the scene's quality allows; 1 forbids refinement
+    #[arg(long)]
+    pub xi: Option<f32>,
+    /// Tokens L that the cloud writes, or `auto`
+    #[arg(long, value_name = "L|auto")]
+    pub assist_tokens: Option<Auto<u32>>,
+    /// Smallest L, also under load
+    #[arg(long)]
+    pub assist_floor: Option<u32>,
+    /// Largest tolerable gap between shown tokens, in milliseconds
+    #[arg(long)]
+    pub tau_ms: Option<f32>,
+    /// Who is right where cloud and device disagree: cloud or device
+    #[arg(long)]
+    pub corrector: Option<Corrector>,
+    /// Whether the content may be refined
+    #[arg(long)]
+    pub refine: Option<bool>,
+    /// The system message in front of the content
+    #[arg(long)]
+    pub system: Option<String>,
+    /// What stands between the content and the question
+    #[arg(long)]
+    pub question_prefix: Option<String>,
+    /// Only if this is the current version (0: the scene is new)
+    #[arg(long, value_name = "VERSION")]
+    pub if_version: Option<u32>,
+}
+
+/// A value, or the optimizer's choice.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Auto<T> {
+    /// The optimizer answers.
+    Auto,
+    /// A fixed value.
+    Fixed(T),
+}
+
+impl<T: std::str::FromStr> std::str::FromStr for Auto<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Auto<T>, T::Err> {
+        if text == "auto" { Ok(Auto::Auto) } else { text.parse().map(Auto::Fixed) }
+    }
+}
+
+impl<T> Auto<T> {
+    fn fixed(self) -> Option<T> {
+        match self {
+            Auto::Auto => None,
+            Auto::Fixed(value) => Some(value),
+        }
+    }
+}
+
+impl SceneSet {
+    /// The settings with the changes made.
+    pub fn apply(self, mut settings: SceneSettings) -> SceneSettings {
+        fn put<T>(place: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *place = value;
+            }
+        }
+        put(&mut settings.ratio, self.ratio.map(Auto::fixed));
+        put(&mut settings.xi, self.xi);
+        put(&mut settings.assist_tokens, self.assist_tokens.map(Auto::fixed));
+        put(&mut settings.assist_floor, self.assist_floor);
+        put(&mut settings.tau_ms, self.tau_ms);
+        put(&mut settings.corrector, self.corrector);
+        put(&mut settings.refine, self.refine);
+        put(&mut settings.system, self.system);
+        put(&mut settings.question_prefix, self.question_prefix);
+        settings
+    }
+}
+
+pub(super) async fn run(command: ScenesCommand, out: &mut impl Write) -> anyhow::Result<()> {
+    let database: Database = command.database.parse()?;
+    let store = Store::open(&database).await.context("open the database")?;
+    let done = perform(&store, command.command).await;
+    store.close().await;
+    let shown = done?;
+    if command.json {
+        let value = match &shown {
+            Shown::One(scene) => value(scene),
+            Shown::All(scenes) => scenes.iter().map(value).collect(),
+        };
+        writeln!(out, "{value}").context("print")?;
+        return Ok(());
+    }
+    match &shown {
+        Shown::All(scenes) => table(scenes, out),
+        Shown::One(scene) => table(std::slice::from_ref(scene), out).and_then(|()| texts(scene, out)),
+    }
+    .context("print")
+}
+
+enum Shown {
+    All(Vec<Scene>),
+    One(Box<Scene>),
+}
+
+async fn perform(store: &Store, command: SceneCommand) -> anyhow::Result<Shown> {
+    Ok(match command {
+        SceneCommand::List => Shown::All(current(store.scenes().await?)),
+        SceneCommand::Show { id } => Shown::One(Box::new(store.scene(&id).await?)),
+        SceneCommand::Set(set) => Shown::One(Box::new(change(store, *set).await?)),
+    })
+}
+
+async fn change(store: &Store, set: SceneSet) -> Result<Scene, StoreError> {
+    let (id, expected) = (set.id.clone(), set.if_version);
+    let settings = match store.scene(&id).await {
+        Ok(scene) => scene.settings,
+        Err(StoreError::UnknownScene(_)) => SceneSettings::with_system(""),
+        Err(err) => return Err(err),
+    };
+    store.add_scene_version(&id, set.apply(settings), expected).await
+}
+
+/// The last version of each scene, of all versions in order.
+fn current(scenes: Vec<Scene>) -> Vec<Scene> {
+    let mut newest: Vec<Scene> = Vec::new();
+    for scene in scenes {
+        if newest.last().is_some_and(|last| last.id == scene.id) {
+            newest.pop();
+        }
+        newest.push(scene);
+    }
+    newest
+}
+
+fn value(scene: &Scene) -> Value {
+    let settings = &scene.settings;
+    json!({
+        "id": scene.id,
+        "version": scene.version,
+        "system": settings.system,
+        "question_prefix": settings.question_prefix,
+        "ratio": settings.ratio,
+        "xi": settings.xi,
+        "assist_tokens": settings.assist_tokens,
+        "assist_floor": settings.assist_floor,
+        "tau_ms": settings.tau_ms,
+        "corrector": settings.corrector.as_str(),
+        "refine": settings.refine,
+    })
+}
+
+fn table(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
+    let auto = |text: Option<String>| text.unwrap_or_else(|| "auto".to_owned());
+    writeln!(
+        out,
+        "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} refine",
+        "scene", "version", "r", "xi", "L", "floor", "tau ms", "corrector"
+    )?;
+    for scene in scenes {
+        let settings = &scene.settings;
+        writeln!(
+            out,
+            "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {}",
+            scene.id,
+            scene.version,
+            auto(settings.ratio.map(|ratio| ratio.to_string())),
+            settings.xi,
+            auto(settings.assist_tokens.map(|tokens| tokens.to_string())),
+            settings.assist_floor,
+            settings.tau_ms,
+            settings.corrector.as_str(),
+            if settings.refine { "yes" } else { "no" },
+        )?;
+    }
+    Ok(())
+}
+
+fn texts(scene: &Scene, out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(out, "system           {:?}", scene.settings.system)?;
+    writeln!(out, "question prefix  {:?}", scene.settings.question_prefix)
+}

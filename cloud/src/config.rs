@@ -1,0 +1,283 @@
+//! Settings of `serve`: as written on the command line, and as checked.
+//!
+//! Never: read after the start; nothing else of the program looks at the environment or the command line.
+//! Always: a [`Config`] can be served as it is.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use baton_engine::pace_emulation::{PassCost, PassCostError};
+use clap::Args;
+
+use crate::store::{Database, StoreError};
+
+/// The model that is looked for where none is named, relative to the working directory or to a checkout's top.
+const DEMO_MODEL: &str = "models/demo-cloud.gguf";
+
+/// Options of `serve`, as written.
+#[derive(Debug, Clone, Args)]
+pub struct ServeOptions {
+    /// GGUF file of the model; the default is the demo model of a checkout
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Where to listen; port 0 takes a free one and prints it
+    #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
+    pub listen: String,
+    /// Where scenes are kept: a file, sqlite://FILE or :memory:
+    #[arg(long, default_value = "./baton-cloud.db", value_name = "FILE", env = "BATON_DATABASE")]
+    pub database: String,
+    /// Name of the model in the API; the default is the file's name
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Calibrated heads of the refiner; the default is MODEL with .heads.json in place of .gguf, where there is one
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+    /// Threads of the engine; the default is one for each core
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// KV cache in tokens, for all sequences together; the default is four whole contexts
+    #[arg(long, value_name = "N")]
+    pub kv_tokens: Option<NonZeroUsize>,
+    /// Sequences that run at the same time
+    #[arg(long, default_value = "8", value_name = "N")]
+    pub slots: NonZeroUsize,
+    /// Requests that may wait for a slot; the next one is answered 429
+    #[arg(long, default_value = "64", value_name = "N")]
+    pub queue: usize,
+    /// Prompt tokens in one pass: running answers wait at most for so many
+    #[arg(long, default_value = "256", value_name = "N")]
+    pub chunk_tokens: NonZeroUsize,
+    /// If set, every request must carry it as a bearer token
+    #[arg(long, env = "BATON_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// EMULATION: each prefill pass takes at least so many milliseconds for each token
+    #[arg(long, value_name = "MS")]
+    pub emulate_prefill_ms_per_token: Option<f64>,
+    /// EMULATION: each prompt takes at least so many milliseconds besides
+    #[arg(long, value_name = "MS")]
+    pub emulate_prefill_base_ms: Option<f64>,
+    /// EMULATION: each decode pass takes at least so many milliseconds
+    #[arg(long, value_name = "MS")]
+    pub emulate_decode_ms: Option<f64>,
+}
+
+/// Settings of `serve`, as checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// GGUF file of the model.
+    pub model: PathBuf,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Where scenes are kept.
+    pub database: Database,
+    /// Name of the model in the API.
+    pub model_name: String,
+    /// Calibrated heads of the refiner.
+    pub calibration: Option<PathBuf>,
+    /// Threads of the engine.
+    pub threads: Option<NonZeroUsize>,
+    /// KV cache in tokens; none: by the model's context.
+    pub kv_tokens: Option<NonZeroUsize>,
+    /// Sequences that run at the same time.
+    pub slots: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Prompt tokens in one pass.
+    pub chunk_tokens: usize,
+    /// Bearer token that every request must carry.
+    pub api_key: Option<String>,
+    /// Emulated speed, if any.
+    pub emulation: Option<PassCost>,
+}
+
+/// A setting that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No model was named and none was found.
+    #[error("no model: pass --model FILE.gguf (looked for `{DEMO_MODEL}` in {looked})")]
+    NoModel {
+        /// The folders looked into.
+        looked: String,
+    },
+    /// The address is not one.
+    #[error("listen address `{0}` is not HOST:PORT")]
+    Listen(String),
+    /// Open to others without a key.
+    #[error("refusing to listen on {0} without a key: pass --api-key or BATON_API_KEY, or listen on 127.0.0.1")]
+    OpenWithoutKey(SocketAddr),
+    /// The key cannot be sent in a header.
+    #[error("the API key must be 1 to 512 visible ASCII characters")]
+    Key,
+    /// The name cannot stand in a reply.
+    #[error("model name `{0}` must be 1 to 128 visible ASCII characters")]
+    ModelName(String),
+    /// A number is out of its bounds.
+    #[error("{option} is {value}, it must be {want}")]
+    Number {
+        /// Which option.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// The bounds.
+        want: &'static str,
+    },
+    /// An emulated speed is out of its bounds.
+    #[error(transparent)]
+    Emulation(#[from] PassCostError),
+    /// The database's address is not one.
+    #[error(transparent)]
+    Database(#[from] StoreError),
+}
+
+impl ServeOptions {
+    /// Checks every setting; looks only at which files exist.
+    ///
+    /// # Errors
+    /// The first setting that cannot be served.
+    pub fn check(self) -> Result<Config, ConfigError> {
+        let model = self.model.clone().map_or_else(find_demo_model, Ok)?;
+        let listen = listen_address(&self.listen)?;
+        if let Some(key) = &self.api_key
+            && !visible(key, 512)
+        {
+            return Err(ConfigError::Key);
+        }
+        if !is_loopback(listen.ip()) && self.api_key.is_none() {
+            return Err(ConfigError::OpenWithoutKey(listen));
+        }
+        let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let model_name = self.model_name.clone().unwrap_or(stem);
+        if !visible(&model_name, 128) {
+            return Err(ConfigError::ModelName(model_name));
+        }
+        let beside = model.with_extension("heads.json");
+        let calibration = self.calibration.clone().or_else(|| beside.is_file().then_some(beside));
+        let slots = bounded("--slots", self.slots.get(), 1024, "from 1 to 1024")?;
+        let queue = bounded("--queue", self.queue, 65_536, "at most 65536")?;
+        let chunk_tokens = bounded("--chunk-tokens", self.chunk_tokens.get(), 65_536, "from 1 to 65536")?;
+        let emulation = self.emulation()?;
+        Ok(Config {
+            model,
+            listen,
+            database: self.database.parse()?,
+            model_name,
+            calibration,
+            threads: self.threads,
+            kv_tokens: self.kv_tokens,
+            slots,
+            queue,
+            chunk_tokens,
+            api_key: self.api_key,
+            emulation,
+        })
+    }
+
+    fn emulation(&self) -> Result<Option<PassCost>, ConfigError> {
+        let options = [self.emulate_prefill_base_ms, self.emulate_prefill_ms_per_token, self.emulate_decode_ms];
+        if options.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let [base_ms, prefill_ms_per_token, decode_ms] = options.map(|value| value.unwrap_or(0.0));
+        let cost = PassCost { base_ms, prefill_ms_per_token, decode_ms };
+        cost.check()?;
+        Ok(Some(cost))
+    }
+}
+
+fn bounded(option: &'static str, value: usize, max: usize, want: &'static str) -> Result<usize, ConfigError> {
+    if value > max {
+        return Err(ConfigError::Number { option, value: value.to_string(), want });
+    }
+    Ok(value)
+}
+
+fn visible(text: &str, max: usize) -> bool {
+    (1..=max).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    let addresses = text.to_socket_addrs().map_err(|_| ConfigError::Listen(text.to_owned()))?;
+    addresses.into_iter().next().ok_or_else(|| ConfigError::Listen(text.to_owned()))
+}
+
+/// The demo model of the working directory, or of the checkout that this program was built in.
+fn find_demo_model() -> Result<PathBuf, ConfigError> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folders = std::iter::once(Path::new(".")).chain(program.ancestors().skip(1).take(4));
+    let mut looked = Vec::new();
+    for folder in folders {
+        let model = folder.join(DEMO_MODEL);
+        if model.is_file() {
+            return Ok(model);
+        }
+        looked.push(format!("`{}`", folder.display()));
+    }
+    Err(ConfigError::NoModel { looked: looked.join(", ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: ServeOptions,
+    }
+
+    fn parsed(words: &[&str]) -> Result<Config, String> {
+        let words = ["serve", "--model", "m.gguf"].iter().chain(words);
+        let line = Line::try_parse_from(words).map_err(|err| err.to_string())?;
+        line.options.check().map_err(|err| err.to_string())
+    }
+
+    #[track_caller]
+    fn refused(words: &[&str], want: &str) {
+        let err = parsed(words).unwrap_err();
+        assert!(err.contains(want), "{words:?}: {err}");
+    }
+
+    #[test]
+    fn defaults_are_served_on_loopback() {
+        let config = parsed(&["--listen", "127.0.0.1:0"]).unwrap();
+        assert_eq!(config.model_name, "m");
+        assert_eq!(config.database, Database::File("./baton-cloud.db".into()));
+        assert!(config.emulation.is_none() && config.calibration.is_none());
+        assert!(config.listen.ip().is_loopback());
+    }
+
+    #[test]
+    fn an_open_address_needs_a_key() {
+        refused(&["--listen", "0.0.0.0:0"], "refusing to listen on 0.0.0.0:0 without a key");
+        refused(&["--listen", "[::]:0"], "without a key");
+        refused(&["--listen", "0.0.0.0:0", "--api-key", "two words"], "visible ASCII");
+        refused(&["--listen", "0.0.0.0:0", "--api-key", ""], "visible ASCII");
+        assert!(parsed(&["--listen", "0.0.0.0:0", "--api-key", "secret"]).is_ok());
+        assert!(parsed(&["--listen", "[::ffff:127.0.0.1]:0"]).is_ok());
+    }
+
+    #[test]
+    fn numbers_are_bounded() {
+        refused(&["--slots", "0"], "--slots");
+        refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
+        refused(&["--queue", "-1"], "--queue");
+        refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
+        refused(&["--emulate-decode-ms=-1"], "emulated `decode_ms` is -1 ms");
+        refused(&["--emulate-prefill-base-ms", "NaN"], "emulated `base_ms` is NaN ms");
+        refused(&["--database", "mysql://x"], "is not supported");
+        refused(&["--listen", "nowhere"], "is not HOST:PORT");
+    }
+
+    #[test]
+    fn emulation_is_on_where_one_figure_is_given() {
+        let config = parsed(&["--emulate-prefill-ms-per-token", "0.1"]).unwrap();
+        let cost = config.emulation.unwrap();
+        assert_eq!((cost.base_ms, cost.prefill_ms_per_token, cost.decode_ms), (0.0, 0.1, 0.0));
+    }
+}

@@ -1,0 +1,152 @@
+//! Where requests and the engine's thread meet: the scheduler core behind one short lock.
+//!
+//! Never: holds the lock while the engine computes or anything waits. Always: a request is accepted or refused at
+//! once, and the engine's thread sleeps while there is nothing to do.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::cost::{Costs, Measured};
+use crate::job::Job;
+use crate::scheduler::{Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
+
+/// The time since some fixed moment, monotonic; a parameter, so that tests can make time pass as they like.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl Clock {
+    /// The machine's own monotonic clock.
+    pub fn monotonic() -> Clock {
+        let start = Instant::now();
+        Clock(Arc::new(move || start.elapsed()))
+    }
+
+    /// A clock that shows what `now` returns; it must never go back.
+    pub fn from_fn(now: impl Fn() -> Duration + Send + Sync + 'static) -> Clock {
+        Clock(Arc::new(now))
+    }
+
+    /// The time it shows.
+    pub fn now(&self) -> Duration {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Clock").field(&self.now()).finish()
+    }
+}
+
+/// Shared by every request and the engine's thread.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) clock: Clock,
+    state: Mutex<State>,
+    wake: Condvar,
+    next_id: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    core: SchedulerCore,
+    arrived: HashMap<JobId, Job>,
+    costs: Costs,
+    stage: Stage,
+}
+
+/// How far the service is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Open,
+    /// No new answers; running ones go on.
+    Draining,
+    /// Running answers are cancelled, then the thread ends.
+    Stopping,
+}
+
+/// Why a job was not taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum NotTaken {
+    Refused(Refusal),
+    Draining,
+}
+
+impl Desk {
+    pub(crate) fn new(core: SchedulerCore, costs: Costs, clock: Clock) -> Desk {
+        let state = State { core, arrived: HashMap::new(), costs, stage: Stage::Open };
+        Desk { clock, state: Mutex::new(state), wake: Condvar::new(), next_id: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn new_id(&self) -> JobId {
+        JobId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Queues a job, or says why not.
+    pub(crate) fn submit(&self, job: Job) -> Result<(), NotTaken> {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        if state.stage != Stage::Open {
+            return Err(NotTaken::Draining);
+        }
+        for effect in state.core.step(Event::Submit(job.spec), now) {
+            if let Effect::Refuse(_, refusal) = effect {
+                return Err(NotTaken::Refused(refusal));
+            }
+        }
+        state.arrived.insert(job.spec.id, job);
+        self.wake.notify_all();
+        Ok(())
+    }
+
+    /// One event for the scheduler.
+    pub(crate) fn step(&self, event: Event) -> Vec<Effect> {
+        let now = self.clock.now();
+        self.lock().core.step(event, now)
+    }
+
+    /// Hands the jobs over that arrived since the last call.
+    pub(crate) fn take_arrived(&self, into: &mut HashMap<JobId, Job>) {
+        let mut state = self.lock();
+        into.extend(state.arrived.drain());
+    }
+
+    /// Sleeps until there is a job or the stage changes; returns at once where there is one.
+    pub(crate) fn wait(&self) {
+        let state = self.lock();
+        let idle = |state: &mut State| state.core.is_idle() && state.stage == Stage::Open;
+        drop(self.wake.wait_while(state, idle).expect(POISONED));
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.lock().stage
+    }
+
+    /// Moves on to a later stage; never back.
+    pub(crate) fn advance(&self, stage: Stage) {
+        let mut state = self.lock();
+        state.stage = state.stage.max(stage);
+        self.wake.notify_all();
+    }
+
+    pub(crate) fn stats(&self) -> SchedulerStats {
+        self.lock().core.stats()
+    }
+
+    pub(crate) fn measured(&self) -> Measured {
+        self.lock().costs.current()
+    }
+
+    pub(crate) fn record(&self, record: impl FnOnce(&mut Costs)) {
+        record(&mut self.lock().costs);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(POISONED)
+    }
+}
+
+/// A panic while the lock is held is a bug in the core: nothing that follows could be trusted.
+const POISONED: &str = "the scheduler does not panic while it is locked";

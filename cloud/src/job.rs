@@ -1,0 +1,219 @@
+//! One answer while it is written: from sampled ids to events.
+//!
+//! Never: decides what runs (the scheduler does) or touches the engine.
+//! Always: one event for each token index, in order; the texts of all events joined are the whole answer; whatever
+//! waits for the end of a stop string is sent with the last token at the latest.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engine::AttentionScores;
+use baton_engine::HeadId;
+use baton_engine::detokenize::Detokenizer;
+use baton_engine::sampling::Sampler;
+use baton_engine::stop::StopStrings;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_protocol::{
+    AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent, Usage,
+};
+
+use crate::refining::MaskJob;
+use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
+use crate::stream::{Batch, EventSink};
+
+/// Where the mask of an answer comes from.
+#[derive(Debug)]
+pub(crate) enum MaskSource {
+    /// r = 1: there is none.
+    None,
+    /// It did not need the model.
+    Ready(Box<MaskEvent>),
+    /// From the attention of the question's tokens.
+    Scores(Box<MaskJob>),
+}
+
+/// Which scores the last prompt chunk captures, in prompt positions.
+#[derive(Debug, Clone)]
+pub(crate) struct Window {
+    pub(crate) tokens: std::ops::Range<usize>,
+    pub(crate) heads: Vec<HeadId>,
+}
+
+/// Everything the engine's thread needs for one answer.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) spec: JobSpec,
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) window: Option<Window>,
+    pub(crate) mask: MaskSource,
+    /// The first event but for its token.
+    pub(crate) first: FirstEvent,
+    pub(crate) text: AnswerText,
+    pub(crate) sampler: Sampler,
+    /// Answer tokens so far: those it continues from, then its own.
+    pub(crate) answer: Vec<TokenId>,
+    /// How many of `answer` it continues from.
+    pub(crate) continued: usize,
+    /// Prompt tokens found in the prefix index.
+    pub(crate) cached: usize,
+    pub(crate) arrived_at: Duration,
+    pub(crate) opened_at: Duration,
+    pub(crate) sink: EventSink,
+    /// What goes out when the pass is over.
+    pub(crate) outbox: Batch,
+}
+
+/// The streaming text transform of one answer: whole characters, nothing past a stop string.
+#[derive(Debug)]
+pub(crate) struct AnswerText {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) detokenizer: Detokenizer,
+    pub(crate) stop: Option<StopStrings>,
+    /// Nobody goes on where the cap is reached.
+    pub(crate) ends_at_cap: bool,
+}
+
+impl AnswerText {
+    /// Text that is safe to show after `id`, and whether a stop string is complete.
+    fn push(&mut self, id: TokenId) -> (String, bool) {
+        let text = self.detokenizer.push(id);
+        self.through_stop(text)
+    }
+
+    /// Text that was still held back where the answer reaches its cap.
+    ///
+    /// Where a device goes on, an incomplete character is the device's to complete.
+    fn at_cap(&mut self) -> String {
+        if self.ends_at_cap { self.finish() } else { self.stop.as_mut().map(StopStrings::finish).unwrap_or_default() }
+    }
+
+    /// Text that was still held back at the end of the answer.
+    fn finish(&mut self) -> String {
+        let text = self.detokenizer.finish();
+        let (mut text, stopped) = self.through_stop(text);
+        if !stopped && let Some(stop) = &mut self.stop {
+            text.push_str(&stop.finish());
+        }
+        text
+    }
+
+    fn through_stop(&mut self, text: String) -> (String, bool) {
+        match &mut self.stop {
+            None => (text, false),
+            Some(stop) => {
+                let safe = stop.push(&text);
+                (safe.text, safe.stopped)
+            }
+        }
+    }
+}
+
+impl Job {
+    /// Tokens written by this answer itself.
+    pub(crate) fn written(&self) -> usize {
+        self.answer.len() - self.continued
+    }
+
+    /// Samples the next token from `logits: [v]` and puts its event into the outbox.
+    pub(crate) fn write(&mut self, logits: &[f32]) -> Outcome {
+        let index = self.answer.len() as u64;
+        if !logits.iter().any(|logit| logit.is_finite()) {
+            tracing::error!(job = self.spec.id.0, "no token can be chosen: no logit is a number");
+            return Outcome::Failed;
+        }
+        let id = self.sampler.sample(logits, index, &self.answer);
+        if self.text.tokenizer.is_end(id) {
+            let held = self.text.finish();
+            // The end of text has an event of its own only where it completes text that was held back.
+            if !held.is_empty() {
+                self.put(id, held);
+                return Outcome::LastToken;
+            }
+            return Outcome::EndOfText;
+        }
+        let (mut text, stopped) = self.text.push(id);
+        let capped = self.written() + 1 >= self.spec.max_tokens;
+        if capped && !stopped {
+            text.push_str(&self.text.at_cap());
+        }
+        self.put(id, text);
+        if stopped { Outcome::LastToken } else { Outcome::Token }
+    }
+
+    fn put(&mut self, id: TokenId, text: String) {
+        let index = u32::try_from(self.answer.len()).expect("a context is shorter than 2^32");
+        let first = self.written() == 0;
+        self.answer.push(id);
+        let event = if first {
+            AssistEvent::First(Box::new(FirstEvent { index, id, text, ..self.first.clone() }))
+        } else {
+            AssistEvent::Token(TokenEvent { index, id, text })
+        };
+        self.outbox.push(event);
+    }
+
+    /// Puts the mask in front of the first token; `scores` are those of the last prompt chunk.
+    ///
+    /// Returns how long the refiner took, where it had to run.
+    pub(crate) fn put_mask(&mut self, scores: Option<&AttentionScores>) -> Option<Duration> {
+        match std::mem::replace(&mut self.mask, MaskSource::None) {
+            MaskSource::None => None,
+            MaskSource::Ready(mask) => {
+                self.outbox.push(AssistEvent::Mask(*mask));
+                None
+            }
+            MaskSource::Scores(mask) => {
+                let started = Instant::now();
+                match mask.run(scores) {
+                    Ok(event) => self.outbox.push(AssistEvent::Mask(event)),
+                    // The device then takes the whole prompt, r = 1: slower, but right.
+                    Err(err) => tracing::warn!(job = self.spec.id.0, %err, "no mask for this answer"),
+                }
+                let elapsed = started.elapsed();
+                self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
+                Some(elapsed)
+            }
+        }
+    }
+
+    /// Sends what the pass gave.
+    pub(crate) fn flush(&mut self) {
+        let batch = std::mem::take(&mut self.outbox);
+        self.sink.send(batch);
+    }
+
+    /// Sends what is left and the one terminal event.
+    pub(crate) fn close(mut self, closed: &Closed) {
+        let reason = match closed.reason {
+            CloseReason::Stop => EndReason::Stop,
+            CloseReason::Cap => EndReason::Cap,
+            CloseReason::Cancelled => EndReason::Cancelled,
+            CloseReason::Failed => {
+                let body = ErrorBody::new(ErrorCode::Internal, "the cloud could not go on with this answer");
+                self.outbox.push(AssistEvent::Error(body));
+                return self.flush();
+            }
+        };
+        let SlotTimes { queue_ms, prefill_ms, decode_ms, slot_ms } = closed.times;
+        let usage = Usage {
+            prompt_tokens: self.prompt.len() as u64,
+            cached_prefix_tokens: self.cached as u64,
+            completion_tokens: self.written() as u64,
+        };
+        let timing = Some(SlotTiming { queue_ms, prefill_ms, decode_ms, slot_ms });
+        self.outbox.push(AssistEvent::End(EndEvent { reason, usage, timing }));
+        self.flush();
+    }
+
+    /// Fills in where the time went until the first token, once the pass that gave it is over.
+    pub(crate) fn stamp_first(&mut self, now: Duration, decode_ms: f64) {
+        let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
+        for event in &mut self.outbox {
+            if let AssistEvent::First(first) = event {
+                first.timing.queue_ms = ms(self.arrived_at, self.opened_at);
+                first.timing.prefill_ms = ms(self.opened_at, now);
+                first.timing.decode_ms = decode_ms;
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The refiner at work: which scores a prompt needs, and the mask that comes of them.
+//!
+//! Never: chooses a ratio (planning does) or ranks by itself (baton-refine does).
+//! Always: the same prompt, scores and seed give the same mask.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_engine::prompt::Prompt;
+use baton_engine::{AttentionScores, HeadId};
+use baton_protocol::{MaskEvent, Segment, SentenceMap};
+use baton_refine::{Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine};
+
+use crate::job::{MaskSource, Window};
+
+/// One request's refinement, all but the scores.
+#[derive(Debug)]
+pub(crate) struct MaskJob {
+    segments: Vec<Segment>,
+    map: SentenceMap,
+    content: Vec<SegmentPlace>,
+    prompt_tokens: usize,
+    question: String,
+    ratio: f32,
+    mode: Mode,
+    calibration: Option<Arc<Calibration>>,
+    /// Prompt positions of the scoring window.
+    queries: Range<usize>,
+}
+
+/// Where the tokens of one refinable segment stand in the prompt.
+#[derive(Debug)]
+struct SegmentPlace {
+    segment: usize,
+    first: usize,
+    spans: Vec<Range<usize>>,
+}
+
+/// What the mask of a request needs.
+#[derive(Debug)]
+pub(crate) struct RefinePlan {
+    pub(crate) mask: MaskSource,
+    pub(crate) window: Option<Window>,
+}
+
+/// The model's part in refinement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScoringModel<'a> {
+    pub(crate) n_layers: usize,
+    pub(crate) n_heads: usize,
+    pub(crate) calibration: Option<&'a Arc<Calibration>>,
+}
+
+/// Tokens of the prompt that may be refined.
+pub(crate) fn content_tokens(segments: &[Segment], prompt: &Prompt) -> usize {
+    let refinable = segments.iter().zip(&prompt.segments).filter(|(segment, _)| segment.refine);
+    refinable.map(|(_, place)| place.tokens.len()).sum()
+}
+
+/// Prompt tokens before the first refinable segment.
+pub(crate) fn prefix_tokens(segments: &[Segment], prompt: &Prompt) -> usize {
+    let first = segments.iter().zip(&prompt.segments).find(|(segment, _)| segment.refine);
+    first.map_or(prompt.ids.len(), |(_, place)| place.tokens.start)
+}
+
+/// Says what the mask of this request needs; modes that need no scores give it at once.
+///
+/// # Errors
+/// [`RefineError`] where a mode that needs no scores cannot make a mask.
+pub(crate) fn plan_mask(
+    model: ScoringModel<'_>,
+    segments: &[Segment],
+    prompt: &Prompt,
+    mode: Mode,
+    ratio: f32,
+) -> Result<RefinePlan, RefineError> {
+    let none = RefinePlan { mask: MaskSource::None, window: None };
+    if ratio >= 1.0 || matches!(mode, Mode::None) || !segments.iter().any(|segment| segment.refine) {
+        return Ok(none);
+    }
+    let Some(last) = prompt.segments.last() else { return Ok(none) };
+    let places = segments.iter().zip(&prompt.segments).enumerate().filter(|(_, (segment, _))| segment.refine);
+    let content = places.map(|(segment, (_, place))| SegmentPlace {
+        segment,
+        first: place.tokens.start,
+        spans: place.spans.clone(),
+    });
+    let mut job = MaskJob {
+        segments: segments.to_vec(),
+        map: SentenceMap::new(segments),
+        content: content.collect(),
+        prompt_tokens: prompt.ids.len(),
+        question: segments.last().map(|segment| segment.text.clone()).unwrap_or_default(),
+        ratio,
+        mode,
+        calibration: model.calibration.cloned(),
+        queries: 0..0,
+    };
+    let calibration = model.calibration.map(Arc::as_ref);
+    let suffix_tokens = last.tokens.len();
+    let Some(capture) = capture_plan(mode, model.n_layers, model.n_heads, suffix_tokens, calibration) else {
+        return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
+    };
+    let end = last.tokens.end;
+    let heads = capture.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect();
+    job.queries = end.saturating_sub(capture.window)..end;
+    let window = Window { tokens: job.queries.clone(), heads };
+    Ok(RefinePlan { mask: MaskSource::Scores(Box::new(job)), window: Some(window) })
+}
+
+impl MaskJob {
+    /// Ranks the sentences and encodes those that stay.
+    pub(crate) fn run(&self, scores: Option<&AttentionScores>) -> Result<MaskEvent, RefineError> {
+        let content: Vec<ContentTokens<'_>> = self
+            .content
+            .iter()
+            .map(|place| ContentTokens { segment: place.segment, first: place.first, spans: &place.spans })
+            .collect();
+        let heads: Vec<(usize, usize)> =
+            scores.map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect()).unwrap_or_default();
+        let scores = scores.map(|scores| Scores {
+            heads: &heads,
+            keys: scores.keys,
+            mean: &scores.mean,
+            queries: self.queries.clone(),
+        });
+        let refined = refine(RefineInput {
+            segments: &self.segments,
+            map: &self.map,
+            content: &content,
+            prompt_tokens: self.prompt_tokens,
+            scores,
+            calibration: self.calibration.as_deref(),
+            question: &self.question,
+            ratio: self.ratio,
+            mode: self.mode,
+        })?;
+        Ok(MaskEvent::new(&self.map, &refined.kept, refined.ratio, refined.prompt_ratio))
+    }
+}

@@ -1,0 +1,131 @@
+//! `serve`: opens model and database, listens, runs until it is told to stop.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_engine::Model;
+use baton_refine::Calibration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::api::{self, ApiLimits};
+use crate::book::SceneBook;
+use crate::config::Config;
+use crate::desk::Clock;
+use crate::http::{self, HttpLimits};
+use crate::service::{CloudService, ServiceOptions};
+use crate::store::Store;
+use crate::worker::Worker;
+
+/// How often the database is asked for newer scenes.
+const SCENES_PERIOD: Duration = Duration::from_secs(1);
+
+/// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
+///
+/// # Errors
+/// Whatever keeps it from listening: model, calibration, database, address.
+pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
+    let model = Model::open(&config.model).with_context(|| format!("open model `{}`", config.model.display()))?;
+    let calibration = config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
+    let store = Store::open(&config.database).await.context("open the database")?;
+    let scenes = SceneBook::new(store.scenes().await.context("read scenes")?);
+    if let Some(cost) = &config.emulation {
+        warn!(?cost, "EMULATION: every pass is stretched to the time another machine would need");
+    }
+    let options = ServiceOptions {
+        model_name: config.model_name.clone(),
+        calibration,
+        threads: config.threads,
+        kv_tokens: config.kv_tokens,
+        slots: config.slots,
+        queue: config.queue,
+        chunk_tokens: config.chunk_tokens,
+        emulation: config.emulation,
+        clock: Clock::monotonic(),
+    };
+    let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
+    let worker = start(worker).context("start the engine's thread")?;
+    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let address = listener.local_addr().context("read the bound address")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    announce(address, &config.model_name, json).context("print the address")?;
+
+    let refresh = tokio::spawn(keep_fresh(store.clone(), service.scene_book().clone()));
+    let stop = async {
+        tokio::select! {
+            _ = interrupt.recv() => (),
+            _ = terminate.recv() => (),
+        }
+        service.drain();
+    };
+    let app = api::router(service.clone(), config.api_key.as_deref(), ApiLimits::default());
+    http::serve(listener, app, HttpLimits::default(), stop).await;
+
+    service.stop();
+    refresh.abort();
+    let _ = refresh.await;
+    store.close().await;
+    let joined = tokio::task::spawn_blocking(move || worker.join()).await;
+    if !matches!(joined, Ok(Ok(()))) {
+        anyhow::bail!("the engine's thread panicked");
+    }
+    info!("stopped");
+    Ok(())
+}
+
+/// Runs the worker on a thread of its own.
+///
+/// # Errors
+/// The system's, where it gives no thread.
+pub fn start(worker: Worker) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("engine-driver".into()).spawn(move || worker.run())
+}
+
+/// The heads of the refiner; none, with a warning, where they were found for another model.
+fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Option<Calibration>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("read calibration `{}`", path.display()))?;
+    let calibration =
+        Calibration::from_json(&text).with_context(|| format!("read calibration `{}`", path.display()))?;
+    if calibration.model_sha256() != model.file_sha256() {
+        warn!(path = %path.display(), "the calibration is of another model file and is not used");
+        return Ok(None);
+    }
+    let shape = model.config();
+    calibration.check_model(shape.n_layers, shape.n_heads).context("fit the calibration to the model")?;
+    Ok(Some(calibration))
+}
+
+fn announce(address: SocketAddr, model: &str, json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        let line = serde_json::json!({ "listening": format!("http://{address}"), "model": model });
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(out, "listening on http://{address}")?;
+    }
+    out.flush()
+}
+
+/// Takes newer versions of scenes over; while the database is away, the last good ones stay.
+async fn keep_fresh(store: Store, book: SceneBook) {
+    let mut failing = false;
+    loop {
+        tokio::time::sleep(SCENES_PERIOD).await;
+        match store.scenes().await {
+            Ok(scenes) => {
+                book.replace(scenes);
+                failing = false;
+            }
+            Err(err) => {
+                if !failing {
+                    warn!(err = &err as &dyn std::error::Error, "scenes cannot be read; the last good ones stay");
+                }
+                failing = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The service without HTTP: requests in, event streams out.
+//!
+//! [`CloudService`] checks and prepares requests on the caller's thread; the [`Worker`] that comes with it owns the
+//! engine. A server runs the worker on a thread of its own; a test may drive it by hand, in virtual time.
+//! Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends with exactly one
+//! terminal event.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use baton_engine::pace_emulation::PassCost;
+use baton_engine::prompt::PromptError;
+use baton_engine::sampling::SamplingError;
+use baton_engine::stop::StopError;
+use baton_engine::{BLOCK_TOKENS, Engine, EngineError, EngineOptions, Model};
+use baton_protocol::{AssistRequest, ErrorBody, ErrorCode, RequestError, SceneInfo};
+use baton_refine::{Calibration, RefineError};
+
+use crate::assist;
+use crate::book::{SceneBook, SceneLookupError};
+use crate::completion::{self, CompletionRequest};
+use crate::cost::{Costs, Measured};
+use crate::desk::{Clock, Desk, NotTaken, Stage};
+use crate::job::Job;
+use crate::planning::PlanError;
+use crate::scene::Scene;
+use crate::scheduler::{Limits, Refusal, SchedulerCore, SchedulerStats};
+use crate::stream::AssistStream;
+use crate::worker::Worker;
+
+/// The largest KV cache that is taken unasked, where one context does not need more.
+pub const KV_TOKENS_DEFAULT_MAX: usize = 65_536;
+
+/// How a service is set up.
+#[derive(Debug, Clone)]
+pub struct ServiceOptions {
+    /// Name of the model in the API.
+    pub model_name: String,
+    /// Calibrated heads of the refiner.
+    pub calibration: Option<Calibration>,
+    /// Threads of the engine; none: one for each core.
+    pub threads: Option<NonZeroUsize>,
+    /// KV cache in tokens; none: four whole contexts, or one where four are over [`KV_TOKENS_DEFAULT_MAX`].
+    pub kv_tokens: Option<NonZeroUsize>,
+    /// Sequences that run at the same time.
+    pub slots: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Prompt tokens in one pass.
+    pub chunk_tokens: usize,
+    /// Emulated speed, if any.
+    pub emulation: Option<PassCost>,
+    /// The time.
+    pub clock: Clock,
+}
+
+impl ServiceOptions {
+    /// Small defaults for a model of this name.
+    pub fn named(model_name: impl Into<String>) -> ServiceOptions {
+        ServiceOptions {
+            model_name: model_name.into(),
+            calibration: None,
+            threads: None,
+            kv_tokens: None,
+            slots: 8,
+            queue: 64,
+            chunk_tokens: 256,
+            emulation: None,
+            clock: Clock::monotonic(),
+        }
+    }
+}
+
+/// Takes requests for one model.
+#[derive(Debug, Clone)]
+pub struct CloudService {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) model: Arc<Model>,
+    pub(crate) model_name: String,
+    pub(crate) calibration: Option<Arc<Calibration>>,
+    pub(crate) scenes: SceneBook,
+    pub(crate) desk: Arc<Desk>,
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// A field is missing or out of its range.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// A field asks for something that this service does not do.
+    #[error("field `{field}`: {message}")]
+    Unsupported {
+        /// Its path.
+        field: &'static str,
+        /// What is not done.
+        message: String,
+    },
+    /// There is no such scene or version.
+    #[error(transparent)]
+    Scene(#[from] SceneLookupError),
+    /// There is no such model.
+    #[error("model `{asked}` is not served here, `{served}` is")]
+    UnknownModel {
+        /// The name asked for.
+        asked: String,
+        /// The name of the model.
+        served: String,
+    },
+    /// A segment that shall be refined says nothing.
+    #[error("field `segments[{0}].text` has no content to refine")]
+    EmptyContent(usize),
+    /// r or the device's figures cannot be followed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The prompt does not fit.
+    #[error("the prompt has {tokens} tokens, the limit is {limit}")]
+    PromptTooLong {
+        /// Its tokens.
+        tokens: usize,
+        /// The most that leave room for an answer.
+        limit: usize,
+    },
+    /// Prompt and answer do not fit into the KV budget.
+    #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
+    KvTooSmall {
+        /// What they need.
+        need: usize,
+        /// The whole budget.
+        limit: usize,
+    },
+    /// The model's template does not take these messages.
+    #[error("the messages do not fit the model's chat template")]
+    Prompt(#[from] PromptError),
+    /// The sampling parameters are out of their ranges.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The stop strings are too many or too long.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// The refiner cannot make a mask.
+    #[error("refine the prompt")]
+    Refine(#[from] RefineError),
+    /// Slots and queue are full.
+    #[error("all slots are taken and {waiting} requests wait")]
+    Overloaded {
+        /// Requests that wait.
+        waiting: usize,
+        /// When a place is likely to be free.
+        retry_after_ms: u64,
+    },
+    /// The service is going down.
+    #[error("the service is stopping")]
+    Stopping,
+}
+
+impl ServiceError {
+    /// The body that tells a client.
+    pub fn to_body(&self) -> ErrorBody {
+        let (code, param) = match self {
+            ServiceError::Request(err) => return err.to_body(),
+            ServiceError::Unsupported { field, .. } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
+            ServiceError::Scene(SceneLookupError::UnknownScene(_)) => (ErrorCode::UnknownScene, Some("scene".into())),
+            ServiceError::Scene(SceneLookupError::UnknownVersion { .. }) => {
+                (ErrorCode::SceneChanged, Some("scene_version".into()))
+            }
+            ServiceError::UnknownModel { .. } => (ErrorCode::UnknownModel, Some("model".into())),
+            ServiceError::EmptyContent(at) => (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text"))),
+            ServiceError::Plan(PlanError::RatioBelowScene { .. }) => {
+                (ErrorCode::InvalidRequest, Some("refine.ratio".into()))
+            }
+            ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
+            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => (ErrorCode::PromptTooLong, None),
+            ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => (ErrorCode::InvalidRequest, None),
+            ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
+            ServiceError::Overloaded { .. } => (ErrorCode::Overloaded, None),
+            ServiceError::Stopping => (ErrorCode::Unavailable, None),
+        };
+        let mut body = ErrorBody::new(code, self.to_string());
+        body.error.param = param;
+        if let ServiceError::Overloaded { retry_after_ms, .. } = self {
+            body.error.retry_after_ms = Some(*retry_after_ms);
+        }
+        body
+    }
+}
+
+impl CloudService {
+    /// A service over `model`, and the worker that must run for its answers to be written.
+    ///
+    /// # Errors
+    /// [`EngineError`] where the engine cannot be set up.
+    pub fn new(
+        model: Arc<Model>,
+        scenes: SceneBook,
+        options: ServiceOptions,
+    ) -> Result<(CloudService, Worker), EngineError> {
+        let context = model.config().context_len;
+        let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
+        let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
+        let engine_options = EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
+        let engine = Engine::new(model.clone(), engine_options)?;
+        let core = SchedulerCore::new(Limits {
+            slots: options.slots,
+            queue: options.queue,
+            kv_tokens,
+            kv_block: BLOCK_TOKENS,
+            chunk_tokens: options.chunk_tokens,
+        });
+        let desk = Arc::new(Desk::new(core, Costs::new(options.emulation), options.clock));
+        let inner = Inner {
+            model,
+            model_name: options.model_name,
+            calibration: options.calibration.map(Arc::new),
+            scenes,
+            desk: desk.clone(),
+        };
+        Ok((CloudService { inner: Arc::new(inner) }, Worker::new(engine, desk, options.emulation)))
+    }
+
+    /// Accepts an assist request. Tokenizes on the caller's thread: milliseconds for a long prompt.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn assist(&self, request: &AssistRequest) -> Result<AssistStream, ServiceError> {
+        let (job, stream) = assist::prepare(&self.inner, request)?;
+        self.inner.submit(job)?;
+        Ok(stream)
+    }
+
+    /// Accepts a chat completion: the cloud writes the whole answer.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn complete(&self, request: &CompletionRequest) -> Result<AssistStream, ServiceError> {
+        let (job, stream) = completion::prepare(&self.inner, request)?;
+        self.inner.submit(job)?;
+        Ok(stream)
+    }
+
+    /// The current version of every scene.
+    pub fn scenes(&self) -> Vec<SceneInfo> {
+        self.inner.scenes.current().iter().map(|scene| self.inner.info(scene)).collect()
+    }
+
+    /// The current version of one scene.
+    ///
+    /// # Errors
+    /// [`ServiceError::Scene`] where there is none.
+    pub fn scene(&self, id: &str) -> Result<SceneInfo, ServiceError> {
+        Ok(self.inner.info(&*self.inner.scenes.get(id, None)?))
+    }
+
+    /// The scenes in force, to be replaced where the database has newer ones.
+    pub fn scene_book(&self) -> &SceneBook {
+        &self.inner.scenes
+    }
+
+    /// Name of the model in the API.
+    pub fn model_name(&self) -> &str {
+        &self.inner.model_name
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.inner.model
+    }
+
+    /// What is in use now.
+    pub fn stats(&self) -> SchedulerStats {
+        self.inner.desk.stats()
+    }
+
+    /// What this cloud costs now.
+    pub fn measured(&self) -> Measured {
+        self.inner.desk.measured()
+    }
+
+    /// Whether requests are accepted.
+    pub fn is_open(&self) -> bool {
+        self.inner.desk.stage() == Stage::Open
+    }
+
+    /// Accepts nothing further; running answers end by themselves, then the worker's thread does.
+    pub fn drain(&self) {
+        self.inner.desk.advance(Stage::Draining);
+    }
+
+    /// Cancels every answer; the worker's thread ends after the pass that runs.
+    pub fn stop(&self) {
+        self.inner.desk.advance(Stage::Stopping);
+    }
+}
+
+impl Inner {
+    /// Checks the name of the model that a request asks for.
+    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ServiceError> {
+        if asked == "default" || asked == self.model_name {
+            return Ok(());
+        }
+        Err(ServiceError::UnknownModel {
+            asked: asked.chars().take(128).collect(),
+            served: self.model_name.clone(),
+        })
+    }
+
+    fn info(&self, scene: &Scene) -> SceneInfo {
+        scene.info(&self.model_name, Some(self.model.tokenizer().digest_hex()))
+    }
+
+    fn submit(&self, job: Job) -> Result<(), ServiceError> {
+        self.desk.submit(job).map_err(|refused| match refused {
+            NotTaken::Draining => ServiceError::Stopping,
+            NotTaken::Refused(Refusal::TooLarge { need, limit }) => ServiceError::KvTooSmall { need, limit },
+            NotTaken::Refused(Refusal::Full { waiting, backlog_tokens }) => {
+                let ms = self.desk.measured().prefill_ms_per_token * backlog_tokens as f64;
+                ServiceError::Overloaded { waiting, retry_after_ms: (ms as u64).clamp(100, 60_000) }
+            }
+        })
+    }
+}

@@ -1,0 +1,216 @@
+//! A server on a free port of the loopback interface, and a small HTTP client that shows every byte.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use baton_cloud::api::{self, ApiLimits};
+use baton_cloud::http::{self, HttpLimits};
+use baton_cloud::serve;
+use baton_cloud::service::{CloudService, ServiceOptions};
+use baton_protocol::AssistEvent;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::world::{model, options, scenes};
+
+/// A guard against hangs; no test depends on it otherwise.
+pub const HANG: Duration = Duration::from_secs(60);
+
+/// A running server; its thread and tasks end with it.
+pub struct Server {
+    pub address: SocketAddr,
+    pub service: CloudService,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start() -> Server {
+        Server::with(options(), None, HttpLimits::default(), ApiLimits::default()).await
+    }
+
+    pub async fn with(
+        options: ServiceOptions,
+        key: Option<&str>,
+        http_limits: HttpLimits,
+        api_limits: ApiLimits,
+    ) -> Server {
+        let (service, worker) = CloudService::new(model(), scenes(), options).unwrap();
+        serve::start(worker).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = api::router(service.clone(), key, api_limits);
+        let (stop, stopped) = oneshot::channel();
+        let draining = service.clone();
+        let task = tokio::spawn(http::serve(listener, app, http_limits, async move {
+            let _ = stopped.await;
+            draining.drain();
+        }));
+        Server { address, service, stop: Some(stop), task }
+    }
+
+    /// Asks the server to stop and waits until it has.
+    pub async fn stop(mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        tokio::time::timeout(HANG, &mut self.task).await.expect("the server stops").unwrap();
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], b"").await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.send("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes()).await
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        self.open(method, path, headers, body).await.read_all().await
+    }
+
+    /// Sends a request and leaves the reply to be read.
+    pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Open {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: cloud\r\nconnection: close\r\n");
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // A server may refuse before it has read everything: what it says counts, not that we could not go on.
+        let _ = stream.write_all(body).await;
+        Open { stream, bytes: Vec::new() }
+    }
+
+    /// Waits until no slot is in use and nobody waits.
+    pub async fn idle(&self) {
+        let idle = async {
+            while self.service.stats().running + self.service.stats().waiting > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(HANG, idle).await.expect("the slot is freed");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.service.stop();
+    }
+}
+
+/// A reply on its way.
+pub struct Open {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl Open {
+    /// Reads until `text` has come.
+    pub async fn until(&mut self, text: &str) {
+        let read = async {
+            while !self.text().contains(text) {
+                let count = self.stream.read_buf(&mut self.bytes).await.unwrap();
+                assert!(count > 0, "the reply ends without `{text}`: {}", self.text());
+            }
+        };
+        tokio::time::timeout(HANG, read).await.expect("a reply");
+    }
+
+    /// What has come so far, as it is on the wire.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    pub async fn read_all(mut self) -> Reply {
+        let read = self.stream.read_to_end(&mut self.bytes);
+        // A reset after the reply is how a refused upload ends.
+        let _ = tokio::time::timeout(HANG, read).await.expect("a reply");
+        Reply::parse(&self.bytes)
+    }
+}
+
+/// A whole reply.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    /// Parts of the body as they were sent: each chunk, or the whole.
+    pub chunks: Vec<String>,
+}
+
+impl Reply {
+    fn parse(bytes: &[u8]) -> Reply {
+        let text = String::from_utf8_lossy(bytes);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {text:?}"));
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
+        let headers: Vec<(String, String)> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+        let chunks = if chunked { chunks(bytes) } else { vec![body.to_owned()] };
+        Reply { status, headers, chunks }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn body(&self) -> String {
+        self.chunks.concat()
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body()).unwrap_or_else(|err| panic!("{err}: {self:?}"))
+    }
+
+    /// The assist events of the body.
+    #[track_caller]
+    pub fn events(&self) -> Vec<AssistEvent> {
+        frames(&self.body())
+            .iter()
+            .map(|frame| {
+                let field = |name: &str| frame.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+                let event = AssistEvent::parse(field("event: "), field("data: ")).unwrap();
+                let id = event.index().map(|index| index.to_string()).unwrap_or_default();
+                assert_eq!(field("id: "), id, "{frame}");
+                event
+            })
+            .collect()
+    }
+
+    /// The JSON of every `data:` line; `[DONE]` must be the last.
+    #[track_caller]
+    pub fn chat_chunks(&self) -> Vec<Value> {
+        let body = self.body();
+        let mut data: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{body}");
+        data.into_iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Frames of an event stream, comments left out.
+pub fn frames(body: &str) -> Vec<String> {
+    body.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')).map(str::to_owned).collect()
+}
+
+fn chunks(bytes: &[u8]) -> Vec<String> {
+    let start = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let mut rest = &bytes[start..];
+    let mut chunks = Vec::new();
+    while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
+        let len = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+        if len == 0 {
+            break;
+        }
+        let Some(data) = rest.get(line + 2..line + 2 + len) else { break };
+        chunks.push(String::from_utf8_lossy(data).into_owned());
+        rest = rest.get(line + 4 + len..).unwrap_or_default();
+    }
+    chunks
+}

@@ -1,0 +1,12 @@
+//! The cloud service, tested from outside: its scheduler simulated, its store over files, its answers in virtual
+//! time, its API over real sockets on loopback.
+
+mod api;
+mod api_refusals;
+mod chat;
+mod client;
+mod scheduler;
+mod service;
+mod service_simulation;
+mod store;
+mod world;

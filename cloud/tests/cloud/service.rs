@@ -1,0 +1,327 @@
+//! Answers of the service in virtual time: masks, caps, prefixes, cancellation, sampling.
+
+use std::time::Duration;
+
+use baton_cloud::service::{ServiceError, ServiceOptions};
+use baton_engine::pace_emulation::PassCost;
+use baton_engine::prompt::{PromptSegment, assemble};
+use baton_engine::{Engine, EngineOptions, StepSeq, Wanted};
+use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
+
+use crate::world::{
+    HandClock, QUESTION, answer, by_hand, document, drain, end, model, options, request, run_all, tokens,
+};
+
+fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {
+    let masks: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            AssistEvent::Mask(mask) => Some(mask),
+            _ => None,
+        })
+        .collect();
+    assert!(masks.len() <= 1);
+    masks.first().copied()
+}
+
+#[test]
+fn the_mask_comes_with_the_first_token_and_opens_on_the_other_side() {
+    let (service, mut worker) = by_hand(options());
+    for mode in [None, Some("attention"), Some("paper"), Some("bm25"), Some("random")] {
+        let mut request = request("doc-qa", &document(40), 6);
+        request.refine.mode = mode.map(str::to_owned);
+        let events = answer(&service, &mut worker, &request);
+        assert!(matches!(events[..2], [AssistEvent::Mask(_), AssistEvent::First(_)]), "{mode:?}: {events:?}");
+        let map = SentenceMap::new(&request.segments);
+        let mask = mask(&events).unwrap();
+        let kept = mask.open(&map).unwrap();
+        assert!(mask.ratio > 0.0 && mask.ratio <= 0.25, "{mode:?}: {}", mask.ratio);
+        assert!(kept.iter().any(|&kept| kept) && kept.iter().any(|&kept| !kept));
+        let other = SentenceMap::new(&crate::world::request("doc-qa", &document(41), 6).segments);
+        assert!(mask.open(&other).is_err(), "a mask is for one text only");
+    }
+}
+
+#[test]
+fn no_mask_where_nothing_is_left_out() {
+    let (service, mut worker) = by_hand(options());
+    let mut none = request("doc-qa", &document(40), 4);
+    none.refine.mode = Some("none".into());
+    let mut whole = request("doc-qa", &document(40), 4);
+    whole.refine.ratio = Some(1.0);
+    let mut plain = request("doc-qa", &document(40), 4);
+    plain.segments[1].refine = false;
+    let full = request("doc-qa-full", &document(40), 4);
+    let mut texts = Vec::new();
+    for request in [none, whole, plain, full, request("doc-qa", &document(40), 4)] {
+        let events = answer(&service, &mut worker, &request);
+        texts.push((mask(&events).is_some(), tokens(&events)));
+    }
+    let masks: Vec<bool> = texts.iter().map(|(mask, _)| *mask).collect();
+    assert_eq!(masks, [false, false, false, false, true]);
+    assert!(texts.iter().all(|(_, tokens)| *tokens == texts[0].1), "refinement never changes the cloud's own tokens");
+}
+
+#[test]
+fn l_tokens_then_the_slot_is_free() {
+    let (service, mut worker) = by_hand(options());
+    let free = worker.free_kv_tokens();
+    let long = tokens(&answer(&service, &mut worker, &request("doc-qa", &document(20), 20)));
+    for cap in [1, 2, 7] {
+        let events = answer(&service, &mut worker, &request("doc-qa", &document(20), cap));
+        let got = tokens(&events);
+        assert_eq!(got[..], long[..cap as usize], "the first tokens do not depend on the cap");
+        let end = end(&events);
+        assert_eq!((end.reason, end.usage.completion_tokens), (EndReason::Cap, u64::from(cap)));
+        let stats = service.stats();
+        assert_eq!((stats.running, stats.waiting, stats.kv_reserved_tokens), (0, 0, 0));
+        assert_eq!(worker.free_kv_tokens(), free, "nothing leaks");
+    }
+    let [_, AssistEvent::First(first), ..] = &answer(&service, &mut worker, &request("doc-qa", &document(20), 7))[..]
+    else {
+        panic!("a mask, then the first token")
+    };
+    assert_eq!((first.assist_tokens, first.assist_bound_by.as_str()), (7, "fixed"));
+    assert_eq!(first.tokenizer_sha256.as_deref(), Some(model().tokenizer().digest_hex()));
+}
+
+#[test]
+fn an_answer_does_not_depend_on_its_neighbours_or_chunks() {
+    let requests: Vec<_> = [5, 12, 30, 44].map(|n| request("doc-qa", &document(n), 9)).into();
+    let alone: Vec<_> = requests
+        .iter()
+        .map(|request| {
+            let (service, mut worker) = by_hand(ServiceOptions { chunk_tokens: 4096, ..options() });
+            let events = answer(&service, &mut worker, request);
+            (mask(&events).cloned(), tokens(&events))
+        })
+        .collect();
+    for chunk_tokens in [1, 17, 64, 300] {
+        let (service, mut worker) = by_hand(ServiceOptions { chunk_tokens, slots: 3, ..options() });
+        let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
+        run_all(&mut worker);
+        for (stream, want) in streams.iter_mut().zip(&alone) {
+            let events = drain(stream);
+            assert_eq!(&(mask(&events).cloned(), tokens(&events)), want, "chunks of {chunk_tokens}");
+            end(&events);
+        }
+    }
+}
+
+#[test]
+fn a_known_prefix_is_not_computed_again_and_changes_nothing() {
+    let (service, mut worker) = by_hand(options());
+    let first = answer(&service, &mut worker, &request("doc-qa", &document(40), 5));
+    let second = answer(&service, &mut worker, &request("doc-qa", &document(40), 5));
+    assert_eq!(end(&first).usage.cached_prefix_tokens, 0);
+    let usage = end(&second).usage;
+    let question = QUESTION.len() as u64;
+    assert!(usage.cached_prefix_tokens > usage.prompt_tokens / 2, "{usage:?}");
+    assert!(usage.cached_prefix_tokens + 32.min(question) <= usage.prompt_tokens, "the window is computed: {usage:?}");
+    assert_eq!(mask(&first), mask(&second));
+    assert_eq!(tokens(&first), tokens(&second));
+}
+
+#[test]
+fn an_answer_goes_on_from_its_accepted_part() {
+    let (service, mut worker) = by_hand(options());
+    let mut request = request("doc-qa", &document(10), 6);
+    request.continue_from = Some("abc".into());
+    let events = answer(&service, &mut worker, &request);
+    assert!(mask(&events).is_none(), "nobody prefills for an answer that goes on");
+    let AssistEvent::First(first) = &events[0] else { panic!("{events:?}") };
+
+    let model = model();
+    let parts: Vec<_> = request
+        .segments
+        .iter()
+        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
+        .collect();
+    let mut ids = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
+    let continued = model.tokenizer().encode("abc");
+    assert_eq!(first.index as usize, continued.len());
+    ids.extend(&continued);
+    assert_eq!(end(&events).usage.prompt_tokens as usize, ids.len());
+    let mut engine = Engine::new(model.clone(), EngineOptions::default()).unwrap();
+    let seq = engine.create();
+    let mut want = Vec::new();
+    let mut next = ids;
+    for _ in 0..6 {
+        let step = StepSeq { seq, ids: &next, logits: Wanted::Last, capture: None };
+        let logits = engine.step(&[step], &mut ()).unwrap().remove(0).logits;
+        let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+        want.push(best);
+        next = vec![best];
+    }
+    let got: Vec<u32> = tokens(&events).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(got[..], want[..got.len()], "the engine's own greedy continuation");
+    assert!(got.len() == 6 || model.tokenizer().is_end(want[got.len()]));
+}
+
+#[test]
+fn sampling_is_keyed_by_seed_and_index() {
+    let (service, mut worker) = by_hand(options());
+    let sampled = |seed| {
+        let mut request = request("doc-qa", &document(12), 12);
+        request.sampling = Sampling { temperature: 1.5, seed, ..Sampling::default() };
+        request
+    };
+    let once = tokens(&answer(&service, &mut worker, &sampled(1)));
+    assert_eq!(once, tokens(&answer(&service, &mut worker, &sampled(1))));
+    assert_ne!(once, tokens(&answer(&service, &mut worker, &sampled(2))));
+}
+
+#[test]
+fn a_dropped_stream_frees_its_slot_within_one_pass() {
+    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, ..options() });
+    let free = worker.free_kv_tokens();
+    for passes_before in 0..14 {
+        let stream = service.assist(&request("doc-qa", &document(20), 50)).unwrap();
+        for _ in 0..passes_before {
+            let pass = worker.turn().unwrap();
+            worker.commit(pass);
+        }
+        drop(stream);
+        assert!(worker.turn().is_none(), "nothing runs for a reader that is gone ({passes_before} passes)");
+        assert_eq!((service.stats().running, service.stats().waiting), (0, 0));
+        assert_eq!(worker.free_kv_tokens(), free);
+    }
+}
+
+#[test]
+fn a_cancelled_stream_says_so_and_the_next_one_starts() {
+    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, ..options() });
+    let mut first = service.assist(&request("doc-qa", &document(3), 50)).unwrap();
+    let mut second = service.assist(&request("doc-qa", &document(3), 2)).unwrap();
+    for _ in 0..6 {
+        let pass = worker.turn().unwrap();
+        worker.commit(pass);
+    }
+    first.cancel();
+    run_all(&mut worker);
+    let events = drain(&mut first);
+    let end_first = end(&events);
+    assert_eq!(end_first.reason, EndReason::Cancelled);
+    assert_eq!(end_first.usage.completion_tokens, tokens(&events).len() as u64);
+    assert_eq!(end(&drain(&mut second)).reason, EndReason::Cap);
+}
+
+#[test]
+fn a_cancel_in_the_middle_of_a_pass_ends_it_at_a_layer() {
+    let (service, mut worker) = by_hand(options());
+    let stream = service.assist(&request("doc-qa", &document(40), 5)).unwrap();
+    let pass = worker.turn().unwrap();
+    // The reader goes while the pass is stretched: its tokens are dropped with it.
+    drop(stream);
+    worker.commit(pass);
+    assert!(worker.turn().is_none());
+    assert_eq!(service.stats().closed_total, 1);
+}
+
+#[test]
+fn a_full_service_refuses_with_a_time_to_come_back() {
+    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, queue: 1, ..options() });
+    let request = request("doc-qa", &document(3), 2);
+    let (_one, _two) = (service.assist(&request).unwrap(), service.assist(&request).unwrap());
+    let err = service.assist(&request).unwrap_err();
+    assert!(matches!(err, ServiceError::Overloaded { retry_after_ms: 100.., .. }), "{err}");
+    assert!(err.to_body().error.retry_after_ms.is_some());
+    run_all(&mut worker);
+    assert!(service.assist(&request).is_ok());
+}
+
+#[test]
+fn slot_time_is_the_time_of_its_passes() {
+    let hand = HandClock::default();
+    let cost = PassCost { base_ms: 60_000.0, prefill_ms_per_token: 100.0, decode_ms: 20_000.0 };
+    let (service, mut worker) = by_hand(ServiceOptions { clock: hand.clock(), emulation: Some(cost), ..options() });
+    let mut stream = service.assist(&request("doc-qa", &document(10), 3)).unwrap();
+    hand.advance(Duration::from_millis(5));
+    while let Some(pass) = worker.turn() {
+        // What was really computed counts as nothing here; the figures are far above it.
+        hand.advance(cost.modelled(pass.content()));
+        worker.commit(pass);
+    }
+    let events = drain(&mut stream);
+    let end = end(&events);
+    let timing = end.timing.unwrap();
+    let prefill_ms = 60_000.0 + 100.0 * end.usage.prompt_tokens as f64;
+    assert_eq!((timing.queue_ms, timing.prefill_ms, timing.decode_ms), (5.0, prefill_ms, 40_000.0));
+    assert_eq!(timing.slot_ms, prefill_ms + 40_000.0);
+    assert_eq!(service.stats().slot_ms_total, timing.slot_ms);
+    let AssistEvent::First(first) = &events[1] else { panic!("{events:?}") };
+    assert_eq!((first.timing.queue_ms, first.timing.prefill_ms), (5.0, prefill_ms));
+}
+
+#[test]
+fn l_follows_the_device() {
+    let cost = PassCost { base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 1.0 };
+    let (service, mut worker) = by_hand(ServiceOptions { emulation: Some(cost), ..options() });
+    let assist_tokens = |ms_per_token: f64, worker: &mut _| {
+        let mut request = request("doc-qa", &document(60), 1);
+        request.assist_tokens = None;
+        request.device = Some(baton_protocol::DeviceInfo {
+            class: "phone".into(),
+            model: "m".into(),
+            prefill_ms_per_token: ms_per_token,
+            prefill_ms_per_token2: 0.0,
+            decode_ms: 45.0,
+            network: Some("wifi".into()),
+        });
+        let events = answer(&service, worker, &request);
+        let AssistEvent::First(first) = &events[1] else { panic!("{events:?}") };
+        (first.assist_tokens, first.assist_bound_by.clone())
+    };
+    let (slow, bound_by) = assist_tokens(5.0, &mut worker);
+    let (fast, _) = assist_tokens(2.5, &mut worker);
+    assert!(slow > fast && fast >= 4, "slow {slow}, fast {fast}");
+    assert_eq!(bound_by, "tau");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_its_field() {
+    let (service, _worker) = by_hand(options());
+    let good = || request("doc-qa", &document(10), 5);
+    let check = |change: &dyn Fn(&mut baton_protocol::AssistRequest), code: &str, param: Option<&str>| {
+        let mut request = good();
+        change(&mut request);
+        let body = service.assist(&request).unwrap_err().to_body();
+        assert_eq!((body.error.code.as_str(), body.error.param.as_deref()), (code, param), "{body}");
+    };
+    check(&|r| r.scene = "nothing".into(), "unknown_scene", Some("scene"));
+    check(&|r| r.scene_version = Some(9), "scene_changed", Some("scene_version"));
+    check(&|r| r.model = "gpt".into(), "unknown_model", Some("model"));
+    check(&|r| r.protocol = 2, "unsupported_protocol", Some("protocol"));
+    check(&|r| r.segments[1].text = " \n".into(), "invalid_request", Some("segments[1].text"));
+    check(&|r| r.segments.clear(), "invalid_request", Some("segments"));
+    check(&|r| r.refine.ratio = Some(0.0), "invalid_request", Some("refine.ratio"));
+    check(&|r| r.refine.ratio = Some(1.5), "invalid_request", Some("refine.ratio"));
+    check(&|r| r.refine.ratio = Some(f32::NAN), "invalid_request", Some("refine.ratio"));
+    check(&|r| r.refine.ratio = Some(0.125), "invalid_request", Some("refine.ratio"));
+    check(&|r| r.refine.mode = Some("magic".into()), "invalid_request", Some("refine.mode"));
+    check(&|r| r.assist_tokens = Some(0), "invalid_request", Some("assist_tokens"));
+    check(&|r| r.resume = true, "invalid_request", Some("resume"));
+    check(&|r| r.sampling.temperature = -1.0, "invalid_request", Some("sampling.temperature"));
+    check(&|r| r.segments[1].text = document(200), "prompt_too_long", None);
+    let full = |r: &mut baton_protocol::AssistRequest| {
+        r.scene = "doc-qa-full".into();
+        r.refine.ratio = Some(0.5);
+    };
+    check(&full, "invalid_request", Some("refine.ratio"));
+    assert_eq!(service.stats().waiting, 0, "nothing refused is queued");
+}
+
+#[test]
+fn stopping_cancels_and_refuses() {
+    let (service, mut worker) = by_hand(options());
+    let mut stream = service.assist(&request("doc-qa", &document(3), 500)).unwrap();
+    let pass = worker.turn().unwrap();
+    worker.commit(pass);
+    service.drain();
+    assert!(matches!(service.assist(&request("doc-qa", &document(3), 5)), Err(ServiceError::Stopping)));
+    let pass = worker.turn().expect("running answers go on while the service drains");
+    worker.commit(pass);
+    service.stop();
+    assert!(worker.turn().is_none());
+    assert_eq!(end(&drain(&mut stream)).reason, EndReason::Cancelled);
+}

@@ -1,0 +1,158 @@
+//! A tiny model of random weights, a service over it, and a clock that tests move by hand.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use baton_cloud::Clock;
+use baton_cloud::book::SceneBook;
+use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::{CloudService, ServiceOptions};
+use baton_cloud::stream::AssistStream;
+use baton_cloud::worker::Worker;
+use baton_engine::Model;
+use baton_engine::gguf::Gguf;
+use baton_engine::synthetic::SyntheticModel;
+use baton_kernels_cpu::Format;
+use baton_protocol::{AssistEvent, AssistRequest, EndEvent, PROTOCOL_VERSION, Role, Segment};
+
+/// The model of all tests: bytes as tokens, a context of 2,048.
+pub fn model() -> Arc<Model> {
+    static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
+        let tiny = SyntheticModel {
+            n_layers: 3,
+            d_model: 64,
+            d_head: 16,
+            d_ff: 96,
+            context_len: 2048,
+            ..SyntheticModel::small("llama", Format::F32, 7)
+        };
+        Model::from_gguf(Gguf::from_bytes(tiny.to_gguf().unwrap()).unwrap()).unwrap()
+    });
+    MODEL.clone()
+}
+
+/// The seeded scenes, without a database.
+pub fn scenes() -> SceneBook {
+    let doc_qa = SceneSettings {
+        ratio: Some(0.25),
+        question_prefix: "\n\nQuestion: ".into(),
+        ..SceneSettings::with_system("You answer from the document.")
+    };
+    let full = SceneSettings { ratio: Some(1.0), xi: 1.0, refine: false, ..doc_qa.clone() };
+    let chat = SceneSettings::with_system("You help.");
+    let scene = |id: &str, settings| Scene { id: id.into(), version: 1, settings };
+    SceneBook::new([scene("doc-qa", doc_qa), scene("doc-qa-full", full), scene("chat", chat)])
+}
+
+/// A clock that stands still until it is moved.
+#[derive(Debug, Clone, Default)]
+pub struct HandClock(Arc<AtomicU64>);
+
+impl HandClock {
+    pub fn clock(&self) -> Clock {
+        let nanos = self.0.clone();
+        Clock::from_fn(move || Duration::from_nanos(nanos.load(Ordering::Relaxed)))
+    }
+
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+pub fn options() -> ServiceOptions {
+    ServiceOptions { threads: std::num::NonZeroUsize::new(1), chunk_tokens: 64, ..ServiceOptions::named("tiny") }
+}
+
+/// A service whose worker is driven by hand.
+pub fn by_hand(options: ServiceOptions) -> (CloudService, Worker) {
+    CloudService::new(model(), scenes(), options).unwrap()
+}
+
+/// Runs passes until nothing is left to run.
+pub fn run_all(worker: &mut Worker) -> usize {
+    let mut passes = 0;
+    while let Some(pass) = worker.turn() {
+        worker.commit(pass);
+        passes += 1;
+    }
+    passes
+}
+
+/// A document of `sentences` different sentences under two headings.
+pub fn document(sentences: usize) -> String {
+    let mut text = "The report\n\n# First part\n\n".to_owned();
+    for at in 0..sentences {
+        if at == sentences / 2 {
+            text.push_str("\n\n# Second part\n\n");
+        }
+        text.push_str(&format!("Item {at} costs {} coins. ", (at * 37) % 101));
+    }
+    text
+}
+
+pub const QUESTION: &str = "\n\nQuestion: What does item 7 cost, and why?";
+
+/// A question about a document in a scene.
+pub fn request(scene: &str, document: &str, assist_tokens: u32) -> AssistRequest {
+    AssistRequest {
+        protocol: PROTOCOL_VERSION,
+        request_id: uuid::Uuid::from_u128(7),
+        scene: scene.into(),
+        scene_version: None,
+        model: "default".into(),
+        tokenizer_sha256: None,
+        segments: vec![
+            Segment::fixed(Role::System, "You answer from the document."),
+            Segment::refinable(Role::User, document),
+            Segment::fixed(Role::User, QUESTION),
+        ],
+        continue_from: None,
+        device: None,
+        sampling: baton_protocol::Sampling::default(),
+        refine: baton_protocol::RefineOptions::default(),
+        assist_tokens: Some(assist_tokens),
+        resume: false,
+    }
+}
+
+/// Everything that a stream holds now.
+pub fn drain(stream: &mut AssistStream) -> Vec<AssistEvent> {
+    std::iter::from_fn(|| stream.try_next()).collect()
+}
+
+/// One whole answer, run alone.
+pub fn answer(service: &CloudService, worker: &mut Worker, request: &AssistRequest) -> Vec<AssistEvent> {
+    let mut stream = service.assist(request).unwrap_or_else(|err| panic!("{err}"));
+    run_all(worker);
+    drain(&mut stream)
+}
+
+/// Ids and texts of the tokens, in order of their indices, which must follow each other.
+#[track_caller]
+pub fn tokens(events: &[AssistEvent]) -> Vec<(u32, String)> {
+    let mut next = None;
+    let mut tokens = Vec::new();
+    for event in events {
+        let (index, id, text) = match event {
+            AssistEvent::First(first) => (first.index, first.id, &first.text),
+            AssistEvent::Token(token) => (token.index, token.id, &token.text),
+            _ => continue,
+        };
+        assert_eq!(index, next.unwrap_or(index), "one event for each index, in order");
+        next = Some(index + 1);
+        tokens.push((id, text.clone()));
+    }
+    tokens
+}
+
+/// The one terminal event, which must be the last.
+#[track_caller]
+pub fn end(events: &[AssistEvent]) -> EndEvent {
+    let terminal = |event: &AssistEvent| matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
+    assert_eq!(events.iter().filter(|event| terminal(event)).count(), 1, "{events:?}");
+    match events.last() {
+        Some(AssistEvent::End(end)) => end.clone(),
+        other => panic!("the last event is {other:?}"),
+    }
+}
