@@ -1,0 +1,82 @@
+//! The default ranking: how much the question's last tokens look at each sentence.
+
+use baton_protocol::SentenceMap;
+
+use crate::calibration::Calibration;
+use crate::content::Content;
+use crate::refine::{RefineError, Scores};
+
+/// The first positions of a prompt draw attention whatever they hold.
+const SINK_TOKENS: usize = 4;
+/// A sentence is judged by at least so many of its tokens.
+const TOP_TOKENS_MIN: usize = 4;
+/// A shorter sentence is treated as if it had so many tokens.
+const LENGTH_MIN: usize = 8;
+/// Share of the better neighbour's value that a sentence gets.
+const NEIGHBOUR_SHARE: f64 = 0.25;
+
+/// One value a unit of the map.
+///
+/// With `m[h, j]` the weight of head `h` on token `j` (mean over the window), 0 for sinks and tokens without a letter
+/// or digit: `u = m / (its sum over the content)` for calibrated heads, `u = m` else; `x_j` is the weighted sum of
+/// `u` over the heads; a sentence's value is the sum of its top `max(4, half)` tokens' `x_j` over `max(length, 8)`,
+/// plus a quarter of the better neighbour's in its paragraph.
+pub(crate) fn values(
+    map: &SentenceMap,
+    content: &Content,
+    scores: &Scores<'_>,
+    calibration: Option<&Calibration>,
+) -> Result<Vec<f64>, RefineError> {
+    let weighted = weights(scores, calibration)?;
+    let mut x = vec![0.0; content.tokens.len()];
+    for (row, weight) in weighted {
+        let row = &scores.mean[row * scores.keys..(row + 1) * scores.keys];
+        let mass = |token: &crate::content::Token| match token.wordy && token.position >= SINK_TOKENS {
+            true => f64::from(row[token.position]),
+            false => 0.0,
+        };
+        let total: f64 = content.tokens.iter().map(mass).sum();
+        let scale = match calibration {
+            Some(_) if total > 0.0 => weight / total,
+            Some(_) => 0.0,
+            None => weight,
+        };
+        for (x, token) in x.iter_mut().zip(&content.tokens) {
+            *x += scale * mass(token);
+        }
+    }
+    let own: Vec<f64> = content.units.iter().map(|tokens| sentence_value(&x[tokens.clone()])).collect();
+    Ok((0..map.len()).map(|unit| own[unit] + NEIGHBOUR_SHARE * better_neighbour(map, &own, unit)).collect())
+}
+
+/// Rows of the scores with their weights, which add up to 1.
+fn weights(scores: &Scores<'_>, calibration: Option<&Calibration>) -> Result<Vec<(usize, f64)>, RefineError> {
+    let Some(calibration) = calibration else {
+        let share = 1.0 / scores.heads.len() as f64;
+        return Ok((0..scores.heads.len()).map(|row| (row, share)).collect());
+    };
+    let rows = calibration.heads().iter().map(|head| {
+        let row = scores.heads.iter().position(|&have| have == (head.layer, head.head));
+        row.map(|row| (row, head.weight))
+            .ok_or(RefineError::MissingHead { layer: head.layer, head: head.head })
+    });
+    rows.collect()
+}
+
+fn sentence_value(x: &[f64]) -> f64 {
+    let mut sorted = x.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let top = x.len().div_ceil(2).max(TOP_TOKENS_MIN);
+    sorted.iter().take(top).sum::<f64>() / x.len().max(LENGTH_MIN) as f64
+}
+
+fn better_neighbour(map: &SentenceMap, own: &[f64], unit: usize) -> f64 {
+    let paragraph = map.unit(unit).paragraph;
+    let neighbours = [unit.checked_sub(1), Some(unit + 1)];
+    neighbours
+        .into_iter()
+        .flatten()
+        .filter(|&other| other < map.len() && map.unit(other).paragraph == paragraph)
+        .map(|other| own[other])
+        .fold(0.0, f64::max)
+}

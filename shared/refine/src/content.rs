@@ -1,0 +1,169 @@
+//! The refinable tokens of a prompt, each with its place and its sentence.
+
+use std::ops::Range;
+
+use baton_protocol::{Segment, SentenceMap};
+
+use crate::refine::RefineError;
+
+/// The tokens of one refinable segment.
+#[derive(Debug, Clone, Copy)]
+pub struct ContentTokens<'a> {
+    /// Index of the segment in the prompt.
+    pub segment: usize,
+    /// Position of its first token in the prompt.
+    pub first: usize,
+    /// Of each token, the bytes of the segment's text it stands for.
+    pub spans: &'a [Range<usize>],
+}
+
+/// One refinable token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Token {
+    /// Position in the prompt.
+    pub position: usize,
+    /// Index of its sentence in the map.
+    pub unit: usize,
+    /// It holds a letter or a digit.
+    pub wordy: bool,
+}
+
+/// All refinable tokens, in prompt order.
+#[derive(Debug, Clone)]
+pub(crate) struct Content {
+    pub tokens: Vec<Token>,
+    /// Of each unit of the map, its tokens: a range of `tokens`, empty where it has none.
+    pub units: Vec<Range<usize>>,
+}
+
+impl Content {
+    /// Assigns each token to the unit that holds its first byte that is not white space.
+    pub fn new(
+        segments: &[Segment],
+        map: &SentenceMap,
+        content: &[ContentTokens<'_>],
+        prompt_tokens: usize,
+    ) -> Result<Self, RefineError> {
+        let mut tokens: Vec<Token> = Vec::new();
+        for part in content {
+            let segment = part.segment;
+            let text = match segments.get(segment) {
+                Some(Segment { text, refine: true, .. }) => text,
+                _ => return Err(RefineError::Segment { segment }),
+            };
+            let end = part.first.saturating_add(part.spans.len());
+            let follows = tokens
+                .last()
+                .is_none_or(|last| last.position < part.first && map.unit(last.unit).segment < segment);
+            if end > prompt_tokens || !follows {
+                return Err(RefineError::Positions { segment, end, prompt_tokens });
+            }
+            let units = segment_units(map, segment);
+            if units.is_empty() && !part.spans.is_empty() {
+                return Err(RefineError::Map { segment });
+            }
+            let mut unit = units.start;
+            for (k, span) in part.spans.iter().enumerate() {
+                let bytes = text.as_bytes().get(span.clone()).ok_or(RefineError::Span {
+                    segment,
+                    end: span.end,
+                    len: text.len(),
+                })?;
+                let key = span.start + bytes.iter().position(|b| !b.is_ascii_whitespace()).unwrap_or(0);
+                while unit + 1 < units.end && map.unit(unit).bytes.end <= key {
+                    unit += 1;
+                }
+                tokens.push(Token { position: part.first + k, unit, wordy: is_wordy(text, span) });
+            }
+        }
+        let mut ranges = vec![0..0; map.len()];
+        for (i, token) in tokens.iter().enumerate() {
+            let range = &mut ranges[token.unit];
+            if range.start == range.end {
+                *range = i..i;
+            }
+            range.end = i + 1;
+        }
+        Ok(Self { tokens, units: ranges })
+    }
+
+    /// Tokens of a unit.
+    pub fn cost(&self, unit: usize) -> usize {
+        self.units[unit].len()
+    }
+}
+
+/// The units of one segment: neighbours in the map.
+fn segment_units(map: &SentenceMap, segment: usize) -> Range<usize> {
+    let units = map.units();
+    units.partition_point(|u| u.segment < segment)..units.partition_point(|u| u.segment <= segment)
+}
+
+/// Whether the characters that the span touches hold a letter or a digit; a token may be a part of a character.
+fn is_wordy(text: &str, span: &Range<usize>) -> bool {
+    text[text.floor_char_boundary(span.start)..text.ceil_char_boundary(span.end)]
+        .chars()
+        .any(char::is_alphanumeric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_protocol::Role;
+
+    fn check(text: &str, spans: &[Range<usize>]) -> Result<Vec<(usize, bool)>, RefineError> {
+        let segments = [Segment::fixed(Role::System, "s"), Segment::refinable(Role::User, text)];
+        let map = SentenceMap::new(&segments);
+        let content = Content::new(&segments, &map, &[ContentTokens { segment: 1, first: 3, spans }], 100)?;
+        assert!(content.tokens.iter().enumerate().all(|(i, t)| t.position == 3 + i));
+        Ok(content.tokens.iter().map(|t| (t.unit, t.wordy)).collect())
+    }
+
+    #[test]
+    fn a_leading_space_does_not_pull_a_token_to_the_sentence_before() {
+        // "One|.| Two|.|\n|"
+        let got = check("One. Two.\n", &[0..3, 3..4, 4..8, 8..9, 9..10]).unwrap();
+        assert_eq!(got, [(0, true), (0, false), (1, true), (1, false), (1, false)]);
+    }
+
+    #[test]
+    fn tokens_may_be_parts_of_characters() {
+        let got = check("字。文。", &[0..1, 1..3, 3..6, 6..8, 8..9, 9..12]).unwrap();
+        assert_eq!(got, [(0, true), (0, true), (0, false), (1, true), (1, true), (1, false)]);
+    }
+
+    #[test]
+    fn empty_spans_are_fine_and_bad_ones_refused() {
+        assert_eq!(check("One. Two.", &[0..0, 0..9, 9..9]).unwrap().len(), 3);
+        assert!(matches!(check("One.", &[0..5]), Err(RefineError::Span { segment: 1, end: 5, len: 4 })));
+        #[expect(clippy::reversed_empty_ranges, reason = "the case under test")]
+        let reversed = 3..1;
+        assert!(check("One.", &[reversed]).is_err());
+    }
+
+    #[test]
+    fn places_that_do_not_fit_the_prompt_are_refused() {
+        let segments = [
+            Segment::refinable(Role::User, "One."),
+            Segment::fixed(Role::User, "q"),
+            Segment::refinable(Role::User, "Two."),
+        ];
+        let map = SentenceMap::new(&segments);
+        let spans = [0..2, 2..4];
+        let part = |segment, first| ContentTokens { segment, first, spans: &spans };
+        let new = |parts: &[ContentTokens<'_>]| Content::new(&segments, &map, parts, 10);
+        assert!(new(&[part(0, 0), part(2, 8)]).is_ok());
+        assert!(matches!(new(&[part(1, 0)]), Err(RefineError::Segment { segment: 1 })));
+        assert!(matches!(new(&[part(3, 0)]), Err(RefineError::Segment { segment: 3 })));
+        assert!(matches!(new(&[part(0, 9)]), Err(RefineError::Positions { .. })));
+        assert!(new(&[part(0, usize::MAX)]).is_err());
+        assert!(new(&[part(2, 0), part(0, 4)]).is_err());
+        assert!(new(&[part(0, 0), part(2, 1)]).is_err());
+        assert!(new(&[part(0, 0), part(0, 4)]).is_err());
+        let empty = SentenceMap::new(&[]);
+        assert!(matches!(
+            Content::new(&segments, &empty, &[part(0, 0)], 10),
+            Err(RefineError::Map { segment: 0 })
+        ));
+    }
+}

@@ -1,0 +1,124 @@
+//! BM25's recall of the gold sentence on mixes of 30 XQuAD paragraphs, the baseline that attention must beat.
+//!
+//! The data is not part of the project: the folder with `xquad.en.json` and `xquad.zh.json` comes in
+//! `BATON_XQUAD_DIR`; without it the tests say so and pass.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use baton_protocol::{Role, Segment, SentenceMap, is_cjk};
+use baton_refine::{ContentTokens, Mode, RefineInput, refine};
+use serde_json::Value;
+
+const MIX: usize = 30;
+
+struct Paragraph {
+    text: String,
+    /// Questions, each with the bytes of its answer.
+    questions: Vec<(String, Range<usize>)>,
+}
+
+fn paragraphs(language: &str) -> Option<Vec<Paragraph>> {
+    let Some(dir) = std::env::var_os("BATON_XQUAD_DIR") else {
+        println!("skipped: BATON_XQUAD_DIR is not set");
+        return None;
+    };
+    let path = PathBuf::from(dir).join(format!("xquad.{language}.json"));
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let list = |value: &Value| value.as_array().unwrap().clone();
+    let mut all = Vec::new();
+    for paragraph in list(&json["data"]).iter().flat_map(|article| list(&article["paragraphs"])) {
+        let text = paragraph["context"].as_str().unwrap().to_owned();
+        let asked = list(&paragraph["qas"]);
+        let questions = asked.iter().map(|qa| {
+            let answer = &qa["answers"][0];
+            let chars = usize::try_from(answer["answer_start"].as_u64().unwrap()).unwrap();
+            let start = text.char_indices().nth(chars).unwrap().0;
+            let end = start + answer["text"].as_str().unwrap().len();
+            (qa["question"].as_str().unwrap().to_owned(), start..end)
+        });
+        let questions = questions.collect();
+        all.push(Paragraph { text, questions });
+    }
+    Some(all)
+}
+
+/// Words, and single characters of text without spaces.
+fn spans(text: &str) -> Vec<Range<usize>> {
+    let mut spans: Vec<Range<usize>> = Vec::new();
+    let mut open = false;
+    for (at, c) in text.char_indices() {
+        let end = at + c.len_utf8();
+        match spans.last_mut() {
+            Some(last) if open && !c.is_whitespace() && !is_cjk(c) => last.end = end,
+            _ => spans.push(at..end),
+        }
+        open = !is_cjk(c);
+    }
+    spans
+}
+
+/// Share of questions whose answer's sentences are all kept.
+fn recall(paragraphs: &[Paragraph], mode: Mode, ratio: f32) -> f64 {
+    let (mut found, mut asked) = (0, 0);
+    let mixes = paragraphs.len() / MIX;
+    for mix in 0..mixes {
+        let chosen: Vec<&Paragraph> = paragraphs.iter().skip(mix).step_by(mixes).collect();
+        assert_eq!(chosen.len(), MIX);
+        let text = chosen.iter().map(|p| p.text.as_str()).collect::<Vec<_>>().join("\n\n");
+        let segments = [Segment::refinable(Role::User, text.clone())];
+        let map = SentenceMap::new(&segments);
+        let spans = spans(&text);
+        let mut offset = 0;
+        for paragraph in chosen {
+            for (question, answer) in &paragraph.questions {
+                let refined = refine(RefineInput {
+                    segments: &segments,
+                    map: &map,
+                    content: &[ContentTokens { segment: 0, first: 0, spans: &spans }],
+                    prompt_tokens: spans.len(),
+                    scores: None,
+                    calibration: None,
+                    question,
+                    ratio,
+                    mode,
+                });
+                let kept = refined.unwrap().kept;
+                let gold = map.units().iter().enumerate().filter(|(_, unit)| {
+                    unit.bytes.start < offset + answer.end && offset + answer.start < unit.bytes.end
+                });
+                asked += 1;
+                found += usize::from(gold.into_iter().all(|(index, _)| kept[index]));
+            }
+            offset += paragraph.text.len() + 2;
+        }
+    }
+    assert_eq!(asked, 1190);
+    found as f64 / asked as f64
+}
+
+#[track_caller]
+fn check(language: &str, mode: Mode, want: [(f32, f64, f64); 2]) {
+    let Some(paragraphs) = paragraphs(language) else { return };
+    for (ratio, least, most) in want {
+        let recall = recall(&paragraphs, mode, ratio);
+        println!("{language} {mode} r {ratio}: recall {:.1} %", 100.0 * recall);
+        assert!((least..=most).contains(&recall), "{language} {mode} r {ratio}: {recall}");
+    }
+}
+
+#[test]
+fn bm25_english() {
+    check("en", Mode::Bm25, [(0.1, 0.94, 1.0), (0.25, 0.965, 1.0)]);
+}
+
+#[test]
+fn bm25_chinese() {
+    check("zh", Mode::Bm25, [(0.1, 0.955, 1.0), (0.25, 0.97, 1.0)]);
+}
+
+#[test]
+fn random_is_near_the_ratio() {
+    check("en", Mode::Random { seed: 1 }, [(0.1, 0.06, 0.14), (0.25, 0.20, 0.30)]);
+    check("zh", Mode::Random { seed: 1 }, [(0.1, 0.06, 0.14), (0.25, 0.20, 0.30)]);
+}
