@@ -19,7 +19,8 @@ mod segmenter;
 
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use event::{
-    AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing, TokenEvent, Usage,
+    AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing, TokenEvent,
+    Usage,
 };
 pub use map::{SentenceMap, Unit};
 pub use mask::{

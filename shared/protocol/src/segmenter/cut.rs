@@ -3,7 +3,9 @@
 //! Weight: a CJK character counts 1, any other run without white space 1 for every 24 characters begun. A cut
 //! leaves at least 16 before it, so every character is looked at a bounded number of times.
 
-use super::tables::{CUT_WEIGHT_MIN, UNIT_WEIGHT_MAX, WORD_CHARS, clause_rank, is_cjk, is_closer, is_space};
+use super::tables::{
+    CUT_WEIGHT_MIN, UNIT_WEIGHT_MAX, WORD_CHARS, clause_rank, is_cjk, is_closer, is_lower, is_space,
+};
 
 /// Ends of the pieces of `unit`, none heavier than 64; the last one is `unit.len()`.
 pub(super) fn piece_ends(unit: &str) -> Vec<usize> {
@@ -17,44 +19,53 @@ pub(super) fn piece_ends(unit: &str) -> Vec<usize> {
     ends
 }
 
-/// Where to cut the text first; `None` where it is short enough as it stands.
+/// A place to cut: before a character that starts a clause or a word.
+struct Place {
+    at: usize,
+    /// Weight before it.
+    weight: usize,
+    rank: u8,
+}
+
+/// Where to cut the text first; `None` where it is short enough as it stands. Looks no further than it must.
+///
+/// The best clause end wins, of equal ones the last, then the last word; a short rest is avoided where possible.
 fn first_cut(text: &str) -> Option<usize> {
+    let mut places: Vec<Place> = Vec::new();
     let mut weight = 0;
     let mut run_chars = 0;
-    let mut word_start = None;
-    let mut clause: Option<(u8, usize)> = None;
-    let mut previous = ' ';
-    let mut pending = 0;
-    for (pos, c) in text.char_indices() {
-        let starts_piece = !is_space(c) && !is_closer(c);
-        if starts_piece
-            && pending > 0
-            && weight >= CUT_WEIGHT_MIN
-            && clause.is_none_or(|(rank, _)| pending >= rank)
-        {
-            clause = Some((pending, pos));
-        }
-        if starts_piece {
-            pending = 0;
+    let mut mark: Option<char> = None;
+    let mut spaced = false;
+    for (at, c) in text.char_indices() {
+        if weight > UNIT_WEIGHT_MAX + CUT_WEIGHT_MIN {
+            break;
         }
         if is_space(c) {
-            pending = pending.max(clause_rank(previous, true));
+            spaced = true;
             run_chars = 0;
-        } else if is_cjk(c) {
-            weight += 1;
-            run_chars = 0;
-        } else {
-            if run_chars == 0 && weight >= CUT_WEIGHT_MIN {
-                word_start = Some(pos);
-            }
-            weight += usize::from(run_chars % WORD_CHARS == 0);
-            run_chars += 1;
+            continue;
         }
-        if weight > UNIT_WEIGHT_MAX {
-            return Some(clause.map(|(_, at)| at).or(word_start).unwrap_or(pos));
+        // Closers go with what they close; after white space the same characters open something.
+        if is_closer(c) && mark.is_some() && !spaced {
+            weight += usize::from(is_cjk(c));
+            continue;
         }
-        pending = pending.max(clause_rank(c, false));
-        previous = if is_closer(c) { previous } else { c };
+        let heavier = is_cjk(c) || run_chars % WORD_CHARS == 0;
+        let rank = mark.map_or(0, |mark| clause_rank(mark, spaced, is_lower(c)));
+        if weight >= CUT_WEIGHT_MIN && (heavier || rank > 0) {
+            places.push(Place { at, weight, rank });
+        }
+        run_chars = if is_cjk(c) { 0 } else { run_chars + 1 };
+        weight += usize::from(heavier);
+        (mark, spaced) = (Some(c), false);
     }
-    None
+    if weight <= UNIT_WEIGHT_MAX {
+        return None;
+    }
+    let most = UNIT_WEIGHT_MAX.min(weight - CUT_WEIGHT_MIN);
+    places
+        .iter()
+        .filter(|place| place.weight <= most)
+        .max_by_key(|place| (place.rank, place.at))
+        .map(|place| place.at)
 }

@@ -347,14 +347,24 @@ fn is_soft_wrap(above: &str, line: &str, longest: usize) -> bool {
         return true;
     }
     let width = columns(above);
-    if longest > WRAPPED_COLUMNS_MAX || width < WRAPPED_COLUMNS_MIN {
+    if width < WRAPPED_COLUMNS_MIN {
         return false;
     }
     let word: usize = match words.chars().next() {
         Some(c) if is_cjk(c) => 2,
         _ => words.chars().take_while(|&c| !is_space(c) && !is_cjk(c)).count(),
     };
-    width + 1 + word + WRAP_SLACK > longest
+    let full = longest <= WRAPPED_COLUMNS_MAX && width + 1 + word + WRAP_SLACK > longest;
+    // A line that is too long for a title and stops without an end mark goes on, however it came to be cut.
+    full || (width > TITLE_COLUMNS_MAX && !ends_closed(above))
+}
+
+/// Whether a line ends with a mark after which nothing of it can follow.
+fn ends_closed(line: &str) -> bool {
+    let line = line.trim_end_matches(|c| is_space(c) || is_closer(c) || c == '"' || c == '\'');
+    line.chars()
+        .next_back()
+        .is_some_and(|c| is_spaced_terminal(c) || is_cjk_terminal(c) || matches!(c, ':' | '：'))
 }
 
 /// Finds plain title lines: short single lines without an end mark that something follows.

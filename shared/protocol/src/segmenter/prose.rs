@@ -90,7 +90,8 @@ fn goes_on(block: &str, mark: usize, end: &TerminalEnd, next: usize) -> bool {
     let Some(first) = after.chars().next() else {
         return false;
     };
-    if is_lower(first) {
+    // The next mark of a spaced ellipsis (". . .") ends nothing either, but may go with what ended.
+    if is_lower(first) || is_spaced_terminal(first) {
         return true;
     }
     if !end.lone_stop {

@@ -127,13 +127,15 @@ pub(super) fn is_opener(c: char) -> bool {
     )
 }
 
-/// How good a place for a cut the end of this character is: 0 none, 2 best. `spaced`: white space follows.
-pub(super) fn clause_rank(c: char, spaced: bool) -> u8 {
+/// How good a place for a cut the end of this character is: 0 none, 2 best. `spaced`: white space follows;
+/// `before_lower`: then a lower-case letter. A full stop inside a sentence is mostly an abbreviation's.
+pub(super) fn clause_rank(c: char, spaced: bool, before_lower: bool) -> u8 {
     match c {
         '；' | '。' | '！' | '？' | '—' => 2,
-        ';' | '.' | '!' | '?' | ':' if spaced => 2,
+        ';' | '!' | '?' | ':' if spaced => 2,
         '，' | '、' | '：' | '､' => 1,
         ',' | '،' | '–' if spaced => 1,
+        '.' if spaced && before_lower => 1,
         _ => 0,
     }
 }

@@ -29,6 +29,7 @@ fn plain_sentences() {
     check("One");
     check("One. |Two! |Three? |Four.");
     check("One.  |Two. |Three.");
+    check("I am here to . . . submit. |Then go. . . |End.");
     check("Wait... |Then go. |He said... and left.");
     check("Is it?! |Yes.");
     check("   leading space. |End.   ");
@@ -100,6 +101,8 @@ fn soft_wraps_join_and_hard_line_ends_do_not() {
         "In the autumn of that year the committee met in\nParis, and the members of it agreed to travel to\nLondon. |They did.",
     );
     check("hello there\nyou all. |Bye.");
+    let long = "immeasurably ".repeat(14);
+    check(&format!("The {long}with a pressure of O\n2 in it. |Then it ends.\n|The next one. |End."));
     check("One line\n\n|Another line\n\n|End.");
     check("The committee met in the old town hall, and in the year\n14. May was the date. |Then it closed.");
 }
@@ -142,11 +145,16 @@ fn long_units_are_cut_at_clauses() {
     let words = |n: usize| vec!["word"; n].join(" ");
     check(&format!("{}, |{}.", words(40), words(40)));
     check(&format!("{}; |{}, {}.", words(30), words(20), words(20)));
-    check(&format!("{} |{}.", words(64), words(10)));
+    check(&format!("{} |{}.", words(64), words(20)));
+    check(&format!("{} |{}.", words(54), words(16)));
     check(&format!("{}.", words(64)));
+    check(&format!("{} by John C. Messenger {}, |{}.", words(20), words(20), words(30)));
+    check(&format!("{}, {}, |{}, {}.", words(20), words(20), words(20), words(8)));
     check(&format!("{}，|{}。", "字".repeat(40), "字".repeat(40)));
-    check(&format!("{}|{}", "字".repeat(64), "字".repeat(10)));
-    check(&format!("{}|{}", "x".repeat(64 * 24), "x".repeat(30)));
+    check(&format!("{}，|{}，{}。", "字".repeat(40), "字".repeat(20), "字".repeat(10)));
+    check(&format!("{}|{}", "字".repeat(64), "字".repeat(20)));
+    check(&format!("{}|{}", "字".repeat(54), "字".repeat(16)));
+    check(&format!("{}|{}", "x".repeat(64 * 24), "x".repeat(17 * 24)));
 }
 
 #[test]
