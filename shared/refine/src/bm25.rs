@@ -1,6 +1,6 @@
 //! BM25 of sentences against the question: the ranking that needs no model, and the baseline to beat.
 //!
-//! Terms are lower-case runs of letters and digits; in text written without spaces, pairs of neighbouring characters.
+//! Terms are lower-case runs of letters and digits; in text written without spaces, characters and pairs of them.
 //! Source: Robertson and Zaragoza 2009, with the logarithm that is never negative (as Lucene has it).
 
 use std::collections::{HashMap, HashSet};
@@ -59,6 +59,7 @@ fn terms(text: &str) -> Vec<String> {
             if let Some(before) = before {
                 terms.push([before, c].iter().collect());
             }
+            terms.push(c.to_string());
             before = Some(c);
             continue;
         }
@@ -85,9 +86,9 @@ mod tests {
     use baton_protocol::Role;
 
     #[test]
-    fn terms_are_words_and_pairs_of_characters() {
+    fn terms_are_words_characters_and_their_pairs() {
         assert_eq!(terms("The X-ray's 3 PARTS."), ["the", "x", "ray", "s", "3", "parts"]);
-        assert_eq!(terms("黑豹队，NFL冠军"), ["黑豹", "豹队", "nfl", "冠军"]);
+        assert_eq!(terms("黑豹队，NFL冠军"), ["黑", "黑豹", "豹", "豹队", "队", "nfl", "冠", "冠军", "军"]);
     }
 
     #[test]

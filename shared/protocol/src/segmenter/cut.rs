@@ -27,10 +27,21 @@ struct Place {
     rank: u8,
 }
 
+/// At least the weight of the text, quickly: a run ends at white space or at a character beyond ASCII, and such a
+/// character may weigh 1 and start a run after it.
+fn weight_bound(text: &str) -> usize {
+    let spaces = text.bytes().filter(|&b| b <= b' ').count();
+    let beyond_ascii = text.bytes().filter(|&b| b >= 0xc0).count();
+    1 + spaces + 2 * beyond_ascii + text.len() / WORD_CHARS
+}
+
 /// Where to cut the text first; `None` where it is short enough as it stands. Looks no further than it must.
 ///
 /// The best clause end wins, of equal ones the last, then the last word; a short rest is avoided where possible.
 fn first_cut(text: &str) -> Option<usize> {
+    if text.len() < UNIT_WEIGHT_MAX * WORD_CHARS && weight_bound(text) <= UNIT_WEIGHT_MAX {
+        return None;
+    }
     let mut places: Vec<Place> = Vec::new();
     let mut weight = 0;
     let mut run_chars = 0;

@@ -398,6 +398,10 @@ fn mark_titles(text: &str, blocks: &mut [Block]) {
 }
 
 fn is_titlelike(line: &str) -> bool {
+    // A character takes at most 4 bytes and at least one column.
+    if line.len() > 4 * TITLE_COLUMNS_MAX {
+        return false;
+    }
     let end = line.trim_end_matches(|c| is_closer(c) || c == '"' || c == '\'').chars().next_back();
     let ends_open = end.is_some_and(|c| {
         !is_spaced_terminal(c)

@@ -16,7 +16,10 @@ pub(super) fn sentence_ends(block: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut in_quotes = false;
     let mut pos = 0;
-    while let Some(c) = char_at(block, pos) {
+    loop {
+        pos +=
+            block.as_bytes()[pos..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b' ').count();
+        let Some(c) = char_at(block, pos) else { break };
         if !is_cjk_terminal(c) && !is_spaced_terminal(c) {
             in_quotes ^= c == '"';
             pos += c.len_utf8();

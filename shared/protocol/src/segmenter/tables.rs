@@ -37,7 +37,9 @@ pub(super) fn is_lower(c: char) -> bool {
 ///
 /// Hangul is not among them, since Korean is written with spaces.
 pub fn is_cjk(c: char) -> bool {
-    matches!(c,
+    // Nearly all other text is below the first of them.
+    c >= '\u{2e80}'
+        && matches!(c,
         '\u{2e80}'..='\u{2fdf}' | '\u{3001}'..='\u{312f}' | '\u{31a0}'..='\u{31bf}' | '\u{31f0}'..='\u{31ff}'
         | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{fe30}'..='\u{fe4f}'
         | '\u{ff01}'..='\u{ff9f}' | '\u{20000}'..='\u{3ffff}')

@@ -231,16 +231,41 @@ fn linear_time_on_hostile_input() {
         let text = pattern.repeat(1_000_000 / pattern.len());
         covers(&text, &sentences(&text));
     }
-    assert!(started.elapsed().as_secs() < 60, "took {:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 20, "took {:?}", started.elapsed());
 }
 
+const FRAGMENTS: &[&str] = &[
+    ".", "!", "?", "。", "；", "”", "“", "\"", "'", ")", "(", "[1]", "Dr", "e.g", "The", "word", "字", "，",
+    ",", ";", " ", "  ", "\n", "\r\n", "\n\n", "- ", "1. ", "# ", "```", "|", "\t", "3.14", "U.S", "…",
+    "\u{3000}", "é", "\u{0}", "---", "=", "～", "𝕏", "👍🏽",
+];
+
 fn fragments() -> impl Strategy<Value = String> {
-    let pieces = prop::sample::select(vec![
-        ".", "!", "?", "。", "；", "”", "“", "\"", "'", ")", "(", "[1]", "Dr", "e.g", "The", "word", "字",
-        "，", ",", ";", " ", "  ", "\n", "\r\n", "\n\n", "- ", "1. ", "# ", "```", "|", "\t", "3.14", "U.S",
-        "…", "\u{3000}", "é", "\u{0}", "---", "=", "～", "𝕏", "👍🏽",
-    ]);
-    prop::collection::vec(pieces, 0..80).prop_map(|pieces| pieces.concat())
+    prop::collection::vec(prop::sample::select(FRAGMENTS), 0..80).prop_map(|pieces| pieces.concat())
+}
+
+/// What `s1` does is frozen: a peer of another version must find the same boundaries. If this fails, the change that
+/// made it fail needs a new segmenter, not a new value here.
+#[test]
+fn boundaries_are_frozen() {
+    let mut state = 7u64;
+    let mut boundaries = crc32fast::Hasher::new();
+    for _ in 0..3000 {
+        let mut text = String::new();
+        for _ in 0..40 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            text.push_str(FRAGMENTS[(state >> 33) as usize % FRAGMENTS.len()]);
+        }
+        for unit in units(&text) {
+            boundaries.update(&(unit.bytes.end as u64).to_le_bytes());
+            boundaries.update(&[
+                unit.title_level.unwrap_or(0),
+                u8::from(unit.starts_line),
+                unit.paragraph as u8,
+            ]);
+        }
+    }
+    assert_eq!(boundaries.finalize(), 0x9ca6_8f57);
 }
 
 proptest! {
