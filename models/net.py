@@ -122,7 +122,7 @@ def new_vocabulary(model, old, new):
 
 
 @torch.no_grad()
-def seed_induction(model, match=12.0, note=3.0, copy_gain=4.0):
+def seed_induction(model, match=25.0, note=3.0, copy_gain=4.0):
     """Starts the first three layers near an induction circuit; all of it goes on training.
 
     A shared direction of all embeddings lets the four heads of layer 0 look one to four tokens back and note what
@@ -131,7 +131,7 @@ def seed_induction(model, match=12.0, note=3.0, copy_gain=4.0):
     the residual stream starts at zero.
     """
     e, h, g = (model.shape[key] for key in ("e", "h", "g"))
-    d, wide = e // h, 24
+    d, wide = e // h, 3 * e // 16
     half = d // 2
     basis = torch.linalg.qr(torch.randn(e - 1, e - 1))[0]
     basis = torch.cat((torch.zeros(1, e - 1), basis))  # Columns are orthogonal to the shared direction.
@@ -157,7 +157,7 @@ def seed_induction(model, match=12.0, note=3.0, copy_gain=4.0):
         q[head, half:, 0] = -strength * (frequencies * back).sin()
         o[:, head, :wide] = spaces[back] * note * norm / math.sqrt(e)
 
-    slow = torch.arange(half)[6:]
+    slow = torch.arange(half)[3 * half // 8 :]
     rows = torch.cat((slow, slow + half))
     gain = math.sqrt(match * math.sqrt(d) / len(rows))
     for index, depth in ((1, 2), (2, 3)):
@@ -166,7 +166,7 @@ def seed_induction(model, match=12.0, note=3.0, copy_gain=4.0):
             head = group * (h // g)
             q[head], k[group] = 0, 0
             for at, row in enumerate(rows):
-                step, column = at % depth, (at // depth + group * 10) % wide
+                step, column = at % depth, (at // depth + group * d // 3) % wide
                 q[head, row] = spaces[step][:, column] * gain
                 k[group, row] = spaces[step + 1][:, column] * gain
             copy = torch.linalg.qr(torch.randn(e, d))[0]

@@ -131,6 +131,8 @@ def arguments():
     parser.add_argument("--grow", type=int, default=0, help="layers to add to it")
     parser.add_argument("--old-tokenizer", help="its tokenizer, if --tokenizer is another one")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--ffn", type=int, default=384)
     parser.add_argument("--out", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--length", type=int, required=True, help="tokens a row")
@@ -158,7 +160,7 @@ def arguments():
 
 def start_model(args, layout):
     if not args.init:
-        model = Llama(layout.size, layers=args.layers)
+        model = Llama(layout.size, e=args.width, f=args.ffn, layers=args.layers)
         seed_induction(model)
         return model
     model, _ = load(args.init)

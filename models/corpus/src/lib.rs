@@ -210,7 +210,7 @@ impl Source {
 
 /// Writes a document of about `words` words (it ends with the first section that reaches them; at least one section).
 ///
-/// Paragraphs have 5 to 9 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
+/// Paragraphs have 6 to 9 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
 ///
 /// ```
 /// use baton_corpus::{QuestionKind, document};
@@ -239,10 +239,10 @@ fn plan(source: &mut Source, words: usize) -> Vec<(String, Vec<Planned>)> {
     let mut shapes = Vec::new();
     let mut planned_words = 5;
     while shapes.is_empty() || planned_words < words {
-        let facts = if small { 1 + source.rng.below(2) } else { 3 + source.rng.below(3) };
+        let facts = if small { 1 + source.rng.below(2) } else { 4 + source.rng.below(2) };
         let fillers = source.rng.below(2) + usize::from(!small);
         shapes.push((source.name(), facts, fillers, source.rng.percent(30)));
-        planned_words += 9 + 9 * facts + 6 * fillers;
+        planned_words += 10 + 8 * facts + 6 * fillers;
     }
     let names: Vec<String> = shapes.iter().map(|(name, ..)| name.clone()).collect();
     let mut plan = Vec::with_capacity(shapes.len());

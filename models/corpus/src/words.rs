@@ -111,21 +111,21 @@ pub const FAMILY_NAMES: [&str; 24] = [
 /// Words that lead into a fact; each ends where `the {attribute} of {name} is {value}.` goes on.
 pub const LEADS: [&str; 16] = [
     "The",
-    "By custom the",
-    "Even today the",
-    "For many the",
-    "On paper the",
-    "Of course the",
-    "By law the",
-    "In spring the",
-    "In summer the",
-    "In truth the",
-    "In short the",
-    "In fact the",
-    "As ever the",
-    "By chance the",
-    "To many the",
-    "By night the",
+    "Today the",
+    "Often the",
+    "Indeed the",
+    "Clearly the",
+    "Perhaps the",
+    "Lately the",
+    "Still the",
+    "Surely the",
+    "Now the",
+    "Oddly the",
+    "Sadly the",
+    "Luckily the",
+    "Officially the",
+    "Here the",
+    "Usually the",
 ];
 
 /// Filler before the subject's name.
@@ -135,11 +135,11 @@ pub const FILLER_HEADS: [&str; 10] = [
     "Poets praise",
     "Artists paint",
     "Merchants pass",
-    "Farmers walk to",
-    "Students talk about",
+    "Farmers cross",
+    "Students study",
     "Guests remember",
-    "Sailors look for",
-    "Families return to",
+    "Sailors watch",
+    "Families love",
 ];
 
 /// Filler between the subject's name and a value.
