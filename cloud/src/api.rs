@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -81,6 +82,13 @@ pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Ro
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(with_request_id))
         .with_state(app)
+}
+
+/// The last part of a path, where it is text.
+type PathId = Result<Path<String>, PathRejection>;
+
+fn path_id(id: PathId) -> Result<String, ApiError> {
+    id.map(|Path(id)| id).map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "the path is not UTF-8"))
 }
 
 async fn no_route() -> ApiError {

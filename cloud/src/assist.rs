@@ -36,7 +36,8 @@ pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, As
     let refines = continued.is_empty() && mode != Mode::None;
     let planned = planned(inner, request, &scene, &prompt, room, refines)?;
     let ratio = if refines { planned.ratio } else { 1.0 };
-    let RefinePlan { mask, window } = plan_mask(scoring_model(inner), &request.segments, &prompt, mode, ratio)?;
+    let RefinePlan { mask, window } =
+        plan_mask(scoring_model(inner), &request.segments, &prompt, mode, ratio)?;
     let first = first_event(inner, &scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
     let draft = Draft { prompt: prompt.ids, continued, window, mask, first, max_tokens, ends_at_cap: false };
@@ -99,11 +100,13 @@ impl Draft {
     }
 }
 
-/// Tokens that fit into the context after the prompt.
+/// Tokens that fit into the context, and into the KV budget, after the prompt.
 pub(crate) fn room(inner: &Inner, prompt_tokens: usize) -> Result<usize, ServiceError> {
-    let context = inner.model.config().context_len;
+    let context = inner.model.config().context_len.min(inner.desk.stats().kv_tokens);
     match context.checked_sub(prompt_tokens) {
-        None | Some(0) => Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context.saturating_sub(1) }),
+        None | Some(0) => {
+            Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context.saturating_sub(1) })
+        }
         Some(room) => Ok(room),
     }
 }

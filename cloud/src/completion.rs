@@ -23,7 +23,10 @@ pub struct CompletionRequest {
 }
 
 /// Makes everything that the answer needs.
-pub(crate) fn prepare(inner: &Inner, request: &CompletionRequest) -> Result<(Job, AssistStream), ServiceError> {
+pub(crate) fn prepare(
+    inner: &Inner,
+    request: &CompletionRequest,
+) -> Result<(Job, AssistStream), ServiceError> {
     inner.check_model(&request.model)?;
     request.sampling.check()?;
     let prompt = assembled(inner, &request.messages)?;

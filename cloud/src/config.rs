@@ -104,7 +104,9 @@ pub enum ConfigError {
     #[error("listen address `{0}` is not HOST:PORT")]
     Listen(String),
     /// Open to others without a key.
-    #[error("refusing to listen on {0} without a key: pass --api-key or BATON_API_KEY, or listen on 127.0.0.1")]
+    #[error(
+        "refusing to listen on {0} without a key: pass --api-key or BATON_API_KEY, or listen on 127.0.0.1"
+    )]
     OpenWithoutKey(SocketAddr),
     /// The key cannot be sent in a header.
     #[error("the API key must be 1 to 512 visible ASCII characters")]
@@ -174,7 +176,8 @@ impl ServeOptions {
     }
 
     fn emulation(&self) -> Result<Option<PassCost>, ConfigError> {
-        let options = [self.emulate_prefill_base_ms, self.emulate_prefill_ms_per_token, self.emulate_decode_ms];
+        let options =
+            [self.emulate_prefill_base_ms, self.emulate_prefill_ms_per_token, self.emulate_decode_ms];
         if options.iter().all(Option::is_none) {
             return Ok(None);
         }
@@ -266,7 +269,7 @@ mod tests {
     fn numbers_are_bounded() {
         refused(&["--slots", "0"], "--slots");
         refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
-        refused(&["--queue", "-1"], "--queue");
+        refused(&["--queue=-1"], "--queue");
         refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
         refused(&["--emulate-decode-ms=-1"], "emulated `decode_ms` is -1 ms");
         refused(&["--emulate-prefill-base-ms", "NaN"], "emulated `base_ms` is NaN ms");

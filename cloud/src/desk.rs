@@ -65,6 +65,8 @@ pub(crate) enum Stage {
     Draining,
     /// Running answers are cancelled, then the thread ends.
     Stopping,
+    /// The thread panicked: nothing is answered any more.
+    Failed,
 }
 
 /// Why a job was not taken.

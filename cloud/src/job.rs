@@ -14,7 +14,8 @@ use baton_engine::sampling::Sampler;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_protocol::{
-    AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent, Usage,
+    AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
+    Usage,
 };
 
 use crate::refining::MaskJob;
@@ -84,7 +85,11 @@ impl AnswerText {
     ///
     /// Where a device goes on, an incomplete character is the device's to complete.
     fn at_cap(&mut self) -> String {
-        if self.ends_at_cap { self.finish() } else { self.stop.as_mut().map(StopStrings::finish).unwrap_or_default() }
+        if self.ends_at_cap {
+            self.finish()
+        } else {
+            self.stop.as_mut().map(StopStrings::finish).unwrap_or_default()
+        }
     }
 
     /// Text that was still held back at the end of the answer.

@@ -3,7 +3,8 @@
 //! Never: lets r fall below the scene's xi or L exceed what the context holds. Pure: all figures are passed in.
 
 use baton_pacing::{
-    CloudCost, DeviceCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, optimize,
+    CloudCost, DeviceCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification,
+    optimize,
 };
 use baton_protocol::DeviceInfo;
 
@@ -13,8 +14,12 @@ use crate::scene::SceneSettings;
 /// Milliseconds from the mask's arrival to the rebuilt prompt on an ordinary device.
 const DECOMPRESS_MS: f64 = 5.0;
 /// A device that does not say how fast it is: a phone of the middle class.
-const DEVICE_DEFAULT: DeviceCost =
-    DeviceCost { prefill_ms_per_token: 2.5, prefill_ms_per_token2: 0.0, decode_ms: 45.0, decompress_ms: DECOMPRESS_MS };
+const DEVICE_DEFAULT: DeviceCost = DeviceCost {
+    prefill_ms_per_token: 2.5,
+    prefill_ms_per_token2: 0.0,
+    decode_ms: 45.0,
+    decompress_ms: DECOMPRESS_MS,
+};
 
 /// What the request fixes.
 #[derive(Debug, Clone, Copy, Default)]

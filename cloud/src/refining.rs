@@ -9,7 +9,9 @@ use std::sync::Arc;
 use baton_engine::prompt::Prompt;
 use baton_engine::{AttentionScores, HeadId};
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
-use baton_refine::{Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine};
+use baton_refine::{
+    Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
+};
 
 use crate::job::{MaskSource, Window};
 
@@ -116,8 +118,9 @@ impl MaskJob {
             .iter()
             .map(|place| ContentTokens { segment: place.segment, first: place.first, spans: &place.spans })
             .collect();
-        let heads: Vec<(usize, usize)> =
-            scores.map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect()).unwrap_or_default();
+        let heads: Vec<(usize, usize)> = scores
+            .map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect())
+            .unwrap_or_default();
         let scores = scores.map(|scores| Scores {
             heads: &heads,
             keys: scores.keys,

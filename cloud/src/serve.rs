@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_engine::Model;
+use baton_protocol::{Role, Sampling, Segment};
 use baton_refine::Calibration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::api::{self, ApiLimits};
 use crate::book::SceneBook;
+use crate::completion::CompletionRequest;
 use crate::config::Config;
 use crate::desk::Clock;
 use crate::http::{self, HttpLimits};
@@ -28,8 +30,10 @@ const SCENES_PERIOD: Duration = Duration::from_secs(1);
 /// # Errors
 /// Whatever keeps it from listening: model, calibration, database, address.
 pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
-    let model = Model::open(&config.model).with_context(|| format!("open model `{}`", config.model.display()))?;
-    let calibration = config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
+    let model =
+        Model::open(&config.model).with_context(|| format!("open model `{}`", config.model.display()))?;
+    let calibration =
+        config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
     let store = Store::open(&config.database).await.context("open the database")?;
     let scenes = SceneBook::new(store.scenes().await.context("read scenes")?);
     if let Some(cost) = &config.emulation {
@@ -48,10 +52,12 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     };
     let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
     let worker = start(worker).context("start the engine's thread")?;
-    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let listener =
+        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    warm_up(&service).await;
     announce(address, &config.model_name, json).context("print the address")?;
 
     let refresh = tokio::spawn(keep_fresh(store.clone(), service.scene_book().clone()));
@@ -87,7 +93,8 @@ pub fn start(worker: Worker) -> std::io::Result<std::thread::JoinHandle<()>> {
 
 /// The heads of the refiner; none, with a warning, where they were found for another model.
 fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Option<Calibration>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("read calibration `{}`", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("read calibration `{}`", path.display()))?;
     let calibration =
         Calibration::from_json(&text).with_context(|| format!("read calibration `{}`", path.display()))?;
     if calibration.model_sha256() != model.file_sha256() {
@@ -97,6 +104,23 @@ fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Opt
     let shape = model.config();
     calibration.check_model(shape.n_layers, shape.n_heads).context("fit the calibration to the model")?;
     Ok(Some(calibration))
+}
+
+/// Runs a short prompt once, so that weights are in memory and the optimizer has figures of this machine.
+async fn warm_up(service: &CloudService) {
+    let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
+    let request = CompletionRequest {
+        model: "default".to_owned(),
+        messages: vec![Segment::fixed(Role::User, text)],
+        sampling: Sampling::default(),
+        max_tokens: Some(4),
+    };
+    match service.complete(&request) {
+        Ok(mut answer) => while answer.next().await.is_some() {},
+        Err(err) => warn!(err = &err as &dyn std::error::Error, "the model does not answer a short prompt"),
+    }
+    let measured = service.measured();
+    info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
 }
 
 fn announce(address: SocketAddr, model: &str, json: bool) -> std::io::Result<()> {
@@ -122,7 +146,10 @@ async fn keep_fresh(store: Store, book: SceneBook) {
             }
             Err(err) => {
                 if !failing {
-                    warn!(err = &err as &dyn std::error::Error, "scenes cannot be read; the last good ones stay");
+                    warn!(
+                        err = &err as &dyn std::error::Error,
+                        "scenes cannot be read; the last good ones stay"
+                    );
                 }
                 failing = true;
             }

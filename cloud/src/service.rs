@@ -164,18 +164,26 @@ impl ServiceError {
         let (code, param) = match self {
             ServiceError::Request(err) => return err.to_body(),
             ServiceError::Unsupported { field, .. } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
-            ServiceError::Scene(SceneLookupError::UnknownScene(_)) => (ErrorCode::UnknownScene, Some("scene".into())),
+            ServiceError::Scene(SceneLookupError::UnknownScene(_)) => {
+                (ErrorCode::UnknownScene, Some("scene".into()))
+            }
             ServiceError::Scene(SceneLookupError::UnknownVersion { .. }) => {
                 (ErrorCode::SceneChanged, Some("scene_version".into()))
             }
             ServiceError::UnknownModel { .. } => (ErrorCode::UnknownModel, Some("model".into())),
-            ServiceError::EmptyContent(at) => (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text"))),
+            ServiceError::EmptyContent(at) => {
+                (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text")))
+            }
             ServiceError::Plan(PlanError::RatioBelowScene { .. }) => {
                 (ErrorCode::InvalidRequest, Some("refine.ratio".into()))
             }
             ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
-            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => (ErrorCode::PromptTooLong, None),
-            ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => (ErrorCode::InvalidRequest, None),
+            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => {
+                (ErrorCode::PromptTooLong, None)
+            }
+            ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => {
+                (ErrorCode::InvalidRequest, None)
+            }
             ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
             ServiceError::Overloaded { .. } => (ErrorCode::Overloaded, None),
             ServiceError::Stopping => (ErrorCode::Unavailable, None),
@@ -202,7 +210,8 @@ impl CloudService {
         let context = model.config().context_len;
         let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
         let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
-        let engine_options = EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
+        let engine_options =
+            EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
         let engine = Engine::new(model.clone(), engine_options)?;
         let core = SchedulerCore::new(Limits {
             slots: options.slots,
@@ -252,7 +261,8 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError::Scene`] where there is none.
     pub fn scene(&self, id: &str) -> Result<SceneInfo, ServiceError> {
-        Ok(self.inner.info(&*self.inner.scenes.get(id, None)?))
+        let scene = self.inner.scenes.get(id, None)?;
+        Ok(self.inner.info(&scene))
     }
 
     /// The scenes in force, to be replaced where the database has newer ones.
@@ -283,6 +293,11 @@ impl CloudService {
     /// Whether requests are accepted.
     pub fn is_open(&self) -> bool {
         self.inner.desk.stage() == Stage::Open
+    }
+
+    /// Whether the engine's thread has panicked: the program must be started again.
+    pub fn has_failed(&self) -> bool {
+        self.inner.desk.stage() == Stage::Failed
     }
 
     /// Accepts nothing further; running answers end by themselves, then the worker's thread does.

@@ -4,7 +4,7 @@
 //! lets [`Pass::wait`] go by, [`Worker::commit`] sends the tokens and frees what has ended.
 //! Never: decides who runs (the scheduler does). Always: a cancelled answer leaves within the pass that runs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ impl Worker {
             }
             match self.desk.stage() {
                 Stage::Open => self.desk.wait(),
-                Stage::Draining | Stage::Stopping => return,
+                Stage::Draining | Stage::Stopping | Stage::Failed => return,
             }
         }
     }
@@ -82,9 +82,9 @@ impl Worker {
         loop {
             self.desk.take_arrived(&mut self.jobs);
             self.drop_cancelled();
-            let mut effects = self.desk.step(Event::Turn);
+            let mut effects = VecDeque::from(self.desk.step(Event::Turn));
             let mut plan = None;
-            while let Some(effect) = effects.pop() {
+            while let Some(effect) = effects.pop_front() {
                 match effect {
                     Effect::Open(id) => effects.extend(self.open(id)),
                     Effect::Run(run) => plan = Some(run),
@@ -142,9 +142,13 @@ impl Worker {
     }
 
     fn drop_cancelled(&mut self) {
-        let all = self.desk.stage() == Stage::Stopping;
-        let cancelled: Vec<JobId> =
-            self.jobs.values().filter(|job| all || job.sink.cancel().is_set()).map(|job| job.spec.id).collect();
+        let all = self.desk.stage() >= Stage::Stopping;
+        let cancelled: Vec<JobId> = self
+            .jobs
+            .values()
+            .filter(|job| all || job.sink.cancel().is_set())
+            .map(|job| job.spec.id)
+            .collect();
         for id in cancelled {
             self.perform(Event::Cancel(id));
         }
@@ -242,7 +246,7 @@ impl Worker {
 impl Drop for Worker {
     /// Whoever waits for an answer must not wait for a thread that is gone, nor may anybody start a new one.
     fn drop(&mut self) {
-        self.desk.advance(Stage::Stopping);
+        self.desk.advance(if std::thread::panicking() { Stage::Failed } else { Stage::Stopping });
     }
 }
 
@@ -272,6 +276,10 @@ struct CancelWatch {
 
 impl StepControl for CancelWatch {
     fn after_layer(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
-        if self.flags.iter().all(CancelFlag::is_set) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if self.flags.iter().all(CancelFlag::is_set) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 }

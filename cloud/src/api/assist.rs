@@ -10,7 +10,11 @@ use super::error::ApiError;
 use super::sse::{self, Encode};
 use super::{App, body};
 
-pub(super) async fn assist(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn assist(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, &app.limits).await?;
     let service = app.service.clone();
     // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
@@ -18,7 +22,8 @@ pub(super) async fn assist(State(app): State<App>, headers: HeaderMap, body: Bod
         let request = AssistRequest::parse(&bytes)?;
         Ok::<_, ApiError>(service.assist(&request)?)
     });
-    let answer = accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
+    let answer =
+        accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
     Ok(sse::response(answer, AssistFrames, app.limits.keep_alive))
 }
 

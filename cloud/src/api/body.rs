@@ -15,7 +15,8 @@ use super::error::ApiError;
 /// The whole body, inflated where it was compressed.
 pub(super) async fn read(headers: &HeaderMap, body: Body, limits: &ApiLimits) -> Result<Bytes, ApiError> {
     let gzip = is_gzip(headers)?;
-    let collected = tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes_max).collect());
+    let collected =
+        tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes_max).collect());
     let bytes = match collected.await {
         Err(_) => {
             let message = format!("the body did not arrive within {} s", limits.body_timeout.as_secs());

@@ -16,7 +16,11 @@ use super::sse::{self, Encode};
 use super::{App, body, chat_request};
 use crate::stream::AssistStream;
 
-pub(super) async fn complete(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn complete(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, &app.limits).await?;
     let service = app.service.clone();
     let accepted = tokio::task::spawn_blocking(move || {
@@ -118,7 +122,9 @@ impl Encode for Chunks {
             AssistEvent::First(first) => self.text(&first.text, out),
             AssistEvent::Token(token) => self.text(&token.text, out),
             AssistEvent::Error(body) => put(&json!(body), out),
-            AssistEvent::End(end) if end.reason == EndReason::Cancelled => put(&json!(sse::cut_off_body()), out),
+            AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
+                put(&json!(sse::cut_off_body()), out)
+            }
             AssistEvent::End(end) => {
                 self.chunk(json!({}), Some(finish_reason(end.reason)), out);
                 if self.include_usage {

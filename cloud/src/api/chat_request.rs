@@ -113,7 +113,8 @@ pub(super) fn parse(json: &[u8]) -> Result<ChatRequest, ApiError> {
     parser.end().map_err(|err| ApiError::field(".", err))?;
     refuse_unsupported(&wire)?;
     let stream = wire.stream.unwrap_or(false);
-    let include_usage = wire.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+    let include_usage =
+        wire.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let sampling = sampling(&wire)?;
     let max_tokens = max_tokens(&wire)?;
     let messages = messages(wire.messages)?;
@@ -123,9 +124,12 @@ pub(super) fn parse(json: &[u8]) -> Result<ChatRequest, ApiError> {
 
 /// Refuses what would change the answer and is not done here.
 fn refuse_unsupported(wire: &Wire) -> Result<(), ApiError> {
-    let is_none = |value: &Option<Value>| value.as_ref().is_none_or(|value| value == "none" || value == "auto");
+    let is_none =
+        |value: &Option<Value>| value.as_ref().is_none_or(|value| value == "none" || value == "auto");
     let is_text = |value: &Option<Value>| value.as_ref().is_none_or(|value| value["type"] == "text");
-    let is_empty = |value: &Option<Value>| value.as_ref().is_none_or(|value| value.as_object().is_some_and(|map| map.is_empty()));
+    let is_empty = |value: &Option<Value>| {
+        value.as_ref().is_none_or(|value| value.as_object().is_some_and(|map| map.is_empty()))
+    };
     let zero = |value: Option<f64>| value.is_none_or(|value| value == 0.0);
     let only_text = wire.modalities.as_ref().is_none_or(|kinds| kinds.iter().all(|kind| kind == "text"));
     let rules = [

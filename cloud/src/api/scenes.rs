@@ -3,13 +3,13 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::App;
 use super::error::ApiError;
+use super::{App, PathId, path_id};
 
 pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
     tagged(&headers, json!({ "object": "list", "data": app.service.scenes() }))
@@ -17,10 +17,10 @@ pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response
 
 pub(super) async fn show(
     State(app): State<App>,
-    Path(id): Path<String>,
+    id: PathId,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let scene = app.service.scene(&id)?;
+    let scene = app.service.scene(&path_id(id)?)?;
     Ok(tagged(&headers, json!(scene)))
 }
 

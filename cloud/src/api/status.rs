@@ -1,17 +1,20 @@
 //! Health, figures, and the list of models.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use baton_protocol::ErrorCode;
 use serde_json::{Value, json};
 
-use super::App;
 use super::error::ApiError;
+use super::{App, PathId, path_id};
 use crate::service::ServiceError;
 
-/// The process lives.
-pub(super) async fn health(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "status": "ok", "stats": figures(&app) }))
+/// The process lives; where it does not answer so, it must be started again.
+pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    if app.service.has_failed() {
+        return Err(ApiError::new(ErrorCode::Unavailable, "the engine has failed"));
+    }
+    Ok(Json(json!({ "status": "ok", "stats": figures(&app) })))
 }
 
 /// New requests are accepted.
@@ -52,7 +55,8 @@ pub(super) async fn models(State(app): State<App>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [card(&app)] }))
 }
 
-pub(super) async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Value>, ApiError> {
+    let id = path_id(id)?;
     if id == app.service.model_name() || id == "default" {
         return Ok(Json(card(&app)));
     }

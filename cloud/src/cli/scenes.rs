@@ -17,7 +17,13 @@ pub struct ScenesCommand {
     #[command(subcommand)]
     pub command: SceneCommand,
     /// Where scenes are kept: a file, sqlite://FILE or :memory:
-    #[arg(long, global = true, default_value = "./baton-cloud.db", value_name = "FILE", env = "BATON_DATABASE")]
+    #[arg(
+        long,
+        global = true,
+        default_value = "./baton-cloud.db",
+        value_name = "FILE",
+        env = "BATON_DATABASE"
+    )]
     pub database: String,
     /// Print JSON
     #[arg(long, global = true)]

@@ -121,10 +121,9 @@ impl SchedulerCore {
         }
         let mut effects = Vec::new();
         while self.running.len() < self.limits.slots {
-            let fits = self
-                .waiting
-                .front()
-                .is_some_and(|next| self.kv_reserved() + self.reservation(&next.spec) <= self.limits.kv_tokens);
+            let fits = self.waiting.front().is_some_and(|next| {
+                self.kv_reserved() + self.reservation(&next.spec) <= self.limits.kv_tokens
+            });
             let Some(next) = self.waiting.pop_front_if(|_| fits) else { break };
             effects.push(Effect::Open(next.spec.id));
             self.running.push(Slot {
@@ -166,7 +165,11 @@ impl SchedulerCore {
                 continue;
             }
             budget = budget.saturating_sub(len);
-            plan.rows.push(StepRow::Prefill { id: slot.spec.id, tokens: done..done + len, last: len == left });
+            plan.rows.push(StepRow::Prefill {
+                id: slot.spec.id,
+                tokens: done..done + len,
+                last: len == left,
+            });
         }
         if plan.rows.is_empty() {
             return Vec::new();
@@ -189,7 +192,8 @@ impl SchedulerCore {
                 continue;
             }
             slot.first_at.get_or_insert(now);
-            let outcome = outcomes.iter().find(|(of, _)| *of == id).map_or(Outcome::Failed, |(_, outcome)| *outcome);
+            let outcome =
+                outcomes.iter().find(|(of, _)| *of == id).map_or(Outcome::Failed, |(_, outcome)| *outcome);
             let reason = match outcome {
                 Outcome::Token | Outcome::LastToken => {
                     slot.written += 1;

@@ -53,13 +53,15 @@ impl Store {
     ) -> Result<Scene, StoreError> {
         check_id(id)?;
         settings.check()?;
-        let current: i64 = sqlx::query_scalar("SELECT COALESCE(MAX(version), 0) FROM scene_versions WHERE id = ?")
-            .bind(id)
-            .fetch_one(&self.pool)
-            .await
-            .map_err(|err| StoreError::Query { doing: "read scene version", err })?;
+        let current: i64 =
+            sqlx::query_scalar("SELECT COALESCE(MAX(version), 0) FROM scene_versions WHERE id = ?")
+                .bind(id)
+                .fetch_one(&self.pool)
+                .await
+                .map_err(|err| StoreError::Query { doing: "read scene version", err })?;
         let current = u32::try_from(current).unwrap_or(0);
-        let conflict = |expected, current| StoreError::VersionConflict { id: id.to_owned(), expected, current };
+        let conflict =
+            |expected, current| StoreError::VersionConflict { id: id.to_owned(), expected, current };
         if let Some(expected) = expected.filter(|&expected| expected != current) {
             return Err(conflict(expected, current));
         }
@@ -97,8 +99,10 @@ fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
     let query = |err| StoreError::Query { doing: "decode scene", err };
     let id: String = row.try_get("id").map_err(query)?;
     let version: i64 = row.try_get("version").map_err(query)?;
-    let bad = |column: &'static str, value: String| StoreError::Row { id: id.clone(), version, column, value };
-    let count = |column: &'static str, value: i64| u32::try_from(value).map_err(|_| bad(column, value.to_string()));
+    let bad =
+        |column: &'static str, value: String| StoreError::Row { id: id.clone(), version, column, value };
+    let count =
+        |column: &'static str, value: i64| u32::try_from(value).map_err(|_| bad(column, value.to_string()));
 
     let assist_tokens: Option<i64> = row.try_get("assist_tokens").map_err(query)?;
     let assist_floor: i64 = row.try_get("assist_floor").map_err(query)?;

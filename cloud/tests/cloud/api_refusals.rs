@@ -11,7 +11,13 @@ fn good() -> Value {
     serde_json::to_value(request("doc-qa", &document(10), 3)).unwrap()
 }
 
-async fn check(server: &Server, change: impl FnOnce(&mut Value), status: u16, code: &str, param: Option<&str>) {
+async fn check(
+    server: &Server,
+    change: impl FnOnce(&mut Value),
+    status: u16,
+    code: &str,
+    param: Option<&str>,
+) {
     let mut body = good();
     change(&mut body);
     let reply = server.post("/v1/assist", &body).await;
@@ -84,7 +90,12 @@ async fn bodies_that_are_no_requests() {
     for path in ["/v1/assist", "/v1/chat/completions"] {
         for (body, headers, status) in cases {
             let reply = server.send("POST", path, headers, body).await;
-            assert_eq!(reply.status, status, "{path}: {}", String::from_utf8_lossy(&body[..body.len().min(60)]));
+            assert_eq!(
+                reply.status,
+                status,
+                "{path}: {}",
+                String::from_utf8_lossy(&body[..body.len().min(60)])
+            );
             assert_eq!(reply.json()["error"]["type"], "invalid_request_error");
         }
     }

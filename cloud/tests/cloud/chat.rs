@@ -45,7 +45,8 @@ async fn whole_and_streamed_say_the_same() {
         assert_eq!(chunk["model"], "tiny");
     }
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
-    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(json!(text), choice["message"]["content"]);
     let (last, rest) = chunks.split_last().unwrap();
     assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(12)));
@@ -67,7 +68,8 @@ async fn without_usage_nothing_follows_the_end() {
 #[tokio::test]
 async fn a_stop_string_ends_the_answer_unseen() {
     let server = Server::start().await;
-    let whole = server.post("/v1/chat/completions", &chat(json!({ "max_tokens": 40 }))).await.json();
+    let sampled = json!({ "max_tokens": 60, "temperature": 1.5, "seed": 11 });
+    let whole = server.post("/v1/chat/completions", &chat(sampled.clone())).await.json();
     let text = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     // A piece from the middle of the answer that appears there for the first time.
     let chars: Vec<char> = text.chars().collect();
@@ -80,14 +82,19 @@ async fn a_stop_string_ends_the_answer_unseen() {
         .unwrap_or_else(|| panic!("no piece of {text:?} can be a stop string"));
     let before: String = chars[..at].iter().collect();
     for stop in [json!(stop), json!(["never said", stop])] {
-        let request = chat(json!({ "max_tokens": 40, "stop": stop }));
+        let mut request = chat(sampled.clone());
+        request["stop"] = stop;
         let stopped = server.post("/v1/chat/completions", &request).await.json();
         let choice = &stopped["choices"][0];
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(before), &json!("stop")));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(before), &json!("stop"))
+        );
         let mut streamed = request.clone();
         streamed["stream"] = json!(true);
         let chunks = server.post("/v1/chat/completions", &streamed).await.chat_chunks();
-        let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        let text: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!(text, before);
     }
 }

@@ -175,7 +175,8 @@ impl Reply {
         frames(&self.body())
             .iter()
             .map(|frame| {
-                let field = |name: &str| frame.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+                let field =
+                    |name: &str| frame.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
                 let event = AssistEvent::parse(field("event: "), field("data: ")).unwrap();
                 let id = event.index().map(|index| index.to_string()).unwrap_or_default();
                 assert_eq!(field("id: "), id, "{frame}");
@@ -196,7 +197,10 @@ impl Reply {
 
 /// Frames of an event stream, comments left out.
 pub fn frames(body: &str) -> Vec<String> {
-    body.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')).map(str::to_owned).collect()
+    body.split("\n\n")
+        .filter(|frame| !frame.is_empty() && !frame.starts_with(':'))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn chunks(bytes: &[u8]) -> Vec<String> {

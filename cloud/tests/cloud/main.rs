@@ -5,6 +5,7 @@ mod api;
 mod api_refusals;
 mod chat;
 mod client;
+mod program;
 mod scheduler;
 mod service;
 mod service_simulation;

@@ -104,7 +104,12 @@ impl World {
             [Effect::Refuse(refused, Refusal::Full { waiting, .. })] => {
                 assert_eq!(*refused, id);
                 assert_eq!(*waiting, before.waiting);
-                assert_eq!(before.waiting + before.running, self.limits.slots + self.limits.queue, "seed {}", self.seed);
+                assert_eq!(
+                    before.waiting + before.running,
+                    self.limits.slots + self.limits.queue,
+                    "seed {}",
+                    self.seed
+                );
             }
             other => panic!("seed {}: submit gave {other:?}", self.seed),
         }
@@ -126,7 +131,11 @@ impl World {
         assert_eq!(self.known[&id].closed, Some(CloseReason::Cancelled), "seed {}", self.seed);
         if was_open {
             assert_eq!(after.running, before.running - 1, "seed {}: the slot is free at once", self.seed);
-            assert!(after.kv_reserved_tokens < before.kv_reserved_tokens, "seed {}: the KV is free at once", self.seed);
+            assert!(
+                after.kv_reserved_tokens < before.kv_reserved_tokens,
+                "seed {}: the KV is free at once",
+                self.seed
+            );
         }
         assert!(self.core.step(Event::Cancel(id), self.now).is_empty(), "a second cancel does nothing");
     }
@@ -163,17 +172,26 @@ impl World {
         let seed = self.seed;
         let mut longest_tail = 0;
         for (at, row) in plan.rows.iter().enumerate() {
-            assert!(plan.rows[..at].iter().all(|other| other.id() != row.id()), "seed {seed}: one row a sequence");
+            assert!(
+                plan.rows[..at].iter().all(|other| other.id() != row.id()),
+                "seed {seed}: one row a sequence"
+            );
             let known = &self.known[&row.id()];
             let spec = known.spec.unwrap();
             assert!(known.open && known.closed.is_none(), "seed {seed}: only live sequences run");
             match row {
                 StepRow::Decode { .. } => assert!(known.decoding, "seed {seed}"),
                 StepRow::Prefill { tokens, last, .. } => {
-                    assert!(!known.decoding && tokens.start == known.done && !tokens.is_empty(), "seed {seed}");
+                    assert!(
+                        !known.decoding && tokens.start == known.done && !tokens.is_empty(),
+                        "seed {seed}"
+                    );
                     assert_eq!(*last, tokens.end == spec.prompt_tokens, "seed {seed}");
                     let window = spec.prompt_tokens - spec.tail_tokens;
-                    assert!(if *last { tokens.start <= window } else { tokens.end <= window }, "seed {seed}: window cut");
+                    assert!(
+                        if *last { tokens.start <= window } else { tokens.end <= window },
+                        "seed {seed}: window cut"
+                    );
                     longest_tail = longest_tail.max(spec.tail_tokens);
                 }
             }
@@ -235,7 +253,11 @@ impl World {
             .sum();
         assert_eq!(stats.running, open, "seed {}", self.seed);
         assert_eq!(stats.kv_reserved_tokens, reserved, "seed {}", self.seed);
-        assert!(stats.running <= self.limits.slots && reserved <= self.limits.kv_tokens, "seed {}", self.seed);
+        assert!(
+            stats.running <= self.limits.slots && reserved <= self.limits.kv_tokens,
+            "seed {}",
+            self.seed
+        );
     }
 
     fn turn(&mut self) -> bool {
@@ -271,9 +293,13 @@ fn slots_and_kv_never_leak_and_everyone_ends_once() {
             assert!(turns < 20_000, "seed {seed}: every sequence ends in bounded time");
         }
         let stats = world.core.stats();
-        assert_eq!((stats.running, stats.waiting, stats.kv_reserved_tokens, stats.backlog_tokens), (0, 0, 0, 0));
+        assert_eq!(
+            (stats.running, stats.waiting, stats.kv_reserved_tokens, stats.backlog_tokens),
+            (0, 0, 0, 0)
+        );
         assert_eq!(stats.closed_total, world.order.len() as u64, "seed {seed}");
-        let admitted: Vec<JobId> = world.order.iter().copied().filter(|id| world.opened.contains(id)).collect();
+        let admitted: Vec<JobId> =
+            world.order.iter().copied().filter(|id| world.opened.contains(id)).collect();
         assert_eq!(admitted, world.opened, "seed {seed}: first come, first served");
         for (id, known) in &world.known {
             assert!(known.closed.is_some(), "seed {seed}: {id:?} has no end");
@@ -299,16 +325,21 @@ fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
     assert!(core.step(Event::StepDone(vec![]), at(10)).is_empty());
     assert_eq!(core.step(Event::Turn, at(10)), chunk(64..100, true));
     assert!(core.step(Event::StepDone(vec![(JobId(1), Outcome::Token)]), at(20)).is_empty());
-    assert_eq!(core.step(Event::Turn, at(20)), [Effect::Run(StepPlan {
-        rows: vec![StepRow::Decode { id: JobId(1) }]
-    })]);
+    assert_eq!(
+        core.step(Event::Turn, at(20)),
+        [Effect::Run(StepPlan { rows: vec![StepRow::Decode { id: JobId(1) }] })]
+    );
     let effects = core.step(Event::StepDone(vec![(JobId(1), Outcome::Token)]), at(30));
     let [Effect::Close(closed)] = effects.as_slice() else { panic!("{effects:?}") };
     assert_eq!((closed.reason, closed.tokens), (CloseReason::Cap, 2));
     let times = closed.times;
     let want = (5.0, 15.0, 10.0, 25.0);
     assert_eq!((times.queue_ms, times.prefill_ms, times.decode_ms, times.slot_ms), want);
-    assert_eq!(core.step(Event::Turn, at(30)), [Effect::Open(JobId(2))], "the next one starts in the same turn");
+    assert_eq!(
+        core.step(Event::Turn, at(30)),
+        [Effect::Open(JobId(2))],
+        "the next one starts in the same turn"
+    );
     assert_eq!(core.stats().slot_ms_total, 25.0);
 }
 

@@ -75,7 +75,10 @@ fn simulate(seed: u64) {
             }
         }
         let stats = service.stats();
-        assert!(stats.running <= slots && stats.running + stats.waiting <= slots + queue, "seed {seed}: {stats:?}");
+        assert!(
+            stats.running <= slots && stats.running + stats.waiting <= slots + queue,
+            "seed {seed}: {stats:?}"
+        );
         assert!(stats.kv_reserved_tokens <= stats.kv_tokens, "seed {seed}: {stats:?}");
         readers.iter_mut().for_each(Reader::read);
     }

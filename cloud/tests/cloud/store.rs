@@ -15,17 +15,20 @@ async fn a_new_database_has_the_seeded_scenes() {
     assert_eq!(ids, ["chat", "doc-qa", "doc-qa-full"]);
     let scene = store.scene("doc-qa").await.unwrap();
     assert_eq!(scene.version, 1);
-    assert_eq!(scene.settings, SceneSettings {
-        system: "You answer from the document.".into(),
-        question_prefix: "\n\nQuestion: ".into(),
-        ratio: Some(0.25),
-        xi: 0.25,
-        assist_tokens: None,
-        assist_floor: 4,
-        tau_ms: 100.0,
-        corrector: Corrector::Cloud,
-        refine: true,
-    });
+    assert_eq!(
+        scene.settings,
+        SceneSettings {
+            system: "You answer from the document.".into(),
+            question_prefix: "\n\nQuestion: ".into(),
+            ratio: Some(0.25),
+            xi: 0.25,
+            assist_tokens: None,
+            assist_floor: 4,
+            tau_ms: 100.0,
+            corrector: Corrector::Cloud,
+            refine: true,
+        }
+    );
     let full = store.scene("doc-qa-full").await.unwrap().settings;
     assert_eq!((full.ratio, full.xi, full.refine), (Some(1.0), 1.0, false));
     let chat = store.scene("chat").await.unwrap().settings;
@@ -47,7 +50,8 @@ async fn a_change_is_a_new_version_and_the_old_one_stays() {
     let new = store.add_scene_version("doc-qa", settings.clone(), Some(1)).await.unwrap();
     assert_eq!((new.version, &new.settings), (2, &settings));
     assert_eq!(store.scene("doc-qa").await.unwrap(), new);
-    let versions: Vec<_> = store.scenes().await.unwrap().into_iter().filter(|scene| scene.id == "doc-qa").collect();
+    let versions: Vec<_> =
+        store.scenes().await.unwrap().into_iter().filter(|scene| scene.id == "doc-qa").collect();
     assert_eq!(versions, [old.clone(), new]);
     let back = store.add_scene_version("doc-qa", old.settings.clone(), None).await.unwrap();
     assert_eq!((back.version, back.settings), (3, old.settings));
@@ -94,7 +98,8 @@ async fn a_file_is_migrated_once_and_shared() {
         first.add_scene_version("chat", settings.clone(), Some(2)),
         second.add_scene_version("chat", settings, Some(2)),
     );
-    let conflicts = [&one, &two].into_iter().filter(|done| matches!(done, Err(StoreError::VersionConflict { .. })));
+    let conflicts =
+        [&one, &two].into_iter().filter(|done| matches!(done, Err(StoreError::VersionConflict { .. })));
     assert_eq!(conflicts.count(), 1, "one writer wins: {one:?} {two:?}");
     first.close().await;
     second.close().await;
@@ -106,7 +111,8 @@ async fn a_file_is_migrated_once_and_shared() {
 async fn what_is_no_database_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text.db");
-    std::fs::write(&path, "this is not a database, and it is long enough to be looked at as one".repeat(20)).unwrap();
+    std::fs::write(&path, "this is not a database, and it is long enough to be looked at as one".repeat(20))
+        .unwrap();
     let err = Store::open(&Database::File(path)).await.unwrap_err();
     assert!(err.to_string().starts_with("open database"), "{err}");
     let err = Store::open(&Database::File(folder.path().join("no/such/folder.db"))).await.unwrap_err();

@@ -61,7 +61,11 @@ impl HandClock {
 }
 
 pub fn options() -> ServiceOptions {
-    ServiceOptions { threads: std::num::NonZeroUsize::new(1), chunk_tokens: 64, ..ServiceOptions::named("tiny") }
+    ServiceOptions {
+        threads: std::num::NonZeroUsize::new(1),
+        chunk_tokens: 64,
+        ..ServiceOptions::named("tiny")
+    }
 }
 
 /// A service whose worker is driven by hand.
