@@ -9,9 +9,9 @@ mod cursor;
 mod error;
 mod map;
 mod metadata;
+mod tensor;
 #[cfg(test)]
 mod tests;
-mod tensor;
 mod writer;
 
 use std::fs::File;

@@ -5,6 +5,7 @@
 
 mod backend;
 pub mod config;
+pub mod detokenize;
 pub mod engine;
 pub mod family;
 mod forward;
@@ -12,17 +13,24 @@ pub mod gguf;
 mod kv;
 pub mod model;
 pub mod pace_emulation;
+pub mod prompt;
 pub mod rope;
+pub mod sampling;
 pub mod scores;
+pub mod stop;
 pub mod synthetic;
-pub mod tokenizer {
-    #![allow(missing_docs, reason = "placeholder until tokenizer.rs lands: then `pub mod tokenizer;`")]
-    pub type TokenId = u32;
-}
+pub mod template;
+pub mod tokenizer;
 pub mod weights;
 
 pub use config::{ModelConfig, SlidingWindow};
+pub use detokenize::Detokenizer;
 pub use engine::{Engine, EngineError, EngineOptions, SeqOutput, StepControl, StepError, StepSeq, Wanted};
 pub use kv::{BLOCK_TOKENS, KvError, SeqId};
 pub use model::{Model, ModelError};
+pub use prompt::{Prompt, PromptSegment, SegmentTokens};
+pub use sampling::{Sampler, SamplingParams};
 pub use scores::{AttentionScores, Capture, HeadId};
+pub use stop::StopStrings;
+pub use template::{ChatTemplate, Message};
+pub use tokenizer::{TokenId, Tokenizer};

@@ -62,7 +62,12 @@ impl<'a> Cursor<'a> {
     }
 
     /// Refuses a count of things of at least `min_bytes` each that the bytes left cannot hold.
-    pub(super) fn check_count(&self, what: &'static str, count: u64, min_bytes: u64) -> Result<(), GgufError> {
+    pub(super) fn check_count(
+        &self,
+        what: &'static str,
+        count: u64,
+        min_bytes: u64,
+    ) -> Result<(), GgufError> {
         let left = self.left();
         let max = left / min_bytes;
         if count > max {

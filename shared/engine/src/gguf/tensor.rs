@@ -97,8 +97,10 @@ impl TensorInfo {
 
     /// The tensor over the file's bytes.
     pub(super) fn view<'a>(&'a self, file: &'a [u8]) -> Result<TensorView<'a>, GgufError> {
-        let format = Format::from_ggml_type(self.type_number)
-            .ok_or_else(|| GgufError::UnsupportedType { name: self.name.clone(), type_name: self.type_name })?;
+        let format = Format::from_ggml_type(self.type_number).ok_or_else(|| GgufError::UnsupportedType {
+            name: self.name.clone(),
+            type_name: self.type_name,
+        })?;
         Ok(TensorView { name: &self.name, dims: &self.dims, format, data: &file[self.bytes.clone()] })
     }
 }
@@ -196,7 +198,13 @@ pub(super) fn place(
         }
         // Both ends lie in a slice, so they fit `usize`.
         let bytes = start as usize..end as usize;
-        tensors.push(TensorInfo { name, dims, type_number: ggml_type.number, type_name: ggml_type.name, bytes });
+        tensors.push(TensorInfo {
+            name,
+            dims,
+            type_number: ggml_type.number,
+            type_name: ggml_type.name,
+            bytes,
+        });
     }
     let mut by_place: Vec<&TensorInfo> = tensors.iter().collect();
     by_place.sort_by_key(|t| t.bytes.start);

@@ -1,0 +1,428 @@
+//! Writes a parsed template out again with everything that can make values grow going through the
+//! counting filters of [`runtime`](super::runtime).
+//!
+//! Text between tags becomes string literals, so the result has no white space rules of its own. The
+//! filters' names cannot be taken over by a template: filters are looked up in the environment only.
+
+use std::fmt::Write as _;
+
+use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, Stmt, UnaryOpKind};
+use minijinja::machinery::parse;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Value, ValueKind};
+
+use super::TemplateError;
+
+/// Hugging Face's settings: a newline after a block tag and the white space before it do not count.
+pub(super) fn syntax() -> SyntaxConfig {
+    let mut builder = SyntaxConfig::builder();
+    builder.trim_blocks(true).lstrip_blocks(true);
+    builder.build().expect("the delimiters are the usual ones")
+}
+
+/// Parses a template and writes it out with counted operators.
+///
+/// # Errors
+/// The source is not Jinja or uses a construct that is not supported.
+pub(super) fn bounded(source: &str) -> Result<String, TemplateError> {
+    let parsed = parse(source, "chat_template", syntax()).map_err(|err| TemplateError::Parse(Box::new(err)))?;
+    let mut writer = Writer { out: String::with_capacity(source.len() * 2) };
+    writer.statement(&parsed)?;
+    Ok(writer.out)
+}
+
+type Written = Result<(), TemplateError>;
+
+fn unsupported<T>(what: &'static str) -> Result<T, TemplateError> {
+    Err(TemplateError::Unsupported { what })
+}
+
+struct Writer {
+    out: String,
+}
+
+impl Writer {
+    fn put(&mut self, text: &str) {
+        self.out.push_str(text);
+    }
+
+    fn body(&mut self, statements: &[Stmt<'_>]) -> Written {
+        statements.iter().try_for_each(|s| self.statement(s))
+    }
+
+    fn statement(&mut self, statement: &Stmt<'_>) -> Written {
+        match statement {
+            Stmt::Template(t) => self.body(&t.children)?,
+            Stmt::EmitRaw(raw) => {
+                self.put("{{ ");
+                self.string(raw.raw);
+                self.put(" }}");
+            }
+            Stmt::EmitExpr(e) => {
+                self.put("{{ ");
+                self.expression(&e.expr)?;
+                self.put(" }}");
+            }
+            Stmt::ForLoop(l) => {
+                self.put("{% for ");
+                self.target(&l.target)?;
+                self.put(" in ");
+                self.operand(&l.iter)?;
+                if let Some(filter) = &l.filter_expr {
+                    self.put(" if ");
+                    self.operand(filter)?;
+                }
+                self.put(if l.recursive { " recursive %}" } else { " %}" });
+                self.body(&l.body)?;
+                if !l.else_body.is_empty() {
+                    self.put("{% else %}");
+                    self.body(&l.else_body)?;
+                }
+                self.put("{% endfor %}");
+            }
+            Stmt::IfCond(c) => {
+                self.put("{% if ");
+                self.branches(c)?;
+            }
+            Stmt::WithBlock(w) => {
+                self.put("{% with ");
+                for (i, (target, value)) in w.assignments.iter().enumerate() {
+                    self.put(if i > 0 { ", " } else { "" });
+                    self.target(target)?;
+                    self.put(" = ");
+                    self.operand(value)?;
+                }
+                self.put(" %}");
+                self.body(&w.body)?;
+                self.put("{% endwith %}");
+            }
+            Stmt::Set(s) => {
+                self.put("{% set ");
+                self.target(&s.target)?;
+                self.put(" = ");
+                self.expression(&s.expr)?;
+                self.put(" %}");
+            }
+            Stmt::SetBlock(s) if s.filter.is_none() => {
+                self.put("{% set ");
+                self.target(&s.target)?;
+                self.put(" %}");
+                self.body(&s.body)?;
+                self.put("{% endset %}");
+            }
+            Stmt::Macro(m) => self.definition(m)?,
+            Stmt::Continue(_) => self.put("{% continue %}"),
+            Stmt::Break(_) => self.put("{% break %}"),
+            Stmt::Do(d) => {
+                self.put("{% do ");
+                self.operand(&d.call.expr)?;
+                self.arguments(&d.call.args)?;
+                self.put(" %}");
+            }
+            Stmt::SetBlock(_) => return unsupported("a filtered set block"),
+            Stmt::FilterBlock(_) => return unsupported("a filter block"),
+            Stmt::CallBlock(_) => return unsupported("a call block"),
+            Stmt::AutoEscape(_) => return unsupported("autoescape"),
+            _ => return unsupported("another template (block, include, import or extends)"),
+        }
+        Ok(())
+    }
+
+    /// Condition and branches of an `if`, after its `{% if `; `elif` stays flat.
+    fn branches(&mut self, c: &minijinja::machinery::ast::IfCond<'_>) -> Written {
+        self.operand(&c.expr)?;
+        self.put(" %}");
+        self.body(&c.true_body)?;
+        match c.false_body.as_slice() {
+            [] => {}
+            [Stmt::IfCond(next)] => {
+                self.put("{% elif ");
+                return self.branches(next);
+            }
+            other => {
+                self.put("{% else %}");
+                self.body(other)?;
+            }
+        }
+        self.put("{% endif %}");
+        Ok(())
+    }
+
+    fn definition(&mut self, m: &minijinja::machinery::ast::Macro<'_>) -> Written {
+        write!(self.out, "{{% macro {}(", m.name).expect("writing to a string cannot fail");
+        let first_default = m.args.len() - m.defaults.len();
+        for (i, arg) in m.args.iter().enumerate() {
+            self.put(if i > 0 { ", " } else { "" });
+            self.target(arg)?;
+            if let Some(default) = i.checked_sub(first_default).and_then(|d| m.defaults.get(d)) {
+                self.put("=");
+                self.operand(default)?;
+            }
+        }
+        self.put(") %}");
+        self.body(&m.body)?;
+        self.put("{% endmacro %}");
+        Ok(())
+    }
+
+    /// The left side of an assignment, a loop's variables, a macro's argument.
+    fn target(&mut self, target: &Expr<'_>) -> Written {
+        match target {
+            Expr::Var(v) => self.put(v.id),
+            Expr::GetAttr(a) => {
+                self.target(&a.expr)?;
+                self.put(".");
+                self.put(a.name);
+            }
+            Expr::Tuple(t) => return self.targets(&t.items),
+            Expr::List(l) => return self.targets(&l.items),
+            _ => return unsupported("an unusual assignment"),
+        }
+        Ok(())
+    }
+
+    fn targets(&mut self, targets: &[Expr<'_>]) -> Written {
+        self.put("(");
+        for target in targets {
+            self.target(target)?;
+            self.put(", ");
+        }
+        self.put(")");
+        Ok(())
+    }
+
+    /// An expression where any other may stand beside it.
+    fn operand(&mut self, expr: &Expr<'_>) -> Written {
+        let is_closed = match expr {
+            Expr::Var(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => true,
+            Expr::Const(c) => c.value.kind() != ValueKind::Number,
+            Expr::Call(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Slice(_) => true,
+            _ => false,
+        };
+        if is_closed {
+            return self.expression(expr);
+        }
+        self.put("(");
+        self.expression(expr)?;
+        self.put(")");
+        Ok(())
+    }
+
+    fn expression(&mut self, expr: &Expr<'_>) -> Written {
+        match expr {
+            Expr::Var(v) => self.put(v.id),
+            Expr::Const(c) => self.constant(&c.value)?,
+            Expr::Slice(s) => self.slice(s)?,
+            Expr::UnaryOp(u) => {
+                self.put(match u.op {
+                    UnaryOpKind::Not => "not ",
+                    UnaryOpKind::Neg => "-",
+                });
+                self.operand(&u.expr)?;
+            }
+            Expr::BinOp(b) => self.operation(b)?,
+            Expr::Compare(c) => {
+                self.operand(&c.expr)?;
+                for step in &c.ops {
+                    self.put(comparison(step.op));
+                    self.operand(&step.expr)?;
+                }
+            }
+            Expr::IfExpr(i) => {
+                self.operand(&i.true_expr)?;
+                self.put(" if ");
+                self.operand(&i.test_expr)?;
+                if let Some(other) = &i.false_expr {
+                    self.put(" else ");
+                    self.operand(other)?;
+                }
+            }
+            Expr::Filter(f) => {
+                let Some(base) = &f.expr else { return unsupported("a filter without a value") };
+                self.chain_start(base)?;
+                write!(self.out, "|counted_input|{}", f.name).expect("writing to a string cannot fail");
+                self.arguments(&f.args)?;
+            }
+            Expr::Test(t) => {
+                self.operand(&t.expr)?;
+                write!(self.out, " is {}", t.name).expect("writing to a string cannot fail");
+                if !t.args.is_empty() {
+                    self.arguments(&t.args)?;
+                }
+            }
+            Expr::GetAttr(a) => {
+                self.operand(&a.expr)?;
+                self.put(".");
+                self.put(a.name);
+            }
+            Expr::GetItem(i) => {
+                self.operand(&i.expr)?;
+                self.put("[");
+                self.expression(&i.subscript_expr)?;
+                self.put("]");
+            }
+            Expr::Call(c) => {
+                self.operand(&c.expr)?;
+                self.arguments(&c.args)?;
+            }
+            Expr::List(l) => self.items("[", &l.items, "]")?,
+            Expr::Tuple(t) => self.items("(", &t.items, ")")?,
+            Expr::Map(m) => {
+                self.put("{");
+                for (key, value) in m.keys.iter().zip(&m.values) {
+                    self.operand(key)?;
+                    self.put(": ");
+                    self.operand(value)?;
+                    self.put(", ");
+                }
+                self.put("}");
+            }
+        }
+        Ok(())
+    }
+
+    /// A value that filters follow: chains of filters stay flat, however long.
+    fn chain_start(&mut self, base: &Expr<'_>) -> Written {
+        let is_chain = match base {
+            Expr::Filter(_) => true,
+            Expr::BinOp(b) => growing(b.op).is_some(),
+            _ => false,
+        };
+        if is_chain { self.expression(base) } else { self.operand(base) }
+    }
+
+    fn operation(&mut self, b: &minijinja::machinery::ast::BinOp<'_>) -> Written {
+        if let Some(filter) = growing(b.op) {
+            self.chain_start(&b.left)?;
+            write!(self.out, "|{filter}(").expect("writing to a string cannot fail");
+            self.operand(&b.right)?;
+            self.put(")");
+            return Ok(());
+        }
+        let sign = match b.op {
+            BinOpKind::ScAnd => " and ",
+            BinOpKind::ScOr => " or ",
+            BinOpKind::Sub => " - ",
+            BinOpKind::Div => " / ",
+            BinOpKind::FloorDiv => " // ",
+            BinOpKind::Rem => " % ",
+            BinOpKind::Pow => " ** ",
+            BinOpKind::Eq => " == ",
+            BinOpKind::Ne => " != ",
+            BinOpKind::Lt => " < ",
+            BinOpKind::Lte => " <= ",
+            BinOpKind::Gt => " > ",
+            BinOpKind::Gte => " >= ",
+            BinOpKind::In => " in ",
+            BinOpKind::Add | BinOpKind::Mul | BinOpKind::Concat => unreachable!("counted above"),
+        };
+        // Long chains of one logical operator stay flat, too.
+        let same_op = |left: &Expr<'_>| match (left, b.op) {
+            (Expr::BinOp(l), BinOpKind::ScAnd) => matches!(l.op, BinOpKind::ScAnd),
+            (Expr::BinOp(l), BinOpKind::ScOr) => matches!(l.op, BinOpKind::ScOr),
+            _ => false,
+        };
+        if same_op(&b.left) { self.expression(&b.left)? } else { self.operand(&b.left)? }
+        self.put(sign);
+        self.operand(&b.right)
+    }
+
+    fn slice(&mut self, s: &minijinja::machinery::ast::Slice<'_>) -> Written {
+        self.put("(");
+        self.chain_start(&s.expr)?;
+        self.put("|counted_input)[");
+        for (i, part) in [&s.start, &s.stop, &s.step].into_iter().enumerate() {
+            // Without a step no second colon: `[a:b]`.
+            if i == 1 || (i == 2 && part.is_some()) {
+                self.put(":");
+            }
+            if let Some(part) = part {
+                self.operand(part)?;
+            }
+        }
+        self.put("]");
+        Ok(())
+    }
+
+    fn items(&mut self, open: &str, items: &[Expr<'_>], close: &str) -> Written {
+        self.put(open);
+        for item in items {
+            self.operand(item)?;
+            self.put(", ");
+        }
+        self.put(close);
+        Ok(())
+    }
+
+    fn arguments(&mut self, args: &[CallArg<'_>]) -> Written {
+        self.put("(");
+        for (i, arg) in args.iter().enumerate() {
+            self.put(if i > 0 { ", " } else { "" });
+            match arg {
+                CallArg::Pos(value) => self.operand(value)?,
+                CallArg::Kwarg(name, value) => {
+                    self.put(name);
+                    self.put("=");
+                    self.operand(value)?;
+                }
+                CallArg::PosSplat(_) | CallArg::KwargSplat(_) => return unsupported("a splat argument"),
+            }
+        }
+        self.put(")");
+        Ok(())
+    }
+
+    fn constant(&mut self, value: &Value) -> Written {
+        match value.kind() {
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Bool => self.put(if value.is_true() { "true" } else { "false" }),
+            ValueKind::None => self.put("none"),
+            ValueKind::Number => {
+                let number = value.to_string();
+                if !number.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'+' | b'e')) {
+                    return unsupported("a number that is not finite");
+                }
+                self.put(&number);
+            }
+            _ => return unsupported("an unusual literal"),
+        }
+        Ok(())
+    }
+
+    fn string(&mut self, text: &str) {
+        self.out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => self.put("\\\""),
+                '\\' => self.put("\\\\"),
+                '\n' => self.put("\\n"),
+                '\r' => self.put("\\r"),
+                c => self.out.push(c),
+            }
+        }
+        self.out.push('"');
+    }
+}
+
+/// The counting filter in place of an operator that can make a value grow.
+fn growing(op: BinOpKind) -> Option<&'static str> {
+    match op {
+        BinOpKind::Add => Some("counted_add"),
+        BinOpKind::Mul => Some("counted_mul"),
+        BinOpKind::Concat => Some("counted_concat"),
+        _ => None,
+    }
+}
+
+fn comparison(op: CompareOpKind) -> &'static str {
+    match op {
+        CompareOpKind::Eq => " == ",
+        CompareOpKind::Ne => " != ",
+        CompareOpKind::Lt => " < ",
+        CompareOpKind::Lte => " <= ",
+        CompareOpKind::Gt => " > ",
+        CompareOpKind::Gte => " >= ",
+        CompareOpKind::In => " in ",
+        CompareOpKind::NotIn => " not in ",
+    }
+}

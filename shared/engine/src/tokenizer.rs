@@ -1,0 +1,348 @@
+//! Tokenizers: text to token ids and back, as the model's file describes them.
+//!
+//! Three kinds: byte-level BPE (`gpt2`) and scored BPE (`llama`, SentencePiece) of GGUF metadata, and
+//! any tokenizer.json of BPE or Unigram kind. Never makes a control token of user text: [`encode`]
+//! and [`encode_spans`] cannot, whatever the text; only [`encode_template`] reads control tokens.
+//! Always holds: the spans of a text's tokens are in order and cover it; encoding is total.
+//!
+//! [`encode`]: Tokenizer::encode
+//! [`encode_spans`]: Tokenizer::encode_spans
+//! [`encode_template`]: Tokenizer::encode_template
+
+mod bpe;
+mod bytes;
+mod error;
+mod json;
+mod pre;
+mod special;
+mod spm;
+#[cfg(test)]
+pub(crate) mod tests;
+mod vectors;
+mod vocab;
+
+use std::ops::Range;
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+pub use error::TokenizerError;
+pub use vectors::{VectorError, VectorFailure, VectorReport, check_vectors};
+
+use crate::gguf::{Gguf, Metadata};
+use bpe::ByteLevelBpe;
+use bytes::ByteAlphabet;
+use json::JsonEncoder;
+use pre::PreTokenizer;
+use special::{Part, TokenSearch};
+use spm::{ScoredBpe, piece_bytes};
+use vocab::{SpecialIds, TokenKind, Vocab};
+
+/// A token of a model's vocabulary.
+pub type TokenId = u32;
+
+/// How text becomes tokens.
+#[derive(Debug)]
+enum Encoder {
+    ByteLevel(Box<ByteLevelBpe>),
+    Scored(Box<ScoredBpe>),
+    Json(Box<JsonEncoder>),
+}
+
+/// The names of special tokens that a tokenizer.json does not hold (its neighbour tokenizer_config.json
+/// does): by the token's text.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct JsonOptions<'a> {
+    /// The token that begins a text.
+    pub bos: Option<&'a str>,
+    /// The token that ends an answer; the usual end-of-turn tokens are known by their texts.
+    pub eos: Option<&'a str>,
+    /// Whether a prompt begins with `bos` even where the template does not write it.
+    pub adds_bos: bool,
+}
+
+/// A model's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    encoder: Encoder,
+    vocab: Vocab,
+    /// Control and user-defined tokens, for templates.
+    in_templates: TokenSearch,
+    /// User-defined tokens, for every text.
+    in_text: TokenSearch,
+    adds_bos: bool,
+    /// Whether text is read as if a space came before it.
+    space_prefix: bool,
+    digest: [u8; 32],
+    digest_hex: String,
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer that a model file's metadata describes (keys `tokenizer.ggml.*`).
+    ///
+    /// # Errors
+    /// A key is missing or has the wrong type, an array the wrong length; a model or pre-tokenizer that
+    /// is not supported; ids outside the vocabulary; a vocabulary that cannot write every text.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
+        let m = gguf.metadata();
+        let model = m.str("tokenizer.ggml.model")?;
+        let texts = m.str_array("tokenizer.ggml.tokens")?;
+        let kinds = kinds(&m, &texts)?;
+        let special = special_ids(&m, texts.len())?;
+        let mut digest = Digest::new(model);
+        digest.list("tokens", texts.iter().map(|t| t.as_bytes()));
+        digest.list("types", kinds.iter().map(|&k| [k as u8]));
+        let tokenizer = match model {
+            "gpt2" => {
+                let pre_name = m.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
+                let pre = PreTokenizer::named(pre_name)?;
+                let merges = m.str_array("tokenizer.ggml.merges")?;
+                digest.list("pre", [pre_name]);
+                digest.list("merges", &merges);
+                let alphabet = ByteAlphabet::new();
+                let decode = |text: &str, kind| match kind {
+                    TokenKind::Normal | TokenKind::Byte => alphabet.decode(text),
+                    _ => None,
+                };
+                let or_text = |text: &str, kind| decode(text, kind).unwrap_or_else(|| text.as_bytes().to_vec());
+                let vocab = Vocab::new(texts.iter().copied(), kinds, special, or_text)?;
+                let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.adds_bos);
+                let encoder = ByteLevelBpe::new(&texts, &vocab, &merges, pre)?;
+                Tokenizer::new(Encoder::ByteLevel(Box::new(encoder)), vocab, &texts, adds_bos, false, digest)?
+            }
+            "llama" => {
+                let scores = m.f32_array("tokenizer.ggml.scores")?;
+                check_len("tokenizer.ggml.scores", scores.len(), texts.len())?;
+                let space_prefix = m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+                digest.list("scores", scores.iter().map(|s| s.to_le_bytes()));
+                digest.list("space_prefix", [[u8::from(space_prefix)]]);
+                let vocab = Vocab::new(texts.iter().copied(), kinds, special, piece_bytes)?;
+                let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+                let encoder = Encoder::Scored(Box::new(ScoredBpe::new(&texts, &vocab, &scores)?));
+                Tokenizer::new(encoder, vocab, &texts, adds_bos, space_prefix, digest)?
+            }
+            found => {
+                return Err(TokenizerError::UnsupportedModel { found: found.chars().take(80).collect() });
+            }
+        };
+        Ok(tokenizer)
+    }
+
+    /// Reads the tokenizer.json at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no tokenizer of BPE or Unigram kind, or lacks a token named in
+    /// `options`.
+    pub fn from_json(path: impl AsRef<Path>, options: JsonOptions<'_>) -> Result<Tokenizer, TokenizerError> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|err| TokenizerError::Open { path: path.to_owned(), err })?;
+        Tokenizer::from_json_bytes(&bytes, options)
+    }
+
+    /// Like [`Tokenizer::from_json`], of a file already in memory.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_json_bytes(bytes: &[u8], options: JsonOptions<'_>) -> Result<Tokenizer, TokenizerError> {
+        let (encoder, vocab, texts) = json::read(bytes, options.bos, options.eos)?;
+        let mut digest = Digest::new("json");
+        digest.list("description", [encoder.description()?]);
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let adds_bos = options.adds_bos && vocab.special.bos.is_some();
+        Tokenizer::new(Encoder::Json(Box::new(encoder)), vocab, &texts, adds_bos, false, digest)
+    }
+
+    fn new(
+        encoder: Encoder,
+        vocab: Vocab,
+        texts: &[&str],
+        adds_bos: bool,
+        space_prefix: bool,
+        digest: Digest,
+    ) -> Result<Tokenizer, TokenizerError> {
+        let of_kind = |wanted: &'static [TokenKind]| {
+            let is_wanted = |id| vocab.kind(id).is_some_and(|kind| wanted.contains(&kind));
+            texts.iter().copied().zip(0..).filter(move |&(_, id)| is_wanted(id))
+        };
+        let in_templates = TokenSearch::new(of_kind(&[TokenKind::Control, TokenKind::UserDefined]))?;
+        let in_text = TokenSearch::new(of_kind(&[TokenKind::UserDefined]))?;
+        let digest: [u8; 32] = digest.0.finalize().into();
+        let digest_hex = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Tokenizer { encoder, vocab, in_templates, in_text, adds_bos, space_prefix, digest, digest_hex })
+    }
+
+    /// The tokens of user text; never a control token, whatever the text.
+    pub fn encode(&self, text: &str) -> Vec<TokenId> {
+        let mut ids = Vec::with_capacity(text.len() / 4 + 1);
+        self.encode_parts(text, &self.in_text, false, true, &mut |id, _| ids.push(id));
+        ids
+    }
+
+    /// The tokens of user text, each with the bytes of the text that it stands for.
+    ///
+    /// The ranges are in order, one begins where the one before ends, and together they are the text.
+    /// They may cut a character (byte tokens) and may be empty (SentencePiece's space before the text).
+    pub fn encode_spans(&self, text: &str) -> (Vec<TokenId>, Vec<Range<usize>>) {
+        self.encode_segment(text, true)
+    }
+
+    /// Like [`Tokenizer::encode_spans`], where the text may stand behind other text of the prompt, so
+    /// that SentencePiece reads no space before it.
+    pub(crate) fn encode_segment(&self, text: &str, first: bool) -> (Vec<TokenId>, Vec<Range<usize>>) {
+        let (mut ids, mut spans, mut at) = (Vec::new(), Vec::new(), 0);
+        self.encode_parts(text, &self.in_text, false, first, &mut |id, len| {
+            ids.push(id);
+            spans.push(at..at + len);
+            at += len;
+        });
+        (ids, spans)
+    }
+
+    /// The tokens of a template's own text, in which the texts of control tokens are control tokens.
+    pub fn encode_template(&self, piece: &str) -> Vec<TokenId> {
+        self.encode_template_piece(piece, true)
+    }
+
+    /// Like [`Tokenizer::encode_template`], where the piece may stand behind user text.
+    pub(crate) fn encode_template_piece(&self, piece: &str, first: bool) -> Vec<TokenId> {
+        let mut ids = Vec::new();
+        self.encode_parts(piece, &self.in_templates, true, first, &mut |id, _| ids.push(id));
+        ids
+    }
+
+    /// Finds whole tokens first and encodes what lies between. `first`: nothing but a control token
+    /// comes before the text.
+    fn encode_parts(
+        &self,
+        text: &str,
+        search: &TokenSearch,
+        is_template: bool,
+        first: bool,
+        token: &mut impl FnMut(TokenId, usize),
+    ) {
+        if let Encoder::Json(encoder) = &self.encoder {
+            // The library finds added tokens itself.
+            return if text.is_empty() { () } else { encoder.encode(text, &self.vocab, is_template, token) };
+        }
+        let mut after_token = first;
+        search.cut(text, |part| match part {
+            Part::Token(id, len) => {
+                token(id, len);
+                after_token = true;
+            }
+            Part::Text(text) => {
+                match &self.encoder {
+                    Encoder::ByteLevel(encoder) => encoder.encode(text, token),
+                    Encoder::Scored(encoder) => encoder.encode(text, self.space_prefix && after_token, token),
+                    Encoder::Json(_) => unreachable!("handled above"),
+                }
+                after_token = false;
+            }
+        });
+    }
+
+    /// The bytes of a token: a piece of text, or a control token's name. Empty for unknown ids.
+    pub fn token_bytes(&self, id: TokenId) -> &[u8] {
+        self.vocab.bytes(id)
+    }
+
+    /// Whether the token steers the model: it is never made of user text and never shown.
+    pub fn is_control(&self, id: TokenId) -> bool {
+        self.vocab.is_control(id)
+    }
+
+    /// Whether the token ends an answer: end of sequence, of turn or of message.
+    pub fn is_end(&self, id: TokenId) -> bool {
+        self.vocab.is_end(id)
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.vocab.special.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<TokenId> {
+        self.vocab.special.eos
+    }
+
+    /// Whether a prompt begins with [`Tokenizer::bos`] even where its template does not write it.
+    pub fn adds_bos(&self) -> bool {
+        self.adds_bos && self.bos().is_some()
+    }
+
+    /// The number of tokens.
+    pub fn vocab_len(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// SHA-256 over everything that decides how text is encoded; equal digests mean equal ids.
+    pub fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
+    /// [`Tokenizer::digest`] in lower-case hexadecimal.
+    pub fn digest_hex(&self) -> &str {
+        &self.digest_hex
+    }
+}
+
+/// A digest over named lists, each length written before its bytes so that no two inputs collide.
+struct Digest(Sha256);
+
+impl Digest {
+    fn new(model: &str) -> Digest {
+        let mut digest = Digest(Sha256::new());
+        digest.list("baton tokenizer 1", [model]);
+        digest
+    }
+
+    fn list<T: AsRef<[u8]>>(&mut self, name: &str, items: impl IntoIterator<Item = T>) {
+        self.item(name.as_bytes());
+        let mut count = 0u64;
+        for item in items {
+            self.item(item.as_ref());
+            count += 1;
+        }
+        self.0.update(u64::MAX.to_le_bytes());
+        self.0.update(count.to_le_bytes());
+    }
+
+    fn item(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+}
+
+fn check_len(key: &'static str, found: usize, want: usize) -> Result<(), TokenizerError> {
+    if found == want { Ok(()) } else { Err(TokenizerError::LengthMismatch { key, found, want }) }
+}
+
+/// Each token's kind. Files without types are old ones: control tokens are then known by their shape.
+fn kinds(m: &Metadata<'_>, texts: &[&str]) -> Result<Vec<TokenKind>, TokenizerError> {
+    let Some(numbers) = m.opt_i32_array("tokenizer.ggml.token_type")? else {
+        let kind = |text: &&str| match vocab::has_control_shape(text) {
+            true => TokenKind::Control,
+            false => TokenKind::Normal,
+        };
+        return Ok(texts.iter().map(kind).collect());
+    };
+    check_len("tokenizer.ggml.token_type", numbers.len(), texts.len())?;
+    let kind = |(&found, id)| {
+        TokenKind::from_number(found).ok_or(TokenizerError::BadTokenType { id, found })
+    };
+    numbers.iter().zip(0u32..).map(kind).collect()
+}
+
+fn special_ids(m: &Metadata<'_>, len: usize) -> Result<SpecialIds, TokenizerError> {
+    let id = |key: &'static str| match m.opt_u32(key)? {
+        Some(id) if id as usize >= len => Err(TokenizerError::IdOutOfRange { key, id, len }),
+        found => Ok(found),
+    };
+    let ends = [id("tokenizer.ggml.eot_token_id")?, id("tokenizer.ggml.eom_token_id")?];
+    Ok(SpecialIds {
+        bos: id("tokenizer.ggml.bos_token_id")?,
+        eos: id("tokenizer.ggml.eos_token_id")?,
+        ends: ends.into_iter().flatten().collect(),
+    })
+}

@@ -1,0 +1,104 @@
+//! What can be wrong with a tokenizer's description.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::gguf::GgufError;
+
+/// Why a tokenizer could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A metadata key is missing or has the wrong type.
+    #[error("read tokenizer metadata")]
+    Metadata(#[from] GgufError),
+    /// A tokenizer model other than `gpt2` and `llama`.
+    #[error("tokenizer model is `{found}`, want `gpt2` or `llama`")]
+    UnsupportedModel {
+        /// The value of `tokenizer.ggml.model`, or of `model.type` in tokenizer.json.
+        found: String,
+    },
+    /// A pre-tokenizer that is not in the table.
+    #[error("pre-tokenizer `{found}` is not supported")]
+    UnsupportedPre {
+        /// The value of `tokenizer.ggml.pre`.
+        found: String,
+    },
+    /// The vocabulary is empty or has more tokens than 31 bits count.
+    #[error("vocabulary has {len} tokens, want 1 to {max}")]
+    BadVocabLen {
+        /// Its length.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Two arrays of one length have different lengths.
+    #[error("`{key}` has {found} entries, the vocabulary has {want}")]
+    LengthMismatch {
+        /// The key of the array.
+        key: &'static str,
+        /// Its length.
+        found: usize,
+        /// The vocabulary's length.
+        want: usize,
+    },
+    /// A token has a type number that GGUF does not define.
+    #[error("token {id} has type {found}, want 0 to 6")]
+    BadTokenType {
+        /// The token.
+        id: u32,
+        /// Its type number.
+        found: i32,
+    },
+    /// A token that metadata points at does not exist.
+    #[error("`{key}` is {id}, the vocabulary has {len} tokens")]
+    IdOutOfRange {
+        /// The key.
+        key: &'static str,
+        /// The token.
+        id: u32,
+        /// The vocabulary's length.
+        len: usize,
+    },
+    /// A byte cannot be written with this vocabulary, so some texts would be lost.
+    #[error("vocabulary has no token for byte {byte:#04x}")]
+    MissingByte {
+        /// The byte.
+        byte: u8,
+    },
+    /// A merge is not two tokens that make a third.
+    #[error("merge {index} is `{text}`, which the vocabulary cannot make")]
+    BadMerge {
+        /// Its place in the list.
+        index: usize,
+        /// The merge.
+        text: String,
+    },
+    /// A score is not a number.
+    #[error("score of token {id} is not a number")]
+    BadScore {
+        /// The token.
+        id: u32,
+    },
+    /// The control tokens are too many or too long to be searched for.
+    #[error("build the search for control tokens")]
+    ControlTokens(#[source] Box<regex::Error>),
+    /// A tokenizer.json could not be read.
+    #[error("open `{path}`")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        err: io::Error,
+    },
+    /// A tokenizer.json, or a model built of GGUF metadata, was refused by the tokenizers library.
+    #[error("build the tokenizer")]
+    Library(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A token that was named for tokenizer.json is not in its vocabulary.
+    #[error("token `{text}` is not in the vocabulary")]
+    UnknownToken {
+        /// Its text.
+        text: String,
+    },
+}

@@ -1,0 +1,158 @@
+//! The vocabulary: each token's bytes and kind, and which tokens end an answer.
+
+use std::collections::HashSet;
+
+use super::TokenId;
+use super::error::TokenizerError;
+
+/// Most tokens of a vocabulary.
+pub(super) const VOCAB_LEN_MAX: usize = i32::MAX as usize;
+
+/// What a token is for (GGUF's `token_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenKind {
+    /// A piece of text.
+    Normal,
+    /// Stands for text that has no token; hidden like a control token.
+    Unknown,
+    /// Steers the model; never made of user text, never shown.
+    Control,
+    /// Text that is found before anything else is split.
+    UserDefined,
+    /// Kept free; never made of text.
+    Unused,
+    /// One byte of text.
+    Byte,
+}
+
+impl TokenKind {
+    /// The kind of a type number. Files without type numbers use 0, "undefined", for normal tokens.
+    pub(super) fn from_number(number: i32) -> Option<TokenKind> {
+        Some(match number {
+            0 | 1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            5 => TokenKind::Unused,
+            6 => TokenKind::Byte,
+            _ => return None,
+        })
+    }
+}
+
+/// Control tokens that end a turn in the model families in use, beside those that metadata names.
+const END_TEXTS: &[&str] = &[
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|EOT|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Whether a text has the shape of a control token: `<|…|>`, also with full-width bars.
+///
+/// Converters often mark such tokens as user-defined, which would let user text make them.
+pub(super) fn has_control_shape(text: &str) -> bool {
+    let inner = |open: &str, close: &str| text.strip_prefix(open).and_then(|t| t.strip_suffix(close));
+    let inner = inner("<|", "|>").or_else(|| inner("<｜", "｜>"));
+    inner.is_some_and(|t| t.chars().any(char::is_alphabetic))
+}
+
+/// The tokens that metadata points at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SpecialIds {
+    pub(super) bos: Option<TokenId>,
+    pub(super) eos: Option<TokenId>,
+    /// End of turn, end of message.
+    pub(super) ends: Vec<TokenId>,
+}
+
+/// All tokens of a model.
+#[derive(Debug)]
+pub(super) struct Vocab {
+    /// The bytes of all tokens, one after the other.
+    bytes: Vec<u8>,
+    /// Where each token's bytes end.
+    ends_at: Vec<usize>,
+    kinds: Vec<TokenKind>,
+    pub(super) special: SpecialIds,
+    end_ids: HashSet<TokenId>,
+}
+
+impl Vocab {
+    /// Builds the vocabulary: `texts` as the file writes them, `decode` turning a text into its bytes.
+    ///
+    /// The tokens that metadata names as begin or end become control tokens whatever their type says.
+    pub(super) fn new<'a>(
+        texts: impl Iterator<Item = &'a str>,
+        mut kinds: Vec<TokenKind>,
+        special: SpecialIds,
+        decode: impl Fn(&str, TokenKind) -> Vec<u8>,
+    ) -> Result<Vocab, TokenizerError> {
+        let len = kinds.len();
+        if len == 0 || len > VOCAB_LEN_MAX {
+            return Err(TokenizerError::BadVocabLen { len, max: VOCAB_LEN_MAX });
+        }
+        let named = special.bos.iter().chain(&special.eos).chain(&special.ends);
+        named.for_each(|&id| kinds[id as usize] = TokenKind::Control);
+        let (mut bytes, mut ends_at) = (Vec::new(), Vec::with_capacity(len));
+        let mut end_ids: HashSet<TokenId> = special.eos.iter().chain(&special.ends).copied().collect();
+        for (id, text) in texts.enumerate() {
+            if kinds[id] == TokenKind::UserDefined && has_control_shape(text) {
+                kinds[id] = TokenKind::Control;
+            }
+            if kinds[id] == TokenKind::Control && END_TEXTS.contains(&text) {
+                end_ids.insert(id as TokenId);
+            }
+            bytes.extend(decode(text, kinds[id]));
+            ends_at.push(bytes.len());
+        }
+        assert_eq!(ends_at.len(), len, "as many texts as kinds, checked by the caller");
+        Ok(Vocab { bytes, ends_at, kinds, special, end_ids })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The token's bytes; empty where there is no such token.
+    pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
+        let id = id as usize;
+        let Some(&end) = self.ends_at.get(id) else { return &[] };
+        let start = if id == 0 { 0 } else { self.ends_at[id - 1] };
+        &self.bytes[start..end]
+    }
+
+    pub(super) fn kind(&self, id: TokenId) -> Option<TokenKind> {
+        self.kinds.get(id as usize).copied()
+    }
+
+    /// Control and unknown tokens: not text, neither made of user text nor shown.
+    pub(super) fn is_control(&self, id: TokenId) -> bool {
+        matches!(self.kind(id), Some(TokenKind::Control | TokenKind::Unknown))
+    }
+
+    pub(super) fn is_end(&self, id: TokenId) -> bool {
+        self.end_ids.contains(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_shapes() {
+        for yes in ["<|user|>", "<|end|>", "<｜fim▁hole｜>", "<|im_start|>"] {
+            assert!(has_control_shape(yes), "{yes}");
+        }
+        for no in ["<|>", "<||>", "<| |>", "<think>", "|x|", "<|x", "x|>", "", "<|1|>"] {
+            assert!(!has_control_shape(no), "{no}");
+        }
+    }
+}
