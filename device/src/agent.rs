@@ -1,0 +1,527 @@
+//! The driver: performs the relay core's effects with a real clock, the cloud client and the engine's thread.
+//!
+//! Decides nothing itself. Joins every task it starts; a dropped answer cancels the cloud and stops the engine.
+
+mod report;
+
+pub use report::AnswerReport;
+
+use crate::client::{CloudClient, OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
+use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
+use crate::privacy::{Escape, Redactor, Restorer};
+use crate::relay::{
+    CloudFault, Note, Outcome, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source, TextRules,
+};
+use crate::worker::{EngineWorker, WorkerError};
+use baton_engine::Model;
+use baton_engine::sampling::SamplingParams;
+use baton_engine::stop::{StopError, StopStrings};
+use baton_engine::tokenizer::Tokenizer;
+use baton_pacing::{DeviceCost, Millis, PaceMode};
+use baton_protocol::{AssistEvent, Corrector, DeviceInfo, RefineOptions, Sampling, SceneInfo, Segment};
+use futures_util::StreamExt;
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+/// Cloud events that may wait for the core.
+const CLOUD_EVENTS_MAX: usize = 256;
+/// A reader that takes no text for this long has gone.
+const READER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Prompt names set aside for one answer.
+const PROMPTS_PER_ANSWER: u64 = 16;
+/// Defaults until the cloud's usual time to first token is known.
+const HEDGE_AFTER_MS: f64 = 4_000.0;
+const FIRST_TIMEOUT_MS: f64 = 60_000.0;
+const IDLE_TIMEOUT_MS: f64 = 20_000.0;
+
+/// One question, with the user's own text.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// The prompt, not redacted.
+    pub segments: Vec<Segment>,
+    /// The scene it is asked in.
+    pub scene: SceneInfo,
+    /// Who may write.
+    pub mode: RelayMode,
+    /// For whom the text is shown.
+    pub pace: PaceMode,
+    /// How the answer is sampled, and its stop strings.
+    pub sampling: Sampling,
+    /// Most tokens of the answer.
+    pub tokens_max: usize,
+    /// The user's wishes about refining.
+    pub refine: RefineOptions,
+    /// The user's wish for L.
+    pub assist_tokens: Option<u32>,
+    /// The user's choice of corrector.
+    pub corrector: Option<Corrector>,
+    /// How restored values are written.
+    pub escape: Escape,
+}
+
+/// What a reader of an answer gets, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AnswerEvent {
+    /// Text to show now.
+    Text {
+        /// Token index; `None` for the last held-back bit.
+        index: Option<usize>,
+        /// The text, possibly empty.
+        text: String,
+        /// Who wrote it.
+        source: Source,
+    },
+    /// Something to tell the person.
+    Note(Note),
+}
+
+/// Why a question was not asked at all.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Neither a cloud nor a model.
+    #[error("there is neither a cloud to ask (--cloud URL) nor a model on this device (--model FILE)")]
+    Nobody,
+    /// This mode needs a cloud.
+    #[error("mode `cloud` needs a cloud (--cloud URL)")]
+    NoCloud,
+    /// This mode needs a model.
+    #[error("mode `device` needs a model on this device (--model FILE)")]
+    NoDevice,
+    /// A field is out of its range.
+    #[error(transparent)]
+    Request(#[from] OutgoingError),
+    /// Bad stop strings.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// The engine's thread is gone.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// A background task died.
+    #[error("prepare the question")]
+    Prepare(#[source] tokio::task::JoinError),
+}
+
+/// The device's own model, ready to run.
+#[derive(Debug)]
+pub struct DeviceModel {
+    /// The engine's thread.
+    pub worker: EngineWorker,
+    /// The model.
+    pub model: Arc<Model>,
+}
+
+/// Answers questions, one at a time.
+#[derive(Debug)]
+pub struct Agent {
+    device: Option<DeviceModel>,
+    /// Tokenizer for text rules where there is no device model.
+    tokenizer: Arc<Tokenizer>,
+    cloud: Option<CloudClient>,
+    device_class: String,
+    turn: Semaphore,
+    prompts: AtomicU64,
+    /// The cloud asked to be left alone until then.
+    cloud_paused_until: Mutex<Option<Instant>>,
+}
+
+struct Prepared {
+    core: RelayCore,
+    redactor: Redactor,
+    head: RequestHead,
+    redacted: Result<Vec<RedactedSegment>, CloudFault>,
+    request: Option<OutgoingRequest>,
+    notes: Vec<Note>,
+}
+
+enum CloudMessage {
+    Event(AssistEvent),
+    Lost(CloudFault),
+}
+
+struct CloudStream {
+    messages: mpsc::Receiver<CloudMessage>,
+    task: JoinHandle<()>,
+}
+
+impl CloudStream {
+    fn open(client: CloudClient, request: OutgoingRequest) -> Self {
+        let (sender, messages) = mpsc::channel(CLOUD_EVENTS_MAX);
+        let task = tokio::spawn(async move {
+            let fault = match client.assist(&request).await {
+                Err(fault) => fault,
+                Ok(stream) => {
+                    let mut stream = pin!(stream);
+                    loop {
+                        match stream.next().await {
+                            Some(Ok(event)) => {
+                                if sender.send(CloudMessage::Event(event)).await.is_err() {
+                                    return;
+                                }
+                            }
+                            Some(Err(fault)) => break fault,
+                            None => break CloudFault::Disconnected,
+                        }
+                    }
+                }
+            };
+            // Nobody listens any more: the answer is over.
+            let _unheard = sender.send(CloudMessage::Lost(fault)).await;
+        });
+        Self { messages, task }
+    }
+
+    /// Closes the connection and joins the task.
+    async fn close(self) {
+        self.task.abort();
+        // A cancelled task ends with a cancellation error; that is what was asked for.
+        let _cancelled = self.task.await;
+    }
+}
+
+impl Agent {
+    /// An agent. `tokenizer` is the device model's own, or any where there is no device model.
+    pub fn new(
+        device: Option<DeviceModel>,
+        tokenizer: Arc<Tokenizer>,
+        cloud: Option<CloudClient>,
+        device_class: impl Into<String>,
+    ) -> Self {
+        Self {
+            device,
+            tokenizer,
+            cloud,
+            device_class: device_class.into(),
+            turn: Semaphore::new(1),
+            prompts: AtomicU64::new(1),
+            cloud_paused_until: Mutex::new(None),
+        }
+    }
+
+    /// The cloud client, if there is one.
+    pub fn cloud(&self) -> Option<&CloudClient> {
+        self.cloud.as_ref()
+    }
+
+    /// The tokenizer that counts tokens here.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The device's measured cost.
+    pub fn cost(&self) -> Option<DeviceCost> {
+        self.device.as_ref().map(|d| d.worker.cost())
+    }
+
+    /// Answers one question; text and notes go to `events` as they come. Dropping the receiver cancels the answer.
+    ///
+    /// # Errors
+    /// [`AgentError`] where nothing was asked. A failed answer is an [`AnswerReport`] that says so.
+    pub async fn answer(
+        &self,
+        question: Question,
+        events: mpsc::Sender<AnswerEvent>,
+    ) -> Result<AnswerReport, AgentError> {
+        let mode = self.mode(question.mode)?;
+        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        let has_cloud = mode != RelayMode::DeviceOnly;
+        let mut prepared = self.prepare(question, mode, has_cloud).await?;
+        let mut notes = std::mem::take(&mut prepared.notes);
+        for note in &notes {
+            // A reader that is gone is noticed by the drive loop.
+            let _gone = events.send(AnswerEvent::Note(note.clone())).await;
+        }
+        let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
+        Ok(AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len())))
+    }
+
+    fn mode(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {
+        match (wanted, self.cloud.is_some(), self.device.is_some()) {
+            (RelayMode::CloudOnly, false, _) => Err(AgentError::NoCloud),
+            (RelayMode::DeviceOnly, _, false) => Err(AgentError::NoDevice),
+            (RelayMode::Relay, false, false) => Err(AgentError::Nobody),
+            (RelayMode::Relay, false, true) => Ok(RelayMode::DeviceOnly),
+            (RelayMode::Relay, true, false) => Ok(RelayMode::CloudOnly),
+            (mode, _, _) => Ok(mode),
+        }
+    }
+
+    async fn prepare(&self, question: Question, mode: RelayMode, has_cloud: bool) -> Result<Prepared, AgentError> {
+        let cost = self.cost().unwrap_or(DeviceCost {
+            prefill_ms_per_token: 0.0,
+            prefill_ms_per_token2: 0.0,
+            decode_ms: 0.0,
+            decompress_ms: 0.0,
+        });
+        let first_prompt = PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed));
+        let tokenizer = self.tokenizer.clone();
+        let has_device = self.device.is_some();
+        let head = self.head(&question, mode, cost);
+        let stop = StopStrings::new(&question.sampling.stop)?;
+        let prepare = move || {
+            let mut redactor = Redactor::default();
+            let redacted = if has_cloud { redact(&mut redactor, &question.segments) } else { Ok(Vec::new()) };
+            let segments: Vec<Segment> = match &redacted {
+                Ok(redacted) if has_cloud => redacted.iter().map(RedactedSegment::to_segment).collect(),
+                _ => question.segments.clone(),
+            };
+            let table = redactor.table();
+            let notes = match table.len() {
+                0 => Vec::new(),
+                count => vec![Note::Redacted { count }],
+            };
+            let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
+            let ratio = question.refine.ratio.unwrap_or(0.0).max(question.scene.xi);
+            let config = RelayConfig {
+                mode,
+                has_device,
+                pace: question.pace,
+                tau_ms: f64::from(question.scene.tau_ms),
+                refine: question.scene.refine && refinable && ratio < 1.0,
+                corrector: question.scene.corrector,
+                corrector_override: question.corrector,
+                cost,
+                hedge_after_ms: HEDGE_AFTER_MS,
+                first_timeout_ms: FIRST_TIMEOUT_MS,
+                idle_timeout_ms: IDLE_TIMEOUT_MS,
+                may_continue: true,
+                first_prompt,
+            };
+            let spec = AnswerSpec {
+                segments: Arc::from(segments),
+                sampling: sampling_params(&question.sampling),
+                tokens_max: question.tokens_max.max(1),
+                shorten: true,
+            };
+            let rules = TextRules { tokenizer, restorer: Restorer::new(table, question.escape), stop };
+            let core = RelayCore::new(config, spec, rules);
+            Prepared { core, redactor, head, redacted, request: None, notes }
+        };
+        let mut prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)?;
+        if let (true, Ok(segments)) = (has_cloud, &prepared.redacted) {
+            prepared.request = Some(OutgoingRequest::new(prepared.head.clone(), segments, None)?);
+        }
+        Ok(prepared)
+    }
+
+    fn head(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> RequestHead {
+        let alone = mode == RelayMode::CloudOnly;
+        let device = self.device.as_ref().map(|device| DeviceInfo {
+            class: self.device_class.clone(),
+            model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
+            prefill_ms_per_token: cost.prefill_ms_per_token,
+            prefill_ms_per_token2: cost.prefill_ms_per_token2,
+            decode_ms: cost.decode_ms,
+            network: None,
+        });
+        let none = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
+        RequestHead {
+            request_id: Uuid::new_v4(),
+            scene: question.scene.id.clone(),
+            scene_version: (question.scene.version > 0).then_some(question.scene.version),
+            model: "default".into(),
+            tokenizer_sha256: self.device.is_some().then(|| self.tokenizer.digest_hex().to_owned()),
+            device: device.filter(|_| !alone),
+            sampling: question.sampling.clone(),
+            refine: if alone { none } else { question.refine.clone() },
+            assist_tokens: if alone { u32::try_from(question.tokens_max).ok() } else { question.assist_tokens },
+        }
+    }
+
+    /// Runs the core to its end.
+    async fn drive(
+        &self,
+        prepared: &mut Prepared,
+        events: &mpsc::Sender<AnswerEvent>,
+        notes: &mut Vec<Note>,
+    ) -> Result<Outcome, AgentError> {
+        let mut reports: Option<mpsc::Receiver<EngineReport>> = match &self.device {
+            Some(device) => Some(device.worker.attach().await?),
+            None => None,
+        };
+        let origin = Instant::now();
+        let mut cloud: Option<CloudStream> = None;
+        let mut wake: Option<Millis> = None;
+        let mut queue = VecDeque::from([RelayEvent::Begin]);
+        loop {
+            while let Some(event) = queue.pop_front() {
+                let now = Millis::from(origin.elapsed());
+                for effect in prepared.core.step(event, now) {
+                    match effect {
+                        RelayEffect::Ask => match self.ask(prepared) {
+                            Ok(stream) => cloud = Some(stream),
+                            Err(fault) => queue.push_back(RelayEvent::CloudLost(fault)),
+                        },
+                        RelayEffect::AskToContinue { accepted, tokens_max } => {
+                            match self.ask_to_continue(prepared, &accepted, tokens_max) {
+                                Ok(stream) => cloud = Some(stream),
+                                Err(fault) => queue.push_back(RelayEvent::CloudLost(fault)),
+                            }
+                        }
+                        RelayEffect::CancelCloud => {
+                            if let Some(stream) = cloud.take() {
+                                stream.close().await;
+                            }
+                        }
+                        RelayEffect::Engine(command) => self.command(command).await?,
+                        RelayEffect::Show { index, text, source } => {
+                            let event = AnswerEvent::Text { index: Some(index), text, source };
+                            queue.extend(deliver(events, event).await);
+                        }
+                        RelayEffect::Tail { text } => {
+                            let event = AnswerEvent::Text { index: None, text, source: Source::Device };
+                            queue.extend(deliver(events, event).await);
+                        }
+                        RelayEffect::Note(note) => {
+                            self.heed(&note);
+                            notes.push(note.clone());
+                            queue.extend(deliver(events, AnswerEvent::Note(note)).await);
+                        }
+                        RelayEffect::WakeAt(at) => wake = at,
+                        RelayEffect::Finish(outcome) => {
+                            if let Some(stream) = cloud.take() {
+                                stream.close().await;
+                            }
+                            return Ok(outcome);
+                        }
+                    }
+                }
+            }
+            let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
+            queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
+        }
+    }
+
+    fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
+        let (Some(client), Some(request)) = (&self.cloud, &prepared.request) else {
+            let fault = prepared.redacted.as_ref().err().cloned();
+            return Err(fault.unwrap_or(CloudFault::Unreachable { reason: "no cloud is set".into() }));
+        };
+        let paused = *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = paused.and_then(|until| until.checked_duration_since(Instant::now())) {
+            let retry_after_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            return Err(CloudFault::Overloaded { status: 0, retry_after_ms });
+        }
+        Ok(CloudStream::open(client.clone(), request.clone()))
+    }
+
+    fn ask_to_continue(
+        &self,
+        prepared: &mut Prepared,
+        accepted: &str,
+        tokens_max: usize,
+    ) -> Result<CloudStream, CloudFault> {
+        let privacy = |err: &dyn std::error::Error| CloudFault::Privacy { reason: err.to_string() };
+        let client = self.cloud.as_ref().ok_or(CloudFault::Unreachable { reason: "no cloud is set".into() })?;
+        let accepted = prepared.redactor.redact_answer(accepted).map_err(|err| privacy(&err))?;
+        let segments = prepared.redacted.as_ref().map_err(Clone::clone)?;
+        let head = RequestHead {
+            request_id: Uuid::new_v4(),
+            device: None,
+            refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
+            assist_tokens: u32::try_from(tokens_max).ok(),
+            ..prepared.head.clone()
+        };
+        let request = OutgoingRequest::new(head, segments, Some(&accepted))
+            .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
+        Ok(CloudStream::open(client.clone(), request))
+    }
+
+    /// Remembers a cloud that asked to be left alone.
+    fn heed(&self, note: &Note) {
+        if let Note::WithoutCloud { fault: CloudFault::Overloaded { status, retry_after_ms: Some(ms) }, .. } = note
+            && *status != 0
+        {
+            let until = Instant::now() + Duration::from_millis(*ms);
+            *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        }
+    }
+
+    async fn command(&self, command: EngineCommand) -> Result<(), AgentError> {
+        match &self.device {
+            Some(device) => Ok(device.worker.command(command).await?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn redact(redactor: &mut Redactor, segments: &[Segment]) -> Result<Vec<RedactedSegment>, CloudFault> {
+    segments
+        .iter()
+        .map(|s| Ok(RedactedSegment { role: s.role, text: redactor.redact(&s.text)?, refine: s.refine }))
+        .collect::<Result<_, crate::privacy::RedactError>>()
+        .map_err(|err| CloudFault::Privacy { reason: err.to_string() })
+}
+
+fn sampling_params(sampling: &Sampling) -> SamplingParams {
+    SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        seed: sampling.seed,
+    }
+}
+
+/// Hands an event to the reader; a reader that is gone or stuck cancels the answer.
+async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Option<RelayEvent> {
+    match tokio::time::timeout(READER_TIMEOUT, events.send(event)).await {
+        Ok(Ok(())) => None,
+        Ok(Err(_)) | Err(_) => Some(RelayEvent::Cancel),
+    }
+}
+
+/// Waits for whatever comes first.
+async fn next_event(
+    cloud: &mut Option<CloudStream>,
+    reports: &mut Option<mpsc::Receiver<EngineReport>>,
+    sleep: Option<Duration>,
+    events: &mpsc::Sender<AnswerEvent>,
+) -> RelayEvent {
+    let cloud_message = async {
+        match cloud {
+            Some(stream) => stream.messages.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let report = async {
+        match reports {
+            Some(reports) => reports.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let timer = async {
+        match sleep {
+            Some(sleep) => tokio::time::sleep(sleep).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = events.closed() => RelayEvent::Cancel,
+        message = cloud_message => match message {
+            Some(CloudMessage::Event(event)) => RelayEvent::Cloud(event),
+            Some(CloudMessage::Lost(fault)) => {
+                *cloud = None;
+                RelayEvent::CloudLost(fault)
+            }
+            None => {
+                *cloud = None;
+                RelayEvent::CloudLost(CloudFault::Disconnected)
+            }
+        },
+        report = report => match report {
+            Some(report) => RelayEvent::Engine(report),
+            None => {
+                *reports = None;
+                RelayEvent::EngineLost
+            }
+        },
+        () = timer => RelayEvent::Timer,
+    }
+}

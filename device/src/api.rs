@@ -1,0 +1,90 @@
+//! The OpenAI chat API for programs on this machine.
+//!
+//! Loopback only, unless a key is set. Requests with a foreign `Host` or `Origin` are refused, so that a web page
+//! cannot reach it through DNS rebinding. What is not supported is refused with 400, never ignored.
+//! Always: a client that goes away cancels its answer; answers wait in a bounded queue, and a full one says 429.
+
+mod chat;
+mod error;
+mod guard;
+mod request;
+
+use crate::agent::Agent;
+use crate::relay::RelayMode;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::middleware;
+use axum::routing::{get, post};
+use axum::{Json, response::IntoResponse};
+use baton_pacing::PaceMode;
+use baton_protocol::SceneInfo;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Largest request body.
+pub const BODY_BYTES_MAX: usize = 8 << 20;
+/// Answers that run or wait.
+pub const ANSWERS_MAX: usize = 16;
+
+/// What the API serves.
+#[derive(Debug)]
+pub struct ApiState {
+    /// Answers questions.
+    pub agent: Agent,
+    /// Scene of every question.
+    pub scene: SceneInfo,
+    /// Who may write.
+    pub mode: RelayMode,
+    /// Paced for people, instant for programs.
+    pub pace: PaceMode,
+    /// Name shown to clients.
+    pub model_name: String,
+    /// Key that clients must send; needed off loopback.
+    pub key: Option<String>,
+    /// Further host names (without port) that are served.
+    pub hosts: Vec<String>,
+    /// Places for answers.
+    pub places: Arc<Semaphore>,
+}
+
+/// Why the API is not served at an address.
+#[derive(Debug, thiserror::Error)]
+#[error("refusing to listen on {address} without a key: it is not a loopback address")]
+pub struct NeedsKey {
+    /// The address.
+    pub address: SocketAddr,
+}
+
+/// Checks that an address may be listened on: loopback, or any with a key.
+///
+/// # Errors
+/// [`NeedsKey`].
+pub fn check_address(address: SocketAddr, key: Option<&str>) -> Result<(), NeedsKey> {
+    match address.ip().is_loopback() || key.is_some_and(|key| !key.is_empty()) {
+        true => Ok(()),
+        false => Err(NeedsKey { address }),
+    }
+}
+
+/// The routes.
+pub fn router(state: Arc<ApiState>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/models", get(models))
+        .layer(middleware::from_fn_with_state(state.clone(), guard::key))
+        .route("/healthz", get(|| async { "ok" }))
+        .layer(middleware::from_fn_with_state(state.clone(), guard::origin))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(state)
+}
+
+async fn models(State(state): State<Arc<ApiState>>) -> impl IntoResponse {
+    Json(serde_json::json!({
+        "object": "list",
+        "data": [{ "id": state.model_name, "object": "model", "created": 0, "owned_by": "baton" }],
+    }))
+}
+
+#[cfg(test)]
+mod tests;

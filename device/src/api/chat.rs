@@ -1,0 +1,210 @@
+//! `POST /v1/chat/completions`, streamed or whole.
+
+use super::ApiState;
+use super::error::ApiError;
+use super::request::{self, ChatRequest};
+use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
+use crate::privacy::Escape;
+use crate::segments::mark;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use baton_protocol::RefineOptions;
+use futures_util::Stream;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use uuid::Uuid;
+
+/// Answer events, and stream chunks, that may wait for the reader.
+const EVENTS_MAX: usize = 256;
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// What is the same in every chunk of one answer.
+#[derive(Debug, Clone)]
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    fn new(model: String) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        Self { id: format!("chatcmpl-{}", Uuid::new_v4().simple()), created, model }
+    }
+
+    fn chunk(&self, delta: Value, finish_reason: Option<&str>) -> Value {
+        json!({
+            "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
+            "choices": [{ "index": 0, "delta": delta, "finish_reason": finish_reason }],
+        })
+    }
+}
+
+pub(super) async fn complete(
+    State(state): State<Arc<ApiState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let body = body.map_err(|err| ApiError::BadRequest { message: err.body_text(), param: None })?;
+    let request = request::parse(&body)?;
+    if request.model.as_deref().is_some_and(|m| !m.is_empty() && m != state.model_name && m != "default") {
+        return Err(ApiError::bad("model", format!("this device serves the model `{}`", state.model_name)));
+    }
+    let Ok(place) = state.places.clone().try_acquire_owned() else {
+        return Err(ApiError::Busy { waiting: super::ANSWERS_MAX, max: super::ANSWERS_MAX });
+    };
+    let question = question(&state, &request);
+    let head = Head::new(state.model_name.clone());
+    if request.stream {
+        return Ok(stream(state, question, head, request.include_usage, place));
+    }
+    let (sender, mut events) = mpsc::channel(EVENTS_MAX);
+    let drain = async { while events.recv().await.is_some() {} };
+    let (report, ()) = tokio::join!(state.agent.answer(question, sender), drain);
+    whole(&head, &report?)
+}
+
+fn question(state: &ApiState, request: &ChatRequest) -> Question {
+    let tokenizer = state.agent.tokenizer();
+    Question {
+        segments: mark(&request.messages, |text| tokenizer.encode(text).len()),
+        scene: state.scene.clone(),
+        mode: state.mode,
+        pace: state.pace,
+        sampling: request.sampling.clone(),
+        tokens_max: request.tokens_max,
+        refine: RefineOptions::default(),
+        assist_tokens: None,
+        corrector: None,
+        escape: if request.json { Escape::JsonString } else { Escape::Plain },
+    }
+}
+
+/// OpenAI's word for how an answer ended.
+fn finish_reason(report: &AnswerReport) -> &'static str {
+    if report.ending == "length" { "length" } else { "stop" }
+}
+
+fn usage(report: &AnswerReport) -> Value {
+    let prompt = report.timeline.prompt_tokens.or_else(|| {
+        report.timeline.cloud_usage.map(|u| usize::try_from(u.prompt_tokens).unwrap_or(usize::MAX))
+    });
+    let (prompt, completion) = (prompt.unwrap_or(0), report.timeline.shown.len());
+    json!({
+        "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt.saturating_add(completion),
+        "prompt_tokens_details": { "cached_tokens": report.timeline.prompt_tokens_cached.unwrap_or(0) },
+    })
+}
+
+fn failure(report: &AnswerReport) -> Option<ApiError> {
+    report.error.as_ref().map(|error| ApiError::Answer { message: error.message.clone(), code: error.code })
+}
+
+fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
+    if let Some(err) = failure(report) {
+        return Err(err);
+    }
+    let body = json!({
+        "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
+        "choices": [{
+            "index": 0,
+            "message": { "role": "assistant", "content": report.answer },
+            "finish_reason": finish_reason(report),
+        }],
+        "usage": usage(report),
+    });
+    Ok(Json(body).into_response())
+}
+
+/// Streams chunks. The answer runs in its own task, which ends when the reader goes: its channel closes.
+fn stream(
+    state: Arc<ApiState>,
+    question: Question,
+    head: Head,
+    include_usage: bool,
+    place: OwnedSemaphorePermit,
+) -> Response {
+    let (chunks, receiver) = mpsc::channel::<Event>(EVENTS_MAX);
+    tokio::spawn(async move {
+        let _place = place;
+        run(&state, question, &head, include_usage, &chunks).await;
+    });
+    Sse::new(events(receiver)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("ping")).into_response()
+}
+
+fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, Infallible>> {
+    futures_util::stream::unfold(receiver, |mut receiver| async {
+        let event = receiver.recv().await?;
+        Some((Ok(event), receiver))
+    })
+}
+
+/// A reader that is gone: its channel is closed.
+struct Gone;
+
+async fn send(chunks: &mpsc::Sender<Event>, value: &Value) -> Result<(), Gone> {
+    chunks.send(Event::default().data(value.to_string())).await.map_err(|_| Gone)
+}
+
+async fn run(
+    state: &ApiState,
+    question: Question,
+    head: &Head,
+    include_usage: bool,
+    chunks: &mpsc::Sender<Event>,
+) {
+    let (sender, mut answer_events) = mpsc::channel(EVENTS_MAX);
+    let answer = state.agent.answer(question, sender);
+    // Owns the events: its end closes them, which tells the agent to cancel when the reader went before the end.
+    let forward = async move {
+        send(chunks, &head.chunk(json!({ "role": "assistant", "content": "" }), None)).await?;
+        loop {
+            let event = tokio::select! {
+                event = answer_events.recv() => event,
+                () = chunks.closed() => return Err(Gone),
+            };
+            match event {
+                None => return Ok(()),
+                Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
+                    send(chunks, &head.chunk(json!({ "content": text }), None)).await?;
+                }
+                Some(_) => {}
+            }
+        }
+    };
+    let (report, forwarded) = tokio::join!(answer, forward);
+    if forwarded.is_ok() {
+        // A reader that goes now misses only the end of a finished answer.
+        let _gone = finish(head, include_usage, chunks, report).await;
+    }
+}
+
+async fn finish(
+    head: &Head,
+    include_usage: bool,
+    chunks: &mpsc::Sender<Event>,
+    report: Result<AnswerReport, AgentError>,
+) -> Result<(), Gone> {
+    match report.map_err(ApiError::from) {
+        Err(err) => send(chunks, &err.body()).await?,
+        Ok(report) => match failure(&report) {
+            Some(err) => send(chunks, &err.body()).await?,
+            None => {
+                send(chunks, &head.chunk(json!({}), Some(finish_reason(&report)))).await?;
+                if include_usage {
+                    let mut last = head.chunk(json!({}), None);
+                    last["choices"] = json!([]);
+                    last["usage"] = usage(&report);
+                    send(chunks, &last).await?;
+                }
+            }
+        },
+    }
+    chunks.send(Event::default().data("[DONE]")).await.map_err(|_| Gone)
+}

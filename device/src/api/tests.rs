@@ -1,0 +1,139 @@
+use super::*;
+use crate::agent::DeviceModel;
+use crate::local::LocalEngine;
+use crate::local::tests::model;
+use crate::worker::EngineWorker;
+use baton_engine::EngineOptions;
+use baton_engine::pace_emulation::PassCost;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// A served API over a device alone with a model of random weights.
+async fn serve(key: Option<&str>) -> String {
+    let options = EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 1024, ..EngineOptions::default() };
+    let engine = LocalEngine::new(model(), options).unwrap();
+    let device = DeviceModel { worker: EngineWorker::start(engine, PassCost::default()).unwrap(), model: model() };
+    let state = ApiState {
+        agent: Agent::new(Some(device), model().tokenizer().clone(), None, "test"),
+        scene: crate::scene::built_in("chat"),
+        mode: RelayMode::DeviceOnly,
+        pace: PaceMode::Instant,
+        model_name: "baton".into(),
+        key: key.map(str::to_owned),
+        hosts: Vec::new(),
+        places: Arc::new(Semaphore::new(ANSWERS_MAX)),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router(Arc::new(state))).await });
+    url
+}
+
+fn client() -> reqwest::Client {
+    let _already_installed = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().tls_certs_only([]).build().unwrap()
+}
+
+async fn post(url: &str, body: &Value) -> (u16, String) {
+    let response = client().post(format!("{url}/v1/chat/completions")).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn whole_and_streamed_answers_are_the_same() {
+    let url = serve(None).await;
+    let mut body = json!({ "model": "baton", "max_tokens": 12, "messages": [{ "role": "user", "content": "Say it." }] });
+    let (status, text) = post(&url, &body).await;
+    assert_eq!(status, 200, "{text}");
+    let whole: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(whole["object"], "chat.completion");
+    let answer = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let reason = whole["choices"][0]["finish_reason"].as_str().unwrap().to_owned();
+    assert!(["stop", "length"].contains(&reason.as_str()));
+    assert!(whole["usage"]["prompt_tokens"].as_u64().unwrap() > 0);
+
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({ "include_usage": true });
+    let (status, text) = post(&url, &body).await;
+    assert_eq!(status, 200);
+    let data: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("data: ")).collect();
+    assert_eq!(data.last(), Some(&"[DONE]"));
+    let chunks: Vec<Value> = data[..data.len() - 1].iter().map(|d| serde_json::from_str(d).unwrap()).collect();
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    assert!(chunks.iter().all(|c| c["id"] == chunks[0]["id"] && c["model"] == "baton"));
+    let streamed: String =
+        chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, answer);
+    let reasons: Vec<&str> = chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).collect();
+    assert_eq!(reasons, [reason]);
+    let last = chunks.last().unwrap();
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
+}
+
+#[tokio::test]
+async fn foreign_hosts_and_origins_are_refused() {
+    let url = serve(None).await;
+    let get = |name: &'static str, value: &'static str| {
+        let request = client().get(format!("{url}/v1/models")).header(name, value);
+        async move { request.send().await.unwrap().status().as_u16() }
+    };
+    assert_eq!(get("accept", "*/*").await, 200);
+    assert_eq!(get("host", "localhost:9").await, 200);
+    assert_eq!(get("host", "evil.example").await, 403);
+    assert_eq!(get("host", "localhost.evil.example:80").await, 403);
+    assert_eq!(get("origin", "http://localhost:3000").await, 200);
+    assert_eq!(get("origin", "https://evil.example").await, 403);
+    assert_eq!(get("origin", "null").await, 403);
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_where_one_is_set() {
+    let url = serve(Some("k1")).await;
+    for (key, want) in [(None, 401), (Some("k2"), 401), (Some("k1"), 200)] {
+        let mut request = client().get(format!("{url}/v1/models"));
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
+        assert_eq!(request.send().await.unwrap().status().as_u16(), want, "key {key:?}");
+    }
+    assert_eq!(client().get(format!("{url}/healthz")).send().await.unwrap().status().as_u16(), 200);
+}
+
+#[tokio::test]
+async fn bad_requests_say_what_is_wrong() {
+    let url = serve(None).await;
+    let user = json!([{ "role": "user", "content": "q" }]);
+    for (body, want) in [
+        (json!({}), "messages"),
+        (json!({ "messages": user, "tools": [] }), "tools"),
+        (json!({ "messages": user, "model": "gpt" }), "serves the model"),
+        (json!({ "messages": user, "max_tokens": 0 }), "max_tokens"),
+        (json!({ "messages": user, "stop": [""] }), "stop"),
+    ] {
+        let (status, text) = post(&url, &body).await;
+        assert_eq!(status, 400, "{text}");
+        let error: Value = serde_json::from_str(&text).unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().contains(want), "{text}");
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+    // Too long for the device even when shortened: an error of the answer, not a hang.
+    let long = "word ".repeat(4000);
+    let (status, text) = post(&url, &json!({ "messages": [{ "role": "system", "content": long }] })).await;
+    assert_eq!(status, 502, "{text}");
+    assert!(text.contains("device_failed"), "{text}");
+}
+
+#[test]
+fn only_loopback_is_served_without_a_key() {
+    for (address, key, ok) in [
+        ("127.0.0.1:0", None, true),
+        ("[::1]:80", None, true),
+        ("0.0.0.0:80", None, false),
+        ("0.0.0.0:80", Some(""), false),
+        ("192.168.1.2:80", None, false),
+        ("0.0.0.0:80", Some("k"), true),
+    ] {
+        assert_eq!(check_address(address.parse().unwrap(), key).is_ok(), ok, "{address} {key:?}");
+    }
+}

@@ -1,0 +1,166 @@
+//! The command line: `baton ask`, `baton chat`, `baton serve`.
+
+mod ask;
+mod chat;
+mod document;
+mod open;
+mod serve;
+mod terminal;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Ask about long documents: the cloud begins, this device finishes.
+#[derive(Debug, Parser)]
+#[command(name = "baton", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Ask one question about a document
+    Ask(ask::AskArgs),
+    /// Talk, turn by turn
+    Chat(chat::ChatArgs),
+    /// Serve the OpenAI chat API to programs on this machine
+    Serve(serve::ServeArgs),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ModeArg {
+    /// The cloud begins, this device takes over
+    Relay,
+    /// The cloud writes all
+    Cloud,
+    /// This device alone
+    Device,
+}
+
+/// Options that every command has.
+#[derive(Debug, Args)]
+struct CommonArgs {
+    /// Address of the cloud service, e.g. https://assist.example.org
+    #[arg(long, env = "BATON_CLOUD", value_name = "URL")]
+    cloud: Option<String>,
+    /// Key for the cloud service
+    #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true)]
+    cloud_key: Option<String>,
+    /// GGUF model of this device [default: models/demo-device.gguf, if found]
+    #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Who writes [default: relay with --cloud, else device]
+    #[arg(long, value_enum)]
+    mode: Option<ModeArg>,
+    /// Allow the cloud without being asked
+    #[arg(long, conflicts_with = "no_cloud")]
+    yes: bool,
+    /// Do not use the cloud, whatever was said before
+    #[arg(long)]
+    no_cloud: bool,
+    /// Folder for settings [default: the platform's]
+    #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR")]
+    config_dir: Option<PathBuf>,
+    /// Compute threads [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<std::num::NonZeroUsize>,
+    /// Tokens of prompt and answer that the device holds
+    #[arg(long, default_value_t = 8192, value_name = "N")]
+    kv_tokens: usize,
+    /// What kind of device this is, for the cloud's optimizer
+    #[arg(long, default_value = "desktop", value_name = "CLASS")]
+    device_class: String,
+    /// EMULATION: each prefill pass takes at least so many milliseconds for each token
+    #[arg(long, value_name = "MS")]
+    emulate_prefill_ms_per_token: Option<f64>,
+    /// EMULATION: each prompt takes at least so many milliseconds besides
+    #[arg(long, value_name = "MS")]
+    emulate_prefill_base_ms: Option<f64>,
+    /// EMULATION: each decode pass takes at least so many milliseconds
+    #[arg(long, value_name = "MS")]
+    emulate_decode_ms: Option<f64>,
+}
+
+/// How an answer is written and shown.
+#[derive(Debug, Args)]
+struct AnswerArgs {
+    /// Scene that the question is asked in
+    #[arg(long)]
+    scene: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    max_tokens: usize,
+    /// 0: greedy
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Sample from this many most probable tokens only
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Sample from the most probable tokens of this mass only
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Sample only tokens of at least this share of the largest probability
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Penalty on tokens that the answer already holds; 1: none
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the randomness
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Text that ends the answer (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// How the cloud refines the prompt: attention, paper, bm25, random, none
+    #[arg(long, value_name = "MODE")]
+    refine_mode: Option<baton_refine::Mode>,
+    /// Share of the document to keep (r)
+    #[arg(long, value_name = "R")]
+    ratio: Option<f32>,
+    /// Tokens that the cloud writes (L)
+    #[arg(long, value_name = "L")]
+    assist_tokens: Option<u32>,
+    /// Whose token counts where both wrote one: cloud or device
+    #[arg(long, value_name = "WHO")]
+    corrector: Option<baton_protocol::Corrector>,
+    /// Show text at an even pace (default)
+    #[arg(long, conflicts_with = "instant")]
+    pace: bool,
+    /// Show text as it comes
+    #[arg(long)]
+    instant: bool,
+    /// Print a timeline of the answer
+    #[arg(long)]
+    trace: bool,
+}
+
+impl Cli {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Anything that keeps the command from being done; the caller prints it.
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Ask(args) => ask::run(args).await,
+            Command::Chat(args) => chat::run(args).await,
+            Command::Serve(args) => serve::run(args).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["baton", "ask", "doc.txt", "Why?", "--refine-mode", "bm25", "--ratio", "0.5"]);
+        assert!(cli.is_ok(), "{cli:?}");
+        for bad in [&["baton", "ask", "doc.txt"][..], &["baton", "ask", "d", "q", "--refine-mode", "best"]] {
+            assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
+        }
+    }
+}

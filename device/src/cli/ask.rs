@@ -1,0 +1,61 @@
+//! `baton ask DOC QUESTION`.
+
+use super::open::{open, question, scene_of};
+use super::{AnswerArgs, CommonArgs, document, terminal};
+use anyhow::bail;
+use baton_protocol::{Role, SceneInfo, Segment};
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(super) struct AskArgs {
+    /// Text file to ask about; `-` is standard input
+    doc: PathBuf,
+    /// The question
+    question: String,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    answer: AnswerArgs,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+/// The prompt of a document question: system text, document, question.
+pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &str) -> Vec<Segment> {
+    let mut segments = Vec::with_capacity(3);
+    if !scene.system.is_empty() {
+        segments.push(Segment::fixed(Role::System, &*scene.system));
+    }
+    segments.push(Segment { role: Role::User, text: document, refine: scene.refine });
+    segments.push(Segment::fixed(Role::User, format!("{}{question}", scene.question_prefix)));
+    segments
+}
+
+pub(super) async fn run(args: AskArgs) -> anyhow::Result<()> {
+    if args.question.trim().is_empty() {
+        bail!("the question is empty");
+    }
+    let path = args.doc.clone();
+    let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
+    let opened = open(&args.common).await?;
+    let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
+    if let Some(note) = &note {
+        eprintln!("note: {note}");
+    }
+    let segments = document_segments(&scene, document, &args.question);
+    let asked = question(&args.answer, opened.mode, scene, segments);
+    let mut report = terminal::show(&opened, asked, args.json).await?;
+    report.notes.splice(0..0, note);
+    if args.answer.trace {
+        terminal::print_trace(&report);
+    }
+    if args.json {
+        terminal::print_json(&report)?;
+    }
+    match &report.error {
+        Some(error) => bail!("{}", error.message),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,74 @@
+//! Reads the document of a question: a text file or standard input.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Longest document, in bytes.
+pub(super) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+
+/// Why a document cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DocumentError {
+    #[error("read `{path}`")]
+    Read {
+        path: PathBuf,
+        #[source]
+        err: io::Error,
+    },
+    #[error("`{path}` has more than {max} bytes")]
+    TooLarge { path: PathBuf, max: u64 },
+    #[error("`{path}` is not a text file: byte {at} is zero")]
+    Binary { path: PathBuf, at: usize },
+    #[error("`{path}` is not UTF-8 text: bad byte at {at}")]
+    NotUtf8 { path: PathBuf, at: usize },
+    #[error("`{path}` is empty")]
+    Empty { path: PathBuf },
+}
+
+/// The text of a file; `-` is standard input.
+pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
+    let fail = |err| DocumentError::Read { path: path.to_owned(), err };
+    let mut bytes = Vec::new();
+    let source: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(std::fs::File::open(path).map_err(fail)?) };
+    source.take(DOCUMENT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
+    check(path, bytes)
+}
+
+fn check(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
+    let path = path.to_owned();
+    if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
+        return Err(DocumentError::TooLarge { path, max: DOCUMENT_BYTES_MAX });
+    }
+    if let Some(at) = bytes.iter().position(|&b| b == 0) {
+        return Err(DocumentError::Binary { path, at });
+    }
+    let text = String::from_utf8(bytes)
+        .map_err(|err| DocumentError::NotUtf8 { path: path.clone(), at: err.utf8_error().valid_up_to() })?;
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+    if text.trim().is_empty() {
+        return Err(DocumentError::Empty { path });
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn refused(bytes: &[u8], want: &str) {
+        let err = check(Path::new("d"), bytes.to_vec()).unwrap_err().to_string();
+        assert!(err.contains(want), "{err}");
+    }
+
+    #[test]
+    fn only_text_is_taken() {
+        assert_eq!(check(Path::new("d"), b"\xef\xbb\xbfhi".to_vec()).unwrap(), "hi");
+        refused(b"GGUF\0\0", "byte 4 is zero");
+        refused(b"ab\xff", "bad byte at 2");
+        refused(b" \n", "empty");
+        refused(&vec![b'a'; DOCUMENT_BYTES_MAX as usize + 1], "more than");
+        assert!(read(Path::new("/nonexistent/x")).unwrap_err().to_string().contains("read"));
+    }
+}

@@ -1,0 +1,149 @@
+//! From options to an agent: consent, model, cloud client, scene.
+
+use super::{AnswerArgs, CommonArgs, ModeArg};
+use crate::agent::{Agent, DeviceModel, Question};
+use crate::client::CloudClient;
+use crate::local::LocalEngine;
+use crate::privacy::Escape;
+use crate::relay::{Note, RelayMode};
+use crate::scene;
+use crate::settings::Settings;
+use crate::worker::EngineWorker;
+use anyhow::{Context, bail};
+use baton_engine::pace_emulation::PassCost;
+use baton_engine::{EngineOptions, Model};
+use baton_pacing::PaceMode;
+use baton_protocol::{RefineOptions, Sampling, SceneInfo, Segment};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use tracing::warn;
+
+/// Where the demo model lies in a checkout.
+const DEFAULT_MODEL: &str = "models/demo-device.gguf";
+
+/// An agent with what a command needs besides.
+pub(super) struct Opened {
+    pub(super) agent: Agent,
+    pub(super) settings: Settings,
+    pub(super) cloud_url: String,
+    pub(super) mode: RelayMode,
+}
+
+pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
+    let settings = Settings::open(common.config_dir.clone())?;
+    let wants_cloud = common.cloud.is_some() && !common.no_cloud && common.mode != Some(ModeArg::Device);
+    if common.mode == Some(ModeArg::Cloud) && !wants_cloud {
+        bail!("mode `cloud` needs a cloud: pass --cloud URL and not --no-cloud");
+    }
+    let allowed = wants_cloud && consent(common, &settings)?;
+    if common.mode == Some(ModeArg::Cloud) && !allowed {
+        bail!("mode `cloud` needs your consent: pass --yes");
+    }
+    let cloud_url = common.cloud.clone().unwrap_or_default();
+    let cloud = match (&common.cloud, allowed) {
+        (Some(url), true) => Some(CloudClient::new(url, common.cloud_key.as_deref())?),
+        _ => None,
+    };
+    let mode = match common.mode {
+        Some(ModeArg::Cloud) => RelayMode::CloudOnly,
+        Some(ModeArg::Device) => RelayMode::DeviceOnly,
+        Some(ModeArg::Relay) | None if cloud.is_some() => RelayMode::Relay,
+        Some(ModeArg::Relay) | None => RelayMode::DeviceOnly,
+    };
+    let path = model_path(common.model.as_deref())?;
+    let emulate = emulation(common)?;
+    let options = EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
+    let load = move || -> anyhow::Result<DeviceModel> {
+        let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
+        let engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
+        Ok(DeviceModel { worker: EngineWorker::start(engine, emulate)?, model })
+    };
+    let device = tokio::task::spawn_blocking(load).await.context("load the model")??;
+    let tokenizer = device.model.tokenizer().clone();
+    let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone());
+    Ok(Opened { agent, settings, cloud_url, mode })
+}
+
+/// Asks once whether the cloud may be used.
+fn consent(common: &CommonArgs, settings: &Settings) -> anyhow::Result<bool> {
+    if common.yes {
+        settings.allow_cloud(true)?;
+        return Ok(true);
+    }
+    if let Some(allowed) = settings.cloud_allowed() {
+        return Ok(allowed);
+    }
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        bail!("nobody was asked yet whether the cloud may be used: pass --yes to allow it, or --no-cloud");
+    }
+    let url = common.cloud.as_deref().unwrap_or_default();
+    eprint!(
+        "Questions and documents would be sent to {url}, with e-mail addresses, phone and card numbers, IBANs,\n\
+         IP addresses and keys replaced. May the cloud be used? [y/N] "
+    );
+    std::io::stderr().flush().context("write to the terminal")?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).context("read from the terminal")?;
+    let allowed = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+    settings.allow_cloud(allowed)?;
+    Ok(allowed)
+}
+
+fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let beside_program = std::env::current_exe().ok().into_iter().flat_map(|exe| {
+        exe.ancestors().skip(1).take(4).map(|dir| dir.join(DEFAULT_MODEL)).collect::<Vec<_>>()
+    });
+    std::iter::once(PathBuf::from(DEFAULT_MODEL)).chain(beside_program).find(|path| path.is_file()).with_context(
+        || format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (any llama or qwen2 GGUF)"),
+    )
+}
+
+fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {
+    let cost = PassCost {
+        base_ms: common.emulate_prefill_base_ms.unwrap_or(0.0),
+        prefill_ms_per_token: common.emulate_prefill_ms_per_token.unwrap_or(0.0),
+        decode_ms: common.emulate_decode_ms.unwrap_or(0.0),
+    };
+    cost.check()?;
+    if !cost.is_none() {
+        warn!(
+            base_ms = cost.base_ms,
+            prefill_ms_per_token = cost.prefill_ms_per_token,
+            decode_ms = cost.decode_ms,
+            "EMULATION: passes are stretched to the speed of another device"
+        );
+    }
+    Ok(cost)
+}
+
+/// The scene, by its id or the command's default.
+pub(super) async fn scene_of(opened: &Opened, id: &str) -> anyhow::Result<(SceneInfo, Option<Note>)> {
+    let found = scene::find(opened.agent.cloud(), &opened.cloud_url, Some(&opened.settings), id).await;
+    found.with_context(|| format!("fetch scene `{id}`"))
+}
+
+pub(super) fn question(args: &AnswerArgs, mode: RelayMode, scene: SceneInfo, segments: Vec<Segment>) -> Question {
+    Question {
+        segments,
+        scene,
+        mode,
+        pace: if args.instant { PaceMode::Instant } else { PaceMode::Paced },
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repetition_penalty,
+            seed: args.seed,
+            stop: args.stop.clone(),
+        },
+        tokens_max: args.max_tokens,
+        refine: RefineOptions { ratio: args.ratio, mode: args.refine_mode.map(|mode| mode.to_string()) },
+        assist_tokens: args.assist_tokens,
+        corrector: args.corrector,
+        escape: Escape::Plain,
+    }
+}

@@ -1,0 +1,223 @@
+//! The cloud client: scenes and assist streams over HTTP.
+//!
+//! Takes only text that the redactor built ([`OutgoingRequest`]). Never retries by itself, follows no redirect, and
+//! reads a bounded number of bytes. Every fault is a [`CloudFault`], so that the relay can go on without the cloud.
+
+mod outgoing;
+mod sse;
+
+pub use outgoing::{OutgoingRequest, OutgoingError, RedactedSegment, RequestHead};
+pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
+
+use crate::relay::CloudFault;
+use crate::relay::fault_of;
+use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo};
+use futures_util::Stream;
+use reqwest::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER};
+use reqwest::{Response, StatusCode, Url};
+use std::time::Duration;
+
+/// Most bytes of a scene or an error body.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+/// Connecting takes at most this long.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Fetching a scene takes at most this long.
+const SCENE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest `Retry-After` that is believed.
+const RETRY_AFTER_SECS_MAX: u64 = 3600;
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The address is not an `http` or `https` URL.
+    #[error("cloud address `{url}` is not an http or https URL")]
+    BadUrl {
+        /// What was given.
+        url: String,
+    },
+    /// TLS or the connection pool could not be set up.
+    #[error("set up the http client")]
+    Setup(#[source] reqwest::Error),
+    /// The key cannot be sent in a header.
+    #[error("the cloud key holds characters that a header cannot carry")]
+    BadKey,
+}
+
+/// A scene as fetched.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SceneReply {
+    /// What the device has is current.
+    NotModified,
+    /// The scene, and the tag to ask with next time.
+    Scene {
+        /// The scene.
+        scene: SceneInfo,
+        /// Its entity tag.
+        etag: Option<String>,
+    },
+}
+
+/// A client of one cloud service.
+#[derive(Debug, Clone)]
+pub struct CloudClient {
+    http: reqwest::Client,
+    base: Url,
+}
+
+impl CloudClient {
+    /// A client for the service at `url`; `key` is sent as a bearer token.
+    ///
+    /// # Errors
+    /// [`ClientError`] for a bad address, a bad key, or missing TLS roots.
+    pub fn new(url: &str, key: Option<&str>) -> Result<Self, ClientError> {
+        let bad_url = || ClientError::BadUrl { url: url.to_owned() };
+        let mut base = Url::parse(url).map_err(|_| bad_url())?;
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            return Err(bad_url());
+        }
+        if !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        // A second installation fails and changes nothing: the first provider stays.
+        let _already_installed = rustls::crypto::ring::default_provider().install_default();
+        let mut headers = HeaderMap::new();
+        if let Some(key) = key {
+            let mut value = reqwest::header::HeaderValue::try_from(format!("Bearer {key}"))
+                .map_err(|_| ClientError::BadKey)?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let mut builder = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .default_headers(headers)
+            .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
+            .no_gzip()
+            .tcp_nodelay(true);
+        if base.scheme() == "http" {
+            // No TLS is spoken, so a machine without root certificates must not fail here.
+            builder = builder.tls_certs_only([]);
+        }
+        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base })
+    }
+
+    fn url(&self, path: &str) -> Result<Url, CloudFault> {
+        self.base.join(path).map_err(|err| CloudFault::Unreachable { reason: err.to_string() })
+    }
+
+    /// Fetches a scene, unless `etag` is still current.
+    ///
+    /// # Errors
+    /// [`CloudFault`].
+    pub async fn scene(&self, id: &str, etag: Option<&str>) -> Result<SceneReply, CloudFault> {
+        let mut url = self.url("v1/scenes/")?;
+        url.path_segments_mut().map_err(|()| unreachable("the address has no path"))?.pop_if_empty().push(id);
+        let mut request = self.http.get(url).timeout(SCENE_TIMEOUT);
+        if let Some(etag) = etag {
+            request = request.header(IF_NONE_MATCH, etag);
+        }
+        let response = request.send().await.map_err(unreachable)?;
+        if response.status() == StatusCode::NOT_MODIFIED {
+            return Ok(SceneReply::NotModified);
+        }
+        let response = accepted(response, "application/json").await?;
+        let etag = response.headers().get(ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let body = bounded_body(response).await?;
+        let malformed = |reason: String| CloudFault::Malformed { reason };
+        let scene: SceneInfo = serde_json::from_slice(&body).map_err(|err| malformed(err.to_string()))?;
+        scene.check().map_err(|err| malformed(err.to_string()))?;
+        Ok(SceneReply::Scene { scene, etag })
+    }
+
+    /// Asks for assistance: one round trip, then events as they come. Dropping the stream closes the connection,
+    /// which frees the cloud's slot.
+    ///
+    /// # Errors
+    /// [`CloudFault`] when there is no stream.
+    pub async fn assist(
+        &self,
+        request: &OutgoingRequest,
+    ) -> Result<impl Stream<Item = Result<AssistEvent, CloudFault>> + use<>, CloudFault> {
+        let url = self.url("v1/assist")?;
+        let mut post = self
+            .http
+            .post(url)
+            .header(CONTENT_TYPE, "application/json")
+            .header("x-request-id", request.request_id().to_string())
+            .body(request.body().to_vec());
+        if request.gzipped() {
+            post = post.header(CONTENT_ENCODING, "gzip");
+        }
+        let response = accepted(post.send().await.map_err(unreachable)?, "text/event-stream").await?;
+        Ok(assist_events(response.bytes_stream()))
+    }
+}
+
+/// An error with its causes, without the address (which may hold a name).
+fn unreachable(err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CloudFault {
+    let err = err.into();
+    let mut reason = match err.downcast_ref::<reqwest::Error>() {
+        Some(err) if err.is_timeout() => "timed out".to_owned(),
+        Some(err) if err.is_connect() => "no connection".to_owned(),
+        Some(_) => "the request failed".to_owned(),
+        None => err.to_string(),
+    };
+    let mut source = err.source();
+    while let Some(cause) = source {
+        reason = format!("{reason}: {cause}");
+        source = cause.source();
+    }
+    CloudFault::Unreachable { reason }
+}
+
+/// A response with a good status and the content type that was asked for; else the fault it means.
+async fn accepted(response: Response, want: &str) -> Result<Response, CloudFault> {
+    let status = response.status();
+    let content_type = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or("nothing")
+        .chars()
+        .take(80)
+        .collect::<String>();
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if status.is_success() && media_type == want {
+        return Ok(response);
+    }
+    if status.is_success() || status.is_redirection() {
+        return Err(CloudFault::NotAnEventStream { content_type });
+    }
+    let retry_after_ms = response
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|v| v.to_str().ok()?.trim().parse::<u64>().ok())
+        .map(|secs| secs.min(RETRY_AFTER_SECS_MAX) * 1000);
+    let body = bounded_body(response).await.unwrap_or_default();
+    let mut detail = match serde_json::from_slice::<ErrorBody>(&body) {
+        Ok(body) => body.error,
+        Err(_) => ErrorDetail {
+            code: ErrorCode::Other,
+            message: format!("status {}", status.as_u16()),
+            kind: String::new(),
+            param: None,
+            retry_after_ms: None,
+        },
+    };
+    detail.retry_after_ms = detail.retry_after_ms.or(retry_after_ms);
+    Err(fault_of(status.as_u16(), &detail))
+}
+
+async fn bounded_body(mut response: Response) -> Result<Vec<u8>, CloudFault> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
+        if body.len() + chunk.len() > BODY_BYTES_MAX {
+            return Err(CloudFault::TooLarge { max: BODY_BYTES_MAX as u64 });
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests;

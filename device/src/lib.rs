@@ -1,0 +1,17 @@
+//! The device agent: asks the cloud for the beginning of an answer and finishes it here.
+//!
+//! Decisions live in cores without I/O ([`relay`], [`privacy`], [`segments`], [`local`]); [`agent`] drives them with a
+//! clock, a socket ([`client`]) and the engine's thread ([`worker`]). [`api`] serves the OpenAI chat API on loopback.
+//! Always holds: no text leaves that the redactor did not build; shown text only grows; an answer ends exactly once.
+
+pub mod agent;
+pub mod api;
+pub mod cli;
+pub mod client;
+pub mod local;
+pub mod privacy;
+pub mod relay;
+pub mod scene;
+pub mod segments;
+pub mod settings;
+pub mod worker;

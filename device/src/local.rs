@@ -1,0 +1,341 @@
+//! The local engine as the relay sees it: commands in, reports out, one forward pass at a time.
+//!
+//! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs and how
+//! long it took. Holds one sequence; what the KV cache shares with the next prompt is kept.
+//! Always holds: progress is reported at least every 1/16 of a prompt; the cloud's tokens go through the model in
+//! the last prefill pass, whose last position already gives the device's own first token; reports are a function of
+//! the commands alone.
+
+mod command;
+mod decode;
+mod shorten;
+mod verify;
+
+pub use command::{
+    Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
+};
+
+use baton_engine::{Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepError, StepSeq, Wanted};
+use baton_engine::pace_emulation::PassContent;
+use baton_engine::prompt::{Prompt, PromptSegment, assemble};
+use baton_engine::sampling::Sampler;
+use baton_engine::tokenizer::TokenId;
+use baton_protocol::Segment;
+use decode::Decoder;
+use std::sync::Arc;
+use verify::Verification;
+
+/// A prompt is prefilled in at least this many passes, unless it is very short.
+const PASSES: usize = 16;
+/// No pass is cut smaller than this.
+const CHUNK_TOKENS_MIN: usize = 8;
+/// The last prompt chunk joins the verification pass if its logits need no more floats than this.
+const MERGED_LOGITS_MAX: usize = 8 << 20;
+/// Share of the context kept free for the answer, at least.
+const ANSWER_SHARE: usize = 4;
+
+/// What one pass did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PassOutcome {
+    /// What to tell the relay.
+    pub reports: Vec<EngineReport>,
+    /// What the pass held, for emulated and measured cost.
+    pub content: PassContent,
+    /// The pass was cancelled; nothing changed.
+    pub cancelled: bool,
+}
+
+enum Stage {
+    Prefill,
+    Ready,
+    Decide(Verification),
+    Decode(Decoder),
+    Idle,
+}
+
+struct Job {
+    prompt: PromptId,
+    spec: AnswerSpec,
+    sampler: Sampler,
+    /// Ids of the prompt being used.
+    ids: Vec<TokenId>,
+    /// Tokens to have in the KV cache before the stage ends.
+    target: usize,
+    prefix_only: bool,
+    begun: bool,
+    accepted: Option<Accepted>,
+    stage: Stage,
+}
+
+/// The engine of one device, working on at most one answer.
+pub struct LocalEngine {
+    engine: Engine,
+    seq: SeqId,
+    capacity: usize,
+    job: Option<Job>,
+}
+
+impl LocalEngine {
+    /// An engine over a model; its capacity is the smaller of the model's context and the KV cache.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
+        let capacity = options.kv_tokens.min(model.config().context_len as usize);
+        let mut engine = Engine::new(model, options)?;
+        let seq = engine.create();
+        Ok(Self { engine, seq, capacity, job: None })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+
+    /// Most tokens of prompt and answer together.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Takes a command; runs no pass.
+    pub fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
+        let prompt = match &command {
+            EngineCommand::Stop => {
+                self.job = None;
+                return Vec::new();
+            }
+            EngineCommand::Open { prompt, .. }
+            | EngineCommand::Prefill { prompt, .. }
+            | EngineCommand::Verify { prompt, .. }
+            | EngineCommand::Decode { prompt, .. } => *prompt,
+        };
+        let mut reports = Vec::new();
+        let done = match command {
+            EngineCommand::Open { spec, scope, .. } => self.open(prompt, spec, scope, &mut reports),
+            EngineCommand::Prefill { segments, .. } => self.prefill(prompt, &segments, &mut reports),
+            EngineCommand::Verify { accepted, .. } => {
+                if let Some(job) = self.job.as_mut().filter(|job| job.prompt == prompt) {
+                    job.accepted = Some(accepted);
+                }
+                Ok(())
+            }
+            EngineCommand::Decode { keep, index, .. } => self.decode(prompt, keep, index, &mut reports),
+            EngineCommand::Stop => Ok(()),
+        };
+        if let Err(reason) = done {
+            self.job = None;
+            reports.push(EngineReport::Failed { prompt, reason });
+        }
+        reports
+    }
+
+    /// Whether [`LocalEngine::pass`] has something to do.
+    pub fn has_work(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| match job.stage {
+            Stage::Prefill | Stage::Decode(_) => true,
+            Stage::Ready => job.accepted.is_some(),
+            Stage::Decide(_) | Stage::Idle => false,
+        })
+    }
+
+    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token.
+    pub fn pass(&mut self, control: &mut dyn StepControl) -> PassOutcome {
+        let Some(mut job) = self.job.take() else { return PassOutcome::default() };
+        let prompt = job.prompt;
+        let mut outcome = PassOutcome::default();
+        let done = match job.stage {
+            Stage::Decode(_) => self.decode_pass(&mut job, control, &mut outcome),
+            _ => self.prompt_pass(&mut job, control, &mut outcome),
+        };
+        match done {
+            Ok(()) => self.job = Some(job),
+            Err(StepError::Cancelled { .. }) => {
+                self.job = Some(job);
+                outcome = PassOutcome { cancelled: true, ..PassOutcome::default() };
+            }
+            Err(err) => outcome.reports.push(EngineReport::Failed { prompt, reason: chain(&err) }),
+        }
+        outcome
+    }
+
+    /// Runs `tokens` tokens through the model on a scratch sequence and forgets them; `None` where that fails
+    /// (a context that is too short).
+    pub fn probe(&mut self, tokens: usize) -> Option<()> {
+        let seq = self.engine.create();
+        let ids = vec![0; tokens];
+        let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
+        let done = self.engine.step(&[step], &mut ()).is_ok();
+        self.engine.release(seq);
+        done.then_some(())
+    }
+
+    fn held(&self) -> usize {
+        self.engine.len(self.seq).unwrap_or(0)
+    }
+
+    fn open(
+        &mut self,
+        prompt: PromptId,
+        spec: AnswerSpec,
+        scope: Scope,
+        reports: &mut Vec<EngineReport>,
+    ) -> Result<(), String> {
+        let sampler = Sampler::new(spec.sampling.clone()).map_err(|err| chain(&err))?;
+        let segments = spec.segments.clone();
+        let whole = self.assemble(&segments)?;
+        let refinable = segments.iter().position(|s| s.refine);
+        let prefix = refinable.map_or(whole.ids.len(), |i| whole.segments[i].tokens.start);
+        reports.push(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
+        self.job = Some(Job {
+            prompt,
+            spec,
+            sampler,
+            ids: Vec::new(),
+            target: 0,
+            prefix_only: scope == Scope::Prefix,
+            begun: false,
+            accepted: None,
+            stage: Stage::Idle,
+        });
+        match scope {
+            Scope::Prefix => {
+                let mut ids = whole.ids;
+                ids.truncate(prefix);
+                self.begin(ids, None, reports)
+            }
+            Scope::Whole => self.begin_whole(&segments, whole, reports),
+        }
+    }
+
+    fn prefill(
+        &mut self,
+        prompt: PromptId,
+        segments: &[Segment],
+        reports: &mut Vec<EngineReport>,
+    ) -> Result<(), String> {
+        let assembled = self.assemble(segments)?;
+        let Some(job) = self.job.as_mut() else { return Err("no answer is open".into()) };
+        job.prompt = prompt;
+        job.prefix_only = false;
+        job.accepted = None;
+        self.begin_whole(segments, assembled, reports)
+    }
+
+    fn assemble(&self, segments: &[Segment]) -> Result<Prompt, String> {
+        let model = self.engine.model();
+        let parts: Vec<PromptSegment<'_>> =
+            segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+        let prompt = assemble(model.tokenizer(), model.template(), &parts).map_err(|err| chain(&err))?;
+        if prompt.ids.is_empty() {
+            return Err("the prompt has no tokens".into());
+        }
+        Ok(prompt)
+    }
+
+    /// Begins a whole prompt, shortened where it is too long and the answer allows it.
+    fn begin_whole(
+        &mut self,
+        segments: &[Segment],
+        assembled: Prompt,
+        reports: &mut Vec<EngineReport>,
+    ) -> Result<(), String> {
+        let job = self.job.as_ref().expect("callers set the job");
+        let reserve = job.spec.tokens_max.min(self.capacity / ANSWER_SHARE).max(1);
+        let limit = self.capacity.saturating_sub(reserve);
+        let tokens = assembled.ids.len();
+        if tokens <= limit {
+            return self.begin(assembled.ids, None, reports);
+        }
+        if !job.spec.shorten {
+            return Err(format!("prompt has {tokens} tokens, this device holds {limit}"));
+        }
+        let ids = self.shorten(segments, &assembled, limit)?;
+        self.begin(ids, Some((tokens, limit)), reports)
+    }
+
+    /// Points the sequence at `ids`, keeping what it shares with them.
+    fn begin(
+        &mut self,
+        ids: Vec<TokenId>,
+        shortened: Option<(usize, usize)>,
+        reports: &mut Vec<EngineReport>,
+    ) -> Result<(), String> {
+        let job = self.job.as_mut().expect("callers set the job");
+        let target = if job.prefix_only { ids.len() } else { ids.len() - 1 };
+        let held = self.engine.ids(self.seq).map_err(|err| chain(&err))?;
+        let shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
+        self.engine.truncate(self.seq, shared).map_err(|err| chain(&err))?;
+        reports.push(EngineReport::Prompt { prompt: job.prompt, tokens: ids.len(), cached: shared, shortened });
+        job.target = target;
+        job.ids = ids;
+        job.begun = false;
+        job.stage = Stage::Prefill;
+        if shared == target {
+            self.prefilled(reports);
+        }
+        Ok(())
+    }
+
+    /// The target is reached: nothing, ready, or the verification pass follows.
+    fn prefilled(&mut self, reports: &mut Vec<EngineReport>) {
+        let job = self.job.as_mut().expect("callers set the job");
+        job.stage = end_of_prefill(job, reports);
+    }
+
+    fn prompt_pass(
+        &mut self,
+        job: &mut Job,
+        control: &mut dyn StepControl,
+        outcome: &mut PassOutcome,
+    ) -> Result<(), StepError> {
+        let held = self.held();
+        let left = job.target - held;
+        let chunk = (job.ids.len() / PASSES).max(CHUNK_TOKENS_MIN);
+        let vocab_len = self.engine.model().config().vocab_len as usize;
+        let merge = left <= chunk && (left + 1) * vocab_len <= MERGED_LOGITS_MAX;
+        if job.accepted.is_some() && (left == 0 || merge) {
+            return self.verify_pass(job, control, outcome);
+        }
+        let n = chunk.min(left);
+        let ids = &job.ids[held..held + n];
+        self.engine.step(&[StepSeq { seq: self.seq, ids, logits: Wanted::None, capture: None }], control)?;
+        outcome.content =
+            PassContent { prompts_begun: usize::from(!job.begun), prefill_tokens: n, decode_rows: 0 };
+        job.begun = true;
+        outcome.reports.push(EngineReport::Progress {
+            prompt: job.prompt,
+            done: held + n,
+            total: job.ids.len(),
+            pass_tokens: n,
+        });
+        if held + n == job.target {
+            job.stage = end_of_prefill(job, &mut outcome.reports);
+        }
+        Ok(())
+    }
+}
+
+fn end_of_prefill(job: &Job, reports: &mut Vec<EngineReport>) -> Stage {
+    if job.prefix_only {
+        return Stage::Idle;
+    }
+    if job.accepted.is_none() {
+        reports.push(EngineReport::Ready { prompt: job.prompt });
+    }
+    Stage::Ready
+}
+
+/// An error with its causes, for a report.
+fn chain(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut source = err.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,228 @@
+//! The device's own writing, from the accepted part on.
+//!
+//! With equal tokenizers the device goes on from the cloud's ids. With different ones it encodes the accepted text
+//! and goes back to the last stable boundary (where a word begins): from there it writes tokens that agree with the
+//! rest of the text, so that its model never sees a word cut where it would not cut it. What the person sees
+//! is the text after the accepted part only.
+
+use super::command::{EngineEnd, EngineReport, Keep, PromptId};
+use super::verify::Verification;
+use super::{Job, LocalEngine, PassOutcome, Stage};
+use baton_engine::detokenize::Detokenizer;
+use baton_engine::{StepControl, StepError, StepSeq, Wanted};
+use baton_engine::pace_emulation::PassContent;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A word is searched for this many bytes back, at most.
+const BOUNDARY_BYTES_MAX: usize = 48;
+
+/// Text mode: from own tokens to the text after the accepted part.
+struct OwnText {
+    detokenizer: Detokenizer,
+    written: usize,
+    /// Bytes of accepted text, which are not shown again.
+    skip: usize,
+    /// What the next tokens must still agree with.
+    residual: Vec<u8>,
+}
+
+impl OwnText {
+    fn push(&mut self, id: TokenId, bytes: &[u8]) -> String {
+        if self.residual.starts_with(bytes) {
+            self.residual.drain(..bytes.len());
+        } else {
+            self.residual.clear();
+        }
+        let text = self.detokenizer.push(id);
+        self.visible(&text)
+    }
+
+    fn visible(&mut self, text: &str) -> String {
+        let hidden = self.skip.saturating_sub(self.written).min(text.len());
+        self.written += text.len();
+        text.get(hidden..).unwrap_or_default().to_owned()
+    }
+}
+
+/// An answer being written.
+pub(super) struct Decoder {
+    /// The answer's ids so far; the last one is not in the KV cache yet.
+    ids: Vec<TokenId>,
+    /// Answer index of the next reported token.
+    index: usize,
+    text: Option<OwnText>,
+}
+
+/// Index of the token that begins the last word of the text.
+fn stable_boundary(text: &str, spans: &[Range<usize>]) -> usize {
+    let bytes = text.as_bytes();
+    let last = spans.len().saturating_sub(1);
+    (0..spans.len())
+        .rev()
+        .take_while(|&i| text.len() - spans[i].start <= BOUNDARY_BYTES_MAX)
+        .find(|&i| {
+            let start = spans[i].start;
+            let token_starts_word = bytes.get(start).is_some_and(u8::is_ascii_whitespace);
+            text.is_char_boundary(start) && (start == 0 || token_starts_word)
+        })
+        .unwrap_or(last)
+}
+
+impl LocalEngine {
+    pub(super) fn decode(
+        &mut self,
+        prompt: PromptId,
+        keep: Keep,
+        index: usize,
+        reports: &mut Vec<EngineReport>,
+    ) -> Result<(), String> {
+        let Some(mut job) = self.job.take().filter(|job| job.prompt == prompt) else {
+            return Err("decode without a prompt".into());
+        };
+        let Stage::Decide(verification) = std::mem::replace(&mut job.stage, Stage::Idle) else {
+            return Err("decode before the verification pass".into());
+        };
+        let tokenizer = self.engine.model().tokenizer().clone();
+        let kept = match (&verification.text, keep) {
+            (None, Keep::Tokens(n)) => n.min(verification.ids.len()),
+            (Some((_, spans)), Keep::Bytes(b)) => {
+                spans.iter().position(|s| s.start == b).unwrap_or(verification.ids.len())
+            }
+            _ => verification.ids.len(),
+        };
+        let heal = verification.text.is_some() && kept == verification.ids.len() && keep == Keep::All;
+        let (decoder, first) = if heal {
+            self.heal(&job, verification, index, &tokenizer)
+        } else {
+            let first = verification.choices[kept];
+            let text = verification.text.as_ref().map(|(text, spans)| {
+                let skip = spans.get(kept).map_or(text.len(), |s| s.start);
+                own_text(&tokenizer, &verification.ids[..kept], skip, Vec::new())
+            });
+            let mut ids = verification.ids;
+            ids.truncate(kept);
+            (Decoder { ids, index, text }, first)
+        };
+        let in_cache = job.ids.len() + decoder.ids.len();
+        self.engine.truncate(self.seq, in_cache).map_err(|err| super::chain(&err))?;
+        job.stage = Stage::Decode(decoder);
+        self.write(&mut job, first, &tokenizer, reports);
+        self.job = Some(job);
+        Ok(())
+    }
+
+    /// Goes back to the last stable boundary, then forward while the device agrees with the accepted tokens.
+    fn heal(
+        &self,
+        job: &Job,
+        verification: Verification,
+        index: usize,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> (Decoder, TokenId) {
+        let (text, spans) = verification.text.as_ref().expect("callers have text");
+        let vocab_len = self.engine.model().config().vocab_len as usize;
+        let mut at = stable_boundary(text, spans);
+        let residual = text.as_bytes()[spans[at].start..].to_vec();
+        let mut own = own_text(tokenizer, &verification.ids[..at], text.len(), residual);
+        loop {
+            let row = &verification.logits[at * vocab_len..(at + 1) * vocab_len];
+            let ids = &verification.ids[..at];
+            let token = sample_agreeing(job, tokenizer, row, ids, &own.residual);
+            if own.residual.is_empty() || token != verification.ids[at] {
+                let ids = ids.to_vec();
+                return (Decoder { ids, index, text: Some(own) }, token);
+            }
+            own.push(token, tokenizer.token_bytes(token));
+            at += 1;
+        }
+    }
+
+    /// Takes a sampled token: reports it, or the end of the answer.
+    fn write(&mut self, job: &mut Job, token: TokenId, tokenizer: &Tokenizer, reports: &mut Vec<EngineReport>) {
+        let Stage::Decode(decoder) = &mut job.stage else { return };
+        let prompt = job.prompt;
+        if tokenizer.is_end(token) {
+            let text = decoder.text.as_mut().map(|own| {
+                let rest = own.detokenizer.finish();
+                own.visible(&rest)
+            });
+            reports.push(EngineReport::Ended { prompt, why: EngineEnd::EndToken, text: text.unwrap_or_default() });
+            job.stage = Stage::Idle;
+            return;
+        }
+        decoder.ids.push(token);
+        let (text, again) = match &mut decoder.text {
+            Some(own) => {
+                let inside = !own.residual.is_empty();
+                let text = own.push(token, tokenizer.token_bytes(token));
+                let again = inside && text.is_empty();
+                (Some(text), again)
+            }
+            None => (None, false),
+        };
+        if !again {
+            reports.push(EngineReport::Token { prompt, index: decoder.index, id: token, text });
+            decoder.index += 1;
+        }
+        let why = if decoder.index >= job.spec.tokens_max {
+            EngineEnd::TokensMax
+        } else if job.ids.len() + decoder.ids.len() >= self.capacity {
+            EngineEnd::ContextFull
+        } else {
+            return;
+        };
+        reports.push(EngineReport::Ended { prompt, why, text: String::new() });
+        job.stage = Stage::Idle;
+    }
+
+    pub(super) fn decode_pass(
+        &mut self,
+        job: &mut Job,
+        control: &mut dyn StepControl,
+        outcome: &mut PassOutcome,
+    ) -> Result<(), StepError> {
+        let tokenizer = self.engine.model().tokenizer().clone();
+        let Stage::Decode(decoder) = &job.stage else { return Ok(()) };
+        let ids = &decoder.ids[decoder.ids.len() - 1..];
+        let step = StepSeq { seq: self.seq, ids, logits: Wanted::Last, capture: None };
+        let mut output = self.engine.step(&[step], control)?;
+        outcome.content = PassContent { prompts_begun: 0, prefill_tokens: 0, decode_rows: 1 };
+        let logits = output.pop().map(|o| o.logits).unwrap_or_default();
+        let residual = decoder.text.as_ref().map_or(&[][..], |own| &own.residual);
+        let token = sample_agreeing(job, &tokenizer, &logits, &decoder.ids, residual);
+        self.write(job, token, &tokenizer, &mut outcome.reports);
+        Ok(())
+    }
+}
+
+fn own_text(tokenizer: &Arc<Tokenizer>, ids: &[TokenId], skip: usize, residual: Vec<u8>) -> OwnText {
+    let mut own = OwnText { detokenizer: Detokenizer::new(tokenizer.clone()), written: 0, skip, residual };
+    for &id in ids {
+        let text = own.detokenizer.push(id);
+        own.visible(&text);
+    }
+    own
+}
+
+/// Samples the next token; while `residual` is not empty, only among tokens that agree with it.
+fn sample_agreeing(job: &Job, tokenizer: &Tokenizer, logits: &[f32], ids: &[TokenId], residual: &[u8]) -> TokenId {
+    let index = ids.len() as u64;
+    if residual.is_empty() {
+        return job.sampler.sample(logits, index, ids);
+    }
+    let mut masked = logits.to_vec();
+    let mut any = false;
+    for (id, logit) in masked.iter_mut().enumerate() {
+        let id = id as TokenId;
+        let known = (id as usize) < tokenizer.vocab_len() && !tokenizer.is_control(id);
+        let bytes = if known { tokenizer.token_bytes(id) } else { &[] };
+        if !bytes.is_empty() && (residual.starts_with(bytes) || bytes.starts_with(residual)) {
+            any = true;
+        } else {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    job.sampler.sample(if any { &masked } else { logits }, index, ids)
+}

@@ -1,0 +1,172 @@
+use super::*;
+use baton_engine::sampling::SamplingParams;
+use baton_engine::synthetic::SyntheticModel;
+use baton_engine::gguf::Gguf;
+use baton_kernels_cpu::Format;
+use baton_protocol::Role;
+use std::ops::ControlFlow;
+use std::sync::LazyLock;
+
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
+    let bytes = SyntheticModel::small("llama", Format::F32, 1).to_gguf().unwrap();
+    Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+});
+
+/// A model of random weights, shared by tests.
+pub(crate) fn model() -> Arc<Model> {
+    MODEL.clone()
+}
+
+fn options(kv_tokens: usize) -> EngineOptions {
+    EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens, ..EngineOptions::default() }
+}
+
+/// What a device alone writes after prompt and `accepted`, one token at a time; `accepted` is part of the result.
+pub(crate) fn continuation(spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
+    let model = model();
+    let mut engine = Engine::new(model.clone(), options(1024)).unwrap();
+    let seq = engine.create();
+    let parts: Vec<PromptSegment<'_>> =
+        spec.segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+    let mut feed = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
+    feed.extend_from_slice(accepted);
+    let sampler = Sampler::new(spec.sampling.clone()).unwrap();
+    let mut answer = accepted.to_vec();
+    while answer.len() < spec.tokens_max {
+        let step = StepSeq { seq, ids: &feed, logits: Wanted::Last, capture: None };
+        let logits = engine.step(&[step], &mut ()).unwrap().pop().unwrap().logits;
+        let token = sampler.sample(&logits, answer.len() as u64, &answer);
+        if model.tokenizer().is_end(token) {
+            break;
+        }
+        answer.push(token);
+        feed = vec![token];
+    }
+    answer
+}
+
+fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSpec {
+    let segments = vec![
+        Segment::fixed(Role::System, "You answer."),
+        Segment::refinable(Role::User, document),
+        Segment::fixed(Role::User, "\n\nQuestion: why is item 3 red?"),
+    ];
+    AnswerSpec { segments: Arc::from(segments), sampling: SamplingParams::default(), tokens_max, shorten }
+}
+
+fn document(sentences: usize) -> String {
+    (0..sentences).map(|i| format!("Item {i} is red. ")).collect()
+}
+
+/// Runs passes until there is no work.
+fn run(engine: &mut LocalEngine) -> Vec<EngineReport> {
+    let mut reports = Vec::new();
+    while engine.has_work() {
+        reports.extend(engine.pass(&mut ()).reports);
+    }
+    reports
+}
+
+const P: PromptId = PromptId(1);
+
+#[test]
+fn progress_is_reported_at_least_every_sixteenth() {
+    let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+    let mut reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&document(30), 8, false), scope: Scope::Whole });
+    let EngineReport::Opened { tokens, prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
+    assert!(prefix_tokens > 0 && prefix_tokens < tokens);
+    reports.extend(run(&mut engine));
+    let passes: Vec<usize> = reports
+        .iter()
+        .filter_map(|r| if let EngineReport::Progress { pass_tokens, .. } = r { Some(*pass_tokens) } else { None })
+        .collect();
+    assert!(passes.len() >= PASSES && passes.iter().all(|&n| n <= tokens / PASSES), "{passes:?} of {tokens}");
+    assert_eq!(passes.iter().sum::<usize>(), tokens - 1, "the last token waits for the cloud's");
+    assert_eq!(reports.last(), Some(&EngineReport::Ready { prompt: P }));
+}
+
+#[test]
+fn cloud_tokens_go_through_in_the_last_pass() {
+    let spec = spec(&document(20), 12, false);
+    let want = continuation(&spec, &[]);
+    for early in [false, true] {
+        let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+        let mut reports = engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
+        let accepted = Accepted::Ids(want[..5].to_vec());
+        let verify = EngineCommand::Verify { prompt: P, accepted };
+        if early {
+            reports.extend(engine.command(verify));
+            reports.extend(run(&mut engine));
+            assert!(!reports.contains(&EngineReport::Ready { prompt: P }));
+        } else {
+            reports.extend(run(&mut engine));
+            reports.extend(engine.command(verify));
+            reports.extend(run(&mut engine));
+        }
+        let Some(EngineReport::Verified { verified, .. }) = reports.last() else { panic!("{reports:?}") };
+        assert_eq!(verified.own, want[..6], "its own choice at every position, and one more");
+        assert_eq!((verified.compared, verified.agreed), (5, 5));
+        let mut reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 5 });
+        reports.extend(run(&mut engine));
+        let own: Vec<TokenId> = reports
+            .iter()
+            .filter_map(|r| if let EngineReport::Token { id, .. } = r { Some(*id) } else { None })
+            .collect();
+        assert_eq!(own, want[5..]);
+    }
+}
+
+#[test]
+fn a_shared_prefix_stays_in_the_cache() {
+    let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+    let whole = spec(&document(12), 8, false);
+    let reports = engine.command(EngineCommand::Open { prompt: P, spec: whole.clone(), scope: Scope::Prefix });
+    let EngineReport::Opened { prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
+    run(&mut engine);
+    let segments = spec("Item 3 is red.", 8, false).segments;
+    let reports = engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
+    let EngineReport::Prompt { cached, .. } = reports[0] else { panic!("{reports:?}") };
+    assert!(cached >= prefix_tokens, "{cached} of {prefix_tokens}");
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
+    let mut engine = LocalEngine::new(model(), options(256)).unwrap();
+    let long = document(60);
+    let reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, false), scope: Scope::Whole });
+    assert!(matches!(reports.last(), Some(EngineReport::Failed { reason, .. }) if reason.contains("holds 240")), "{reports:?}");
+    let reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, true), scope: Scope::Whole });
+    let Some(EngineReport::Prompt { tokens, shortened: Some((whole, limit)), .. }) = reports.last() else {
+        panic!("{reports:?}")
+    };
+    assert!(tokens <= limit && whole > limit, "{tokens} {limit} {whole}");
+}
+
+#[test]
+fn commands_out_of_place_are_refused() {
+    let mut engine = LocalEngine::new(model(), options(256)).unwrap();
+    let reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 });
+    assert!(matches!(reports[..], [EngineReport::Failed { .. }]));
+    assert_eq!(engine.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(vec![]) }), []);
+    assert_eq!(engine.command(EngineCommand::Stop), []);
+    assert!(!engine.has_work());
+    assert_eq!(engine.pass(&mut ()), PassOutcome::default());
+}
+
+struct Cancel;
+impl StepControl for Cancel {
+    fn after_layer(&mut self, _: usize, _: usize) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+}
+
+#[test]
+fn a_cancelled_pass_changes_nothing() {
+    let mut engine = LocalEngine::new(model(), options(512)).unwrap();
+    engine.command(EngineCommand::Open { prompt: P, spec: spec(&document(4), 4, false), scope: Scope::Whole });
+    let before = engine.held();
+    let outcome = engine.pass(&mut Cancel);
+    assert!(outcome.cancelled && outcome.reports.is_empty());
+    assert_eq!(engine.held(), before);
+    assert!(engine.has_work());
+}

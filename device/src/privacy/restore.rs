@@ -1,0 +1,112 @@
+//! Restores placeholders at display, as a streaming text transform.
+//!
+//! Holds back only what may still become a placeholder (at most 17 bytes). Text that merely looks like one, or names
+//! a value that was never replaced, passes unchanged.
+
+use super::{EntityKind, PlaceholderTable};
+use std::sync::Arc;
+
+/// Most digits in a placeholder's number.
+const DIGITS_MAX: usize = 9;
+
+/// How a restored value is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Escape {
+    /// As it was in the user's text.
+    #[default]
+    Plain,
+    /// Escaped as the inside of a JSON string, for answers that are JSON.
+    JsonString,
+}
+
+/// Streaming restorer: concatenating all outputs gives the text with every known placeholder replaced by its value,
+/// however the input is split.
+#[derive(Debug, Clone)]
+pub struct Restorer {
+    table: Arc<PlaceholderTable>,
+    escape: Escape,
+    held: String,
+}
+
+enum Shape {
+    Partial,
+    Complete,
+    Other,
+}
+
+/// Compares with the grammar `[LABEL_digits]`, where LABEL is one of the known kinds.
+fn shape(text: &str) -> Shape {
+    let Some(rest) = text.strip_prefix('[') else { return Shape::Other };
+    for kind in EntityKind::ALL {
+        let label = kind.label();
+        if rest.len() <= label.len() {
+            if label.starts_with(rest) {
+                return Shape::Partial;
+            }
+            continue;
+        }
+        let Some(number) = rest.strip_prefix(label).and_then(|r| r.strip_prefix('_')) else { continue };
+        let digits = number.bytes().take_while(u8::is_ascii_digit).count();
+        if digits > DIGITS_MAX {
+            return Shape::Other;
+        }
+        return match &number[digits..] {
+            "" => Shape::Partial,
+            "]" if digits > 0 => Shape::Complete,
+            _ => Shape::Other,
+        };
+    }
+    Shape::Other
+}
+
+impl Restorer {
+    /// A restorer over a redactor's table.
+    pub fn new(table: Arc<PlaceholderTable>, escape: Escape) -> Self {
+        Self { table, escape, held: String::new() }
+    }
+
+    /// Takes the next piece of text, gives what can be shown now.
+    pub fn push(&mut self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        for c in text.chars() {
+            if c == '[' || self.held.is_empty() {
+                out.push_str(&self.held);
+                self.held.clear();
+                if c == '[' {
+                    self.held.push(c);
+                } else {
+                    out.push(c);
+                }
+                continue;
+            }
+            self.held.push(c);
+            match shape(&self.held) {
+                Shape::Partial => {}
+                Shape::Complete => {
+                    let held = std::mem::take(&mut self.held);
+                    match self.table.value(&held) {
+                        Some(value) => self.write_value(value, &mut out),
+                        None => out.push_str(&held),
+                    }
+                }
+                Shape::Other => out.push_str(&std::mem::take(&mut self.held)),
+            }
+        }
+        out
+    }
+
+    /// Ends the text: gives what was still held back.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    fn write_value(&self, value: &str, out: &mut String) {
+        match self.escape {
+            Escape::Plain => out.push_str(value),
+            Escape::JsonString => {
+                let quoted = serde_json::to_string(value).expect("a string always has a JSON form");
+                out.push_str(&quoted[1..quoted.len() - 1]);
+            }
+        }
+    }
+}

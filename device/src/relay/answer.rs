@@ -1,0 +1,165 @@
+//! The answer so far: accepted tokens in order, and their text as the person will see it.
+//!
+//! Text goes through one transform: incomplete characters are held back, placeholders restored, stop strings
+//! watched. Dropping tokens replays the rest, so that the text never depends on what was dropped.
+
+use super::event::Source;
+use crate::privacy::Restorer;
+use baton_engine::detokenize::Detokenizer;
+use baton_engine::stop::StopStrings;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
+use std::sync::Arc;
+
+/// Where a token's text comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// The device's vocabulary (also the cloud's: equal tokenizers).
+    Id(TokenId),
+    /// Text as it came.
+    Text(String),
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    piece: Piece,
+    source: Source,
+    /// Model text (redacted) that this token completed.
+    model_text: String,
+    /// Text for the person that this token released.
+    display: String,
+}
+
+/// What to build the transform from.
+#[derive(Clone)]
+pub struct TextRules {
+    /// The device's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Puts private values back.
+    pub restorer: Restorer,
+    /// Strings that end the answer; not part of it.
+    pub stop: StopStrings,
+}
+
+pub(super) struct Answer {
+    rules: TextRules,
+    tokens: Vec<Token>,
+    detokenizer: Detokenizer,
+    restorer: Restorer,
+    stop: StopStrings,
+    stopped: bool,
+    tail: String,
+}
+
+impl Answer {
+    pub(super) fn new(rules: TextRules) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(rules.tokenizer.clone()),
+            restorer: rules.restorer.clone(),
+            stop: rules.stop.clone(),
+            tokens: Vec::new(),
+            stopped: false,
+            tail: String::new(),
+            rules,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(super) fn tokenizer(&self) -> &Tokenizer {
+        &self.rules.tokenizer
+    }
+
+    /// A stop string came: no token is taken any more.
+    pub(super) fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    pub(super) fn source(&self, index: usize) -> Source {
+        self.tokens[index].source
+    }
+
+    pub(super) fn display(&self, index: usize) -> &str {
+        &self.tokens[index].display
+    }
+
+    /// Token ids of the answer; `None` when a part came as text only.
+    pub(super) fn ids(&self) -> Option<Vec<TokenId>> {
+        self.tokens
+            .iter()
+            .map(|t| match t.piece {
+                Piece::Id(id) => Some(id),
+                Piece::Text(_) => None,
+            })
+            .collect()
+    }
+
+    /// Complete characters of the model's text (redacted).
+    pub(super) fn model_text(&self) -> String {
+        self.tokens.iter().map(|t| t.model_text.as_str()).collect()
+    }
+
+    /// Bytes of model text of the first `n` tokens.
+    pub(super) fn model_bytes(&self, n: usize) -> usize {
+        self.tokens[..n].iter().map(|t| t.model_text.len()).sum()
+    }
+
+    pub(super) fn push(&mut self, piece: Piece, source: Source) {
+        if self.stopped {
+            return;
+        }
+        let model_text = match &piece {
+            Piece::Id(id) => self.detokenizer.push(*id),
+            Piece::Text(text) => text.clone(),
+        };
+        let display = self.transform(&model_text);
+        self.tokens.push(Token { piece, source, model_text, display });
+    }
+
+    fn transform(&mut self, model_text: &str) -> String {
+        let restored = self.restorer.push(model_text);
+        let pushed = self.stop.push(&restored);
+        self.stopped |= pushed.stopped;
+        pushed.text
+    }
+
+    /// Drops every token from `len` on; none of them may have been shown.
+    pub(super) fn truncate(&mut self, len: usize) {
+        let tokens = std::mem::take(&mut self.tokens);
+        *self = Self::new(self.rules.clone());
+        for token in tokens.into_iter().take(len) {
+            self.push(token.piece, token.source);
+        }
+    }
+
+    /// Ends the text: `model_text` is what the engine still held.
+    pub(super) fn finish(&mut self, model_text: &str) {
+        let mut rest = if self.stopped { String::new() } else { self.detokenizer.finish() };
+        rest.push_str(model_text);
+        let mut restored = self.restorer.push(&rest);
+        restored.push_str(&self.restorer.finish());
+        if !self.stopped {
+            let mut last = self.stop.push(&restored);
+            self.stopped |= last.stopped;
+            if !last.stopped {
+                last.text.push_str(&self.stop.finish());
+            }
+            self.tail = last.text;
+        }
+    }
+
+    /// The held-back end of the text, after [`Answer::finish`].
+    pub(super) fn tail(&self) -> &str {
+        &self.tail
+    }
+
+    /// The first `n` tokens' text, with the tail when it is all of them.
+    pub(super) fn text(&self, n: usize) -> String {
+        let mut text: String = self.tokens[..n].iter().map(|t| t.display.as_str()).collect();
+        if n == self.tokens.len() {
+            text.push_str(&self.tail);
+        }
+        text
+    }
+}

@@ -1,0 +1,341 @@
+//! The cloud's half: its events, its faults, and when its part is complete.
+
+use super::answer::Piece;
+use super::inbox::Inbox;
+use super::note::{AnswerError, CloudFault, Note};
+use super::outcome::{CloudTiming, Ending};
+use super::{RelayCore, RelayEffect, RelayMode, Source};
+use crate::local::EngineCommand;
+use baton_pacing::Millis;
+use baton_protocol::{
+    AssistEvent, Corrector, EndEvent, EndReason, ErrorCode, ErrorDetail, FirstEvent, MaskEvent, PROTOCOL_VERSION, TokenEvent,
+};
+use std::sync::Arc;
+
+/// A cloud is called silent after this many of its usual intervals, within the two bounds below.
+const SILENCE_INTERVALS: f64 = 4.0;
+const SILENCE_MS_MIN: f64 = 60.0;
+const SILENCE_MS_MAX: f64 = 2_000.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CloudState {
+    /// Not asked.
+    Off,
+    /// Asked, nothing there.
+    Waiting,
+    /// First token there.
+    Streaming,
+    /// Ended, lost or cancelled.
+    Over,
+}
+
+#[derive(Debug)]
+pub(super) struct CloudSide {
+    state: CloudState,
+    inbox: Inbox,
+    /// Tokens the cloud writes at most, of the stream under way.
+    pub(super) cap: usize,
+    /// Answer tokens before this stream: 0, or what was accepted when the cloud was asked to go on.
+    offset: usize,
+    /// The stream was lost, refused or cut: the cloud is not asked again for this answer.
+    lost: bool,
+    continuing: bool,
+    /// Token ids mean the same on both sides: equal tokenizer digests.
+    pub(super) ids_usable: bool,
+    pub(super) corrector: Corrector,
+    /// Last sign of life.
+    pub(super) last_at: Millis,
+    /// Usual time between tokens.
+    interval_ms: f64,
+    pub(super) hedge_at: Option<Millis>,
+    disorder_noted: bool,
+}
+
+impl CloudSide {
+    pub(super) fn new(tokens_max: usize, corrector: Corrector) -> Self {
+        Self {
+            state: CloudState::Off,
+            inbox: Inbox::default(),
+            cap: tokens_max,
+            offset: 0,
+            lost: false,
+            continuing: false,
+            ids_usable: false,
+            corrector,
+            last_at: Millis::ZERO,
+            interval_ms: 0.0,
+            hedge_at: None,
+            disorder_noted: false,
+        }
+    }
+
+    pub(super) fn asked(&mut self, now: Millis) {
+        self.state = CloudState::Waiting;
+        self.last_at = now;
+    }
+
+    pub(super) fn waiting(&self) -> bool {
+        self.state == CloudState::Waiting
+    }
+
+    pub(super) fn streaming(&self) -> bool {
+        self.state == CloudState::Streaming
+    }
+
+    /// A stream is open.
+    pub(super) fn active(&self) -> bool {
+        matches!(self.state, CloudState::Waiting | CloudState::Streaming)
+    }
+
+    pub(super) fn close(&mut self) {
+        self.state = CloudState::Over;
+    }
+
+    pub(super) fn continuing(&self) -> bool {
+        self.continuing
+    }
+
+    /// How long a pause is not yet called silence.
+    pub(super) fn silence_ms(&self) -> f64 {
+        (SILENCE_INTERVALS * self.interval_ms).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
+    }
+
+    /// When its last token is expected, with `have` of its tokens there.
+    pub(super) fn expected_end(&self, have: usize) -> Millis {
+        self.last_at + Millis::new(self.cap.saturating_sub(have) as f64 * self.interval_ms)
+    }
+
+    fn heard(&mut self, tokens: usize, now: Millis) {
+        if self.state == CloudState::Streaming && tokens > 0 {
+            let interval_ms = (now - self.last_at).as_f64() / tokens as f64;
+            self.interval_ms = if self.interval_ms == 0.0 { interval_ms } else { 0.75 * self.interval_ms + 0.25 * interval_ms };
+        }
+        self.last_at = now;
+    }
+}
+
+/// The fault that an `error` event or body means.
+pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
+    match (status, error.code) {
+        (401 | 403, _) | (_, ErrorCode::Unauthorized | ErrorCode::Forbidden) => CloudFault::SignIn { status },
+        (429 | 503, _) | (_, ErrorCode::Overloaded | ErrorCode::Unavailable) => {
+            CloudFault::Overloaded { status, retry_after_ms: error.retry_after_ms }
+        }
+        (_, code) => CloudFault::Refused { status, code: code.to_string(), message: error.message.clone() },
+    }
+}
+
+impl RelayCore {
+    pub(super) fn on_cloud(&mut self, event: AssistEvent, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if !self.cloud.active() || self.ending.is_some() {
+            return;
+        }
+        match event {
+            AssistEvent::Mask(mask) => self.on_mask(&mask, fx),
+            AssistEvent::First(first) => self.on_first(*first, now, fx),
+            AssistEvent::Token(token) if self.cloud.streaming() => self.on_token(token, now, fx),
+            AssistEvent::Token(_) => {
+                self.cloud.inbox.disorder_at.get_or_insert(0);
+                self.note_disorder(fx);
+            }
+            AssistEvent::End(end) => self.on_end(&end, fx),
+            AssistEvent::Error(error) => {
+                fx.push(RelayEffect::CancelCloud);
+                self.cloud_lost(fault_of(0, &error.error), fx);
+            }
+        }
+    }
+
+    fn on_mask(&mut self, mask: &MaskEvent, fx: &mut Vec<RelayEffect>) {
+        if self.config.mode != RelayMode::Relay || self.cloud.continuing || !self.device_can_take_over() {
+            return;
+        }
+        if !self.config.refine {
+            fx.push(RelayEffect::Note(Note::MaskIgnored { reason: "the scene forbids refinement".into() }));
+            return;
+        }
+        match mask.open(&self.map) {
+            Ok(kept) => {
+                self.timeline.mask_bytes = Some(mask.mask_bytes());
+                self.timeline.refined_ratio = Some(f64::from(mask.ratio));
+                self.timeline.prompt_ratio = Some(f64::from(mask.prompt_ratio));
+                let refined = baton_refine::rebuild(&self.spec.segments, &self.map, &kept);
+                self.use_refined_prompt(Arc::from(refined), f64::from(mask.prompt_ratio), fx);
+            }
+            Err(err) => {
+                fx.push(RelayEffect::Note(Note::MaskIgnored { reason: err.to_string() }));
+                self.use_whole_prompt(fx);
+            }
+        }
+    }
+
+    fn on_first(&mut self, first: FirstEvent, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if !self.cloud.waiting() {
+            self.cloud.inbox.disorder_at.get_or_insert(0);
+            return self.note_disorder(fx);
+        }
+        if first.protocol != PROTOCOL_VERSION {
+            fx.push(RelayEffect::CancelCloud);
+            let fault = CloudFault::Version { ours: PROTOCOL_VERSION, theirs: first.protocol };
+            return self.cloud_lost(fault, fx);
+        }
+        self.cloud.last_at = now;
+        self.cloud.state = CloudState::Streaming;
+        self.cloud.hedge_at = None;
+        let left = self.spec.tokens_max - self.cloud.offset;
+        self.cloud.cap = usize::try_from(first.assist_tokens).unwrap_or(left).clamp(1, left.max(1));
+        if !self.cloud.continuing {
+            self.cloud.corrector = self.config.corrector_override.unwrap_or(first.corrector);
+            if first.tau_ms.is_finite() && first.tau_ms > 0.0 {
+                self.timeline.tau_ms = f64::from(first.tau_ms);
+            }
+            self.timeline.ttft_cloud_ms = Some(self.since(now).as_f64());
+            self.timeline.assist_tokens = Some(self.cloud.cap);
+            self.timeline.assist_bound_by = Some(first.assist_bound_by.clone());
+            self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
+            self.cloud.ids_usable = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
+            if self.config.mode == RelayMode::Relay {
+                self.use_whole_prompt_unless_refined(fx);
+            }
+        }
+        if self.cloud.continuing {
+            self.cloud.inbox = Inbox::starting_at(first.index);
+        }
+        self.on_token(TokenEvent { index: first.index, id: first.id, text: first.text }, now, fx);
+    }
+
+    fn on_token(&mut self, token: TokenEvent, now: Millis, fx: &mut Vec<RelayEffect>) {
+        let ready = self.cloud.inbox.push(token, self.cloud.cap);
+        self.note_disorder(fx);
+        self.cloud.heard(ready.len(), now);
+        for token in ready {
+            if let Err(fault) = self.accept(token, fx) {
+                fx.push(RelayEffect::CancelCloud);
+                return self.cloud_lost(fault, fx);
+            }
+            if self.ending.is_some() {
+                return;
+            }
+        }
+        if self.answer.len() >= self.spec.tokens_max {
+            self.complete(Ending::Length, "", fx);
+        }
+    }
+
+    fn accept(&mut self, token: TokenEvent, fx: &mut Vec<RelayEffect>) -> Result<(), CloudFault> {
+        let piece = if self.cloud.ids_usable {
+            let tokenizer = self.answer.tokenizer();
+            if token.id as usize >= tokenizer.vocab_len() {
+                let reason = format!("token id {}, the vocabulary has {}", token.id, tokenizer.vocab_len());
+                return Err(CloudFault::Malformed { reason });
+            }
+            if tokenizer.is_end(token.id) {
+                self.complete(Ending::Stop, "", fx);
+                return Ok(());
+            }
+            Piece::Id(token.id)
+        } else {
+            Piece::Text(token.text)
+        };
+        self.answer.push(piece, Source::Cloud);
+        if self.answer.stopped() {
+            self.complete(Ending::Stop, "", fx);
+        }
+        Ok(())
+    }
+
+    fn on_end(&mut self, end: &EndEvent, fx: &mut Vec<RelayEffect>) {
+        self.timeline.cloud_usage = Some(end.usage);
+        if let Some(timing) = &mut self.timeline.cloud_timing {
+            timing.slot = end.timing;
+        }
+        if end.reason == EndReason::Cancelled {
+            return self.cloud_lost(CloudFault::Cancelled, fx);
+        }
+        let got = self.answer.len() - self.cloud.offset;
+        let said = end.usage.completion_tokens as usize;
+        let hole = got < said.min(self.cloud.cap);
+        self.cloud.close();
+        if end.reason == EndReason::Stop && !hole {
+            return self.complete(Ending::Stop, "", fx);
+        }
+        if hole || got < self.cloud.cap {
+            fx.push(RelayEffect::Note(Note::TokenCount { want: said.max(self.cloud.cap), got }));
+        }
+        self.cloud_part_over(fx);
+    }
+
+    /// The cloud is gone before its part was complete, or so it seems.
+    pub(super) fn cloud_lost(&mut self, fault: CloudFault, fx: &mut Vec<RelayEffect>) {
+        if !self.cloud.active() || self.ending.is_some() {
+            return;
+        }
+        let all_there = self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap;
+        self.cloud.close();
+        if all_there {
+            return self.cloud_part_over(fx);
+        }
+        self.cloud.lost = true;
+        if !self.device_can_take_over() {
+            return self.fail(self.device.failure().unwrap_or(AnswerError::Cloud(fault)), fx);
+        }
+        fx.push(RelayEffect::Note(Note::WithoutCloud { fault, at: self.answer.len() }));
+    }
+
+    /// The cloud wrote what it agreed to. Where the device cannot go on, the cloud is asked to.
+    fn cloud_part_over(&mut self, fx: &mut Vec<RelayEffect>) {
+        if self.device_can_take_over() || self.device.writing() {
+            return;
+        }
+        let Some(error) = self.device.failure() else {
+            return self.complete(Ending::Length, "", fx);
+        };
+        self.continue_in_cloud(error, fx);
+    }
+
+    /// Asks the cloud to go on after the accepted text, once; `error` is why the device cannot.
+    pub(super) fn continue_in_cloud(&mut self, error: AnswerError, fx: &mut Vec<RelayEffect>) {
+        if !self.config.may_continue || self.cloud.lost || self.cloud.continuing {
+            return self.fail(error, fx);
+        }
+        let offset = self.answer.len();
+        let last_at = self.cloud.last_at;
+        self.cloud.inbox = Inbox::default();
+        self.cloud.offset = offset;
+        self.cloud.continuing = true;
+        self.cloud.cap = self.spec.tokens_max - offset;
+        self.cloud.asked(last_at);
+        fx.push(RelayEffect::Note(Note::CloudContinues { reason: error.to_string() }));
+        fx.push(RelayEffect::AskToContinue {
+            accepted: self.answer.model_text(),
+            tokens_max: self.spec.tokens_max - offset,
+        });
+    }
+
+    /// The cloud's part is complete when all its tokens are there or no more will come.
+    pub(super) fn cloud_complete(&self) -> bool {
+        !self.cloud.active()
+            || (self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap)
+    }
+
+    fn note_disorder(&mut self, fx: &mut Vec<RelayEffect>) {
+        if let Some(at) = self.cloud.inbox.disorder_at
+            && !self.cloud.disorder_noted
+        {
+            self.cloud.disorder_noted = true;
+            fx.push(RelayEffect::Note(Note::Disorder { at }));
+        }
+    }
+
+    /// The device was first: the cloud's answer is not needed.
+    pub(super) fn cloud_too_slow(&mut self, fx: &mut Vec<RelayEffect>) {
+        self.cloud.close();
+        self.cloud.lost = true;
+        fx.push(RelayEffect::CancelCloud);
+        fx.push(RelayEffect::Note(Note::CloudTooSlow));
+    }
+
+    pub(super) fn send(&self, command: EngineCommand, fx: &mut Vec<RelayEffect>) {
+        fx.push(RelayEffect::Engine(command));
+    }
+}

@@ -1,0 +1,357 @@
+//! The device's half: which prompt it prefills, what its engine reports, and the corrector.
+
+use super::answer::Piece;
+use super::note::{AnswerError, Note};
+use super::outcome::Ending;
+use super::{RelayConfig, RelayCore, RelayEffect, RelayMode, Source};
+use crate::local::{Accepted, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified};
+use baton_pacing::{DeviceCost, Millis, TakeoverEstimate};
+use baton_protocol::{Corrector, Segment};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum DeviceState {
+    /// No model, or not to be used.
+    Absent,
+    /// Nothing begun.
+    Idle,
+    /// Prefills what no mask can change.
+    Prefix,
+    /// Prefills a prompt, or holds it and waits.
+    Prompt,
+    /// The verification pass is ordered.
+    Verifying,
+    /// Writes the answer.
+    Decoding,
+    /// Wrote its part, or is not needed any more.
+    Over,
+    /// Cannot.
+    Failed(String),
+}
+
+#[derive(Debug)]
+pub(super) struct DeviceSide {
+    pub(super) state: DeviceState,
+    prompt: PromptId,
+    next_prompt: u64,
+    /// Segments of the prompt that is to be used.
+    segments: Arc<[Segment]>,
+    refined: bool,
+    /// Tokens of the whole prompt, and of its fixed prefix.
+    whole_tokens: Option<usize>,
+    prefix_tokens: usize,
+    done: usize,
+    total: usize,
+    /// All but the last prompt token is in the KV cache.
+    pub(super) ready: bool,
+    cost: DeviceCost,
+    slowness: f64,
+    estimate: Option<TakeoverEstimate>,
+    /// When prefill of the prompt began, and what the KV cache held then.
+    begun: (Millis, usize),
+}
+
+impl DeviceSide {
+    pub(super) fn new(config: &RelayConfig, segments: Arc<[Segment]>) -> Self {
+        Self {
+            state: if config.has_device { DeviceState::Idle } else { DeviceState::Absent },
+            prompt: config.first_prompt,
+            next_prompt: config.first_prompt.0,
+            segments,
+            refined: false,
+            whole_tokens: None,
+            prefix_tokens: 0,
+            done: 0,
+            total: 0,
+            ready: false,
+            cost: config.cost,
+            slowness: 1.0,
+            estimate: None,
+            begun: (Millis::ZERO, 0),
+        }
+    }
+
+    /// Real over estimated time of the prefill so far.
+    fn measure(&mut self, now: Millis) {
+        let (at, cached) = self.begun;
+        let estimated_ms = self.cost.prefill_ms(cached as f64, self.done.saturating_sub(cached) as f64);
+        let real_ms = (now - at).as_f64();
+        if estimated_ms > 0.0 && real_ms > 0.0 {
+            self.slowness = real_ms / estimated_ms;
+        }
+    }
+
+    pub(super) fn usable(&self) -> bool {
+        !matches!(self.state, DeviceState::Absent | DeviceState::Failed(_))
+    }
+
+    pub(super) fn writing(&self) -> bool {
+        matches!(self.state, DeviceState::Verifying | DeviceState::Decoding)
+    }
+
+    pub(super) fn failure(&self) -> Option<AnswerError> {
+        match &self.state {
+            DeviceState::Failed(reason) => Some(AnswerError::Device { reason: reason.clone() }),
+            _ => None,
+        }
+    }
+
+    /// No more work is wanted; whether the engine must be told.
+    pub(super) fn stop(&mut self) -> bool {
+        let working = !matches!(
+            self.state,
+            DeviceState::Absent | DeviceState::Idle | DeviceState::Over | DeviceState::Failed(_)
+        );
+        if working {
+            self.state = DeviceState::Over;
+        }
+        working
+    }
+
+    fn new_prompt(&mut self) -> PromptId {
+        self.prompt = PromptId(self.next_prompt);
+        self.next_prompt += 1;
+        self.ready = false;
+        self.estimate = None;
+        self.prompt
+    }
+
+    /// Predicted time of the verification pass over `accepted` tokens.
+    pub(super) fn verify_ms(&self, accepted: usize) -> f64 {
+        self.slowness * self.cost.prefill_ms(self.done as f64, (accepted + 1) as f64)
+    }
+
+    /// When the device's own first token will be there; `cloud_end`: when the cloud's `expected` tokens are.
+    pub(super) fn handover_at(&self, expected: usize, cloud_end: Millis, now: Millis) -> Option<Millis> {
+        match self.state {
+            DeviceState::Prompt | DeviceState::Verifying => {}
+            _ => return None,
+        }
+        let after_cloud = cloud_end.max(now) + Millis::new(self.verify_ms(expected));
+        match (&self.estimate, self.ready) {
+            (Some(estimate), false) => Some(estimate.ready_at(now).max(after_cloud)),
+            (Some(_), true) => Some(after_cloud),
+            (None, _) => None,
+        }
+    }
+}
+
+impl RelayCore {
+    /// Begins the engine's work; `prefix_only` while a mask may still come.
+    pub(super) fn open(&mut self, prefix_only: bool, fx: &mut Vec<RelayEffect>) {
+        if self.device.state != DeviceState::Idle {
+            return;
+        }
+        let prompt = self.device.new_prompt();
+        self.device.state = if prefix_only { DeviceState::Prefix } else { DeviceState::Prompt };
+        let scope = if prefix_only { Scope::Prefix } else { Scope::Whole };
+        self.send(EngineCommand::Open { prompt, spec: self.spec.clone(), scope }, fx);
+    }
+
+    /// Prefills the whole prompt, if no prompt was chosen yet.
+    pub(super) fn use_whole_prompt(&mut self, fx: &mut Vec<RelayEffect>) {
+        match self.device.state {
+            DeviceState::Idle => self.open(false, fx),
+            DeviceState::Prefix => {
+                let prompt = self.device.new_prompt();
+                self.device.state = DeviceState::Prompt;
+                self.send(EngineCommand::Prefill { prompt, segments: self.spec.segments.clone() }, fx);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn use_whole_prompt_unless_refined(&mut self, fx: &mut Vec<RelayEffect>) {
+        if !self.device.refined {
+            self.use_whole_prompt(fx);
+        }
+    }
+
+    /// Prefills the refined prompt, unless the whole one (begun as a hedge) is nearer to its end.
+    pub(super) fn use_refined_prompt(&mut self, refined: Arc<[Segment]>, prompt_ratio: f64, fx: &mut Vec<RelayEffect>) {
+        if self.device.refined {
+            return;
+        }
+        if self.device.state == DeviceState::Idle {
+            self.open(true, fx);
+        }
+        if let (DeviceState::Prompt, Some(whole)) = (&self.device.state, self.device.whole_tokens) {
+            let left = self.device.total.saturating_sub(self.device.done) as f64;
+            let refined_left = whole as f64 * prompt_ratio - self.device.prefix_tokens as f64;
+            if self.device.total > 0 && left <= refined_left {
+                return;
+            }
+        }
+        let prompt = self.device.new_prompt();
+        self.device.state = DeviceState::Prompt;
+        self.device.refined = true;
+        self.device.segments = refined.clone();
+        self.send(EngineCommand::Prefill { prompt, segments: refined }, fx);
+    }
+
+    /// Orders the verification pass as soon as the cloud's part is complete.
+    pub(super) fn maybe_verify(&mut self, fx: &mut Vec<RelayEffect>) {
+        let hedge_won = self.cloud.waiting() && self.device.ready && self.device.state == DeviceState::Prompt;
+        let due = hedge_won || (self.cloud_complete() && !self.cloud.continuing());
+        if self.ending.is_some() || !self.device_can_take_over() || !due {
+            return;
+        }
+        if hedge_won {
+            self.cloud_too_slow(fx);
+        }
+        self.use_whole_prompt(fx);
+        let accepted = match self.answer.ids() {
+            Some(ids) => Accepted::Ids(ids),
+            None => Accepted::Text(self.answer.model_text()),
+        };
+        self.device.state = DeviceState::Verifying;
+        if let Some(estimate) = &mut self.device.estimate {
+            estimate.set_target(self.device.total + 1 + self.answer.len());
+        }
+        self.send(EngineCommand::Verify { prompt: self.device.prompt, accepted }, fx);
+    }
+
+    pub(super) fn on_report(&mut self, report: EngineReport, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if report.prompt() != self.device.prompt || self.ending.is_some() {
+            return;
+        }
+        match report {
+            EngineReport::Opened { tokens, prefix_tokens, .. } => {
+                self.device.whole_tokens = Some(tokens);
+                self.device.prefix_tokens = prefix_tokens;
+                self.timeline.prompt_tokens = Some(tokens);
+                if let (Some(hedge), Some(begun)) = (self.cloud.hedge_at, self.begun_at) {
+                    let own_ms = self.device.cost.prefill_ms(0.0, tokens as f64);
+                    self.cloud.hedge_at = Some(hedge.min(begun + Millis::new(own_ms)));
+                }
+            }
+            EngineReport::Prompt { tokens, cached, shortened, .. } => self.on_prompt(tokens, cached, shortened, now, fx),
+            EngineReport::Progress { done, total, .. } => {
+                self.device.done = done;
+                self.device.total = total;
+                if let Some(estimate) = &mut self.device.estimate {
+                    estimate.progress(done, now);
+                }
+                self.device.measure(now);
+            }
+            EngineReport::Ready { .. } => {
+                self.device.ready = true;
+                let at_ms = self.since(now).as_f64();
+                self.timeline.prompt_ready_ms.get_or_insert(at_ms);
+            }
+            EngineReport::Verified { verified, .. } => self.on_verified(verified, now, fx),
+            EngineReport::Token { index, id, text, .. } => self.on_own_token(index, id, text, fx),
+            EngineReport::Ended { why, text, .. } => {
+                self.device.state = DeviceState::Over;
+                let ending = if why == EngineEnd::EndToken { Ending::Stop } else { Ending::Length };
+                self.complete(ending, &text, fx);
+            }
+            EngineReport::Failed { reason, .. } => self.on_failed(reason, fx),
+        }
+    }
+
+    fn on_prompt(
+        &mut self,
+        tokens: usize,
+        cached: usize,
+        shortened: Option<(usize, usize)>,
+        now: Millis,
+        fx: &mut Vec<RelayEffect>,
+    ) {
+        self.device.total = tokens;
+        self.device.done = cached;
+        self.device.begun = (now, cached);
+        if self.device.state == DeviceState::Prefix {
+            return;
+        }
+        let expected = if self.cloud.active() { self.cloud.cap.min(self.spec.tokens_max) } else { self.answer.len() };
+        let cost = self.device.cost;
+        self.device.estimate = Some(TakeoverEstimate::new(cost, now, cached, tokens + expected));
+        self.timeline.prompt_tokens_refined = Some(tokens);
+        self.timeline.prompt_tokens_cached = Some(cached);
+        if let Some((whole, limit)) = shortened {
+            fx.push(RelayEffect::Note(Note::PromptShortened { tokens: whole, limit, kept: tokens }));
+        }
+    }
+
+    fn on_verified(&mut self, verified: Verified, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if self.device.state != DeviceState::Verifying {
+            return;
+        }
+        let at_ms = self.since(now).as_f64();
+        self.timeline.prompt_ready_ms.get_or_insert(at_ms);
+        self.timeline.ttft_device_ms.get_or_insert(at_ms);
+        if verified.compared > 0 {
+            self.timeline.agreement = Some(verified.agreed as f64 / verified.compared as f64);
+        }
+        let (keep, len) = self.correct(&verified);
+        if len < self.answer.len() {
+            fx.push(RelayEffect::Note(Note::Corrected { at: len, tokens: self.answer.len() - len }));
+            self.answer.truncate(len);
+        }
+        self.device.state = DeviceState::Decoding;
+        self.send(EngineCommand::Decode { prompt: self.device.prompt, keep, index: len }, fx);
+    }
+
+    /// The corrector: how much of the cloud's part stays. Shown tokens always do.
+    fn correct(&self, verified: &Verified) -> (Keep, usize) {
+        let len = self.answer.len();
+        let all = (Keep::All, len);
+        if self.cloud.corrector == Corrector::Cloud {
+            return all;
+        }
+        let shown = self.display.shown();
+        if let Some(ids) = self.answer.ids() {
+            let differs = (shown..len).find(|&i| verified.own.get(i).is_some_and(|own| *own != ids[i]));
+            return differs.map_or(all, |i| (Keep::Tokens(i), i));
+        }
+        // Text: the device's boundary must also be one of the cloud's, so that no half token is dropped.
+        let differs = verified.differs_at_bytes.iter().find_map(|&bytes| {
+            (shown..len).find(|&i| self.answer.model_bytes(i) == bytes).map(|i| (Keep::Bytes(bytes), i))
+        });
+        differs.unwrap_or(all)
+    }
+
+    fn on_own_token(&mut self, index: usize, id: u32, text: Option<String>, fx: &mut Vec<RelayEffect>) {
+        if self.device.state != DeviceState::Decoding || index < self.answer.len() {
+            return;
+        }
+        if index > self.answer.len() {
+            let reason = format!("engine wrote token {index}, the answer has {}", self.answer.len());
+            return self.fail(AnswerError::Device { reason }, fx);
+        }
+        let piece = match text {
+            Some(text) => Piece::Text(text),
+            None => Piece::Id(id),
+        };
+        self.answer.push(piece, Source::Device);
+        if self.answer.stopped() {
+            self.complete(Ending::Stop, "", fx);
+        } else if self.answer.len() >= self.spec.tokens_max {
+            self.complete(Ending::Length, "", fx);
+        }
+    }
+
+    /// The engine's thread is gone.
+    pub(super) fn engine_lost(&mut self, fx: &mut Vec<RelayEffect>) {
+        if self.ending.is_none() && self.device.usable() && self.device.state != DeviceState::Over {
+            self.on_failed("the engine has ended".into(), fx);
+        }
+    }
+
+    /// The device cannot: the cloud goes on alone, or is asked to go on, or the answer fails.
+    fn on_failed(&mut self, reason: String, fx: &mut Vec<RelayEffect>) {
+        let state = std::mem::replace(&mut self.device.state, DeviceState::Failed(reason.clone()));
+        if self.cloud.active() && state != DeviceState::Verifying {
+            return;
+        }
+        if self.config.mode == RelayMode::DeviceOnly {
+            return self.fail(AnswerError::Device { reason }, fx);
+        }
+        if self.cloud.active() {
+            self.cloud.close();
+            fx.push(RelayEffect::CancelCloud);
+        }
+        self.continue_in_cloud(AnswerError::Device { reason }, fx);
+    }
+}

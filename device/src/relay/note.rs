@@ -1,0 +1,242 @@
+//! Notes: what went differently than planned, typed, for the person and for programs.
+
+use serde::Serialize;
+use std::fmt;
+
+/// Why the cloud is not, or no longer, part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CloudFault {
+    /// No connection: DNS, TCP or TLS failed.
+    #[error("cannot reach the cloud: {reason}")]
+    Unreachable {
+        /// The client's words.
+        reason: String,
+    },
+    /// HTTP 401 or 403.
+    #[error("the cloud asks you to sign in (status {status})")]
+    SignIn {
+        /// HTTP status.
+        status: u16,
+    },
+    /// HTTP 429 or 503.
+    #[error("the cloud is overloaded (status {status})")]
+    Overloaded {
+        /// HTTP status, or 0 for an error event.
+        status: u16,
+        /// How long it asks to be left alone.
+        retry_after_ms: Option<u64>,
+    },
+    /// Any other HTTP error or an `error` event.
+    #[error("the cloud refused: {code}: {message}")]
+    Refused {
+        /// HTTP status, or 0 for an error event.
+        status: u16,
+        /// The service's code.
+        code: String,
+        /// The service's words.
+        message: String,
+    },
+    /// The reply is not an event stream: a captive portal or a proxy's page.
+    #[error("the reply is `{content_type}`, not an event stream: is there a sign-in page on this network?")]
+    NotAnEventStream {
+        /// Its content type.
+        content_type: String,
+    },
+    /// An event that does not parse.
+    #[error("the cloud sent a broken event: {reason}")]
+    Malformed {
+        /// What is wrong.
+        reason: String,
+    },
+    /// More bytes than an answer may have.
+    #[error("the cloud sent more than {max} bytes")]
+    TooLarge {
+        /// The limit.
+        max: u64,
+    },
+    /// Another protocol version.
+    #[error("the cloud speaks protocol {theirs}, this device speaks {ours}")]
+    Version {
+        /// This device's version.
+        ours: u32,
+        /// The cloud's version.
+        theirs: u32,
+    },
+    /// The stream ended without an `end` event.
+    #[error("the connection to the cloud broke")]
+    Disconnected,
+    /// The cloud's own side cancelled the answer.
+    #[error("the cloud cancelled the answer")]
+    Cancelled,
+    /// Nothing came in time.
+    #[error("the cloud was silent for {waited_ms} ms")]
+    Silent {
+        /// How long.
+        waited_ms: u64,
+    },
+    /// The privacy check failed, so nothing was sent.
+    #[error("nothing was sent, because the privacy check failed: {reason}")]
+    Privacy {
+        /// What failed; no user text.
+        reason: String,
+    },
+}
+
+impl CloudFault {
+    /// Stable name for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "cloud_unreachable",
+            Self::SignIn { .. } => "sign_in",
+            Self::Overloaded { .. } => "cloud_overloaded",
+            Self::Refused { .. } => "cloud_refused",
+            Self::NotAnEventStream { .. } => "not_an_event_stream",
+            Self::Malformed { .. } => "cloud_malformed",
+            Self::TooLarge { .. } => "cloud_too_large",
+            Self::Version { .. } => "protocol_version",
+            Self::Disconnected => "cloud_disconnected",
+            Self::Cancelled => "cloud_cancelled",
+            Self::Silent { .. } => "cloud_silent",
+            Self::Privacy { .. } => "privacy_check_failed",
+        }
+    }
+}
+
+/// Something the person should know about an answer; never an error of the answer itself.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Note {
+    /// The device goes on without the cloud, from this token on.
+    #[error("{fault}; this device answers from token {at}")]
+    WithoutCloud {
+        /// Why.
+        fault: CloudFault,
+        /// First token index that is not the cloud's.
+        at: usize,
+    },
+    /// The device had its first token before the cloud.
+    #[error("the cloud was slower than this device; it was cancelled")]
+    CloudTooSlow,
+    /// The mask does not fit the text that was sent; the whole prompt is used.
+    #[error("mask ignored, the whole prompt is used: {reason}")]
+    MaskIgnored {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The cloud ended with other than the agreed number of tokens.
+    #[error("the cloud wrote {got} of {want} tokens")]
+    TokenCount {
+        /// Agreed.
+        want: usize,
+        /// Usable.
+        got: usize,
+    },
+    /// Tokens came twice, out of order or past the agreed number; only the contiguous prefix counts.
+    #[error("the cloud's tokens came out of order at token {at}")]
+    Disorder {
+        /// Index of the first odd token.
+        at: usize,
+    },
+    /// The whole prompt does not fit the device; the least relevant sentences were left out.
+    #[error("the prompt has {tokens} tokens, this device holds {limit}: shortened to {kept}")]
+    PromptShortened {
+        /// Tokens of the whole prompt.
+        tokens: usize,
+        /// What fits.
+        limit: usize,
+        /// Tokens used.
+        kept: usize,
+    },
+    /// The device cannot go on; the cloud was asked to.
+    #[error("this device cannot go on ({reason}); the cloud continues")]
+    CloudContinues {
+        /// Why.
+        reason: String,
+    },
+    /// The cloud's tokens were replaced, before being shown, by the device's own.
+    #[error("{tokens} cloud tokens from token {at} on were replaced by this device's own")]
+    Corrected {
+        /// First replaced index.
+        at: usize,
+        /// How many.
+        tokens: usize,
+    },
+    /// The scene could not be fetched.
+    #[error("the scene `{scene}` was not fetched ({reason}); {used} settings are used")]
+    SceneNotFetched {
+        /// Its id.
+        scene: String,
+        /// Why.
+        reason: String,
+        /// "cached" or "built-in".
+        used: &'static str,
+    },
+    /// Private values were replaced before the request was sent.
+    #[error("{count} private values were replaced before anything was sent")]
+    Redacted {
+        /// How many different ones.
+        count: usize,
+    },
+}
+
+impl Note {
+    /// Stable name for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::WithoutCloud { fault, .. } => fault.code(),
+            Self::CloudTooSlow => "cloud_too_slow",
+            Self::MaskIgnored { .. } => "mask_ignored",
+            Self::TokenCount { .. } => "token_count",
+            Self::Disorder { .. } => "disorder",
+            Self::PromptShortened { .. } => "prompt_shortened",
+            Self::CloudContinues { .. } => "cloud_continues",
+            Self::Corrected { .. } => "corrected",
+            Self::SceneNotFetched { .. } => "scene_not_fetched",
+            Self::Redacted { .. } => "redacted",
+        }
+    }
+}
+
+/// A note as JSON: `{"code": ..., "message": ...}`.
+impl Serialize for Note {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut out = serializer.serialize_struct("Note", 2)?;
+        out.serialize_field("code", self.code())?;
+        out.serialize_field("message", &format_args!("{self}").to_string())?;
+        out.end()
+    }
+}
+
+/// Why the answer could not be finished.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// The cloud failed and there is no device model to go on with.
+    #[error("{0}")]
+    Cloud(CloudFault),
+    /// The device's engine failed and the cloud cannot go on.
+    #[error("this device failed: {reason}")]
+    Device {
+        /// The engine's words.
+        reason: String,
+    },
+}
+
+impl AnswerError {
+    /// Stable name for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Cloud(fault) => fault.code(),
+            Self::Device { .. } => "device_failed",
+        }
+    }
+}
+
+/// Part of a log line: never user text.
+impl fmt::Display for super::event::Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cloud => "cloud",
+            Self::Device => "device",
+        })
+    }
+}

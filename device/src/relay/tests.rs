@@ -1,0 +1,259 @@
+//! The relay core in virtual time: a scripted cloud, and a scripted or a real engine.
+
+mod faults;
+mod properties;
+mod real;
+mod sim;
+
+use super::*;
+use crate::privacy::{Escape, Redactor, Restorer};
+use baton_engine::sampling::SamplingParams;
+use baton_engine::stop::StopStrings;
+use baton_engine::tokenizer::Tokenizer;
+use baton_protocol::{
+    AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent, PROTOCOL_VERSION, Role, Segment, Timing, TokenEvent, Usage,
+};
+use sim::{ScriptedEngine, Sim};
+use std::sync::{Arc, LazyLock};
+
+static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+    let bytes = baton_engine::synthetic::SyntheticModel::small("llama", baton_kernels_format(), 1).to_gguf().unwrap();
+    let gguf = baton_engine::gguf::Gguf::from_bytes(bytes).unwrap();
+    Arc::new(Tokenizer::from_gguf(&gguf).unwrap())
+});
+
+fn baton_kernels_format() -> baton_kernels_cpu::Format {
+    baton_kernels_cpu::Format::F32
+}
+
+fn tokenizer() -> Arc<Tokenizer> {
+    TOKENIZER.clone()
+}
+
+/// The id of a one-letter token.
+fn letter(c: char) -> u32 {
+    let ids = tokenizer().encode(&c.to_string());
+    assert_eq!(ids.len(), 1);
+    ids[0]
+}
+
+/// What the cloud writes at index `i`: lower-case letters.
+fn cloud_letter(i: usize) -> char {
+    char::from(b'a' + (i % 26) as u8)
+}
+
+/// What the device writes at index `i`: upper-case letters.
+fn device_letter(i: usize) -> char {
+    char::from(b'A' + (i % 26) as u8)
+}
+
+fn segments() -> Arc<[Segment]> {
+    let document: String = (0..40).map(|i| format!("The thing number {i} is here. ")).collect();
+    Arc::from(vec![
+        Segment::fixed(Role::System, "You answer."),
+        Segment::refinable(Role::User, document),
+        Segment::fixed(Role::User, "\n\nQuestion: why?"),
+    ])
+}
+
+fn config() -> RelayConfig {
+    RelayConfig {
+        mode: RelayMode::Relay,
+        has_device: true,
+        pace: PaceMode::Paced,
+        tau_ms: 100.0,
+        refine: true,
+        corrector: Corrector::Cloud,
+        corrector_override: None,
+        cost: DeviceCost {
+            prefill_ms_per_token: 2.5,
+            prefill_ms_per_token2: 0.0,
+            decode_ms: 45.0,
+            decompress_ms: 0.0,
+        },
+        hedge_after_ms: 1_500.0,
+        first_timeout_ms: 10_000.0,
+        idle_timeout_ms: 5_000.0,
+        may_continue: true,
+        first_prompt: PromptId(16),
+    }
+}
+
+fn spec(tokens_max: usize) -> AnswerSpec {
+    AnswerSpec { segments: segments(), sampling: SamplingParams::default(), tokens_max, shorten: true }
+}
+
+fn rules(stop: &[&str]) -> TextRules {
+    let stop: Vec<String> = stop.iter().map(ToString::to_string).collect();
+    TextRules {
+        tokenizer: tokenizer(),
+        restorer: Restorer::new(Redactor::default().table(), Escape::Plain),
+        stop: StopStrings::new(&stop).unwrap(),
+    }
+}
+
+fn core(config: RelayConfig, tokens_max: usize) -> RelayCore {
+    RelayCore::new(config, spec(tokens_max), rules(&[]))
+}
+
+fn first(assist_tokens: u32) -> FirstEvent {
+    FirstEvent {
+        protocol: PROTOCOL_VERSION,
+        scene_version: 1,
+        index: 0,
+        id: letter(cloud_letter(0)),
+        text: cloud_letter(0).to_string(),
+        assist_tokens,
+        assist_bound_by: "tau".into(),
+        tau_ms: 100.0,
+        corrector: Corrector::Cloud,
+        tokenizer_sha256: Some(tokenizer().digest_hex().to_owned()),
+        timing: Timing::default(),
+        guide: None,
+    }
+}
+
+fn first_event(assist_tokens: u32) -> RelayEvent {
+    RelayEvent::Cloud(AssistEvent::First(Box::new(first(assist_tokens))))
+}
+
+fn token_event(i: usize) -> RelayEvent {
+    let c = cloud_letter(i);
+    RelayEvent::Cloud(AssistEvent::Token(TokenEvent { index: i as u32, id: letter(c), text: c.to_string() }))
+}
+
+fn end_event(reason: EndReason, tokens: usize) -> RelayEvent {
+    let usage = Usage { completion_tokens: tokens as u64, ..Usage::default() };
+    RelayEvent::Cloud(AssistEvent::End(EndEvent { reason, usage, timing: None }))
+}
+
+/// A mask that keeps every fourth sentence.
+fn mask() -> MaskEvent {
+    let map = SentenceMap::new(&segments());
+    let kept: Vec<bool> = (0..map.len()).map(|i| i % 4 == 0).collect();
+    MaskEvent::new(&map, &kept, 0.25, 0.3)
+}
+
+fn mask_event() -> RelayEvent {
+    RelayEvent::Cloud(AssistEvent::Mask(mask()))
+}
+
+/// The cloud as agreed: mask and first token after 300 ms, then a token every 20 ms, `l` in all.
+fn good_cloud(l: usize) -> Vec<(f64, RelayEvent)> {
+    let mut script = vec![(300.0, mask_event()), (300.0, first_event(l as u32))];
+    script.extend((1..l).map(|i| (300.0 + 20.0 * i as f64, token_event(i))));
+    script.push((300.0 + 20.0 * l as f64, end_event(EndReason::Cap, l)));
+    script
+}
+
+/// An engine that writes the device's letters and ends after `end_at` tokens.
+fn engine(end_at: usize) -> ScriptedEngine {
+    ScriptedEngine::new(|i| letter(device_letter(i)), end_at)
+}
+
+/// What an answer must be when the first `cloud` tokens are the cloud's and the device ends at `end_at`.
+fn expected(cloud: usize, end_at: usize) -> String {
+    (0..end_at.max(cloud)).map(|i| if i < cloud { cloud_letter(i) } else { device_letter(i) }).collect()
+}
+
+#[test]
+fn the_cloud_begins_and_the_device_finishes() {
+    let mut sim = Sim::new(core(config(), 100), engine(70), good_cloud(26));
+    let outcome = sim.run();
+    assert_eq!(outcome.ending, Ending::Stop);
+    assert_eq!(outcome.answer, expected(26, 70));
+    let t = &outcome.timeline;
+    assert_eq!((t.tokens_from(Source::Cloud), t.tokens_from(Source::Device)), (26, 44));
+    assert_eq!(t.ttft_user_ms, Some(300.0), "the first token is shown at once");
+    assert_eq!(t.assist_tokens, Some(26));
+    assert_eq!(t.refined_ratio, Some(0.25));
+    assert!(t.mask_bytes.is_some_and(|n| n <= 5 + 12), "{:?}", t.mask_bytes);
+    assert_eq!(t.agreement, Some(0.0), "the scripted device would have written other letters");
+    assert!(t.prompt_tokens_refined < t.prompt_tokens);
+    assert_eq!(sim.notes(), [""; 0]);
+    let largest = t.gaps_ms().into_iter().fold(0.0, f64::max);
+    assert!(largest <= 100.0, "largest gap {largest}");
+}
+
+#[test]
+fn with_r_1_the_device_prefills_from_the_start() {
+    let relay = RelayConfig { refine: false, ..config() };
+    let script: Vec<_> = good_cloud(20).into_iter().skip(1).collect();
+    let mut sim = Sim::new(core(relay, 60), engine(50), script);
+    let outcome = sim.run();
+    assert_eq!(outcome.answer, expected(20, 50));
+    assert_eq!(outcome.timeline.prompt_tokens_refined, outcome.timeline.prompt_tokens);
+    assert_eq!(outcome.timeline.refined_ratio, None);
+}
+
+#[test]
+fn device_alone_and_cloud_alone() {
+    let alone = RelayConfig { mode: RelayMode::DeviceOnly, ..config() };
+    let outcome = Sim::new(core(alone, 100), engine(30), Vec::new()).run();
+    assert_eq!((outcome.answer, outcome.ending), (expected(0, 30), Ending::Stop));
+
+    let cloud = RelayConfig { mode: RelayMode::CloudOnly, ..config() };
+    let mut script = good_cloud(100);
+    script.truncate(41);
+    script.push((2_000.0, end_event(EndReason::Stop, 40)));
+    let mut sim = Sim::new(core(cloud, 100), engine(30), script);
+    let outcome = sim.run();
+    assert_eq!((outcome.answer, outcome.ending), (expected(40, 0), Ending::Stop));
+    assert_eq!(sim.engine_commands, 0, "the device did nothing");
+}
+
+#[test]
+fn the_token_limit_ends_an_answer() {
+    for tokens_max in [1, 5, 26, 27, 40] {
+        let outcome = Sim::new(core(config(), tokens_max), engine(70), good_cloud(26)).run();
+        assert_eq!(outcome.ending, Ending::Length, "limit {tokens_max}");
+        assert_eq!(outcome.answer, expected(26.min(tokens_max), tokens_max));
+    }
+}
+
+#[test]
+fn stop_strings_end_an_answer_whoever_wrote_them() {
+    for (stop, want) in [("ef", "abcd"), ("zA", "abcdefghijklmnopqrstuvwxy"), ("CD", "abcdefghijklmnopqrstuvwxyzAB")] {
+        let core = RelayCore::new(config(), spec(100), rules(&[stop]));
+        let outcome = Sim::new(core, engine(70), good_cloud(26)).run();
+        assert_eq!((outcome.answer.as_str(), outcome.ending), (want, Ending::Stop), "stop {stop}");
+    }
+}
+
+#[test]
+fn the_device_corrects_what_is_not_shown() {
+    let relay = RelayConfig { corrector_override: Some(Corrector::Device), ..config() };
+    let mut sim = Sim::new(core(relay, 60), engine(40), good_cloud(26));
+    let outcome = sim.run();
+    let cloud = outcome.timeline.tokens_from(Source::Cloud);
+    assert!(cloud < 26, "unshown cloud tokens are replaced, {cloud} stay");
+    assert_eq!(outcome.answer, expected(cloud, 40));
+    assert_eq!(sim.notes(), ["corrected"]);
+}
+
+#[test]
+fn cancelling_stops_both_sides_at_once() {
+    for at in [0.0, 250.0, 310.0, 1_000.0, 2_600.0] {
+        let mut script = good_cloud(26);
+        script.push((at, RelayEvent::Cancel));
+        let mut sim = Sim::new(core(config(), 100), engine(90), script);
+        let outcome = sim.run();
+        assert_eq!(outcome.ending, Ending::Cancelled, "at {at}");
+        assert!(expected(26, 90).starts_with(&outcome.answer), "{}", outcome.answer);
+        assert!(sim.engine_stopped, "at {at}");
+        assert!(sim.cloud_closed(), "at {at}");
+    }
+}
+
+#[test]
+fn nothing_happens_before_begin_or_after_the_end() {
+    let mut core = core(config(), 10);
+    assert_eq!(core.step(first_event(3), Millis::ZERO), []);
+    let effects = core.step(RelayEvent::Begin, Millis::ZERO);
+    assert!(effects.contains(&RelayEffect::Ask));
+    let effects = core.step(RelayEvent::Cancel, Millis::new(1.0));
+    assert!(matches!(effects.last(), Some(RelayEffect::Finish(_))));
+    assert!(core.finished());
+    assert_eq!(core.step(first_event(3), Millis::new(2.0)), []);
+    assert_eq!(core.step(RelayEvent::Cancel, Millis::new(3.0)), []);
+}

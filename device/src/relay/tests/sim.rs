@@ -1,0 +1,324 @@
+//! Virtual time: delivers scripted cloud events, runs an engine's passes, checks invariants at every step.
+
+use super::super::*;
+use crate::local::{Accepted, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PassOutcome, Scope, Verified};
+use baton_engine::pace_emulation::{PassContent, PassCost};
+use std::collections::VecDeque;
+
+/// An engine that runs one pass at a time.
+pub(super) trait VirtualEngine {
+    fn command(&mut self, command: EngineCommand) -> Vec<EngineReport>;
+    fn has_work(&self) -> bool;
+    fn pass(&mut self) -> PassOutcome;
+}
+
+impl VirtualEngine for LocalEngine {
+    fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
+        LocalEngine::command(self, command)
+    }
+    fn has_work(&self) -> bool {
+        LocalEngine::has_work(self)
+    }
+    fn pass(&mut self) -> PassOutcome {
+        LocalEngine::pass(self, &mut ())
+    }
+}
+
+/// Reports as the local engine would, without arithmetic.
+pub(super) struct ScriptedEngine {
+    token: fn(usize) -> u32,
+    end_at: usize,
+    tokens_max: usize,
+    prompt: PromptId,
+    total: usize,
+    done: usize,
+    prefix_only: bool,
+    accepted: Option<usize>,
+    decide: Option<usize>,
+    next: Option<usize>,
+    open: bool,
+    /// Fails in the pass that would pass this many prompt tokens.
+    pub(super) fail_at: Option<usize>,
+}
+
+const CHUNK: usize = 16;
+
+impl ScriptedEngine {
+    pub(super) fn new(token: fn(usize) -> u32, end_at: usize) -> Self {
+        Self {
+            token,
+            end_at,
+            tokens_max: 0,
+            prompt: PromptId(0),
+            total: 0,
+            done: 0,
+            prefix_only: false,
+            accepted: None,
+            decide: None,
+            next: None,
+            open: false,
+            fail_at: None,
+        }
+    }
+
+    /// A token for every two bytes.
+    fn tokens(segments: &[Segment]) -> usize {
+        segments.iter().map(|s| s.text.len() / 2).sum::<usize>().max(1)
+    }
+
+    fn write(&mut self, index: usize) -> EngineReport {
+        let prompt = self.prompt;
+        let why = match index {
+            i if i >= self.tokens_max => EngineEnd::TokensMax,
+            i if i >= self.end_at => EngineEnd::EndToken,
+            _ => {
+                self.next = Some(index + 1);
+                return EngineReport::Token { prompt, index, id: (self.token)(index), text: None };
+            }
+        };
+        self.next = None;
+        EngineReport::Ended { prompt, why, text: String::new() }
+    }
+}
+
+use baton_protocol::Segment;
+
+impl VirtualEngine for ScriptedEngine {
+    fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
+        match command {
+            EngineCommand::Open { prompt, spec, scope } => {
+                let tokens = Self::tokens(&spec.segments);
+                let prefix_tokens = Self::tokens(&spec.segments[..1]);
+                self.open = true;
+                (self.prompt, self.prefix_only, self.done) = (prompt, scope == Scope::Prefix, 0);
+                (self.accepted, self.decide, self.next) = (None, None, None);
+                self.tokens_max = spec.tokens_max;
+                self.total = if self.prefix_only { prefix_tokens } else { tokens };
+                let total = self.total;
+                vec![
+                    EngineReport::Opened { prompt, tokens, prefix_tokens },
+                    EngineReport::Prompt { prompt, tokens: total, cached: 0, shortened: None },
+                ]
+            }
+            EngineCommand::Prefill { prompt, segments } => {
+                assert!(self.open, "prefill without an answer");
+                (self.prompt, self.prefix_only, self.total) = (prompt, false, Self::tokens(&segments));
+                (self.accepted, self.decide, self.next) = (None, None, None);
+                self.done = self.done.min(Self::tokens(&segments[..1]));
+                vec![EngineReport::Prompt { prompt, tokens: self.total, cached: self.done, shortened: None }]
+            }
+            EngineCommand::Verify { prompt, accepted } => {
+                assert_eq!(prompt, self.prompt);
+                self.accepted = Some(match accepted {
+                    Accepted::Ids(ids) => ids.len(),
+                    Accepted::Text(text) => text.chars().count(),
+                });
+                Vec::new()
+            }
+            EngineCommand::Decode { prompt, keep, index } => {
+                assert_eq!(prompt, self.prompt);
+                let accepted = self.decide.take().expect("decode follows verification");
+                let kept = if let Keep::Tokens(n) = keep { n } else { accepted };
+                assert_eq!(kept, index);
+                vec![self.write(index)]
+            }
+            EngineCommand::Stop => {
+                self.open = false;
+                (self.accepted, self.decide, self.next) = (None, None, None);
+                Vec::new()
+            }
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        let prefill = self.done + usize::from(!self.prefix_only) < self.total;
+        self.open && (self.next.is_some() || (self.decide.is_none() && (prefill || self.accepted.is_some())))
+    }
+
+    fn pass(&mut self) -> PassOutcome {
+        let prompt = self.prompt;
+        let content = |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
+        if let Some(index) = self.next {
+            let report = self.write(index);
+            return PassOutcome { reports: vec![report], content: content(0, 1), cancelled: false };
+        }
+        let target = if self.prefix_only { self.total } else { self.total - 1 };
+        if self.fail_at.is_some_and(|at| self.done + CHUNK > at) {
+            self.open = false;
+            let reports = vec![EngineReport::Failed { prompt, reason: "out of memory".into() }];
+            return PassOutcome { reports, ..PassOutcome::default() };
+        }
+        if self.done < target {
+            let n = CHUNK.min(target - self.done);
+            self.done += n;
+            let mut reports =
+                vec![EngineReport::Progress { prompt, done: self.done, total: self.total, pass_tokens: n }];
+            if self.done == target && !self.prefix_only && self.accepted.is_none() {
+                reports.push(EngineReport::Ready { prompt });
+            }
+            return PassOutcome { reports, content: content(n, 0), cancelled: false };
+        }
+        let accepted = self.accepted.take().expect("there is work");
+        self.decide = Some(accepted);
+        let own = (0..=accepted).map(self.token).collect();
+        let verified = Verified { own, compared: accepted, agreed: 0, differs_at_bytes: Vec::new() };
+        let reports = vec![EngineReport::Verified { prompt, verified }];
+        PassOutcome { reports, content: content(accepted + 1, 0), cancelled: false }
+    }
+}
+
+/// A phone.
+pub(super) const COST: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.5, decode_ms: 45.0 };
+
+/// One answer in virtual time.
+pub(super) struct Sim<E> {
+    core: RelayCore,
+    engine: E,
+    now: f64,
+    /// What happens when, in order; times from the question on.
+    script: VecDeque<(f64, RelayEvent)>,
+    /// What happens after the cloud was asked to go on.
+    pub(super) continuation: Vec<(f64, RelayEvent)>,
+    busy: Option<(f64, Vec<EngineReport>)>,
+    waiting: VecDeque<EngineCommand>,
+    wake: Option<f64>,
+    text: String,
+    shown: usize,
+    notes: Vec<Note>,
+    outcome: Option<Outcome>,
+    asked: bool,
+    closed: bool,
+    pub(super) engine_commands: usize,
+    pub(super) engine_stopped: bool,
+    pub(super) accepted: Option<String>,
+}
+
+impl<E: VirtualEngine> Sim<E> {
+    pub(super) fn new(core: RelayCore, engine: E, mut script: Vec<(f64, RelayEvent)>) -> Self {
+        script.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Self {
+            core,
+            engine,
+            now: 0.0,
+            script: script.into(),
+            continuation: Vec::new(),
+            busy: None,
+            waiting: VecDeque::new(),
+            wake: None,
+            text: String::new(),
+            shown: 0,
+            notes: Vec::new(),
+            outcome: None,
+            asked: false,
+            closed: false,
+            engine_commands: 0,
+            engine_stopped: false,
+            accepted: None,
+        }
+    }
+
+    pub(super) fn notes(&self) -> Vec<&'static str> {
+        self.notes.iter().map(Note::code).collect()
+    }
+
+    pub(super) fn cloud_closed(&self) -> bool {
+        self.closed || !self.asked
+    }
+
+    /// Runs to the end; panics on a broken invariant or an answer that does not end.
+    pub(super) fn run(&mut self) -> Outcome {
+        self.step(RelayEvent::Begin);
+        for _ in 0..100_000 {
+            if let Some(outcome) = &self.outcome {
+                return outcome.clone();
+            }
+            self.advance();
+        }
+        panic!("the answer does not end; shown {:?}", self.text);
+    }
+
+    fn advance(&mut self) {
+        let script_at = self.script.front().map(|s| s.0);
+        let busy_at = self.busy.as_ref().map(|b| b.0);
+        let next = [script_at, busy_at, self.wake].into_iter().flatten().reduce(f64::min);
+        let next = next.unwrap_or_else(|| panic!("nothing will ever happen; shown {:?}", self.text));
+        self.now = self.now.max(next);
+        if script_at == Some(next) {
+            let (_, event) = self.script.pop_front().expect("looked at above");
+            let from_cloud = matches!(event, RelayEvent::Cloud(_) | RelayEvent::CloudLost(_));
+            if !(from_cloud && self.closed) {
+                self.step(event);
+            }
+        } else if busy_at == Some(next) {
+            let (_, reports) = self.busy.take().expect("looked at above");
+            for report in reports {
+                self.step(RelayEvent::Engine(report));
+            }
+            while let Some(command) = self.waiting.pop_front() {
+                self.apply(command);
+            }
+        } else {
+            self.wake = None;
+            self.step(RelayEvent::Timer);
+        }
+        self.start_pass();
+    }
+
+    fn start_pass(&mut self) {
+        if self.busy.is_none() && self.engine.has_work() {
+            let outcome = self.engine.pass();
+            let took = COST.modelled(outcome.content).as_secs_f64() * 1e3;
+            self.busy = Some((self.now + took, outcome.reports));
+        }
+    }
+
+    fn apply(&mut self, command: EngineCommand) {
+        for report in self.engine.command(command) {
+            self.step(RelayEvent::Engine(report));
+        }
+    }
+
+    fn step(&mut self, event: RelayEvent) {
+        if self.outcome.is_some() {
+            return;
+        }
+        let effects = self.core.step(event, Millis::new(self.now));
+        let finishes = effects.iter().position(|e| matches!(e, RelayEffect::Finish(_)));
+        assert!(finishes.is_none_or(|at| at + 1 == effects.len()), "an effect after the end: {effects:?}");
+        for effect in effects {
+            match effect {
+                RelayEffect::Ask => self.asked = true,
+                RelayEffect::AskToContinue { accepted, .. } => {
+                    self.closed = false;
+                    self.accepted = Some(accepted);
+                    let later = std::mem::take(&mut self.continuation);
+                    self.script.extend(later.into_iter().map(|(after, event)| (self.now + after, event)));
+                    self.script.make_contiguous().sort_by(|a, b| a.0.total_cmp(&b.0));
+                }
+                RelayEffect::CancelCloud => self.closed = true,
+                RelayEffect::Engine(command) => {
+                    self.engine_commands += 1;
+                    self.engine_stopped |= matches!(command, EngineCommand::Stop);
+                    if matches!(command, EngineCommand::Stop | EngineCommand::Open { .. }) {
+                        self.busy = None;
+                        self.waiting.clear();
+                    }
+                    if self.busy.is_some() { self.waiting.push_back(command) } else { self.apply(command) }
+                }
+                RelayEffect::Show { index, text, .. } => {
+                    assert_eq!(index, self.shown, "shown in order, without repeat or gap");
+                    self.shown += 1;
+                    self.text.push_str(&text);
+                }
+                RelayEffect::Tail { text } => self.text.push_str(&text),
+                RelayEffect::Note(note) => self.notes.push(note),
+                RelayEffect::WakeAt(at) => self.wake = at.map(Millis::as_f64),
+                RelayEffect::Finish(outcome) => {
+                    assert_eq!(outcome.answer, self.text, "the outcome is what was shown");
+                    assert_eq!(outcome.timeline.shown.len(), self.shown);
+                    self.outcome = Some(outcome);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The engine's thread: takes commands, runs passes, waits out emulated time, reports.
+//!
+//! The only place where the local engine meets a clock. Never blocks async code; a dropped report channel drops the
+//! answer. Emulation stretches a pass to max(real, model) and is interrupted by a newer answer.
+
+use crate::local::{EngineCommand, EngineReport, LocalEngine};
+use baton_engine::StepControl;
+use baton_engine::pace_emulation::{PassContent, PassCost};
+use baton_pacing::DeviceCost;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Commands that may wait.
+const COMMANDS_MAX: usize = 64;
+/// Reports that may wait; a full queue pauses the engine.
+const REPORTS_MAX: usize = 1024;
+/// Prefilled tokens when the device's cost is first measured.
+const PROBE_TOKENS: usize = 96;
+
+enum Message {
+    Attach(mpsc::Sender<EngineReport>),
+    Command(EngineCommand),
+}
+
+/// Why there is no worker.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The operating system gives no thread.
+    #[error("start the engine thread")]
+    Spawn(#[source] std::io::Error),
+    /// The thread is gone.
+    #[error("the engine thread has ended")]
+    Gone,
+}
+
+/// A handle on the engine's thread. Dropping it ends the thread after the pass under way.
+#[derive(Debug)]
+pub struct EngineWorker {
+    messages: Option<SyncSender<Message>>,
+    interrupt: Arc<AtomicBool>,
+    cost: Arc<Mutex<DeviceCost>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineWorker {
+    /// Starts the thread and measures the device's cost (a few passes, stretched by `emulate`).
+    ///
+    /// # Errors
+    /// [`WorkerError::Spawn`].
+    pub fn start(mut engine: LocalEngine, emulate: PassCost) -> Result<Self, WorkerError> {
+        let cost = Arc::new(Mutex::new(measure(&mut engine, emulate)));
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let (messages, inbox) = sync_channel(COMMANDS_MAX);
+        let mut thread = Thread {
+            engine,
+            emulate,
+            inbox,
+            pending: VecDeque::new(),
+            reports: None,
+            interrupt: interrupt.clone(),
+            cost: cost.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("baton-engine".into())
+            .spawn(move || thread.run())
+            .map_err(WorkerError::Spawn)?;
+        Ok(Self { messages: Some(messages), interrupt, cost, thread: Some(thread) })
+    }
+
+    /// What the device costs, as measured so far.
+    pub fn cost(&self) -> DeviceCost {
+        *self.cost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new answer: its reports come here, and nobody else's do any more.
+    ///
+    /// # Errors
+    /// [`WorkerError::Gone`].
+    pub async fn attach(&self) -> Result<mpsc::Receiver<EngineReport>, WorkerError> {
+        let (sender, receiver) = mpsc::channel(REPORTS_MAX);
+        self.send(Message::Attach(sender)).await?;
+        Ok(receiver)
+    }
+
+    /// Gives a command to the engine.
+    ///
+    /// # Errors
+    /// [`WorkerError::Gone`].
+    pub async fn command(&self, command: EngineCommand) -> Result<(), WorkerError> {
+        if matches!(command, EngineCommand::Open { .. } | EngineCommand::Stop) {
+            self.interrupt.store(true, Ordering::Release);
+        }
+        self.send(Message::Command(command)).await
+    }
+
+    /// The engine always reads its queue within one pass, so a full one is waited for briefly.
+    async fn send(&self, message: Message) -> Result<(), WorkerError> {
+        let messages = self.messages.as_ref().ok_or(WorkerError::Gone)?;
+        let mut message = message;
+        loop {
+            message = match messages.try_send(message) {
+                Ok(()) => return Ok(()),
+                Err(std::sync::mpsc::TrySendError::Full(message)) => message,
+                Err(std::sync::mpsc::TrySendError::Disconnected(_)) => return Err(WorkerError::Gone),
+            };
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+impl Drop for EngineWorker {
+    fn drop(&mut self) {
+        self.interrupt.store(true, Ordering::Release);
+        self.messages = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has already printed why.
+            let _ended = thread.join();
+        }
+    }
+}
+
+struct Interruptible<'a>(&'a AtomicBool);
+
+impl StepControl for Interruptible<'_> {
+    fn after_layer(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
+        if self.0.load(Ordering::Acquire) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+struct Thread {
+    engine: LocalEngine,
+    emulate: PassCost,
+    inbox: Receiver<Message>,
+    pending: VecDeque<Message>,
+    reports: Option<mpsc::Sender<EngineReport>>,
+    interrupt: Arc<AtomicBool>,
+    cost: Arc<Mutex<DeviceCost>>,
+}
+
+impl Thread {
+    fn run(&mut self) {
+        loop {
+            let message = match self.pending.pop_front() {
+                Some(message) => Some(message),
+                None if self.engine.has_work() => match self.inbox.try_recv() {
+                    Ok(message) => Some(message),
+                    Err(TryRecvError::Empty) => None,
+                    Err(TryRecvError::Disconnected) => return,
+                },
+                None => match self.inbox.recv() {
+                    Ok(message) => Some(message),
+                    Err(_) => return,
+                },
+            };
+            match message {
+                Some(message) => self.take(message),
+                None => self.pass(),
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Attach(reports) => self.reports = Some(reports),
+            Message::Command(command) => {
+                if matches!(command, EngineCommand::Open { .. } | EngineCommand::Stop) {
+                    self.interrupt.store(false, Ordering::Release);
+                }
+                let reports = self.engine.command(command);
+                self.report(reports);
+            }
+        }
+    }
+
+    fn report(&mut self, reports: Vec<EngineReport>) {
+        for report in reports {
+            let gone = self.reports.as_ref().is_none_or(|channel| channel.blocking_send(report).is_err());
+            if gone {
+                self.reports = None;
+                self.engine.command(EngineCommand::Stop);
+                return;
+            }
+        }
+    }
+
+    fn pass(&mut self) {
+        let begun = Instant::now();
+        let outcome = self.engine.pass(&mut Interruptible(&self.interrupt));
+        if outcome.cancelled {
+            // The command that interrupted is already in the queue, or the handle was dropped.
+            match self.inbox.recv() {
+                Ok(message) => self.pending.push_back(message),
+                Err(_) => self.interrupt.store(false, Ordering::Release),
+            }
+            return;
+        }
+        let until = begun + begun.elapsed() + self.emulate.wait(outcome.content, begun.elapsed());
+        if !self.wait(until) {
+            return;
+        }
+        self.learn(outcome.content, begun.elapsed());
+        self.report(outcome.reports);
+    }
+
+    /// Waits out emulated time; false when a newer answer interrupted it.
+    fn wait(&mut self, until: Instant) -> bool {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            match self.inbox.recv_timeout(left) {
+                Ok(message) => {
+                    let ends = matches!(&message, Message::Command(EngineCommand::Open { .. } | EngineCommand::Stop));
+                    self.pending.push_back(message);
+                    if ends {
+                        return false;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn learn(&self, content: PassContent, took: Duration) {
+        let mut cost = self.cost.lock().unwrap_or_else(PoisonError::into_inner);
+        let took_ms = took.as_secs_f64() * 1e3;
+        let toward = |old: f64, new: f64| 0.8 * old + 0.2 * new;
+        if content.decode_rows > 0 {
+            cost.decode_ms = toward(cost.decode_ms, took_ms);
+        } else if content.prefill_tokens >= PROBE_TOKENS / 4 {
+            cost.prefill_ms_per_token = toward(cost.prefill_ms_per_token, took_ms / content.prefill_tokens as f64);
+        }
+    }
+}
+
+/// Measures prefill and decoding on a scratch sequence; the emulated machine's figures where those are larger.
+fn measure(engine: &mut LocalEngine, emulate: PassCost) -> DeviceCost {
+    let mut best = |tokens: usize| {
+        (0..2)
+            .filter_map(|_| {
+                let begun = Instant::now();
+                engine.probe(tokens)?;
+                Some(begun.elapsed().as_secs_f64() * 1e3)
+            })
+            .fold(f64::INFINITY, f64::min)
+    };
+    let (prefill, decode) = (best(PROBE_TOKENS) / PROBE_TOKENS as f64, best(1));
+    let finite = |ms: f64| if ms.is_finite() { ms } else { 0.0 };
+    DeviceCost {
+        prefill_ms_per_token: finite(prefill).max(emulate.prefill_ms_per_token),
+        prefill_ms_per_token2: 0.0,
+        decode_ms: finite(decode).max(emulate.decode_ms),
+        decompress_ms: 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests;
