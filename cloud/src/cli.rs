@@ -2,6 +2,8 @@
 
 mod scenes;
 
+use std::io::IsTerminal;
+
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
@@ -75,7 +77,10 @@ fn start_log(form: LogForm) -> anyhow::Result<()> {
     let default = "info";
     let filter = EnvFilter::try_from_default_env().or_else(|_| EnvFilter::try_new(default));
     let filter = filter.context("read RUST_LOG")?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     let started = match form {
         LogForm::Json => log.json().try_init(),
         LogForm::Text => log.try_init(),

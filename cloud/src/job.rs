@@ -189,6 +189,16 @@ impl Job {
 
     /// Sends what is left and the one terminal event.
     pub(crate) fn close(mut self, closed: &Closed) {
+        tracing::info!(
+            job = closed.id.0,
+            reason = ?closed.reason,
+            prompt_tokens = self.prompt.len(),
+            cached_prefix_tokens = self.cached,
+            tokens = closed.tokens,
+            queue_ms = closed.times.queue_ms,
+            slot_ms = closed.times.slot_ms,
+            "answer ended"
+        );
         let reason = match closed.reason {
             CloseReason::Stop => EndReason::Stop,
             CloseReason::Cap => EndReason::Cap,

@@ -234,10 +234,10 @@ impl Worker {
             return None;
         }
         let job = self.jobs.get_mut(&row.id)?;
-        if job.written() == 0 {
-            if let Some(elapsed) = job.put_mask(output.scores.as_ref()) {
-                self.desk.record(|costs| costs.record_refine(elapsed));
-            }
+        if job.written() == 0
+            && let Some(elapsed) = job.put_mask(output.scores.as_ref())
+        {
+            self.desk.record(|costs| costs.record_refine(elapsed));
         }
         Some(job.write(&output.logits))
     }
@@ -281,5 +281,21 @@ impl StepControl for CancelWatch {
         } else {
             ControlFlow::Continue(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_broken_off_only_when_nobody_waits_for_it() {
+        let flags = [CancelFlag::default(), CancelFlag::default()];
+        let mut watch = CancelWatch { flags: flags.to_vec() };
+        assert_eq!(watch.after_layer(1, 3), ControlFlow::Continue(()));
+        flags[0].set();
+        assert_eq!(watch.after_layer(2, 3), ControlFlow::Continue(()));
+        flags[1].set();
+        assert_eq!(watch.after_layer(3, 3), ControlFlow::Break(()));
     }
 }

@@ -14,7 +14,7 @@ pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiErr
     if app.service.has_failed() {
         return Err(ApiError::new(ErrorCode::Unavailable, "the engine has failed"));
     }
-    Ok(Json(json!({ "status": "ok", "stats": figures(&app) })))
+    Ok(Json(json!({ "status": "ok" })))
 }
 
 /// New requests are accepted.
@@ -25,14 +25,11 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiErro
     Ok(Json(json!({ "status": "ready" })))
 }
 
+/// What is in use, and what this cloud costs.
 pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
-    Json(figures(&app))
-}
-
-fn figures(app: &App) -> Value {
     let stats = app.service.stats();
     let measured = app.service.measured();
-    json!({
+    Json(json!({
         "slots_used": stats.running,
         "slots": stats.slots,
         "queue_len": stats.waiting,
@@ -48,7 +45,7 @@ fn figures(app: &App) -> Value {
             "decode_ms": measured.decode_ms,
             "refine_ms": measured.refine_ms,
         },
-    })
+    }))
 }
 
 pub(super) async fn models(State(app): State<App>) -> Json<Value> {

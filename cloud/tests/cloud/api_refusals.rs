@@ -70,6 +70,9 @@ async fn contents_that_cannot_be_answered() {
     check(server, |b| b["resume"] = json!(true), 400, "invalid_request", Some("resume")).await;
 }
 
+/// A body, its headers, the status it gets.
+type Case<'a> = (&'a [u8], &'a [(&'a str, &'a str)], u16);
+
 #[tokio::test]
 async fn bodies_that_are_no_requests() {
     let limits = ApiLimits { body_bytes_max: 20_000, inflated_bytes_max: 20_000, ..ApiLimits::default() };
@@ -77,7 +80,7 @@ async fn bodies_that_are_no_requests() {
     let long = format!("{{\"scene\":\"{}\"}}", "x".repeat(30_000));
     let infinite = good().to_string().replacen("\"temperature\":0.0", "\"temperature\":1e400", 1);
     assert!(infinite.contains("1e400"));
-    let cases: [(&[u8], &[(&str, &str)], u16); 8] = [
+    let cases: [Case<'_>; 8] = [
         (b"", &[], 400),
         (b"{", &[], 400),
         (b"[1,2]", &[], 400),

@@ -214,7 +214,7 @@ fn a_cancelled_stream_says_so_and_the_next_one_starts() {
 }
 
 #[test]
-fn a_cancel_in_the_middle_of_a_pass_ends_it_at_a_layer() {
+fn a_reader_that_goes_while_a_pass_is_stretched_gets_nothing_more() {
     let (service, mut worker) = by_hand(options());
     let stream = service.assist(&request("doc-qa", &document(40), 5)).unwrap();
     let pass = worker.turn().unwrap();
