@@ -19,11 +19,11 @@ mod forecast;
 use forecast::{Allowance, Rate};
 
 /// A planned gap grows by at most this factor from token to token.
-pub const GAP_GROWTH: f64 = 1.25;
+pub const GAP_GROWTH: f64 = 1.3;
 /// A planned gap shrinks at most to this share of the one before.
 pub const GAP_SHRINK: f64 = 0.85;
 /// Robustness may cost gaps of up to this share of `tau`, where an even pace would allow shorter ones.
-const CAUTION_CAP: f64 = 0.95;
+const CAUTION_CAP: f64 = 0.97;
 /// No plan stretches a gap beyond this, whatever the estimates say.
 const GAP_MAX_MS: f64 = 30_000.0;
 /// Times closer than this are the same: timers and additions round.
@@ -106,6 +106,8 @@ pub struct Pacer {
     shown_at: Millis,
     /// The gap planned for the last token shown; 0 before there is one.
     pace_ms: f64,
+    /// The wake asked for by the last step.
+    wake_at: Option<Millis>,
     cloud: Rate,
     device: Rate,
 }
@@ -125,6 +127,7 @@ impl Pacer {
             arrived_at: Millis::ZERO,
             shown_at: Millis::ZERO,
             pace_ms: 0.0,
+            wake_at: None,
             cloud: Rate::unknown(),
             device: Rate::new(sane(config.decode_ms)),
         }
@@ -144,22 +147,23 @@ impl Pacer {
             self.shown = limit;
             return PaceStep { show: self.shown, wake_at: None };
         }
-        let mut dry = was_dry;
+        // When the next token should have been shown at the latest: a driver that slept may catch up by one gap,
+        // but neither a token that came late nor a plan that got faster starts a burst.
+        let mut expected = if was_dry { now } else { self.wake_at.map_or(now, |at| at.min(now)) };
+        self.wake_at = None;
         while self.shown < limit {
             let gap_ms = if self.shown == 0 { 0.0 } else { self.planned_gap_ms(now) };
             let due = if self.shown == 0 { now } else { self.shown_at + Millis::new(gap_ms) };
             if due.as_f64() > now.as_f64() + TICK_MS {
-                return PaceStep { show: self.shown, wake_at: Some(due) };
+                self.wake_at = Some(due);
+                break;
             }
-            // A token that came too late, or a driver that slept, does not start a burst: the plan goes on
-            // from now, or one gap before it where the tokens were there in time.
-            let slack = if dry { Millis::ZERO } else { Millis::new(gap_ms) };
-            self.shown_at = due.max(now - slack);
+            self.shown_at = due.max(expected).max(now - Millis::new(gap_ms)).min(now);
             self.pace_ms = gap_ms;
             self.shown += 1;
-            dry = false;
+            expected = Millis::ZERO;
         }
-        PaceStep { show: self.shown, wake_at: None }
+        PaceStep { show: self.shown, wake_at: self.wake_at }
     }
 
     /// Tokens shown so far.

@@ -1,20 +1,37 @@
 //! From the device's progress to the moment when its own first token will be there.
 //!
 //! The work of prefill is known (tokens and the device's cost curve); how long a unit of work takes is
-//! not: it is measured over the last quarter of the work, and a report that is overdue counts as well, since a
-//! pass that has not ended yet cannot have been fast. Never sees tokens or text; reads no clock.
+//! not: it is measured, over the last half of the work at most, and a report that is overdue counts as well, since
+//! a pass that has not ended yet cannot have been fast. The estimate is one to plan by: a pace that was
+//! a little too fast at first can still be corrected, so that the first measurements are rounded down; nothing can be
+//! corrected at the end, so that what is left carries a margin, which shrinks as passes are done.
+//! Never sees tokens or text; reads no clock.
 
 use std::collections::VecDeque;
 
 use crate::{DeviceCost, Millis};
 
-/// The pace is measured over this share of all the work.
-const WINDOW: f64 = 0.25;
+/// The pace is measured over this share of all the work, the latest.
+const WINDOW: f64 = 0.5;
 /// Progress is reported at least every such share; that is what "overdue" means before the first report.
 const REPORT_SHARE: f64 = 1.0 / 16.0;
-/// How much work the device's own estimate counts for against measurements: enough to keep the first
+/// Passes differ in length by some per cent, each by itself: the margin is this share of one pass, times the square
+/// root of the passes left.
+const UNSURE: f64 = 0.1;
+/// This much of the margin is left when the takeover is overdue, and moves on with the clock.
+const UNSURE_OVERDUE: f64 = 0.25;
+/// A measurement over `n` passes is rounded down by this over `n`.
+const EARLY_DISCOUNT: f64 = 0.05;
+/// Before the first report, an overdue pass is taken to be overdue by this much more in the end.
+const OVERDUE_MORE: f64 = 1.2;
+/// How much work, of all, the device's own estimate counts for against measurements: enough to keep the first
 /// tiny report (one layer) from deciding alone.
 const PRIOR: f64 = 1.0 / 512.0;
+
+/// The factor by which a measurement over so many passes is rounded down.
+fn discount(passes: f64) -> f64 {
+    1.0 - EARLY_DISCOUNT / passes.max(1.0)
+}
 
 /// The estimate of one takeover, corrected by every report.
 #[derive(Debug, Clone)]
@@ -24,8 +41,8 @@ pub struct TakeoverEstimate {
     target_tokens: usize,
     /// Reports kept: (time, tokens in the cache), oldest first; never empty.
     reports: VecDeque<(Millis, usize)>,
-    /// The largest step of work between two reports.
-    step_work: f64,
+    /// The largest step between two reports, in tokens; 0 before the first.
+    step_tokens: usize,
 }
 
 impl TakeoverEstimate {
@@ -36,7 +53,7 @@ impl TakeoverEstimate {
         let target_tokens = target_tokens.max(held_tokens);
         let mut reports = VecDeque::with_capacity(80);
         reports.push_back((start, held_tokens));
-        Self { cost, held_tokens, target_tokens, reports, step_work: 0.0 }
+        Self { cost, held_tokens, target_tokens, reports, step_tokens: 0 }
     }
 
     /// The KV cache holds `tokens` now. Reports that go back, in tokens or in time, are ignored.
@@ -45,8 +62,8 @@ impl TakeoverEstimate {
         if tokens <= last || now < last_at || !now.is_finite() {
             return;
         }
-        let step = self.work(tokens) - self.work(last);
-        self.step_work = self.step_work.max(step);
+        self.step_tokens = self.step_tokens.max(tokens - last);
+        self.target_tokens = self.target_tokens.max(tokens);
         let whole = self.work(self.target_tokens);
         // Many fine reports say no more than a few: the newest replaces the last one kept if both are close.
         if self.reports.len() > 1 {
@@ -66,7 +83,7 @@ impl TakeoverEstimate {
         self.target_tokens = target_tokens.max(self.latest().1);
     }
 
-    /// When the takeover will be there, seen from `now`; never in the past while work is left.
+    /// When the takeover will be there, to plan by, as seen from `now`. Never in the past while work is left.
     #[must_use]
     pub fn ready_at(&self, now: Millis) -> Millis {
         let (last_at, last) = self.latest();
@@ -74,24 +91,62 @@ impl TakeoverEstimate {
         if left <= 0.0 {
             return last_at;
         }
-        (last_at + Millis::new(self.slowness(now) * left)).max(now)
+        let measured = self.measured();
+        let under_way = self.next_work(self.under_way_tokens());
+        let passes_left = if under_way > 0.0 { left / under_way } else { 1.0 };
+        let unsure = UNSURE * measured * under_way * passes_left.sqrt();
+        let likely = (measured * left + unsure).max(self.at_least(now) * left);
+        (last_at + Millis::new(likely)).max(now + Millis::new(UNSURE_OVERDUE * unsure))
     }
 
-    /// Real over estimated time, as measured; 1 before anything is known.
-    #[must_use]
-    pub fn slowness(&self, now: Millis) -> f64 {
+    /// Real over estimated time, as measured; 1 before the first report.
+    fn measured(&self) -> f64 {
         let (last_at, last) = self.latest();
         let (first_at, first) = self.reports[0];
+        if last == first {
+            return 1.0;
+        }
+        self.ratio(last_at - first_at, self.work(last) - self.work(first)) * discount(self.passes())
+    }
+
+    /// What real over estimated time is at least, if the pass under way ended now.
+    fn at_least(&self, now: Millis) -> f64 {
+        let (first_at, first) = self.reports[0];
+        let done = self.work(self.latest().1) - self.work(first);
+        let bound = self.ratio(now - first_at, done + self.next_work(self.under_way_tokens()));
+        let bound = bound * discount(self.passes() + 1.0);
+        if self.passes() == 0.0 && bound > 1.0 { 1.0 + (bound - 1.0) * OVERDUE_MORE } else { bound }
+    }
+
+    /// Real over estimated time of `work`, with the device's own estimate as a small weight while the window
+    /// reaches back to the start.
+    fn ratio(&self, real: Millis, work: f64) -> f64 {
+        let from_start = self.reports[0].1 == self.held_tokens;
         let whole = self.work(self.target_tokens).max(f64::MIN_POSITIVE);
-        let prior = PRIOR * whole;
-        let done = self.work(last) - self.work(first);
-        let measured = ((last_at - first_at).as_f64() + prior) / (done + prior);
-        // The pass under way is at most the largest step so far, or all that is left.
-        let left = self.work(self.target_tokens) - self.work(last);
-        let step = if self.step_work > 0.0 { self.step_work } else { REPORT_SHARE * whole };
-        let under_way = if left < 1.5 * step { left } else { step };
-        let at_least = ((now - first_at).as_f64() + prior) / (done + under_way + prior);
-        measured.max(at_least)
+        let prior = if from_start { PRIOR * whole } else { 0.0 };
+        (real.as_f64() + prior) / (work + prior)
+    }
+
+    /// Passes within the window.
+    fn passes(&self) -> f64 {
+        (self.latest().1 - self.reports[0].1) as f64 / self.step_tokens.max(1) as f64
+    }
+
+    /// Tokens of the pass under way: the largest step so far, at most what is left.
+    fn under_way_tokens(&self) -> usize {
+        let whole = self.target_tokens - self.held_tokens;
+        let step = if self.step_tokens > 0 {
+            self.step_tokens
+        } else {
+            (whole as f64 * REPORT_SHARE).ceil() as usize
+        };
+        step.min(self.target_tokens - self.latest().1)
+    }
+
+    /// Estimated milliseconds of the next `tokens`.
+    fn next_work(&self, tokens: usize) -> f64 {
+        let last = self.latest().1;
+        self.work(last + tokens) - self.work(last)
     }
 
     fn latest(&self) -> (Millis, usize) {
@@ -137,7 +192,8 @@ mod tests {
         for slowness in [0.5, 0.8, 1.0, 1.3, 2.0] {
             let errors = errors(slowness);
             assert!(errors[0] < 1.01, "before any report: {errors:?}");
-            assert!(errors[1..].iter().all(|&error| error < 0.05), "slowness {slowness}: {errors:?}");
+            assert!(errors[1..].iter().all(|&error| error < 0.08), "slowness {slowness}: {errors:?}");
+            assert!(errors[8..].iter().all(|&error| error < 0.03), "slowness {slowness}: {errors:?}");
         }
     }
 
@@ -145,10 +201,11 @@ mod tests {
     fn a_report_that_is_overdue_moves_the_estimate() {
         let estimate = TakeoverEstimate::new(COST, Millis::ZERO, 0, 1_600);
         let planned = COST.prefill_ms(0.0, 1_600.0);
-        assert!((estimate.ready_at(Millis::ZERO).as_f64() - planned).abs() < 1e-6);
+        let first = estimate.ready_at(Millis::ZERO).as_f64();
+        assert!(first >= planned && first < 1.03 * planned, "{first} of {planned}");
         // Twice as long as the first sixteenth should have taken, and still nothing.
         let late = estimate.ready_at(Millis::new(planned / 8.0)).as_f64();
-        assert!(late > 1.9 * planned && late < 2.1 * planned, "{late} of {planned}");
+        assert!(late > 1.85 * planned && late < 2.3 * planned, "{late} of {planned}");
     }
 
     #[test]

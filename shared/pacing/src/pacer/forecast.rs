@@ -65,7 +65,7 @@ impl Allowance {
 
     /// Ordinary jitter (stalls cannot be planned for), and a takeover that is somewhat late.
     pub(super) fn cautious(tau_ms: f64) -> Self {
-        Self { cloud_late_ms: 1.5 * tau_ms, handover_late: 0.15, device_late: 0.3 }
+        Self { cloud_late_ms: 2.0 * tau_ms, handover_late: 0.3, device_late: 0.3 }
     }
 }
 
