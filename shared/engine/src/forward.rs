@@ -131,7 +131,7 @@ impl<'a, B: Backend> Pass<'a, B> {
                 .map(|(id, sum)| ScoreTarget { head: id.head, sum })
                 .collect();
             if !targets.is_empty() {
-                let rows = span.rows.end - capture.window..span.rows.end;
+                let rows = span.rows.start + capture.window.start..span.rows.start + capture.window.end;
                 backend.score(kv, layer, &shape, &self.q, &self.lse, span, rows, &mut targets);
             }
         }
@@ -146,7 +146,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         let mut scores = self.scores;
         for (scores, capture) in scores.iter_mut().zip(captures) {
             if let (Some(scores), Some(capture)) = (scores, capture) {
-                scores.mean.iter_mut().for_each(|sum| *sum /= capture.window as f32);
+                scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
             }
         }
         if rows.is_empty() {

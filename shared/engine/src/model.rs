@@ -9,6 +9,8 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::gguf::{Gguf, GgufError};
+use crate::template::{ChatTemplate, TemplateError};
+use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 use crate::weights::{self, MappedWeights, TensorError, WeightSource};
 
 /// Why a file is no model that the engine can run.
@@ -24,6 +26,12 @@ pub enum ModelError {
     /// Its tensors do not fit its metadata.
     #[error("model tensors")]
     Tensors(#[from] TensorError),
+    /// Its vocabulary cannot be used.
+    #[error("model tokenizer")]
+    Tokenizer(#[from] TokenizerError),
+    /// Its chat template cannot be used.
+    #[error("model chat template")]
+    Template(#[from] TemplateError),
     /// The tokenizer gives ids that the embedding table does not have.
     #[error("tokenizer has {tokens} tokens, the embedding table has {rows} rows")]
     VocabularyTooLarge {
@@ -39,9 +47,15 @@ pub struct Model {
     gguf: Arc<Gguf>,
     config: ModelConfig,
     weights: MappedWeights,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
     name: String,
     sha256: OnceLock<String>,
 }
+
+/// What files without a template of their own are given: ChatML, as llama.cpp does.
+const TEMPLATE_DEFAULT: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 impl Model {
     /// Opens and checks a GGUF file.
@@ -61,8 +75,14 @@ impl Model {
         let mut config = ModelConfig::from_gguf(&gguf, weights::vocab_len(&gguf)?)?;
         config.rope.freq_divisors = weights::rope_divisors(&gguf, &config)?;
         let weights = MappedWeights::new(Arc::clone(&gguf), &config)?;
+        let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
+        let (tokens, rows) = (tokenizer.vocab_len(), config.vocab_len);
+        if tokens > rows {
+            return Err(ModelError::VocabularyTooLarge { tokens, rows });
+        }
+        let template = template(&gguf, &tokenizer)?;
         let name = name(&gguf)?;
-        Ok(Arc::new(Self { gguf, config, weights, name, sha256: OnceLock::new() }))
+        Ok(Arc::new(Self { gguf, config, weights, tokenizer, template, name, sha256: OnceLock::new() }))
     }
 
     /// The model's shape.
@@ -73,6 +93,16 @@ impl Model {
     /// Where its weights come from.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Its chat template; ChatML where the file has none.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
     }
 
     /// The name in its metadata, else the file's.
@@ -109,4 +139,12 @@ fn name(gguf: &Gguf) -> Result<String, GgufError> {
         Some(name) => name.to_owned(),
         None => from_path().unwrap_or_else(|| "unnamed".to_owned()),
     })
+}
+
+fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate, ModelError> {
+    let source = gguf.metadata().opt_str("tokenizer.chat_template")?.unwrap_or(TEMPLATE_DEFAULT);
+    let text = |id: Option<TokenId>| {
+        id.map_or_else(String::new, |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
+    };
+    Ok(ChatTemplate::new(source, &text(tokenizer.bos()), &text(tokenizer.eos()))?)
 }

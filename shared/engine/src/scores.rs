@@ -4,6 +4,8 @@
 //! every key. It costs one product of window and keys a head: the weights' denominators come from the
 //! log-sum-exp of the attention that the pass computed anyway, and no matrix of all queries and keys exists.
 
+use std::ops::Range;
+
 /// One query head of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeadId {
@@ -16,8 +18,9 @@ pub struct HeadId {
 /// Which scores to keep of a sequence in a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capture {
-    /// The last tokens of this pass's tokens of the sequence that are the queries; 1 to all of them.
-    pub window: usize,
+    /// Which of this pass's tokens of the sequence are the queries, as indices into its `ids`; not empty. A chat
+    /// template's tail after the question stays outside.
+    pub window: Range<usize>,
     /// The heads, each at most once.
     pub heads: Vec<HeadId>,
 }
@@ -39,10 +42,10 @@ pub struct AttentionScores {
 #[non_exhaustive]
 pub enum CaptureError {
     /// The window is empty or longer than the tokens of the pass.
-    #[error("window of {window} queries, must be 1 to {tokens}")]
+    #[error("window of queries {window:?}, must be within 0..{tokens} and not empty")]
     Window {
         /// The window asked for.
-        window: usize,
+        window: Range<usize>,
         /// The tokens of this sequence in the pass.
         tokens: usize,
     },
@@ -63,8 +66,8 @@ pub enum CaptureError {
 impl Capture {
     /// Checks the window against the tokens of a pass and the heads against the model.
     pub(crate) fn check(&self, tokens: usize, n_layers: usize, n_heads: usize) -> Result<(), CaptureError> {
-        if !(1..=tokens).contains(&self.window) {
-            return Err(CaptureError::Window { window: self.window, tokens });
+        if self.window.is_empty() || self.window.end > tokens {
+            return Err(CaptureError::Window { window: self.window.clone(), tokens });
         }
         match self.heads.iter().find(|id| id.layer >= n_layers || id.head >= n_heads) {
             Some(&HeadId { layer, head }) => Err(CaptureError::NoSuchHead { layer, head, n_layers, n_heads }),

@@ -1,5 +1,7 @@
 //! What the engine and the model refuse, each with its error.
 
+use std::sync::LazyLock;
+
 use baton_engine::gguf::Gguf;
 use baton_engine::model::ModelError;
 use baton_engine::synthetic::{ExtraValue, SyntheticModel};
@@ -8,6 +10,7 @@ use baton_engine::{
     Wanted,
 };
 use baton_kernels_cpu::Format;
+use proptest::prelude::*;
 
 use crate::{engine, open, tiny};
 
@@ -110,9 +113,34 @@ fn steps_that_make_no_sense_are_refused_and_change_nothing() {
     assert!(matches!(refused(&[step(seq, &[288])]), StepError::NoSuchToken { id: 288, vocab_len: 288 }));
     let err = refused(&[step(seq, &[1; 401])]);
     assert!(matches!(err, StepError::ContextFull { tokens: 401, context_len: 400 }), "{err}");
-    for (window, layer, head) in [(0, 0, 0), (3, 0, 0), (1, 3, 0), (1, 0, 6)] {
+    for (window, layer, head) in [(0..0, 0, 0), (0..3, 0, 0), (0..1, 3, 0), (0..1, 0, 6)] {
         let capture = Capture { window, heads: vec![HeadId { layer, head }] };
         let err = refused(&[StepSeq { capture: Some(&capture), ..step(seq, &[1, 2]) }]);
         assert!(matches!(err, StepError::Capture(_)), "{err}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    /// Metadata and directory lie in the first 8 KiB of the file.
+    #[test]
+    fn any_change_of_the_header_gives_a_model_that_runs_or_an_error(
+        changes in prop::collection::vec((0..8192usize, any::<u8>()), 1..4),
+        qwen in any::<bool>(),
+    ) {
+        static FILES: LazyLock<[Vec<u8>; 2]> =
+            LazyLock::new(|| ["llama", "qwen2"].map(|family| tiny(family, Format::F32).to_gguf().unwrap()));
+        let mut bytes = FILES[usize::from(qwen)].clone();
+        for (at, byte) in changes {
+            bytes[at] = byte;
+        }
+        if let Ok(model) = Gguf::from_bytes(bytes).map_err(ModelError::from).and_then(Model::from_gguf) {
+            let mut engine = engine(&model, 1, EngineOptions::default());
+            let seq = engine.create();
+            let step = StepSeq { seq, ids: &[1, 2, 3], logits: Wanted::Last, capture: None };
+            if let Ok(outputs) = engine.step(&[step], &mut ()) {
+                prop_assert_eq!(outputs[0].logits.len(), model.config().vocab_len);
+            }
+        }
     }
 }
