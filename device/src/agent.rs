@@ -35,7 +35,10 @@ const CLOUD_EVENTS_MAX: usize = 256;
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Prompt names set aside for one answer.
 const PROMPTS_PER_ANSWER: u64 = 16;
-/// Defaults until the cloud's usual time to first token is known.
+/// Times to first token that are remembered, and how many make a percentile.
+const TTFT_KEPT: usize = 64;
+const TTFT_NEEDED: usize = 8;
+/// Until the cloud's usual time to first token is known.
 const HEDGE_AFTER_MS: f64 = 4_000.0;
 const FIRST_TIMEOUT_MS: f64 = 60_000.0;
 const IDLE_TIMEOUT_MS: f64 = 20_000.0;
@@ -128,6 +131,33 @@ pub struct Agent {
     prompts: AtomicU64,
     /// The cloud asked to be left alone until then.
     cloud_paused_until: Mutex<Option<Instant>>,
+    cloud_ttft: Mutex<RecentTtft>,
+}
+
+/// The cloud's last times to first token.
+#[derive(Debug, Default)]
+struct RecentTtft {
+    ms: VecDeque<f64>,
+}
+
+impl RecentTtft {
+    fn add(&mut self, ms: f64) {
+        if self.ms.len() == TTFT_KEPT {
+            self.ms.pop_front();
+        }
+        self.ms.push_back(ms);
+    }
+
+    /// The 95th percentile (nearest rank), once there are enough to speak of one.
+    fn hedge_after_ms(&self) -> f64 {
+        if self.ms.len() < TTFT_NEEDED {
+            return HEDGE_AFTER_MS;
+        }
+        let mut sorted: Vec<f64> = self.ms.iter().copied().collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let rank = (0.95 * sorted.len() as f64).ceil() as usize;
+        sorted[rank.clamp(1, sorted.len()) - 1]
+    }
 }
 
 struct Prepared {
@@ -200,6 +230,7 @@ impl Agent {
             turn: Semaphore::new(1),
             prompts: AtomicU64::new(1),
             cloud_paused_until: Mutex::new(None),
+            cloud_ttft: Mutex::default(),
         }
     }
 
@@ -237,6 +268,9 @@ impl Agent {
             let _gone = events.send(AnswerEvent::Note(note.clone())).await;
         }
         let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
+        if let Some(ms) = outcome.timeline.ttft_cloud_ms {
+            self.cloud_ttft.lock().unwrap_or_else(PoisonError::into_inner).add(ms);
+        }
         Ok(AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len())))
     }
 
@@ -251,7 +285,12 @@ impl Agent {
         }
     }
 
-    async fn prepare(&self, question: Question, mode: RelayMode, has_cloud: bool) -> Result<Prepared, AgentError> {
+    async fn prepare(
+        &self,
+        question: Question,
+        mode: RelayMode,
+        has_cloud: bool,
+    ) -> Result<Prepared, AgentError> {
         let cost = self.cost().unwrap_or(DeviceCost {
             prefill_ms_per_token: 0.0,
             prefill_ms_per_token2: 0.0,
@@ -263,6 +302,7 @@ impl Agent {
         let has_device = self.device.is_some();
         let head = self.head(&question, mode, cost);
         let stop = StopStrings::new(&question.sampling.stop)?;
+        let hedge_after_ms = self.cloud_ttft.lock().unwrap_or_else(PoisonError::into_inner).hedge_after_ms();
         let prepare = move || {
             let mut redactor = Redactor::default();
             let redacted = if has_cloud { redact(&mut redactor, &question.segments) } else { Ok(Vec::new()) };
@@ -272,21 +312,22 @@ impl Agent {
             };
             let table = redactor.table();
             let notes = match table.len() {
-                0 => Vec::new(),
-                count => vec![Note::Redacted { count }],
+                count if count > 0 && redacted.is_ok() => vec![Note::Redacted { count }],
+                _ => Vec::new(),
             };
             let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
-            let ratio = question.refine.ratio.unwrap_or(0.0).max(question.scene.xi);
+            let ratio = question.refine.ratio.or(question.scene.ratio).unwrap_or(0.0).max(question.scene.xi);
+            let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;
             let config = RelayConfig {
                 mode,
                 has_device,
                 pace: question.pace,
                 tau_ms: f64::from(question.scene.tau_ms),
-                refine: question.scene.refine && refinable && ratio < 1.0,
+                refine: question.scene.refine && refinable && refines,
                 corrector: question.scene.corrector,
                 corrector_override: question.corrector,
                 cost,
-                hedge_after_ms: HEDGE_AFTER_MS,
+                hedge_after_ms,
                 first_timeout_ms: FIRST_TIMEOUT_MS,
                 idle_timeout_ms: IDLE_TIMEOUT_MS,
                 may_continue: true,
@@ -329,7 +370,11 @@ impl Agent {
             device: device.filter(|_| !alone),
             sampling: question.sampling.clone(),
             refine: if alone { none } else { question.refine.clone() },
-            assist_tokens: if alone { u32::try_from(question.tokens_max).ok() } else { question.assist_tokens },
+            assist_tokens: if alone {
+                u32::try_from(question.tokens_max).ok()
+            } else {
+                question.assist_tokens
+            },
         }
     }
 
@@ -417,7 +462,8 @@ impl Agent {
         tokens_max: usize,
     ) -> Result<CloudStream, CloudFault> {
         let privacy = |err: &dyn std::error::Error| CloudFault::Privacy { reason: err.to_string() };
-        let client = self.cloud.as_ref().ok_or(CloudFault::Unreachable { reason: "no cloud is set".into() })?;
+        let client =
+            self.cloud.as_ref().ok_or(CloudFault::Unreachable { reason: "no cloud is set".into() })?;
         let accepted = prepared.redactor.redact_answer(accepted).map_err(|err| privacy(&err))?;
         let segments = prepared.redacted.as_ref().map_err(Clone::clone)?;
         let head = RequestHead {
@@ -434,7 +480,9 @@ impl Agent {
 
     /// Remembers a cloud that asked to be left alone.
     fn heed(&self, note: &Note) {
-        if let Note::WithoutCloud { fault: CloudFault::Overloaded { status, retry_after_ms: Some(ms) }, .. } = note
+        if let Note::WithoutCloud {
+            fault: CloudFault::Overloaded { status, retry_after_ms: Some(ms) }, ..
+        } = note
             && *status != 0
         {
             let until = Instant::now() + Duration::from_millis(*ms);

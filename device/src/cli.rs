@@ -157,7 +157,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-        let cli = Cli::try_parse_from(["baton", "ask", "doc.txt", "Why?", "--refine-mode", "bm25", "--ratio", "0.5"]);
+        let cli = Cli::try_parse_from([
+            "baton",
+            "ask",
+            "doc.txt",
+            "Why?",
+            "--refine-mode",
+            "bm25",
+            "--ratio",
+            "0.5",
+        ]);
         assert!(cli.is_ok(), "{cli:?}");
         for bad in [&["baton", "ask", "doc.txt"][..], &["baton", "ask", "d", "q", "--refine-mode", "best"]] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");

@@ -6,14 +6,16 @@
 mod outgoing;
 mod sse;
 
-pub use outgoing::{OutgoingRequest, OutgoingError, RedactedSegment, RequestHead};
+pub use outgoing::{OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 
 use crate::relay::CloudFault;
 use crate::relay::fault_of;
 use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo};
 use futures_util::Stream;
-use reqwest::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER};
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER,
+};
 use reqwest::{Response, StatusCode, Url};
 use std::time::Duration;
 

@@ -15,11 +15,13 @@ pub use command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
 
-use baton_engine::{Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepError, StepSeq, Wanted};
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::Sampler;
 use baton_engine::tokenizer::TokenId;
+use baton_engine::{
+    Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepError, StepSeq, Wanted,
+};
 use baton_protocol::Segment;
 use decode::Decoder;
 use std::sync::Arc;
@@ -265,7 +267,12 @@ impl LocalEngine {
         let held = self.engine.ids(self.seq).map_err(|err| chain(&err))?;
         let shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
         self.engine.truncate(self.seq, shared).map_err(|err| chain(&err))?;
-        reports.push(EngineReport::Prompt { prompt: job.prompt, tokens: ids.len(), cached: shared, shortened });
+        reports.push(EngineReport::Prompt {
+            prompt: job.prompt,
+            tokens: ids.len(),
+            cached: shared,
+            shortened,
+        });
         job.target = target;
         job.ids = ids;
         job.begun = false;

@@ -242,15 +242,16 @@ impl Redactor {
 
     /// All findings, merged where they overlap, in order.
     fn find(&self, text: &str) -> Result<Vec<(Range<usize>, EntityKind)>, RedactError> {
-        let mut found: Vec<Found> = detect::placeholder_ranges(text)
-            .map(|range| Found { range, kind: EntityKind::Text })
-            .collect();
+        let mut found: Vec<Found> =
+            detect::placeholder_ranges(text).map(|range| Found { range, kind: EntityKind::Text }).collect();
         for detector in &self.detectors {
             let from = found.len();
             detector
                 .find(text, &mut found)
                 .map_err(|err| RedactError::Detector { detector: detector.name(), err })?;
-            if let Some(bad) = found[from..].iter().find(|f| text.get(f.range.clone()).is_none_or(str::is_empty)) {
+            if let Some(bad) =
+                found[from..].iter().find(|f| text.get(f.range.clone()).is_none_or(str::is_empty))
+            {
                 return Err(RedactError::BadRange {
                     detector: detector.name(),
                     start: bad.range.start,

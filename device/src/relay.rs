@@ -269,6 +269,9 @@ impl RelayCore {
     /// Whether the device is in a state from which it can still take the answer over.
     fn device_can_take_over(&self) -> bool {
         self.device.usable()
-            && !matches!(self.device.state, DeviceState::Verifying | DeviceState::Decoding | DeviceState::Over)
+            && !matches!(
+                self.device.state,
+                DeviceState::Verifying | DeviceState::Decoding | DeviceState::Over
+            )
     }
 }

@@ -29,7 +29,8 @@ pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segm
             segments.push(Segment::fixed(message.role, &*message.text));
             continue;
         }
-        let split = if Some(i) == last_user { question_start(&message.text, &count) } else { message.text.len() };
+        let split =
+            if Some(i) == last_user { question_start(&message.text, &count) } else { message.text.len() };
         let (content, question) = message.text.split_at(split);
         if !content.is_empty() {
             segments.push(Segment::refinable(message.role, content));
@@ -107,25 +108,28 @@ mod tests {
     #[test]
     fn short_text_and_system_text_stay() {
         let system = long(200);
-        check(&[message(Role::System, &*system), message(Role::User, "Hi")], &[
-            (Role::System, false, &system),
-            (Role::User, false, "Hi"),
-        ]);
+        check(
+            &[message(Role::System, &*system), message(Role::User, "Hi")],
+            &[(Role::System, false, &system), (Role::User, false, "Hi")],
+        );
     }
 
     #[test]
     fn the_last_paragraph_of_the_last_user_message_is_the_question() {
         let document = long(100);
         let text = format!("{document}\n\nWhat is word 7?\n");
-        check(&[message(Role::User, &*text)], &[
-            (Role::User, true, document.trim_end()),
-            (Role::User, false, &text[document.trim_end().len()..]),
-        ]);
+        check(
+            &[message(Role::User, &*text)],
+            &[
+                (Role::User, true, document.trim_end()),
+                (Role::User, false, &text[document.trim_end().len()..]),
+            ],
+        );
         let windows = format!("{}\r\n \r\nWhat?", document.trim_end());
-        check(&[message(Role::User, &*windows)], &[
-            (Role::User, true, document.trim_end()),
-            (Role::User, false, "\r\n \r\nWhat?"),
-        ]);
+        check(
+            &[message(Role::User, &*windows)],
+            &[(Role::User, true, document.trim_end()), (Role::User, false, "\r\n \r\nWhat?")],
+        );
     }
 
     #[test]

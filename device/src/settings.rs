@@ -62,7 +62,9 @@ fn platform_folder() -> Option<PathBuf> {
     if cfg!(target_os = "macos") {
         return var("HOME").map(|home| home.join("Library/Application Support/baton"));
     }
-    var("XDG_CONFIG_HOME").or_else(|| var("HOME").map(|home| home.join(".config"))).map(|dir| dir.join("baton"))
+    var("XDG_CONFIG_HOME")
+        .or_else(|| var("HOME").map(|home| home.join(".config")))
+        .map(|dir| dir.join("baton"))
 }
 
 impl Settings {
@@ -132,7 +134,9 @@ impl Settings {
 
 /// The file of a scene; `None` for an id that is no plain file name.
 fn scene_file(id: &str) -> Option<PathBuf> {
-    let plain = !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    let plain = !id.is_empty()
+        && id.len() <= 64
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
     plain.then(|| Path::new("scenes").join(format!("{id}.json")))
 }
 
@@ -149,8 +153,11 @@ mod tests {
         assert_eq!(settings.cloud_allowed(), Some(true));
         settings.allow_cloud(false).unwrap();
         assert_eq!(settings.cloud_allowed(), Some(false));
-        let cached =
-            CachedScene { cloud: "http://a".into(), etag: Some("\"1\"".into()), scene: crate::scene::built_in("doc-qa") };
+        let cached = CachedScene {
+            cloud: "http://a".into(),
+            etag: Some("\"1\"".into()),
+            scene: crate::scene::built_in("doc-qa"),
+        };
         settings.remember_scene(&cached).unwrap();
         assert_eq!(settings.scene("http://a", "doc-qa"), Some(cached));
         assert_eq!(settings.scene("http://b", "doc-qa"), None);

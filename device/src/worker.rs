@@ -217,7 +217,10 @@ impl Thread {
             }
             match self.inbox.recv_timeout(left) {
                 Ok(message) => {
-                    let ends = matches!(&message, Message::Command(EngineCommand::Open { .. } | EngineCommand::Stop));
+                    let ends = matches!(
+                        &message,
+                        Message::Command(EngineCommand::Open { .. } | EngineCommand::Stop)
+                    );
                     self.pending.push_back(message);
                     if ends {
                         return false;
@@ -236,7 +239,8 @@ impl Thread {
         if content.decode_rows > 0 {
             cost.decode_ms = toward(cost.decode_ms, took_ms);
         } else if content.prefill_tokens >= PROBE_TOKENS / 4 {
-            cost.prefill_ms_per_token = toward(cost.prefill_ms_per_token, took_ms / content.prefill_tokens as f64);
+            cost.prefill_ms_per_token =
+                toward(cost.prefill_ms_per_token, took_ms / content.prefill_tokens as f64);
         }
     }
 }

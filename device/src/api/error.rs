@@ -45,7 +45,9 @@ impl ApiError {
     pub(super) fn body(&self) -> serde_json::Value {
         let (kind, code) = match self {
             Self::BadRequest { .. } => ("invalid_request_error", "invalid_request"),
-            Self::Agent(AgentError::Request(_) | AgentError::Stop(_)) => ("invalid_request_error", "invalid_request"),
+            Self::Agent(AgentError::Request(_) | AgentError::Stop(_)) => {
+                ("invalid_request_error", "invalid_request")
+            }
             Self::Forbidden(_) => ("permission_error", "forbidden"),
             Self::Unauthorized => ("authentication_error", "unauthorized"),
             Self::Busy { .. } => ("rate_limit_error", "overloaded"),

@@ -17,9 +17,10 @@ fn host_name(authority: &str) -> &str {
 }
 
 fn known(host: &str, state: &ApiState) -> bool {
-    ["localhost", "127.0.0.1", "[::1]"].into_iter().chain(state.hosts.iter().map(String::as_str)).any(|known| {
-        host.eq_ignore_ascii_case(known)
-    })
+    ["localhost", "127.0.0.1", "[::1]"]
+        .into_iter()
+        .chain(state.hosts.iter().map(String::as_str))
+        .any(|known| host.eq_ignore_ascii_case(known))
 }
 
 fn value<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Result<Option<&'a str>, ApiError> {
@@ -48,7 +49,10 @@ pub(super) async fn origin(
     if let Some(origin) = value(request.headers(), &header::ORIGIN)? {
         let authority = origin.split_once("://").map_or("", |(_, rest)| rest);
         if !known(host_name(authority), &state) {
-            return Err(ApiError::Forbidden(format!("origin `{}`", origin.chars().take(64).collect::<String>())));
+            return Err(ApiError::Forbidden(format!(
+                "origin `{}`",
+                origin.chars().take(64).collect::<String>()
+            )));
         }
     }
     Ok(next.run(request).await)
@@ -80,9 +84,12 @@ mod tests {
 
     #[test]
     fn ports_are_cut() {
-        for (authority, want) in
-            [("localhost:80", "localhost"), ("127.0.0.1", "127.0.0.1"), ("[::1]:8", "[::1]"), ("[::1]", "[::1]")]
-        {
+        for (authority, want) in [
+            ("localhost:80", "localhost"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("[::1]:8", "[::1]"),
+            ("[::1]", "[::1]"),
+        ] {
             assert_eq!(host_name(authority), want);
         }
     }

@@ -107,7 +107,8 @@ pub(super) struct ChatRequest {
 pub(super) fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
     let wire: Wire = serde_json::from_slice(body)
         .map_err(|err| ApiError::BadRequest { message: format!("bad request body: {err}"), param: None })?;
-    let refused = wire.other.iter().find(|(name, value)| !HARMLESS.contains(&name.as_str()) && !value.is_null());
+    let refused =
+        wire.other.iter().find(|(name, value)| !HARMLESS.contains(&name.as_str()) && !value.is_null());
     if let Some((name, _)) = refused {
         let message = format!("`{}` is not supported", name.chars().take(64).collect::<String>());
         return Err(ApiError::BadRequest { message, param: None });
@@ -117,12 +118,17 @@ pub(super) fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
     }
     let tokens_max = wire.max_completion_tokens.or(wire.max_tokens).unwrap_or(TOKENS_DEFAULT);
     if !(1..=TOKENS_MAX).contains(&tokens_max) {
-        return Err(ApiError::bad("max_tokens", format!("`max_tokens` is {tokens_max}, must be 1 to {TOKENS_MAX}")));
+        return Err(ApiError::bad(
+            "max_tokens",
+            format!("`max_tokens` is {tokens_max}, must be 1 to {TOKENS_MAX}"),
+        ));
     }
     let json = match wire.response_format.as_ref().map(|f| f.kind.as_str()) {
         None | Some("text") => false,
         Some("json_object") => true,
-        Some(_) => return Err(ApiError::bad("response_format", "only `text` and `json_object` are supported")),
+        Some(_) => {
+            return Err(ApiError::bad("response_format", "only `text` and `json_object` are supported"));
+        }
     };
     Ok(ChatRequest {
         messages: messages(wire.messages)?,

@@ -10,9 +10,14 @@ use tokio::net::TcpListener;
 
 /// A served API over a device alone with a model of random weights.
 async fn serve(key: Option<&str>) -> String {
-    let options = EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 1024, ..EngineOptions::default() };
+    let options = EngineOptions {
+        threads: std::num::NonZeroUsize::new(1),
+        kv_tokens: 1024,
+        ..EngineOptions::default()
+    };
     let engine = LocalEngine::new(model(), options).unwrap();
-    let device = DeviceModel { worker: EngineWorker::start(engine, PassCost::default()).unwrap(), model: model() };
+    let device =
+        DeviceModel { worker: EngineWorker::start(engine, PassCost::default()).unwrap(), model: model() };
     let state = ApiState {
         agent: Agent::new(Some(device), model().tokenizer().clone(), None, "test"),
         scene: crate::scene::built_in("chat"),
@@ -42,7 +47,8 @@ async fn post(url: &str, body: &Value) -> (u16, String) {
 #[tokio::test]
 async fn whole_and_streamed_answers_are_the_same() {
     let url = serve(None).await;
-    let mut body = json!({ "model": "baton", "max_tokens": 12, "messages": [{ "role": "user", "content": "Say it." }] });
+    let mut body =
+        json!({ "model": "baton", "max_tokens": 12, "messages": [{ "role": "user", "content": "Say it." }] });
     let (status, text) = post(&url, &body).await;
     assert_eq!(status, 200, "{text}");
     let whole: Value = serde_json::from_str(&text).unwrap();
@@ -58,13 +64,15 @@ async fn whole_and_streamed_answers_are_the_same() {
     assert_eq!(status, 200);
     let data: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("data: ")).collect();
     assert_eq!(data.last(), Some(&"[DONE]"));
-    let chunks: Vec<Value> = data[..data.len() - 1].iter().map(|d| serde_json::from_str(d).unwrap()).collect();
+    let chunks: Vec<Value> =
+        data[..data.len() - 1].iter().map(|d| serde_json::from_str(d).unwrap()).collect();
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     assert!(chunks.iter().all(|c| c["id"] == chunks[0]["id"] && c["model"] == "baton"));
     let streamed: String =
         chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(streamed, answer);
-    let reasons: Vec<&str> = chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).collect();
+    let reasons: Vec<&str> =
+        chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).collect();
     assert_eq!(reasons, [reason]);
     let last = chunks.last().unwrap();
     assert_eq!(last["choices"], json!([]));

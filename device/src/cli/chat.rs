@@ -29,7 +29,9 @@ pub(super) async fn run(args: ChatArgs) -> anyhow::Result<()> {
     let mut messages = vec![ChatMessage { role: Role::System, text: system }];
     let prompt = std::io::stdin().is_terminal();
     loop {
-        let Some(line) = tokio::task::spawn_blocking(move || read_line(prompt)).await?? else { return Ok(()) };
+        let Some(line) = tokio::task::spawn_blocking(move || read_line(prompt)).await?? else {
+            return Ok(());
+        };
         if line.trim().is_empty() {
             continue;
         }

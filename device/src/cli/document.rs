@@ -29,8 +29,11 @@ pub(super) enum DocumentError {
 pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
     let fail = |err| DocumentError::Read { path: path.to_owned(), err };
     let mut bytes = Vec::new();
-    let source: Box<dyn Read> =
-        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(std::fs::File::open(path).map_err(fail)?) };
+    let source: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(std::fs::File::open(path).map_err(fail)?)
+    };
     source.take(DOCUMENT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
     check(path, bytes)
 }

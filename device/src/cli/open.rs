@@ -52,7 +52,8 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     };
     let path = model_path(common.model.as_deref())?;
     let emulate = emulation(common)?;
-    let options = EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
+    let options =
+        EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
     let load = move || -> anyhow::Result<DeviceModel> {
         let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
         let engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
@@ -96,9 +97,12 @@ fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let beside_program = std::env::current_exe().ok().into_iter().flat_map(|exe| {
         exe.ancestors().skip(1).take(4).map(|dir| dir.join(DEFAULT_MODEL)).collect::<Vec<_>>()
     });
-    std::iter::once(PathBuf::from(DEFAULT_MODEL)).chain(beside_program).find(|path| path.is_file()).with_context(
-        || format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (any llama or qwen2 GGUF)"),
-    )
+    std::iter::once(PathBuf::from(DEFAULT_MODEL))
+        .chain(beside_program)
+        .find(|path| path.is_file())
+        .with_context(|| {
+            format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (any llama or qwen2 GGUF)")
+        })
 }
 
 fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {
@@ -125,7 +129,12 @@ pub(super) async fn scene_of(opened: &Opened, id: &str) -> anyhow::Result<(Scene
     found.with_context(|| format!("fetch scene `{id}`"))
 }
 
-pub(super) fn question(args: &AnswerArgs, mode: RelayMode, scene: SceneInfo, segments: Vec<Segment>) -> Question {
+pub(super) fn question(
+    args: &AnswerArgs,
+    mode: RelayMode,
+    scene: SceneInfo,
+    segments: Vec<Segment>,
+) -> Question {
     Question {
         segments,
         scene,

@@ -1,7 +1,7 @@
 //! `baton serve`: the OpenAI chat API on this machine.
 
-use super::open::{open, scene_of};
 use super::CommonArgs;
+use super::open::{open, scene_of};
 use crate::api::{ANSWERS_MAX, ApiState, check_address, router};
 use anyhow::Context;
 use baton_pacing::PaceMode;

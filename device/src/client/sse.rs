@@ -44,7 +44,9 @@ where
                     Err(EventError::UnknownName { .. }) => None,
                     Err(err) => Some(Err(CloudFault::Malformed { reason: err.to_string() })),
                 },
-                Err(EventStreamError::Transport(Broken::TooLarge(max))) => Some(Err(CloudFault::TooLarge { max })),
+                Err(EventStreamError::Transport(Broken::TooLarge(max))) => {
+                    Some(Err(CloudFault::TooLarge { max }))
+                }
                 Err(EventStreamError::Transport(Broken::Transport)) => Some(Err(CloudFault::Disconnected)),
                 Err(EventStreamError::Utf8(_)) => {
                     Some(Err(CloudFault::Malformed { reason: "the stream is not utf-8".into() }))

@@ -46,7 +46,8 @@ async fn events_are_read_however_they_are_split() {
 
 #[tokio::test]
 async fn broken_and_endless_streams_end_in_one_fault() {
-    let bad = collect(vec![b"event: token\ndata: {\"index\":-1}\n\n".to_vec(), STREAM.as_bytes().to_vec()]).await;
+    let bad =
+        collect(vec![b"event: token\ndata: {\"index\":-1}\n\n".to_vec(), STREAM.as_bytes().to_vec()]).await;
     assert!(matches!(bad[..], [Err(CloudFault::Malformed { .. })]), "{bad:?}");
     let not_utf8 = collect(vec![b"event: token\ndata: \xff\xff\n\n".to_vec()]).await;
     assert!(matches!(not_utf8[..], [Err(CloudFault::Malformed { .. })]), "{not_utf8:?}");
@@ -119,9 +120,16 @@ async fn statuses_become_faults() {
     assert_eq!(fault, CloudFault::Overloaded { status: 503, retry_after_ms: Some(2000) });
     let fault = assist_fault(http("401 Unauthorized", json, "{}")).await;
     assert_eq!(fault, CloudFault::SignIn { status: 401 });
-    let fault = assist_fault(http("400 Bad Request", json, r#"{"error":{"code":"unknown_scene","message":"no"}}"#)).await;
-    assert_eq!(fault, CloudFault::Refused { status: 400, code: "unknown_scene".into(), message: "no".into() });
-    let fault = assist_fault(http("200 OK", "content-type: text/html; charset=utf-8\r\n", "<html>sign in</html>")).await;
+    let fault =
+        assist_fault(http("400 Bad Request", json, r#"{"error":{"code":"unknown_scene","message":"no"}}"#))
+            .await;
+    assert_eq!(
+        fault,
+        CloudFault::Refused { status: 400, code: "unknown_scene".into(), message: "no".into() }
+    );
+    let fault =
+        assist_fault(http("200 OK", "content-type: text/html; charset=utf-8\r\n", "<html>sign in</html>"))
+            .await;
     assert_eq!(fault, CloudFault::NotAnEventStream { content_type: "text/html; charset=utf-8".into() });
     let fault = assist_fault(http("302 Found", "location: http://portal/\r\n", "")).await;
     assert!(matches!(fault, CloudFault::NotAnEventStream { .. }), "{fault:?}");

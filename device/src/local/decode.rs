@@ -9,9 +9,9 @@ use super::command::{EngineEnd, EngineReport, Keep, PromptId};
 use super::verify::Verification;
 use super::{Job, LocalEngine, PassOutcome, Stage};
 use baton_engine::detokenize::Detokenizer;
-use baton_engine::{StepControl, StepError, StepSeq, Wanted};
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::{StepControl, StepError, StepSeq, Wanted};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -140,7 +140,13 @@ impl LocalEngine {
     }
 
     /// Takes a sampled token: reports it, or the end of the answer.
-    fn write(&mut self, job: &mut Job, token: TokenId, tokenizer: &Tokenizer, reports: &mut Vec<EngineReport>) {
+    fn write(
+        &mut self,
+        job: &mut Job,
+        token: TokenId,
+        tokenizer: &Tokenizer,
+        reports: &mut Vec<EngineReport>,
+    ) {
         let Stage::Decode(decoder) = &mut job.stage else { return };
         let prompt = job.prompt;
         if tokenizer.is_end(token) {
@@ -148,7 +154,11 @@ impl LocalEngine {
                 let rest = own.detokenizer.finish();
                 own.visible(&rest)
             });
-            reports.push(EngineReport::Ended { prompt, why: EngineEnd::EndToken, text: text.unwrap_or_default() });
+            reports.push(EngineReport::Ended {
+                prompt,
+                why: EngineEnd::EndToken,
+                text: text.unwrap_or_default(),
+            });
             job.stage = Stage::Idle;
             return;
         }
@@ -207,7 +217,13 @@ fn own_text(tokenizer: &Arc<Tokenizer>, ids: &[TokenId], skip: usize, residual: 
 }
 
 /// Samples the next token; while `residual` is not empty, only among tokens that agree with it.
-fn sample_agreeing(job: &Job, tokenizer: &Tokenizer, logits: &[f32], ids: &[TokenId], residual: &[u8]) -> TokenId {
+fn sample_agreeing(
+    job: &Job,
+    tokenizer: &Tokenizer,
+    logits: &[f32],
+    ids: &[TokenId],
+    residual: &[u8],
+) -> TokenId {
     let index = ids.len() as u64;
     if residual.is_empty() {
         return job.sampler.sample(logits, index, ids);

@@ -20,7 +20,8 @@ impl LocalEngine {
         limit: usize,
     ) -> Result<Vec<TokenId>, String> {
         let tokens = assembled.ids.len();
-        let too_long = || format!("prompt has {tokens} tokens, this device holds {limit}, and it cannot be shortened");
+        let too_long =
+            || format!("prompt has {tokens} tokens, this device holds {limit}, and it cannot be shortened");
         let content: Vec<ContentTokens<'_>> = segments
             .iter()
             .enumerate()

@@ -1,7 +1,7 @@
 use super::*;
+use baton_engine::gguf::Gguf;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::synthetic::SyntheticModel;
-use baton_engine::gguf::Gguf;
 use baton_kernels_cpu::Format;
 use baton_protocol::Role;
 use std::ops::ControlFlow;
@@ -72,13 +72,19 @@ const P: PromptId = PromptId(1);
 #[test]
 fn progress_is_reported_at_least_every_sixteenth() {
     let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
-    let mut reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&document(30), 8, false), scope: Scope::Whole });
+    let mut reports = engine.command(EngineCommand::Open {
+        prompt: P,
+        spec: spec(&document(30), 8, false),
+        scope: Scope::Whole,
+    });
     let EngineReport::Opened { tokens, prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
     assert!(prefix_tokens > 0 && prefix_tokens < tokens);
     reports.extend(run(&mut engine));
     let passes: Vec<usize> = reports
         .iter()
-        .filter_map(|r| if let EngineReport::Progress { pass_tokens, .. } = r { Some(*pass_tokens) } else { None })
+        .filter_map(|r| {
+            if let EngineReport::Progress { pass_tokens, .. } = r { Some(*pass_tokens) } else { None }
+        })
         .collect();
     assert!(passes.len() >= PASSES && passes.iter().all(|&n| n <= tokens / PASSES), "{passes:?} of {tokens}");
     assert_eq!(passes.iter().sum::<usize>(), tokens - 1, "the last token waits for the cloud's");
@@ -91,7 +97,8 @@ fn cloud_tokens_go_through_in_the_last_pass() {
     let want = continuation(&spec, &[]);
     for early in [false, true] {
         let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
-        let mut reports = engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
+        let mut reports =
+            engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
         let accepted = Accepted::Ids(want[..5].to_vec());
         let verify = EngineCommand::Verify { prompt: P, accepted };
         if early {
@@ -120,7 +127,8 @@ fn cloud_tokens_go_through_in_the_last_pass() {
 fn a_shared_prefix_stays_in_the_cache() {
     let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
     let whole = spec(&document(12), 8, false);
-    let reports = engine.command(EngineCommand::Open { prompt: P, spec: whole.clone(), scope: Scope::Prefix });
+    let reports =
+        engine.command(EngineCommand::Open { prompt: P, spec: whole.clone(), scope: Scope::Prefix });
     let EngineReport::Opened { prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
     run(&mut engine);
     let segments = spec("Item 3 is red.", 8, false).segments;
@@ -133,9 +141,14 @@ fn a_shared_prefix_stays_in_the_cache() {
 fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
     let mut engine = LocalEngine::new(model(), options(256)).unwrap();
     let long = document(60);
-    let reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, false), scope: Scope::Whole });
-    assert!(matches!(reports.last(), Some(EngineReport::Failed { reason, .. }) if reason.contains("holds 240")), "{reports:?}");
-    let reports = engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, true), scope: Scope::Whole });
+    let reports =
+        engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, false), scope: Scope::Whole });
+    assert!(
+        matches!(reports.last(), Some(EngineReport::Failed { reason, .. }) if reason.contains("holds 240")),
+        "{reports:?}"
+    );
+    let reports =
+        engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, true), scope: Scope::Whole });
     let Some(EngineReport::Prompt { tokens, shortened: Some((whole, limit)), .. }) = reports.last() else {
         panic!("{reports:?}")
     };
@@ -163,7 +176,11 @@ impl StepControl for Cancel {
 #[test]
 fn a_cancelled_pass_changes_nothing() {
     let mut engine = LocalEngine::new(model(), options(512)).unwrap();
-    engine.command(EngineCommand::Open { prompt: P, spec: spec(&document(4), 4, false), scope: Scope::Whole });
+    engine.command(EngineCommand::Open {
+        prompt: P,
+        spec: spec(&document(4), 4, false),
+        scope: Scope::Whole,
+    });
     let before = engine.held();
     let outcome = engine.pass(&mut Cancel);
     assert!(outcome.cancelled && outcome.reports.is_empty());

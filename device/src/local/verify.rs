@@ -2,9 +2,9 @@
 
 use super::command::{Accepted, EngineReport, Verified};
 use super::{Job, LocalEngine, PassOutcome, Stage};
-use baton_engine::{StepControl, StepError, StepSeq, Wanted};
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::{StepControl, StepError, StepSeq, Wanted};
 use std::ops::Range;
 
 /// A verified accepted part, before it is decided how much of it stays.

@@ -99,12 +99,12 @@ macro_rules! pattern {
 
 pattern!(PLACEHOLDER, r"\[(?:EMAIL|PHONE|CARD|IBAN|IP|KEY|TEXT)_[0-9]{1,9}\]");
 pattern!(EMAIL, r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}");
-pattern!(PHONE_INTERNATIONAL, r"(?:\+|\b00)[1-9][0-9]{0,2}(?:[ .-]?\(?[0-9]{1,5}\)?){2,6}");
+pattern!(PHONE_INTERNATIONAL, r"(?:\+|(?-u:\b)00)[1-9][0-9]{0,2}(?:[ .-]?\(?[0-9]{1,5}\)?){2,6}");
 pattern!(PHONE_AMERICAN, r"\(?[2-9][0-9]{2}\)?[ .-][2-9][0-9]{2}[.-][0-9]{4}");
 pattern!(PHONE_CHINESE, r"1[3-9][0-9][ -]?[0-9]{4}[ -]?[0-9]{4}");
 pattern!(
     PHONE_NAMED,
-    r"(?i)(?:\b(?:phone|telephone|tel|mobile|cell|fax|call|hotline|whatsapp)\b|电话|手机|座机|传真)[^0-9+\n]{0,16}([0-9+(][0-9 ()./-]{5,22}[0-9])"
+    r"(?:(?-u:\b)(?i-u:phone|telephone|tel|mobile|cell|fax|call|hotline|whatsapp)(?-u:\b)|电话|手机|座机|传真)[^0-9+\n]{0,16}([0-9+(][0-9 ()./-]{5,22}[0-9])"
 );
 pattern!(DIGITS, r"[0-9][0-9 -]{11,40}");
 pattern!(IBAN_START, r"[A-Za-z]{2}[0-9]{2}");
@@ -124,7 +124,7 @@ pattern!(
 );
 pattern!(
     ASSIGNED_KEY,
-    r#"(?i)(?:\b|_)(?:api[_-]?key|secret[_-]?key|client[_-]?secret|secret|access[_-]?token|auth[_-]?token|token|password|passwd|passphrase|bearer)["']?\s{0,4}(?:[:=]|\s)\s{0,4}["']?([A-Za-z0-9_+/=.~!@#$%^&*-]{8,256})"#
+    r#"(?:(?-u:\b)|_)(?i-u:api[_-]?key|secret[_-]?key|client[_-]?secret|secret|access[_-]?token|auth[_-]?token|token|password|passwd|passphrase|bearer)["']?[ \t]{0,4}[:= \t][ \t]{0,4}["']?([A-Za-z0-9_+/=.~!@#$%^&*-]{8,256})"#
 );
 
 /// Ranges of text that already looks like a placeholder.
@@ -168,7 +168,8 @@ fn phone(text: &str, found: &mut Vec<Found>) {
         let value = text[range.clone()].trim_end_matches([' ', '(', '.', '-', '/']);
         let range = range.start..range.start + value.len();
         let decimal = before(text, range.start) == Some('.');
-        let more = text[range.end..].starts_with('.') && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
+        let more = text[range.end..].starts_with('.')
+            && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
         if digits.contains(&digit_count(value)) && stands_alone(text, &range) && !decimal && !more {
             push(found, EntityKind::Phone, range);
         }
@@ -221,7 +222,8 @@ fn card_len(bytes: &[u8]) -> Option<usize> {
             break;
         }
         let ends = bytes.get(i + 1).is_none_or(|b| !b.is_ascii_digit());
-        let issuer = matches!(digits[0], b'3'..=b'6') || (digits[0] == b'2' && matches!(digits.get(1), Some(b'2'..=b'7')));
+        let issuer = matches!(digits[0], b'3'..=b'6')
+            || (digits[0] == b'2' && matches!(digits.get(1), Some(b'2'..=b'7')));
         let len_ok = digits.len() >= 14 || (digits.len() == 13 && !separators);
         if ends && issuer && len_ok && luhn(&digits) && digits.iter().any(|&d| d != digits[0]) {
             best = Some(i + 1);
@@ -236,7 +238,8 @@ fn iban(text: &str, found: &mut Vec<Found>) {
         if before(text, start).is_some_and(|c| c.is_ascii_alphanumeric()) {
             continue;
         }
-        let country = [text.as_bytes()[start].to_ascii_uppercase(), text.as_bytes()[start + 1].to_ascii_uppercase()];
+        let country =
+            [text.as_bytes()[start].to_ascii_uppercase(), text.as_bytes()[start + 1].to_ascii_uppercase()];
         let Some(want) = iban_len(country) else { continue };
         let mut compact = Vec::with_capacity(want);
         let mut end = start;
@@ -261,7 +264,8 @@ fn iban(text: &str, found: &mut Vec<Found>) {
 fn ip(text: &str, found: &mut Vec<Found>) {
     for m in IPV4.find_iter(text) {
         let range = m.range();
-        let longer = text[range.end..].starts_with('.') && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
+        let longer = text[range.end..].starts_with('.')
+            && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
         let prefix = text[..range.start].trim_end().to_ascii_lowercase();
         let version = before(text, range.start) == Some('.')
             || ["version", "release", "section", "chapter", "build"].iter().any(|w| prefix.ends_with(w));
@@ -299,7 +303,8 @@ fn key(text: &str, found: &mut Vec<Found>) {
         let Some(m) = caps.get(1) else { continue };
         let value = m.as_str().trim_end_matches(['.', ',', '!', '*']);
         // A word after "token" or "password" is prose; a secret mixes letters with digits.
-        let mixed = value.bytes().any(|b| b.is_ascii_digit()) && value.bytes().any(|b| b.is_ascii_alphabetic());
+        let mixed =
+            value.bytes().any(|b| b.is_ascii_digit()) && value.bytes().any(|b| b.is_ascii_alphabetic());
         let date_like = value.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'.' | b'/'));
         if mixed && !date_like && value.len() >= 8 {
             push(found, EntityKind::Key, m.start()..m.start() + value.len());

@@ -8,10 +8,10 @@ const CASES: &[Case] = &[
     ("Write to jane.doe@example.com today.", &[(EntityKind::Email, "jane.doe@example.com")]),
     ("邮箱是zhang_wei@mail.example.cn。", &[(EntityKind::Email, "zhang_wei@mail.example.cn")]),
     ("(a+b@sub.domain.org), x@y", &[(EntityKind::Email, "a+b@sub.domain.org")]),
-    ("Call +1 (555) 010-9999 or +44 20 7946 0958.", &[
-        (EntityKind::Phone, "+1 (555) 010-9999"),
-        (EntityKind::Phone, "+44 20 7946 0958"),
-    ]),
+    (
+        "Call +1 (555) 010-9999 or +44 20 7946 0958.",
+        &[(EntityKind::Phone, "+1 (555) 010-9999"), (EntityKind::Phone, "+44 20 7946 0958")],
+    ),
     ("Her number is (212) 555-0187.", &[(EntityKind::Phone, "(212) 555-0187")]),
     ("212-555-0187 rings.", &[(EntityKind::Phone, "212-555-0187")]),
     ("手机：13812345678。", &[(EntityKind::Phone, "13812345678")]),
@@ -29,21 +29,30 @@ const CASES: &[Case] = &[
     ("Is it 10.0.0.1?", &[(EntityKind::Ip, "10.0.0.1")]),
     ("addr 2001:db8::8a2e:370:7334 up", &[(EntityKind::Ip, "2001:db8::8a2e:370:7334")]),
     ("fe80::1, then ::1", &[(EntityKind::Ip, "fe80::1"), (EntityKind::Ip, "::1")]),
-    ("2001:0db8:85a3:0000:0000:8a2e:0370:7334", &[(EntityKind::Ip, "2001:0db8:85a3:0000:0000:8a2e:0370:7334")]),
+    (
+        "2001:0db8:85a3:0000:0000:8a2e:0370:7334",
+        &[(EntityKind::Ip, "2001:0db8:85a3:0000:0000:8a2e:0370:7334")],
+    ),
     ("key sk-abcDEF0123456789abcd here", &[(EntityKind::Key, "sk-abcDEF0123456789abcd")]),
     ("AKIAIOSFODNN7EXAMPLE", &[(EntityKind::Key, "AKIAIOSFODNN7EXAMPLE")]),
-    ("ghp_0123456789abcdefghijABCDEFGHIJ012345", &[(EntityKind::Key, "ghp_0123456789abcdefghijABCDEFGHIJ012345")]),
+    (
+        "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+        &[(EntityKind::Key, "ghp_0123456789abcdefghijABCDEFGHIJ012345")],
+    ),
     ("api_key = \"a1b2c3d4e5f6\"", &[(EntityKind::Key, "a1b2c3d4e5f6")]),
     ("password: hunter2hunter2", &[(EntityKind::Key, "hunter2hunter2")]),
-    ("-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----\nafter", &[(
-        EntityKind::Key,
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----",
-    )]),
-    ("-----BEGIN PRIVATE KEY-----\nMIIEow cut", &[(EntityKind::Key, "-----BEGIN PRIVATE KEY-----\nMIIEow cut")]),
-    ("jwt eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4 end", &[(
-        EntityKind::Key,
-        "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4",
-    )]),
+    (
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----\nafter",
+        &[(EntityKind::Key, "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----")],
+    ),
+    (
+        "-----BEGIN PRIVATE KEY-----\nMIIEow cut",
+        &[(EntityKind::Key, "-----BEGIN PRIVATE KEY-----\nMIIEow cut")],
+    ),
+    (
+        "jwt eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4 end",
+        &[(EntityKind::Key, "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4")],
+    ),
     // Look-alikes that must stay.
     ("Order 4111 1111 1111 1112 shipped in 2024.", &[]),
     ("Version 1.2.3.4 and v1.2.3.4 and 1.2.3.4.5", &[]),
@@ -78,7 +87,9 @@ fn precision_and_recall_on_the_fixed_set() {
             }
         }
         extra.extend(
-            got.into_iter().filter(|(k, v)| !want.iter().any(|(wk, wv)| wk == k && wv == v)).map(|e| (*text, e)),
+            got.into_iter()
+                .filter(|(k, v)| !want.iter().any(|(wk, wv)| wk == k && wv == v))
+                .map(|e| (*text, e)),
         );
     }
     let precision = f64::from(hits) / (f64::from(hits) + extra.len() as f64);
@@ -133,7 +144,17 @@ fn values_are_escaped_inside_json() {
 #[test]
 fn unknown_and_broken_placeholders_pass() {
     let redactor = Redactor::default();
-    for text in ["[EMAIL_9]", "[EMAIL_", "[[IP_1]]", "[EMAIL_x]", "[IP_1234567890]", "a[b]c", "[", "[KEY_]", "[IPX_1]"] {
+    for text in [
+        "[EMAIL_9]",
+        "[EMAIL_",
+        "[[IP_1]]",
+        "[EMAIL_x]",
+        "[IP_1234567890]",
+        "a[b]c",
+        "[",
+        "[KEY_]",
+        "[IPX_1]",
+    ] {
         assert_eq!(restore(&redactor, text, 1), text);
     }
 }

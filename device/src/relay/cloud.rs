@@ -8,7 +8,8 @@ use super::{RelayCore, RelayEffect, RelayMode, Source};
 use crate::local::EngineCommand;
 use baton_pacing::Millis;
 use baton_protocol::{
-    AssistEvent, Corrector, EndEvent, EndReason, ErrorCode, ErrorDetail, FirstEvent, MaskEvent, PROTOCOL_VERSION, TokenEvent,
+    AssistEvent, Corrector, EndEvent, EndReason, ErrorCode, ErrorDetail, FirstEvent, MaskEvent,
+    PROTOCOL_VERSION, TokenEvent,
 };
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ pub(super) struct CloudSide {
     interval_ms: f64,
     pub(super) hedge_at: Option<Millis>,
     disorder_noted: bool,
+    mask_noted: bool,
 }
 
 impl CloudSide {
@@ -66,6 +68,7 @@ impl CloudSide {
             interval_ms: 0.0,
             hedge_at: None,
             disorder_noted: false,
+            mask_noted: false,
         }
     }
 
@@ -108,7 +111,11 @@ impl CloudSide {
     fn heard(&mut self, tokens: usize, now: Millis) {
         if self.state == CloudState::Streaming && tokens > 0 {
             let interval_ms = (now - self.last_at).as_f64() / tokens as f64;
-            self.interval_ms = if self.interval_ms == 0.0 { interval_ms } else { 0.75 * self.interval_ms + 0.25 * interval_ms };
+            self.interval_ms = if self.interval_ms == 0.0 {
+                interval_ms
+            } else {
+                0.75 * self.interval_ms + 0.25 * interval_ms
+            };
         }
         self.last_at = now;
     }
@@ -151,8 +158,7 @@ impl RelayCore {
             return;
         }
         if !self.config.refine {
-            fx.push(RelayEffect::Note(Note::MaskIgnored { reason: "the scene forbids refinement".into() }));
-            return;
+            return self.note_mask("the scene forbids refinement".into(), fx);
         }
         match mask.open(&self.map) {
             Ok(kept) => {
@@ -163,7 +169,7 @@ impl RelayCore {
                 self.use_refined_prompt(Arc::from(refined), f64::from(mask.prompt_ratio), fx);
             }
             Err(err) => {
-                fx.push(RelayEffect::Note(Note::MaskIgnored { reason: err.to_string() }));
+                self.note_mask(err.to_string(), fx);
                 self.use_whole_prompt(fx);
             }
         }
@@ -193,7 +199,8 @@ impl RelayCore {
             self.timeline.assist_tokens = Some(self.cloud.cap);
             self.timeline.assist_bound_by = Some(first.assist_bound_by.clone());
             self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
-            self.cloud.ids_usable = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
+            self.cloud.ids_usable =
+                first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
             }
@@ -316,6 +323,12 @@ impl RelayCore {
     pub(super) fn cloud_complete(&self) -> bool {
         !self.cloud.active()
             || (self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap)
+    }
+
+    fn note_mask(&mut self, reason: String, fx: &mut Vec<RelayEffect>) {
+        if !std::mem::replace(&mut self.cloud.mask_noted, true) {
+            fx.push(RelayEffect::Note(Note::MaskIgnored { reason }));
+        }
     }
 
     fn note_disorder(&mut self, fx: &mut Vec<RelayEffect>) {

@@ -168,7 +168,12 @@ impl RelayCore {
     }
 
     /// Prefills the refined prompt, unless the whole one (begun as a hedge) is nearer to its end.
-    pub(super) fn use_refined_prompt(&mut self, refined: Arc<[Segment]>, prompt_ratio: f64, fx: &mut Vec<RelayEffect>) {
+    pub(super) fn use_refined_prompt(
+        &mut self,
+        refined: Arc<[Segment]>,
+        prompt_ratio: f64,
+        fx: &mut Vec<RelayEffect>,
+    ) {
         if self.device.refined {
             return;
         }
@@ -225,7 +230,9 @@ impl RelayCore {
                     self.cloud.hedge_at = Some(hedge.min(begun + Millis::new(own_ms)));
                 }
             }
-            EngineReport::Prompt { tokens, cached, shortened, .. } => self.on_prompt(tokens, cached, shortened, now, fx),
+            EngineReport::Prompt { tokens, cached, shortened, .. } => {
+                self.on_prompt(tokens, cached, shortened, now, fx)
+            }
             EngineReport::Progress { done, total, .. } => {
                 self.device.done = done;
                 self.device.total = total;
@@ -264,7 +271,8 @@ impl RelayCore {
         if self.device.state == DeviceState::Prefix {
             return;
         }
-        let expected = if self.cloud.active() { self.cloud.cap.min(self.spec.tokens_max) } else { self.answer.len() };
+        let expected =
+            if self.cloud.active() { self.cloud.cap.min(self.spec.tokens_max) } else { self.answer.len() };
         let cost = self.device.cost;
         self.device.estimate = Some(TakeoverEstimate::new(cost, now, cached, tokens + expected));
         self.timeline.prompt_tokens_refined = Some(tokens);

@@ -54,8 +54,7 @@ mod tests {
     #[track_caller]
     fn check(order: &[u32], cap: usize, want: &[u32], disorder: Option<usize>) {
         let mut inbox = Inbox::default();
-        let got: Vec<u32> =
-            order.iter().flat_map(|&i| inbox.push(token(i), cap)).map(|t| t.index).collect();
+        let got: Vec<u32> = order.iter().flat_map(|&i| inbox.push(token(i), cap)).map(|t| t.index).collect();
         assert_eq!(got, want, "order {order:?}");
         assert_eq!(inbox.disorder_at, disorder, "order {order:?}");
     }

@@ -46,7 +46,8 @@ impl RelayCore {
 
     fn pace_events(&mut self, count: usize, now: Millis) -> Vec<PaceEvent> {
         let mut events = Vec::with_capacity(4);
-        let cloud_end = if self.cloud.active() && !self.cloud_complete() { self.cloud.cap } else { self.cloud_len() };
+        let cloud_end =
+            if self.cloud.active() && !self.cloud_complete() { self.cloud.cap } else { self.cloud_len() };
         let cloud_writes_all = self.config.mode == RelayMode::CloudOnly && self.cloud.active();
         if cloud_writes_all || self.cloud.continuing() || !self.device.usable() {
             // Without a takeover every token is the cloud's, as far as pacing goes.

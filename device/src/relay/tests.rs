@@ -11,13 +11,15 @@ use baton_engine::sampling::SamplingParams;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::Tokenizer;
 use baton_protocol::{
-    AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent, PROTOCOL_VERSION, Role, Segment, Timing, TokenEvent, Usage,
+    AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent, PROTOCOL_VERSION, Role, Segment, Timing,
+    TokenEvent, Usage,
 };
 use sim::{ScriptedEngine, Sim};
 use std::sync::{Arc, LazyLock};
 
 static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
-    let bytes = baton_engine::synthetic::SyntheticModel::small("llama", baton_kernels_format(), 1).to_gguf().unwrap();
+    let bytes =
+        baton_engine::synthetic::SyntheticModel::small("llama", baton_kernels_format(), 1).to_gguf().unwrap();
     let gguf = baton_engine::gguf::Gguf::from_bytes(bytes).unwrap();
     Arc::new(Tokenizer::from_gguf(&gguf).unwrap())
 });
@@ -213,7 +215,9 @@ fn the_token_limit_ends_an_answer() {
 
 #[test]
 fn stop_strings_end_an_answer_whoever_wrote_them() {
-    for (stop, want) in [("ef", "abcd"), ("zA", "abcdefghijklmnopqrstuvwxy"), ("CD", "abcdefghijklmnopqrstuvwxyzAB")] {
+    for (stop, want) in
+        [("ef", "abcd"), ("zA", "abcdefghijklmnopqrstuvwxy"), ("CD", "abcdefghijklmnopqrstuvwxyzAB")]
+    {
         let core = RelayCore::new(config(), spec(100), rules(&[stop]));
         let outcome = Sim::new(core, engine(70), good_cloud(26)).run();
         assert_eq!((outcome.answer.as_str(), outcome.ending), (want, Ending::Stop), "stop {stop}");

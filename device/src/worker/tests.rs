@@ -8,14 +8,19 @@ use baton_protocol::{Role, Segment};
 const P: PromptId = PromptId(1);
 
 fn worker(emulate: PassCost) -> EngineWorker {
-    let options = EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 512, ..EngineOptions::default() };
+    let options =
+        EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 512, ..EngineOptions::default() };
     EngineWorker::start(LocalEngine::new(model(), options).unwrap(), emulate).unwrap()
 }
 
 fn open(words: usize) -> EngineCommand {
     let segments = vec![Segment::fixed(Role::User, "word ".repeat(words))];
-    let spec =
-        AnswerSpec { segments: segments.into(), sampling: SamplingParams::default(), tokens_max: 4, shorten: false };
+    let spec = AnswerSpec {
+        segments: segments.into(),
+        sampling: SamplingParams::default(),
+        tokens_max: 4,
+        shorten: false,
+    };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }
 
@@ -55,7 +60,8 @@ async fn emulated_time_is_interrupted_by_a_newer_answer() {
     slow.command(open(2)).await.unwrap();
     let mut opened = 0;
     while opened < 2 {
-        let report = tokio::time::timeout(Duration::from_secs(20), reports.recv()).await.expect("interrupted");
+        let report =
+            tokio::time::timeout(Duration::from_secs(20), reports.recv()).await.expect("interrupted");
         opened += usize::from(matches!(report, Some(EngineReport::Opened { .. })));
     }
     assert!(begun.elapsed() < Duration::from_secs(20));

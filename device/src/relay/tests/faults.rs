@@ -21,8 +21,11 @@ fn check(script: Vec<(f64, RelayEvent)>, cloud: usize, notes: &[&str]) -> Outcom
 #[test]
 fn fault_1_the_cloud_cannot_be_reached() {
     for at in [0.0, 40.0, 900.0] {
-        let outcome =
-            check(vec![(at, lost(CloudFault::Unreachable { reason: "no connection".into() }))], 0, &["cloud_unreachable"]);
+        let outcome = check(
+            vec![(at, lost(CloudFault::Unreachable { reason: "no connection".into() }))],
+            0,
+            &["cloud_unreachable"],
+        );
         assert_eq!(outcome.timeline.ttft_cloud_ms, None);
     }
 }
@@ -165,9 +168,12 @@ fn fault_12_without_memory_on_the_device_the_cloud_goes_on() {
     let mut sim = Sim::new(core(config(), 40), engine, good_cloud(26));
     sim.continuation = (26..40)
         .map(|i| {
-            let event = if i > 26 { token_event(i) } else {
+            let event = if i > 26 {
+                token_event(i)
+            } else {
                 let mut first = first(14);
-                (first.index, first.id, first.text) = (26, letter(cloud_letter(26)), cloud_letter(26).to_string());
+                (first.index, first.id, first.text) =
+                    (26, letter(cloud_letter(26)), cloud_letter(26).to_string());
                 RelayEvent::Cloud(AssistEvent::First(Box::new(first)))
             };
             (100.0 + 20.0 * i as f64, event)
@@ -192,7 +198,8 @@ fn fault_23_another_protocol_is_refused_naming_both() {
 
 #[test]
 fn an_error_event_and_an_impossible_id_are_cloud_deaths() {
-    let error = baton_protocol::ErrorBody::new(baton_protocol::ErrorCode::Overloaded, "busy").with_retry_after_ms(800);
+    let error = baton_protocol::ErrorBody::new(baton_protocol::ErrorCode::Overloaded, "busy")
+        .with_retry_after_ms(800);
     let mut script = good_cloud(26);
     script.truncate(6);
     script.push((420.0, RelayEvent::Cloud(AssistEvent::Error(error))));

@@ -7,7 +7,11 @@ use baton_engine::EngineOptions;
 use baton_engine::sampling::SamplingParams;
 
 fn local() -> LocalEngine {
-    let options = EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 1024, ..EngineOptions::default() };
+    let options = EngineOptions {
+        threads: std::num::NonZeroUsize::new(1),
+        kv_tokens: 1024,
+        ..EngineOptions::default()
+    };
     LocalEngine::new(model(), options).unwrap()
 }
 
@@ -85,7 +89,8 @@ fn after_a_cut_the_device_continues_the_same_accepted_prefix() {
 #[test]
 fn with_other_tokenizers_the_accepted_text_stays_and_the_device_goes_on() {
     let spec = short_spec(SamplingParams::default(), 20, 4);
-    for pieces in [&["The", " re", "port", " say", "s né"][..], &["好。", "", "他", "说 x"], &["one two thr"]] {
+    for pieces in [&["The", " re", "port", " say", "s né"][..], &["好。", "", "他", "说 x"], &["one two thr"]]
+    {
         let texts: Vec<String> = pieces.iter().map(ToString::to_string).collect();
         let ids = vec![7; texts.len()];
         let outcome = relay(&spec, script_of(&ids, texts.len(), Some(&texts)));
@@ -93,7 +98,8 @@ fn with_other_tokenizers_the_accepted_text_stays_and_the_device_goes_on() {
         assert!(outcome.answer.starts_with(&accepted), "{:?} after {accepted:?}", outcome.answer);
         // The vocabulary is bytes, so the device's continuation of the text is that of its bytes.
         let own = tokenizer().encode(&accepted);
-        let want = continuation(&AnswerSpec { tokens_max: own.len() + 20 - texts.len(), ..spec.clone() }, &own);
+        let want =
+            continuation(&AnswerSpec { tokens_max: own.len() + 20 - texts.len(), ..spec.clone() }, &own);
         assert_eq!(outcome.answer.trim_end_matches('\u{fffd}'), text_of(&want).trim_end_matches('\u{fffd}'));
         assert!(outcome.timeline.agreement.is_some());
     }

@@ -1,8 +1,11 @@
 //! Virtual time: delivers scripted cloud events, runs an engine's passes, checks invariants at every step.
 
 use super::super::*;
-use crate::local::{Accepted, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PassOutcome, Scope, Verified};
+use crate::local::{
+    Accepted, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PassOutcome, Scope, Verified,
+};
 use baton_engine::pace_emulation::{PassContent, PassCost};
+use baton_protocol::{AssistEvent, Segment};
 use std::collections::VecDeque;
 
 /// An engine that runs one pass at a time.
@@ -81,8 +84,6 @@ impl ScriptedEngine {
     }
 }
 
-use baton_protocol::Segment;
-
 impl VirtualEngine for ScriptedEngine {
     fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
         match command {
@@ -137,7 +138,8 @@ impl VirtualEngine for ScriptedEngine {
 
     fn pass(&mut self) -> PassOutcome {
         let prompt = self.prompt;
-        let content = |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
+        let content =
+            |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
         if let Some(index) = self.next {
             let report = self.write(index);
             return PassOutcome { reports: vec![report], content: content(0, 1), cancelled: false };
@@ -188,6 +190,7 @@ pub(super) struct Sim<E> {
     outcome: Option<Outcome>,
     asked: bool,
     closed: bool,
+    ended: bool,
     pub(super) engine_commands: usize,
     pub(super) engine_stopped: bool,
     pub(super) accepted: Option<String>,
@@ -211,6 +214,7 @@ impl<E: VirtualEngine> Sim<E> {
             outcome: None,
             asked: false,
             closed: false,
+            ended: false,
             engine_commands: 0,
             engine_stopped: false,
             accepted: None,
@@ -222,12 +226,13 @@ impl<E: VirtualEngine> Sim<E> {
     }
 
     pub(super) fn cloud_closed(&self) -> bool {
-        self.closed || !self.asked
+        self.closed || self.ended || !self.asked
     }
 
     /// Runs to the end; panics on a broken invariant or an answer that does not end.
     pub(super) fn run(&mut self) -> Outcome {
         self.step(RelayEvent::Begin);
+        self.start_pass();
         for _ in 0..100_000 {
             if let Some(outcome) = &self.outcome {
                 return outcome.clone();
@@ -247,6 +252,8 @@ impl<E: VirtualEngine> Sim<E> {
             let (_, event) = self.script.pop_front().expect("looked at above");
             let from_cloud = matches!(event, RelayEvent::Cloud(_) | RelayEvent::CloudLost(_));
             if !(from_cloud && self.closed) {
+                self.ended |=
+                    matches!(event, RelayEvent::Cloud(AssistEvent::End(_)) | RelayEvent::CloudLost(_));
                 self.step(event);
             }
         } else if busy_at == Some(next) {
