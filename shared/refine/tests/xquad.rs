@@ -24,23 +24,28 @@ fn paragraphs(language: &str) -> Option<Vec<Paragraph>> {
         return None;
     };
     let path = PathBuf::from(dir).join(format!("xquad.{language}.json"));
-    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    let list = |value: &Value| value.as_array().unwrap().clone();
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).expect("the folder has both files"))
+        .expect("XQuAD is JSON");
+    let list = |value: &Value| value.as_array().expect("a list").clone();
     let mut all = Vec::new();
     for paragraph in list(&json["data"]).iter().flat_map(|article| list(&article["paragraphs"])) {
-        let text = paragraph["context"].as_str().unwrap().to_owned();
+        let text = text_of(&paragraph["context"]).to_owned();
         let asked = list(&paragraph["qas"]);
         let questions = asked.iter().map(|qa| {
             let answer = &qa["answers"][0];
-            let chars = usize::try_from(answer["answer_start"].as_u64().unwrap()).unwrap();
-            let start = text.char_indices().nth(chars).unwrap().0;
-            let end = start + answer["text"].as_str().unwrap().len();
-            (qa["question"].as_str().unwrap().to_owned(), start..end)
+            let chars = answer["answer_start"].as_u64().expect("a number") as usize;
+            let start = text.char_indices().nth(chars).expect("the answer is in the text").0;
+            let end = start + text_of(&answer["text"]).len();
+            (text_of(&qa["question"]).to_owned(), start..end)
         });
         let questions = questions.collect();
         all.push(Paragraph { text, questions });
     }
     Some(all)
+}
+
+fn text_of(value: &Value) -> &str {
+    value.as_str().expect("a text")
 }
 
 /// Words, and single characters of text without spaces.
@@ -83,7 +88,7 @@ fn recall(paragraphs: &[Paragraph], mode: Mode, ratio: f32) -> f64 {
                     ratio,
                     mode,
                 });
-                let kept = refined.unwrap().kept;
+                let kept = refined.expect("the parts fit").kept;
                 let gold = map.units().iter().enumerate().filter(|(_, unit)| {
                     unit.bytes.start < offset + answer.end && offset + answer.start < unit.bytes.end
                 });
