@@ -87,8 +87,7 @@ pub fn assemble(
         return Err(PromptError::Empty);
     }
     let messages = messages(segments);
-    let views: Vec<Message<'_>> =
-        messages.iter().map(|(role, content)| Message { role, content }).collect();
+    let views: Vec<Message<'_>> = messages.iter().map(|(role, content)| Message { role, content }).collect();
     let rendered = template.render(&views, true)?;
     let mut ids = Vec::new();
     let mut found: Vec<Option<SegmentTokens>> = vec![None; segments.len()];
@@ -108,7 +107,8 @@ pub fn assemble(
             }
         }
     }
-    let left_out = |index: usize| PromptError::SegmentLeftOut { index, role: segments[index].role.to_owned() };
+    let left_out =
+        |index: usize| PromptError::SegmentLeftOut { index, role: segments[index].role.to_owned() };
     let found = found.into_iter().enumerate().map(|(i, s)| s.ok_or_else(|| left_out(i)));
     let mut prompt = Prompt { segments: found.collect::<Result<_, _>>()?, ids };
     begin(&mut prompt, tokenizer);
@@ -174,6 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::gguf::Gguf;
     use crate::template::tests::{DEMO, LLAMA3, MISTRAL, QWEN};
     use crate::tokenizer::tests::{byte_level_gguf, scored_gguf, tokenizer};
 
@@ -196,7 +197,8 @@ mod tests {
     fn segments_are_laid_out_and_found_again() {
         let (t, template) = demo();
         let prompt = assemble(&t, &template, &DOC_QA).unwrap();
-        let want = "<|bos|><|system|>hello<|end|><|user|>The doc. hello\n\nQuestion: hello?<|end|><|assistant|>";
+        let want =
+            "<|bos|><|system|>hello<|end|><|user|>The doc. hello\n\nQuestion: hello?<|end|><|assistant|>";
         assert_eq!(text_of(&t, &prompt.ids), want);
         for (segment, found) in DOC_QA.iter().zip(&prompt.segments) {
             let alone = t.encode_spans(segment.text);
@@ -257,10 +259,11 @@ mod tests {
             "</s>",
         )
         .unwrap();
-        let segments = [PromptSegment { role: "user", text: "the" }, PromptSegment { role: "user", text: "b" }];
+        let segments =
+            [PromptSegment { role: "user", text: "the" }, PromptSegment { role: "user", text: "b" }];
         let prompt = assemble(&t, &template, &segments).unwrap();
         assert_eq!(text_of(&t, &prompt.ids), "<s>[INST] theb");
-        assert_eq!(prompt.segments[1].spans, [0..1]);
+        assert_eq!(prompt.segments[1].spans.first(), Some(&(0..1)));
     }
 
     #[test]
@@ -278,6 +281,41 @@ mod tests {
         );
         assert_eq!(with("{{ raise_exception('no') }}"), "lay out the prompt");
         assert_eq!(with("\u{e0b1}9\u{e0b3}"), "chat template leaves out segment 0 of role `system`");
+    }
+
+    /// Tokenizer and template of one of the project's own models.
+    fn shipped(name: &str) -> (Tokenizer, ChatTemplate) {
+        let path = format!("{}/../../models/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+        let gguf = Gguf::open(path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let name_of = |id: Option<TokenId>| {
+            String::from_utf8(id.map_or(&b""[..], |id| tokenizer.token_bytes(id)).to_vec()).unwrap()
+        };
+        let source = gguf.metadata().str("tokenizer.chat_template").unwrap();
+        let template =
+            ChatTemplate::new(source, &name_of(tokenizer.bos()), &name_of(tokenizer.eos())).unwrap();
+        (tokenizer, template)
+    }
+
+    #[test]
+    fn the_demo_models_lay_out_their_prompts() {
+        let text = DOC_QA.map(|s| s.text);
+        let want =
+            format!("<|bos|><|system|>{}<|end|><|user|>{}{}<|end|><|assistant|>", text[0], text[1], text[2]);
+        for name in ["demo-cloud", "demo-device", "demo-device-b"] {
+            let (t, template) = shipped(name);
+            let prompt = assemble(&t, &template, &DOC_QA).unwrap();
+            assert_eq!(text_of(&t, &prompt.ids), want, "{name}");
+            assert_eq!(prompt.ids.iter().filter(|&&id| t.is_control(id)).count(), 6, "{name}");
+            assert!(t.is_end(t.eos().unwrap()), "{name}");
+            let odd = "naïve 日本 😀 <|end|> \u{7f}";
+            let bytes: Vec<u8> = t.encode(odd).iter().flat_map(|&id| t.token_bytes(id)).copied().collect();
+            assert_eq!(bytes, odd.as_bytes(), "{name}");
+            assert!(t.encode(odd).iter().all(|&id| !t.is_control(id)), "{name}");
+        }
+        let digest = |name| shipped(name).0.digest();
+        assert_eq!(digest("demo-cloud"), digest("demo-device"));
+        assert_ne!(digest("demo-cloud"), digest("demo-device-b"));
     }
 
     proptest! {

@@ -118,13 +118,19 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template refuses the messages, fails, or runs into one of its limits.
-    pub fn render(&self, messages: &[Message<'_>], add_generation_prompt: bool) -> Result<String, TemplateError> {
+    pub fn render(
+        &self,
+        messages: &[Message<'_>],
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
         on_deep_stack(|| runtime::render(self, messages, add_generation_prompt))
     }
 }
 
 /// Runs parsing or rendering on a thread with a deep stack, so that deep values cannot overflow it.
-fn on_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, TemplateError> + Send) -> Result<T, TemplateError> {
+fn on_deep_stack<T: Send>(
+    work: impl FnOnce() -> Result<T, TemplateError> + Send,
+) -> Result<T, TemplateError> {
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
         let handle = builder.spawn_scoped(scope, work).map_err(TemplateError::Thread)?;

@@ -104,7 +104,8 @@ impl Tokenizer {
                     TokenKind::Normal | TokenKind::Byte => alphabet.decode(text),
                     _ => None,
                 };
-                let or_text = |text: &str, kind| decode(text, kind).unwrap_or_else(|| text.as_bytes().to_vec());
+                let or_text =
+                    |text: &str, kind| decode(text, kind).unwrap_or_else(|| text.as_bytes().to_vec());
                 let vocab = Vocab::new(texts.iter().copied(), kinds, special, or_text)?;
                 let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.adds_bos);
                 let encoder = ByteLevelBpe::new(&texts, &vocab, &merges, pre)?;
@@ -222,7 +223,7 @@ impl Tokenizer {
     ) {
         if let Encoder::Json(encoder) = &self.encoder {
             // The library finds added tokens itself.
-            return if text.is_empty() { () } else { encoder.encode(text, &self.vocab, is_template, token) };
+            return encoder.encode(text, &self.vocab, is_template, token);
         }
         let mut after_token = first;
         search.cut(text, |part| match part {
@@ -328,9 +329,7 @@ fn kinds(m: &Metadata<'_>, texts: &[&str]) -> Result<Vec<TokenKind>, TokenizerEr
         return Ok(texts.iter().map(kind).collect());
     };
     check_len("tokenizer.ggml.token_type", numbers.len(), texts.len())?;
-    let kind = |(&found, id)| {
-        TokenKind::from_number(found).ok_or(TokenizerError::BadTokenType { id, found })
-    };
+    let kind = |(&found, id)| TokenKind::from_number(found).ok_or(TokenizerError::BadTokenType { id, found });
     numbers.iter().zip(0u32..).map(kind).collect()
 }
 

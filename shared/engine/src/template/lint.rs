@@ -35,7 +35,8 @@ pub(super) fn check(source: &str) -> Result<(), TemplateError> {
         if elifs > ELIFS_MAX {
             return unsupported("hundreds of elif branches");
         }
-        let is_literal_text = matches!(token, Token::Str(_) | Token::String(_) | Token::BracketOpen | Token::ParenOpen);
+        let is_literal_text =
+            matches!(token, Token::Str(_) | Token::String(_) | Token::BracketOpen | Token::ParenOpen);
         if (after_mul && is_literal_text) || (matches!(token, Token::Mul) && !after_number_or_name) {
             // Constant products are computed while compiling, before any budget counts.
             return unsupported("a product of literals, or `*` before an argument");

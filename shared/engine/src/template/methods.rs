@@ -98,6 +98,78 @@ pub(super) fn replace(
     Ok(Value::from(text.replacen(from, to, times)))
 }
 
+/// Most spaces of `tojson(indent=…)`.
+const INDENT_MAX: usize = 16;
+
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`, as Hugging Face's `tojson` writes values.
+///
+/// # Errors
+/// An indent above 16, or a value that JSON cannot hold.
+pub(super) fn to_json(value: &Value, indent: Option<usize>) -> Result<Value, Error> {
+    if indent.is_some_and(|n| n > INDENT_MAX) {
+        let text = format!("tojson indents by at most {INDENT_MAX} spaces");
+        return Err(Error::new(ErrorKind::InvalidOperation, text));
+    }
+    let mut out = String::new();
+    write_json(value, indent, 1, &mut out)?;
+    Ok(Value::from(out))
+}
+
+fn write_json(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) -> Result<(), Error> {
+    let line = |out: &mut String, depth: usize| {
+        if let Some(n) = indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', n * depth));
+        }
+    };
+    let next = if indent.is_some() { "," } else { ", " };
+    match (value.as_str(), value.kind()) {
+        (Some(text), _) => json_string(text, out),
+        (_, ValueKind::None | ValueKind::Undefined) => out.push_str("null"),
+        (_, ValueKind::Bool) => out.push_str(if value.is_true() { "true" } else { "false" }),
+        (_, ValueKind::Number) => out.push_str(&value.to_string()),
+        (_, kind @ (ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)) => {
+            let (open, close) = if kind == ValueKind::Map { ('{', '}') } else { ('[', ']') };
+            out.push(open);
+            let mut is_empty = true;
+            for item in value.try_iter()? {
+                out.push_str(if is_empty { "" } else { next });
+                is_empty = false;
+                line(out, depth);
+                if kind == ValueKind::Map {
+                    json_string(&item.to_string(), out);
+                    out.push_str(": ");
+                    write_json(&value.get_item(&item)?, indent, depth + 1, out)?;
+                } else {
+                    write_json(&item, indent, depth + 1, out)?;
+                }
+            }
+            if !is_empty {
+                line(out, depth - 1);
+            }
+            out.push(close);
+        }
+        _ => return Err(Error::new(ErrorKind::InvalidOperation, "value has no JSON form")),
+    }
+    Ok(())
+}
+
+fn json_string(text: &str, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c < ' ' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
 /// Python's `split`: at a separator, or at runs of white space where there is none.
 fn split(text: &str, at: Option<&str>, most: Option<usize>, from_end: bool) -> Result<Value, Error> {
     let parts = most.map_or(usize::MAX, |n| n.saturating_add(1));
@@ -106,7 +178,9 @@ fn split(text: &str, at: Option<&str>, most: Option<usize>, from_end: bool) -> R
         (Some(at), false) => text.splitn(parts, at).collect(),
         (Some(at), true) => text.rsplitn(parts, at).collect(),
         (None, _) if most.is_none() => text.split_whitespace().collect(),
-        (None, _) => return Err(Error::new(ErrorKind::InvalidOperation, "split by white space has no limit")),
+        (None, _) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "split by white space has no limit"));
+        }
     };
     if from_end && at.is_some() {
         pieces.reverse();

@@ -6,7 +6,10 @@
 
 use std::fmt::Write as _;
 
-use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, Stmt, UnaryOpKind};
+use minijinja::machinery::ast::{
+    BinOp, BinOpKind, CallArg, CompareOpKind, Expr, ForLoop, IfCond, Macro, Slice, Stmt, UnaryOpKind,
+    WithBlock,
+};
 use minijinja::machinery::parse;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
@@ -25,7 +28,8 @@ pub(super) fn syntax() -> SyntaxConfig {
 /// # Errors
 /// The source is not Jinja or uses a construct that is not supported.
 pub(super) fn bounded(source: &str) -> Result<String, TemplateError> {
-    let parsed = parse(source, "chat_template", syntax()).map_err(|err| TemplateError::Parse(Box::new(err)))?;
+    let parsed =
+        parse(source, "chat_template", syntax()).map_err(|err| TemplateError::Parse(Box::new(err)))?;
     let mut writer = Writer { out: String::with_capacity(source.len() * 2) };
     writer.statement(&parsed)?;
     Ok(writer.out)
@@ -63,39 +67,12 @@ impl Writer {
                 self.expression(&e.expr)?;
                 self.put(" }}");
             }
-            Stmt::ForLoop(l) => {
-                self.put("{% for ");
-                self.target(&l.target)?;
-                self.put(" in ");
-                self.operand(&l.iter)?;
-                if let Some(filter) = &l.filter_expr {
-                    self.put(" if ");
-                    self.operand(filter)?;
-                }
-                self.put(if l.recursive { " recursive %}" } else { " %}" });
-                self.body(&l.body)?;
-                if !l.else_body.is_empty() {
-                    self.put("{% else %}");
-                    self.body(&l.else_body)?;
-                }
-                self.put("{% endfor %}");
-            }
+            Stmt::ForLoop(l) => self.for_loop(l)?,
             Stmt::IfCond(c) => {
                 self.put("{% if ");
                 self.branches(c)?;
             }
-            Stmt::WithBlock(w) => {
-                self.put("{% with ");
-                for (i, (target, value)) in w.assignments.iter().enumerate() {
-                    self.put(if i > 0 { ", " } else { "" });
-                    self.target(target)?;
-                    self.put(" = ");
-                    self.operand(value)?;
-                }
-                self.put(" %}");
-                self.body(&w.body)?;
-                self.put("{% endwith %}");
-            }
+            Stmt::WithBlock(w) => self.with_block(w)?,
             Stmt::Set(s) => {
                 self.put("{% set ");
                 self.target(&s.target)?;
@@ -128,8 +105,41 @@ impl Writer {
         Ok(())
     }
 
+    fn for_loop(&mut self, l: &ForLoop<'_>) -> Written {
+        self.put("{% for ");
+        self.target(&l.target)?;
+        self.put(" in ");
+        self.operand(&l.iter)?;
+        if let Some(filter) = &l.filter_expr {
+            self.put(" if ");
+            self.operand(filter)?;
+        }
+        self.put(if l.recursive { " recursive %}" } else { " %}" });
+        self.body(&l.body)?;
+        if !l.else_body.is_empty() {
+            self.put("{% else %}");
+            self.body(&l.else_body)?;
+        }
+        self.put("{% endfor %}");
+        Ok(())
+    }
+
+    fn with_block(&mut self, w: &WithBlock<'_>) -> Written {
+        self.put("{% with ");
+        for (i, (target, value)) in w.assignments.iter().enumerate() {
+            self.put(if i > 0 { ", " } else { "" });
+            self.target(target)?;
+            self.put(" = ");
+            self.operand(value)?;
+        }
+        self.put(" %}");
+        self.body(&w.body)?;
+        self.put("{% endwith %}");
+        Ok(())
+    }
+
     /// Condition and branches of an `if`, after its `{% if `; `elif` stays flat.
-    fn branches(&mut self, c: &minijinja::machinery::ast::IfCond<'_>) -> Written {
+    fn branches(&mut self, c: &IfCond<'_>) -> Written {
         self.operand(&c.expr)?;
         self.put(" %}");
         self.body(&c.true_body)?;
@@ -148,7 +158,7 @@ impl Writer {
         Ok(())
     }
 
-    fn definition(&mut self, m: &minijinja::machinery::ast::Macro<'_>) -> Written {
+    fn definition(&mut self, m: &Macro<'_>) -> Written {
         write!(self.out, "{{% macro {}(", m.name).expect("writing to a string cannot fail");
         let first_default = m.args.len() - m.defaults.len();
         for (i, arg) in m.args.iter().enumerate() {
@@ -291,7 +301,7 @@ impl Writer {
         if is_chain { self.expression(base) } else { self.operand(base) }
     }
 
-    fn operation(&mut self, b: &minijinja::machinery::ast::BinOp<'_>) -> Written {
+    fn operation(&mut self, b: &BinOp<'_>) -> Written {
         if let Some(filter) = growing(b.op) {
             self.chain_start(&b.left)?;
             write!(self.out, "|{filter}(").expect("writing to a string cannot fail");
@@ -322,12 +332,16 @@ impl Writer {
             (Expr::BinOp(l), BinOpKind::ScOr) => matches!(l.op, BinOpKind::ScOr),
             _ => false,
         };
-        if same_op(&b.left) { self.expression(&b.left)? } else { self.operand(&b.left)? }
+        if same_op(&b.left) {
+            self.expression(&b.left)?
+        } else {
+            self.operand(&b.left)?
+        }
         self.put(sign);
         self.operand(&b.right)
     }
 
-    fn slice(&mut self, s: &minijinja::machinery::ast::Slice<'_>) -> Written {
+    fn slice(&mut self, s: &Slice<'_>) -> Written {
         self.put("(");
         self.chain_start(&s.expr)?;
         self.put("|counted_input)[");

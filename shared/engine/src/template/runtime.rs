@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 
 use super::{ChatTemplate, Message, TemplateError, methods};
@@ -77,7 +77,7 @@ fn weight(value: &Value, depth: u64, most: u64) -> u64 {
     let mut sum = own;
     for item in items {
         sum += weight(&item, depth + 1, most);
-        if let (true, Ok(inner)) = (is_map, value.get_item(&item)) {
+        if is_map && let Ok(inner) = value.get_item(&item) {
             sum += weight(&inner, depth + 1, most);
         }
         if sum > most {
@@ -104,7 +104,8 @@ pub(super) fn render(
     let budget = BUDGET_BASE.saturating_add((input as u64).saturating_mul(BUDGET_PER_INPUT_BYTE));
     let budget = Arc::new(Budget::new(budget));
     let raised = Arc::new(Mutex::new(None));
-    let fuel = (messages.len() as u64).saturating_mul(FUEL_PER_MESSAGE).saturating_add(FUEL_BASE).min(FUEL_MAX);
+    let fuel =
+        (messages.len() as u64).saturating_mul(FUEL_PER_MESSAGE).saturating_add(FUEL_BASE).min(FUEL_MAX);
     let env = environment(&budget, &raised, fuel);
     let pair = |m: &Message<'_>| Value::from_pairs([("role", m.role), ("content", m.content)]);
     let context = Value::from_pairs([
@@ -123,7 +124,11 @@ pub(super) fn render(
         if budget.exceeded.load(Ordering::Relaxed) {
             return TemplateError::TooLarge { max: budget.max };
         }
-        if is_out_of_fuel(&err) { TemplateError::OutOfFuel { max: fuel } } else { TemplateError::Render(Box::new(err)) }
+        if is_out_of_fuel(&err) {
+            TemplateError::OutOfFuel { max: fuel }
+        } else {
+            TemplateError::Render(Box::new(err))
+        }
     })
 }
 
@@ -178,6 +183,11 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     let counts = budget.clone();
     env.add_filter("join", move |list: Value, between: Option<String>| {
         methods::join(&counts, &list, between.as_deref().unwrap_or_default())
+    });
+    env.add_filter("tojson", |value: Value, options: Kwargs| {
+        let indent: Option<usize> = options.get("indent")?;
+        options.assert_all_used()?;
+        methods::to_json(&value, indent)
     });
     let counts = budget.clone();
     env.add_filter("replace", move |text: Value, from: String, to: String| {

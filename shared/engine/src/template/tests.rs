@@ -186,20 +186,43 @@ fn the_language_is_that_of_hugging_face() {
     gives("{{ messages[0].content.split(' ')[-1].upper() }}", "THERE");
     gives("{{ ' x '.strip() ~ 'ab'.replace('a', 'c') ~ '-'.join(['p', 'q']) }}", "xcbp-q");
     gives("{{ 'abc'[1:] + 'abc'[::-1] + 'abc'[:1] }}", "bccbaa");
-    gives("{% set ns = namespace(n=1) %}{% for i in range(3) %}{% set ns.n = ns.n * 2 %}{% endfor %}{{ ns.n }}", "8");
+    gives(
+        "{% set ns = namespace(n=1) %}{% for i in range(3) %}{% set ns.n = ns.n * 2 %}{% endfor %}{{ ns.n }}",
+        "8",
+    );
     gives("{% macro m(a, b='z') %}{{ a ~ b }}{% endmacro %}{{ m('x') }}{{ m('x', b='y') }}", "xzxy");
-    gives("{% for k, v in {'a': 1, 'b': [2, 'q']}.items() %}{{ k }}={{ v|tojson }};{% endfor %}", "a=1;b=[2, \"q\"];");
+    gives(
+        "{% for k, v in {'a': 1, 'b': [2, 'q']}.items() %}{{ k }}={{ v|tojson }};{% endfor %}",
+        "a=1;b=[2, \"q\"];",
+    );
     gives("{{ messages[0].get('name', 'none given') }}", "none given");
-    gives("{{ 'yes' if 1 < 2 <= 2 and not false else 'no' }}{{ -3 + 1.5 }}{{ 7 // 2 }}{{ 2 ** 3 }}", "yes-1.538");
-    gives("{{ (1 - 2) - (3 - 4) }}{{ not (true and false) }}{{ 'a' not in 'abc' }}", "0truefalse");
+    gives(
+        "{{ 'yes' if 1 < 2 <= 2 and not false else 'no' }}{{ -3 + 1.5 }}{{ 7 // 2 }}{{ 2 ** 3 }}",
+        "yes-1.538",
+    );
+    gives("{{ (1 - 2) - (3 - 4) }}{{ not (true and false) }}{{ 'a' not in 'abc' }}", "0TrueFalse");
     gives("{% for i in [1,2,3] if i != 2 %}{{ i }}{% else %}none{% endfor %}", "13");
-    gives("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "02");
+    gives(
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+        "02",
+    );
     gives("{% if 1 > 2 %}a{% elif 2 > 1 %}b{% else %}c{% endif %}{% with x = 5 %}{{ x }}{% endwith %}", "b5");
     gives("{% set x %}<{{ 'y' }}>{% endset %}{{ x|length }}{{ x }}", "3<y>");
     gives("{{ [1] + [2, 3] }}{{ ([1, 2] | map('string') | join('+')) }}", "[1, 2, 3]1+2");
     gives("{{ 'a\"b\\\\c\n' }}{{ missing | default('d') }}{{ missing }}", "a\"b\\c\nd");
-    gives("{{ 'x y'.title() ~ 'aB'.capitalize() ~ 'a,b,c'.rsplit(',', 1)[0] ~ 'ab'.startswith(('x', 'a')) }}", "X YAba,btrue");
-    gives("{{ strftime_now('%Y-%m-%d') }}{{ messages | length }}{{ messages | selectattr('role', 'equalto', 'x') | list | length }}", "2024-07-2610");
+    gives(
+        "{{ 'x y'.title() ~ 'aB'.capitalize() ~ 'a,b,c'.rsplit(',', 1)[0] ~ 'ab'.startswith(('x', 'a')) }}",
+        "X YAba,bTrue",
+    );
+    gives(
+        "{{ strftime_now('%Y-%m-%d') }}{{ messages | length }}{{ messages | selectattr('role', 'equalto', 'x') | list | length }}",
+        "2024-07-2610",
+    );
+    gives("{{ {'a': [1, none], 'b': '<é\\n\"'} | tojson }}", "{\"a\": [1, null], \"b\": \"<é\\n\\\"\"}");
+    gives(
+        "{{ {'a': [1, true], 'b': []} | tojson(indent=2) }}",
+        "{\n  \"a\": [\n    1,\n    true\n  ],\n  \"b\": []\n}",
+    );
     gives("{# comment #}{{ '}}' }}{% raw %}{{ x }}{% endraw %}", "}}{{ x }}");
 }
 
@@ -209,7 +232,9 @@ fn what_cannot_be_is_refused_when_read() {
     for bad in ["{{ x", "{% if %}", "{% for x %}{% endfor %}", "{{ 'a }}", "{% generation %}", "{{ x | }}"] {
         assert_eq!(refused(bad), "parse chat template", "{bad}");
     }
-    for bad in ["{% include 'x' %}", "{% extends 'x' %}", "{% import 'x' as y %}", "{% block b %}{% endblock %}"] {
+    for bad in
+        ["{% include 'x' %}", "{% extends 'x' %}", "{% import 'x' as y %}", "{% block b %}{% endblock %}"]
+    {
         assert!(refused(bad).contains("another template"), "{bad}");
     }
     assert!(refused("{{ f(*x) }}").contains("`*` before an argument"));
@@ -222,7 +247,8 @@ fn what_cannot_be_is_refused_when_read() {
     let elifs = format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(15_000));
     assert!(refused(&elifs).contains("elif"));
     for open in ["(", "[", "{% if a %}", "{% for a in b %}"] {
-        let nested = if open.len() == 1 { format!("{{{{ {} }}}}", open.repeat(1_900)) } else { open.repeat(5_000) };
+        let nested =
+            if open.len() == 1 { format!("{{{{ {} }}}}", open.repeat(1_900)) } else { open.repeat(5_000) };
         assert_eq!(refused(&nested), "parse chat template", "{open}");
     }
 }
@@ -234,7 +260,7 @@ fn long_but_flat_expressions_are_fine() {
     let filters = format!("{{{{ 'q'{} }}}}", "|upper".repeat(900));
     assert_eq!(render(&filters, &[]).unwrap(), "Q");
     let logic = format!("{{{{ {}true }}}}", "true and ".repeat(900));
-    assert_eq!(render(&logic, &[]).unwrap(), "true");
+    assert_eq!(render(&logic, &[]).unwrap(), "True");
 }
 
 #[track_caller]
@@ -262,7 +288,13 @@ fn deep_recursion_is_an_error() {
     let deep = "{% set ns = namespace(l=[]) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}";
     assert!(matches!(hostile(deep), TemplateError::OutOfFuel { .. }));
     let shown = "{% set ns = namespace(l=[]) %}{% for a in range(9000) %}{% set ns.l = [ns.l] %}{% endfor %}";
-    for end in ["{{ ns.l }}", "{{ ns.l | tojson(indent=4) }}", "{{ ns.l ~ '' }}", "{{ ns.l == [ns.l] }}", "{{ ns.l | string }}"] {
+    for end in [
+        "{{ ns.l }}",
+        "{{ ns.l | tojson(indent=4) }}",
+        "{{ ns.l ~ '' }}",
+        "{{ ns.l == [ns.l] }}",
+        "{{ ns.l | string }}",
+    ] {
         let outcome = render(&format!("{shown}{end}"), &[]);
         assert!(outcome.is_err() || outcome.is_ok_and(|text| text.len() < 1 << 20), "{end}");
     }
@@ -270,7 +302,11 @@ fn deep_recursion_is_an_error() {
 
 #[test]
 fn what_would_fill_the_memory_is_cut_off() {
-    let grow = |body: &str| format!("{{% set ns = namespace(s='0123456789', t='x', l=[1]) %}}{{% for i in range(60) %}}{body}{{% endfor %}}");
+    let grow = |body: &str| {
+        format!(
+            "{{% set ns = namespace(s='0123456789', t='x', l=[1]) %}}{{% for i in range(60) %}}{body}{{% endfor %}}"
+        )
+    };
     let cases = [
         grow("{% set ns.s = ns.s ~ ns.s %}"),
         grow("{% set ns.s = ns.s + ns.s %}"),
@@ -291,7 +327,6 @@ fn what_would_fill_the_memory_is_cut_off() {
         format!("{{% macro m() %}}{{% for a in range(90000) %}}{}{{% endfor %}}{{% endmacro %}}{{{{ m() | length }}}}", "y".repeat(100_000)),
         "{% set ns = namespace(l=[]) %}{% for a in range(20000) %}{% set ns.l = ns.l + [range(90000) | list] %}{% endfor %}".to_owned(),
         "{% set ns = namespace(l=[], s='0123456789' ~ range(9000) | list) %}{% for a in range(15000) %}{% set ns.l = [ns.l, ns.s[1:]] %}{% endfor %}".to_owned(),
-        "{{ [range(1000) | list] | tojson(indent=100000000) }}".to_owned(),
     ];
     for case in &cases {
         let shown: String = case.chars().take(200).collect();
@@ -304,8 +339,17 @@ fn what_would_fill_the_memory_is_cut_off() {
 
 #[test]
 fn templates_reach_nothing_outside() {
-    for source in ["{{ open('/etc/passwd') }}", "{{ debug() }}", "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 'a' | indent(9) }}"] {
+    for source in [
+        "{{ open('/etc/passwd') }}",
+        "{{ debug() }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 'a' | indent(9) }}",
+        "{{ [1] | tojson(indent=100000000) }}",
+    ] {
         assert!(matches!(hostile(source), TemplateError::Render(_)), "{source}");
     }
-    assert!(matches!(hostile("{{ raise_exception('x' ~ 'y') }}"), TemplateError::Raised { message } if message == "xy"));
+    assert!(
+        matches!(hostile("{{ raise_exception('x' ~ 'y') }}"), TemplateError::Raised { message } if message == "xy")
+    );
 }

@@ -48,11 +48,8 @@ pub(super) fn read(
     let id_of = |text: &str| {
         template.token_to_id(text).ok_or_else(|| TokenizerError::UnknownToken { text: text.to_owned() })
     };
-    let special = SpecialIds {
-        bos: bos.map(id_of).transpose()?,
-        eos: eos.map(id_of).transpose()?,
-        ends: Vec::new(),
-    };
+    let special =
+        SpecialIds { bos: bos.map(id_of).transpose()?, eos: eos.map(id_of).transpose()?, ends: Vec::new() };
     let alphabet = ByteAlphabet::new();
     let decode = |text: &str, kind: TokenKind| match kind {
         TokenKind::Normal if byte_level => alphabet.decode(text).unwrap_or_else(|| text.as_bytes().to_vec()),
@@ -122,6 +119,9 @@ impl JsonEncoder {
         is_template: bool,
         token: &mut impl FnMut(TokenId, usize),
     ) {
+        if text.is_empty() {
+            return;
+        }
         let library = if is_template { &self.template } else { &self.user };
         let refused = |id: TokenId| !is_template && vocab.kind(id) == Some(TokenKind::Control);
         let encoded = library.encode(text, false).ok().filter(|e| !e.get_ids().iter().any(|&id| refused(id)));

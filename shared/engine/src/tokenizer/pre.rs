@@ -102,19 +102,16 @@ impl PreTokenizer {
                 false,
             ),
             "deepseek-v3" => (
-                &[
-                    (r"\p{N}{1,3}", Kept),
-                    (r"[一-龥぀-ゟ゠-ヿ]+", Kept),
-                    (DEEPSEEK3, LastGivenBackInLine),
-                ],
+                &[(r"\p{N}{1,3}", Kept), (r"[一-龥぀-ゟ゠-ヿ]+", Kept), (DEEPSEEK3, LastGivenBackInLine)],
                 false,
                 false,
             ),
             "tekken" => (&[(TEKKEN, LastGivenBackInLine)], true, true),
             _ => return Err(TokenizerError::UnsupportedPre { found: name.chars().take(80).collect() }),
         };
-        let pass = |&(pattern, space_run): &(&str, SpaceRun)| {
-            Pass { regex: Regex::new(pattern).expect("the table's patterns are valid"), space_run }
+        let pass = |&(pattern, space_run): &(&str, SpaceRun)| Pass {
+            regex: Regex::new(pattern).expect("the table's patterns are valid"),
+            space_run,
         };
         Ok(PreTokenizer { passes: passes.iter().map(pass).collect(), ignore_merges, adds_bos })
     }
@@ -197,8 +194,22 @@ mod tests {
 
     #[test]
     fn no_byte_is_lost_and_long_runs_are_linear() {
-        let names = ["default", "gpt-2", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken"];
-        let texts = [" ".repeat(300_000) + "x", "\n \t".repeat(50_000), "é😀 1\u{85}".repeat(5_000), "'".repeat(9_999)];
+        let names = [
+            "default",
+            "gpt-2",
+            "llama-bpe",
+            "qwen2",
+            "deepseek-llm",
+            "deepseek-coder",
+            "deepseek-v3",
+            "tekken",
+        ];
+        let texts = [
+            " ".repeat(300_000) + "x",
+            "\n \t".repeat(50_000),
+            "é😀 1\u{85}".repeat(5_000),
+            "'".repeat(9_999),
+        ];
         for name in names {
             let pre = PreTokenizer::named(name).unwrap();
             for text in &texts {
