@@ -432,7 +432,7 @@ impl Agent {
                             if let Some(stream) = cloud.take() {
                                 stream.close().await;
                             }
-                            return Ok(outcome);
+                            return Ok(*outcome);
                         }
                     }
                 }

@@ -53,7 +53,7 @@ pub enum SceneReply {
     /// The scene, and the tag to ask with next time.
     Scene {
         /// The scene.
-        scene: SceneInfo,
+        scene: Box<SceneInfo>,
         /// Its entity tag.
         etag: Option<String>,
     },
@@ -128,7 +128,7 @@ impl CloudClient {
         let malformed = |reason: String| CloudFault::Malformed { reason };
         let scene: SceneInfo = serde_json::from_slice(&body).map_err(|err| malformed(err.to_string()))?;
         scene.check().map_err(|err| malformed(err.to_string()))?;
-        Ok(SceneReply::Scene { scene, etag })
+        Ok(SceneReply::Scene { scene: Box::new(scene), etag })
     }
 
     /// Asks for assistance: one round trip, then events as they come. Dropping the stream closes the connection,

@@ -83,7 +83,7 @@ impl LocalEngine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
-        let capacity = options.kv_tokens.min(model.config().context_len as usize);
+        let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
         let seq = engine.create();
         Ok(Self { engine, seq, capacity, job: None })
@@ -182,7 +182,7 @@ impl LocalEngine {
         scope: Scope,
         reports: &mut Vec<EngineReport>,
     ) -> Result<(), String> {
-        let sampler = Sampler::new(spec.sampling.clone()).map_err(|err| chain(&err))?;
+        let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         let segments = spec.segments.clone();
         let whole = self.assemble(&segments)?;
         let refinable = segments.iter().position(|s| s.refine);
@@ -298,7 +298,7 @@ impl LocalEngine {
         let held = self.held();
         let left = job.target - held;
         let chunk = (job.ids.len() / PASSES).max(CHUNK_TOKENS_MIN);
-        let vocab_len = self.engine.model().config().vocab_len as usize;
+        let vocab_len = self.engine.model().config().vocab_len;
         let merge = left <= chunk && (left + 1) * vocab_len <= MERGED_LOGITS_MAX;
         if job.accepted.is_some() && (left == 0 || merge) {
             return self.verify_pass(job, control, outcome);

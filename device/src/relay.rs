@@ -259,11 +259,11 @@ impl RelayCore {
             fx.push(RelayEffect::Tail { text: self.answer.tail().to_owned() });
         }
         fx.push(RelayEffect::WakeAt(None));
-        fx.push(RelayEffect::Finish(Outcome {
+        fx.push(RelayEffect::Finish(Box::new(Outcome {
             ending,
             answer: self.answer.text(shown),
             timeline: self.timeline.clone(),
-        }));
+        })));
     }
 
     /// Whether the device is in a state from which it can still take the answer over.

@@ -42,7 +42,7 @@ pub async fn find(
     let etag = cached.as_ref().and_then(|c| c.etag.as_deref());
     match (client.scene(id, etag).await, cached) {
         (Ok(SceneReply::Scene { scene, etag }), _) => {
-            let fresh = CachedScene { cloud: cloud.to_owned(), etag, scene };
+            let fresh = CachedScene { cloud: cloud.to_owned(), etag, scene: *scene };
             if let Some(Err(err)) = settings.map(|s| s.remember_scene(&fresh)) {
                 warn!(%err, "scene not remembered");
             }

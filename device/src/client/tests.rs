@@ -151,7 +151,7 @@ async fn scenes_are_read_and_checked() {
     let headers = "content-type: application/json\r\netag: \"7\"\r\n";
     let (client, _task) = server(http("200 OK", headers, &json)).await;
     let reply = client.scene("doc-qa", None).await.unwrap();
-    assert_eq!(reply, SceneReply::Scene { scene, etag: Some("\"7\"".into()) });
+    assert_eq!(reply, SceneReply::Scene { scene: Box::new(scene), etag: Some("\"7\"".into()) });
     let (client, task) = server("HTTP/1.1 304 Not Modified\r\nconnection: close\r\n\r\n".into()).await;
     assert_eq!(client.scene("doc qa/../x", Some("\"7\"")).await.unwrap(), SceneReply::NotModified);
     let seen = task.await.unwrap();

@@ -122,7 +122,7 @@ impl LocalEngine {
         tokenizer: &Arc<Tokenizer>,
     ) -> (Decoder, TokenId) {
         let (text, spans) = verification.text.as_ref().expect("callers have text");
-        let vocab_len = self.engine.model().config().vocab_len as usize;
+        let vocab_len = self.engine.model().config().vocab_len;
         let mut at = stable_boundary(text, spans);
         let residual = text.as_bytes()[spans[at].start..].to_vec();
         let mut own = own_text(tokenizer, &verification.ids[..at], text.len(), residual);

@@ -30,7 +30,7 @@ pub(crate) fn continuation(spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<Token
         spec.segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
     let mut feed = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
     feed.extend_from_slice(accepted);
-    let sampler = Sampler::new(spec.sampling.clone()).unwrap();
+    let sampler = Sampler::new(spec.sampling).unwrap();
     let mut answer = accepted.to_vec();
     while answer.len() < spec.tokens_max {
         let step = StepSeq { seq, ids: &feed, logits: Wanted::Last, capture: None };

@@ -68,7 +68,7 @@ impl LocalEngine {
         let step = StepSeq { seq: self.seq, ids: &batch, logits: wanted, capture: None };
         let mut output = self.engine.step(&[step], control)?;
         let logits = output.pop().map(|o| o.logits).unwrap_or_default();
-        let vocab_len = self.engine.model().config().vocab_len as usize;
+        let vocab_len = self.engine.model().config().vocab_len;
         let logits = &logits[(prompt_rows - 1) * vocab_len..];
         let choices = logits
             .chunks_exact(vocab_len)

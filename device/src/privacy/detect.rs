@@ -167,7 +167,10 @@ fn phone(text: &str, found: &mut Vec<Found>) {
     let mut take = |range: Range<usize>, digits: Range<usize>| {
         let value = text[range.clone()].trim_end_matches([' ', '(', '.', '-', '/']);
         let range = range.start..range.start + value.len();
-        let decimal = before(text, range.start) == Some('.');
+        // Not the inside of a longer number: `89 0044 0532`, `3.0044`.
+        let lead = text[..range.start].trim_end_matches(' ');
+        let inside = value.starts_with("00") && lead.ends_with(|c: char| c.is_ascii_digit());
+        let decimal = inside || (lead.len() == range.start && lead.ends_with(['.', ',']));
         let more = text[range.end..].starts_with('.')
             && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
         if digits.contains(&digit_count(value)) && stands_alone(text, &range) && !decimal && !more {
@@ -222,14 +225,25 @@ fn card_len(bytes: &[u8]) -> Option<usize> {
             break;
         }
         let ends = bytes.get(i + 1).is_none_or(|b| !b.is_ascii_digit());
-        let issuer = matches!(digits[0], b'3'..=b'6')
-            || (digits[0] == b'2' && matches!(digits.get(1), Some(b'2'..=b'7')));
-        let len_ok = digits.len() >= 14 || (digits.len() == 13 && !separators);
-        if ends && issuer && len_ok && luhn(&digits) && digits.iter().any(|&d| d != digits[0]) {
+        if ends && issued(&digits, separators) && luhn(&digits) && digits.iter().any(|&d| d != digits[0]) {
             best = Some(i + 1);
         }
     }
     best
+}
+
+/// Whether a number of this length is issued under these leading digits (ISO/IEC 7812 ranges of the large schemes).
+fn issued(digits: &[u8], separators: bool) -> bool {
+    match (digits[0], digits.get(1).copied().unwrap_or(b'0'), digits.len()) {
+        (b'4', _, 13) => !separators,
+        (b'4', _, 16 | 19) => true,
+        (b'3', b'4' | b'7', 15) => true,
+        (b'3', b'0' | b'6' | b'8' | b'9', 14) => true,
+        (b'3', b'5', 16..=19) => true,
+        (b'5', b'1'..=b'5', 16) | (b'2', b'2'..=b'7', 16) => true,
+        (b'5', b'0' | b'6'..=b'9', 16..=19) | (b'6', _, 16..=19) => true,
+        _ => false,
+    }
 }
 
 fn iban(text: &str, found: &mut Vec<Found>) {

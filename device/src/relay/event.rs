@@ -72,5 +72,5 @@ pub enum RelayEffect {
     /// Send [`RelayEvent::Timer`] at this time; replaces the time asked for before. `None`: no timer.
     WakeAt(Option<Millis>),
     /// The one terminal event; nothing follows.
-    Finish(Outcome),
+    Finish(Box<Outcome>),
 }

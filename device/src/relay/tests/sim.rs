@@ -323,7 +323,7 @@ impl<E: VirtualEngine> Sim<E> {
                 RelayEffect::Finish(outcome) => {
                     assert_eq!(outcome.answer, self.text, "the outcome is what was shown");
                     assert_eq!(outcome.timeline.shown.len(), self.shown);
-                    self.outcome = Some(outcome);
+                    self.outcome = Some(*outcome);
                 }
             }
         }
