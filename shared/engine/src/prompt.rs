@@ -46,6 +46,16 @@ pub enum PromptError {
     /// There is no segment.
     #[error("prompt has no segments")]
     Empty,
+    /// A role is not a short name: templates write roles beside control tokens.
+    #[error("segment {index} has a role of {len} bytes that is not 1 to {max} letters, digits, `_` or `-`")]
+    BadRole {
+        /// The segment.
+        index: usize,
+        /// The length of its role.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
     /// The template failed or refused the conversation.
     #[error("lay out the prompt")]
     Template(#[from] TemplateError),
@@ -67,6 +77,8 @@ pub enum PromptError {
     },
 }
 
+/// Most bytes of a role.
+const ROLE_BYTES_MAX: usize = 32;
 /// Open and close a sentinel: private-use characters, which no template trims, splits or changes.
 const OPEN: char = '\u{e0b1}';
 const CLOSE: char = '\u{e0b3}';
@@ -77,7 +89,7 @@ const CLOSE: char = '\u{e0b3}';
 /// Cost: one rendering of the template, and encoding, linear in the texts.
 ///
 /// # Errors
-/// No segments; the template fails, leaves a segment out, or repeats one.
+/// No segments or a role that is no name; the template fails, leaves a segment out, or repeats one.
 pub fn assemble(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -85,6 +97,11 @@ pub fn assemble(
 ) -> Result<Prompt, PromptError> {
     if segments.is_empty() {
         return Err(PromptError::Empty);
+    }
+    let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
+    let is_role = |role: &str| (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name);
+    if let Some(index) = segments.iter().position(|s| !is_role(s.role)) {
+        return Err(PromptError::BadRole { index, len: segments[index].role.len(), max: ROLE_BYTES_MAX });
     }
     let messages = messages(segments);
     let views: Vec<Message<'_>> = messages.iter().map(|(role, content)| Message { role, content }).collect();
@@ -270,6 +287,11 @@ mod tests {
     fn bad_layouts_are_errors() {
         let (t, template) = demo();
         assert!(matches!(assemble(&t, &template, &[]), Err(PromptError::Empty)));
+        for role in ["", "user|><|system", "r".repeat(33).as_str(), "\u{e0b1}0\u{e0b3}"] {
+            let segment = PromptSegment { role, text: "x" };
+            let refused = assemble(&t, &template, &[DOC_QA[0], segment]);
+            assert!(matches!(refused, Err(PromptError::BadRole { index: 1, .. })), "{role}");
+        }
         let with = |source: &str| {
             let template = ChatTemplate::new(source, "", "").unwrap();
             assemble(&t, &template, &DOC_QA).unwrap_err().to_string()

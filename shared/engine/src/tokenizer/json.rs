@@ -2,7 +2,11 @@
 //!
 //! Two copies of the tokenizer: one that reads control tokens (for templates) and one that does not
 //! (for user text). Where the library refuses a text, or makes a control token of user text, the piece
-//! is halved until it does neither, so encoding is total.
+//! is halved until it does neither, so encoding is total. The library is written for files that can be
+//! trusted: a panic of its own counts as a refusal, and merge dropout is off, for equal texts must give
+//! equal ids.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 use tokenizers::Tokenizer as Library;
@@ -36,9 +40,14 @@ pub(super) fn read(
         return Err(TokenizerError::UnsupportedModel { found: model.chars().take(80).collect() });
     }
     mark_control_shapes(&mut json);
+    if let Some(dropout) = json.pointer_mut("/model/dropout") {
+        *dropout = Value::Null;
+    }
     let byte_level = json.get("decoder").is_some_and(says_byte_level)
         || json.get("pre_tokenizer").is_some_and(says_byte_level);
-    let mut template: Library = serde_json::from_value(json).map_err(|err| library(err.into()))?;
+    let parsed = catch_unwind(AssertUnwindSafe(|| serde_json::from_value::<Library>(json)));
+    let parsed = parsed.map_err(|_| library("the tokenizers library panicked".into()))?;
+    let mut template = parsed.map_err(|err| library(err.into()))?;
     template.with_padding(None);
     template.with_truncation(None).map_err(library)?;
     let mut user = template.clone();
@@ -124,7 +133,10 @@ impl JsonEncoder {
         }
         let library = if is_template { &self.template } else { &self.user };
         let refused = |id: TokenId| !is_template && vocab.kind(id) == Some(TokenKind::Control);
-        let encoded = library.encode(text, false).ok().filter(|e| !e.get_ids().iter().any(|&id| refused(id)));
+        let encoded = catch_unwind(AssertUnwindSafe(|| library.encode(text, false).ok()))
+            .ok()
+            .flatten()
+            .filter(|e| !e.get_ids().iter().any(|&id| refused(id)));
         let Some(encoded) = encoded else { return self.encode_halves(text, vocab, is_template, token) };
         let (ids, offsets) = (encoded.get_ids(), encoded.get_offsets());
         let mut at = 0;

@@ -278,6 +278,13 @@ fn a_tokenizer_json_encodes_like_the_rest() {
 }
 
 #[test]
+fn a_tokenizer_json_with_dropout_encodes_without() {
+    let json = br#"{"model":{"type":"BPE","dropout":0.9,"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}"#;
+    let t = Tokenizer::from_json_bytes(json, JsonOptions::default()).unwrap();
+    assert_eq!(t.encode(&"ab".repeat(50)), [2; 50]);
+}
+
+#[test]
 fn malformed_tokenizer_json_is_refused() {
     for bad in ["", "{", "[]", "{}", r#"{"model":{"type":"BPE"}}"#, r#"{"model":3}"#] {
         assert!(Tokenizer::from_json_bytes(bad.as_bytes(), JsonOptions::default()).is_err(), "{bad}");
@@ -285,6 +292,10 @@ fn malformed_tokenizer_json_is_refused() {
     let piece = br#"{"model":{"type":"WordPiece","vocab":{"a":0}}}"#;
     let err = Tokenizer::from_json_bytes(piece, JsonOptions::default()).unwrap_err().to_string();
     assert_eq!(err, "tokenizer model is `WordPiece`, want `gpt2` or `llama`");
+    // The library cuts the prefix off each merge's right side, which is shorter here, and panics.
+    let panics = br#"{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"],
+        "continuing_subword_prefix":"@@@@"}}"#;
+    assert!(Tokenizer::from_json_bytes(panics, JsonOptions::default()).is_err());
     let far = br#"{"model":{"type":"BPE","vocab":{"a":4000000000},"merges":[]}}"#;
     let err = Tokenizer::from_json_bytes(far, JsonOptions::default()).unwrap_err().to_string();
     assert_eq!(err, "vocabulary has 4000000001 tokens, want 1 to 65538");
