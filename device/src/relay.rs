@@ -35,6 +35,9 @@ use cloud::CloudSide;
 use device::{DeviceSide, DeviceState};
 use pace::Display;
 
+/// How long a finished answer waits for the cloud's `end` event after its last token.
+const END_GRACE_MS: f64 = 100.0;
+
 /// Who may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RelayMode {
@@ -196,7 +199,7 @@ impl RelayCore {
 
     fn wake_at(&self) -> Option<Millis> {
         let hedge = self.cloud.hedge_at.filter(|_| self.cloud.waiting());
-        let times = [self.display.wake_at(), hedge, self.stall_at(), self.timeout_at()];
+        let times = [self.display.wake_at(), hedge, self.stall_at(), self.timeout_at(), self.end_grace()];
         times.into_iter().flatten().reduce(Millis::min)
     }
 
@@ -231,7 +234,8 @@ impl RelayCore {
         self.answer.finish(held_text);
         let ending = if self.answer.stopped() && ending == Ending::Length { Ending::Stop } else { ending };
         self.ending = Some(ending);
-        if self.cloud.active() {
+        // A stream whose tokens are all there has only its `end` left, which says what it cost: let it come.
+        if self.cloud.active() && !self.cloud_complete() {
             self.cloud.close();
             fx.push(RelayEffect::CancelCloud);
         }
@@ -251,8 +255,19 @@ impl RelayCore {
         fx
     }
 
+    /// Until when a finished answer waits for the cloud's `end`.
+    fn end_grace(&self) -> Option<Millis> {
+        let all_shown = self.display.shown() == self.answer.len();
+        let waits = self.ending.is_some() && all_shown && self.cloud.streaming();
+        waits.then(|| self.cloud.last_at + Millis::new(END_GRACE_MS))
+    }
+
     fn finish(&mut self, fx: &mut Vec<RelayEffect>) {
         let Some(ending) = self.ending.clone() else { return };
+        if self.cloud.active() {
+            self.cloud.close();
+            fx.push(RelayEffect::CancelCloud);
+        }
         self.finished = true;
         let shown = self.display.shown();
         if shown == self.answer.len() && !self.answer.tail().is_empty() {

@@ -134,7 +134,14 @@ pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
 
 impl RelayCore {
     pub(super) fn on_cloud(&mut self, event: AssistEvent, now: Millis, fx: &mut Vec<RelayEffect>) {
-        if !self.cloud.active() || self.ending.is_some() {
+        if !self.cloud.active() {
+            return;
+        }
+        if self.ending.is_some() {
+            if let AssistEvent::End(end) = &event {
+                self.read_costs(end);
+                self.cloud.close();
+            }
             return;
         }
         match event {
@@ -251,11 +258,16 @@ impl RelayCore {
         Ok(())
     }
 
-    fn on_end(&mut self, end: &EndEvent, fx: &mut Vec<RelayEffect>) {
+    /// What the cloud says the answer cost it.
+    fn read_costs(&mut self, end: &EndEvent) {
         self.timeline.cloud_usage = Some(end.usage);
         if let Some(timing) = &mut self.timeline.cloud_timing {
             timing.slot = end.timing;
         }
+    }
+
+    fn on_end(&mut self, end: &EndEvent, fx: &mut Vec<RelayEffect>) {
+        self.read_costs(end);
         if end.reason == EndReason::Cancelled {
             return self.cloud_lost(CloudFault::Cancelled, fx);
         }
@@ -275,6 +287,7 @@ impl RelayCore {
     /// The cloud is gone before its part was complete, or so it seems.
     pub(super) fn cloud_lost(&mut self, fault: CloudFault, fx: &mut Vec<RelayEffect>) {
         if !self.cloud.active() || self.ending.is_some() {
+            self.cloud.close();
             return;
         }
         let all_there = self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap;

@@ -39,7 +39,8 @@ impl RelayCore {
                 self.pace_step(event, now, fx);
             }
         }
-        if self.ending.is_some() && self.display.shown == count {
+        let waits_for_end = self.end_grace().is_some_and(|until| now < until);
+        if self.ending.is_some() && self.display.shown == count && !waits_for_end {
             self.finish(fx);
         }
     }

@@ -250,6 +250,23 @@ fn cancelling_stops_both_sides_at_once() {
 }
 
 #[test]
+fn a_cloud_that_wrote_all_still_tells_its_cost() {
+    for pace in [PaceMode::Paced, PaceMode::Instant] {
+        let cloud = RelayConfig { mode: RelayMode::CloudOnly, pace, ..config() };
+        let outcome = Sim::new(core(cloud.clone(), 26), engine(30), good_cloud(26)).run();
+        assert_eq!(outcome.ending, Ending::Length);
+        assert_eq!(outcome.timeline.cloud_usage.map(|u| u.completion_tokens), Some(26));
+        // An `end` that never comes delays nobody for long.
+        let mut script = good_cloud(26);
+        script.pop();
+        let mut sim = Sim::new(core(cloud, 26), engine(30), script);
+        let outcome = sim.run();
+        assert_eq!((outcome.answer, outcome.timeline.cloud_usage), (expected(26, 0), None));
+        assert!(sim.cloud_closed());
+    }
+}
+
+#[test]
 fn nothing_happens_before_begin_or_after_the_end() {
     let mut core = core(config(), 10);
     assert_eq!(core.step(first_event(3), Millis::ZERO), []);
