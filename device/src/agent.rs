@@ -573,3 +573,6 @@ async fn next_event(
         () = timer => RelayEvent::Timer,
     }
 }
+
+#[cfg(test)]
+mod tests;

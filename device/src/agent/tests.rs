@@ -1,0 +1,196 @@
+use super::*;
+use crate::local::LocalEngine;
+use crate::local::tests::model;
+use baton_engine::EngineOptions;
+use baton_engine::pace_emulation::PassCost;
+use baton_protocol::Role;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+/// A cloud that answers every request with these bytes and keeps what it was sent.
+struct FakeCloud {
+    url: String,
+    seen: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl FakeCloud {
+    async fn start(response: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut request = vec![0; 1 << 16];
+                let n = socket.read(&mut request).await.unwrap_or(0);
+                log.lock().unwrap().push(request[..n].to_vec());
+                // The client may have gone; that is its right.
+                let _sent = socket.write_all(response.as_bytes()).await;
+                let _closed = socket.shutdown().await;
+            }
+        });
+        Self { url, seen }
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.seen.lock().unwrap().iter().map(|r| String::from_utf8_lossy(r).into_owned()).collect()
+    }
+}
+
+/// Server-sent events: these texts as tokens, and an end.
+fn stream(texts: &[&str]) -> String {
+    let mut body =
+        String::from("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n");
+    for (index, text) in texts.iter().enumerate() {
+        let text = serde_json::to_string(text).unwrap();
+        body.push_str(&match index {
+            0 => format!(
+                "event: first\ndata: {{\"protocol\":1,\"scene_version\":1,\"index\":0,\"id\":1,\"text\":{text},\
+                 \"assist_tokens\":{},\"assist_bound_by\":\"tau\",\"tau_ms\":100}}\n\n",
+                texts.len()
+            ),
+            _ => format!("event: token\ndata: {{\"index\":{index},\"id\":1,\"text\":{text}}}\n\n"),
+        });
+    }
+    let n = texts.len();
+    body.push_str(&format!(
+        "event: end\ndata: {{\"reason\":\"stop\",\"usage\":{{\"completion_tokens\":{n}}}}}\n\n"
+    ));
+    body
+}
+
+fn agent(cloud: Option<&str>) -> Agent {
+    let options = EngineOptions {
+        threads: std::num::NonZeroUsize::new(1),
+        kv_tokens: 1024,
+        ..EngineOptions::default()
+    };
+    let engine = LocalEngine::new(model(), options).unwrap();
+    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    let cloud = cloud.map(|url| CloudClient::new(url, None).unwrap());
+    Agent::new(Some(DeviceModel { worker, model: model() }), model().tokenizer().clone(), cloud, "test")
+}
+
+fn question(text: &str, mode: RelayMode) -> Question {
+    Question {
+        segments: vec![Segment::fixed(Role::User, text)],
+        scene: crate::scene::built_in("chat"),
+        mode,
+        pace: PaceMode::Instant,
+        sampling: Sampling::default(),
+        tokens_max: 12,
+        refine: RefineOptions::default(),
+        assist_tokens: None,
+        corrector: None,
+        escape: Escape::Plain,
+    }
+}
+
+/// Asks, and gives the report and the text as it was shown.
+async fn ask(agent: &Agent, question: Question) -> (AnswerReport, String) {
+    let (sender, mut events) = mpsc::channel(64);
+    let show = async {
+        let mut shown = String::new();
+        while let Some(event) = events.recv().await {
+            if let AnswerEvent::Text { text, .. } = event {
+                shown.push_str(&text);
+            }
+        }
+        shown
+    };
+    let (report, shown) = tokio::join!(agent.answer(question, sender), show);
+    (report.unwrap(), shown)
+}
+
+fn codes(report: &AnswerReport) -> Vec<&'static str> {
+    report.notes.iter().map(Note::code).collect()
+}
+
+#[tokio::test]
+async fn no_private_value_leaves_and_every_one_is_restored() {
+    let canaries =
+        ["canary.jane@example.com", "4111 1111 1111 1111", "192.168.77.5", "sk-canary0123456789abcdef"];
+    let cloud =
+        FakeCloud::start(stream(&["Mail", " [EM", "AIL_1", "] or", " [CARD_1].", " [EMAIL_9]"])).await;
+    let agent = agent(Some(&cloud.url));
+    let text = format!("Know {}", canaries.join(" and "));
+    let (report, shown) = ask(&agent, question(&text, RelayMode::CloudOnly)).await;
+    assert_eq!(report.answer, "Mail canary.jane@example.com or 4111 1111 1111 1111. [EMAIL_9]");
+    assert_eq!(report.answer, shown);
+    assert_eq!((report.ending, codes(&report)), ("stop", vec!["redacted"]));
+    let requests = cloud.requests();
+    assert_eq!(requests.len(), 1);
+    assert!(requests[0].contains("[EMAIL_1]") && requests[0].contains("[KEY_1]"), "{}", requests[0]);
+    for canary in canaries {
+        assert!(!requests[0].contains(canary), "{canary} left the device");
+    }
+}
+
+#[tokio::test]
+async fn without_a_cloud_that_answers_the_device_answers_alone() {
+    let alone = agent(None);
+    let (want, _) = ask(&alone, question("Say it.", RelayMode::DeviceOnly)).await;
+    assert_eq!((want.tokens_from_cloud, want.error.clone()), (0, None));
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let agent = agent(Some(&url));
+    for mode in [RelayMode::Relay, RelayMode::CloudOnly] {
+        let (report, shown) = ask(&agent, question("Say it.", mode)).await;
+        assert_eq!((report.answer.as_str(), shown.as_str()), (want.answer.as_str(), want.answer.as_str()));
+        assert_eq!(codes(&report), ["cloud_unreachable"]);
+    }
+}
+
+#[tokio::test]
+async fn an_overloaded_cloud_is_left_alone_as_long_as_it_asks() {
+    let body = r#"{"error":{"code":"overloaded","message":"busy","retry_after_ms":60000}}"#;
+    let response = format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    let cloud = FakeCloud::start(response).await;
+    let agent = agent(Some(&cloud.url));
+    for _ in 0..3 {
+        let (report, _) = ask(&agent, question("Say it.", RelayMode::Relay)).await;
+        assert_eq!((report.error.clone(), codes(&report)), (None, vec!["cloud_overloaded"]));
+    }
+    assert_eq!(cloud.requests().len(), 1, "asked once, then not before it may be asked again");
+}
+
+#[tokio::test]
+async fn a_captive_portal_is_recognized_and_a_dead_stream_taken_over() {
+    let page =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
+            .to_owned();
+    let cloud = FakeCloud::start(page).await;
+    let (report, _) = ask(&agent(Some(&cloud.url)), question("Say it.", RelayMode::Relay)).await;
+    assert_eq!((report.error.clone(), codes(&report)), (None, vec!["not_an_event_stream"]));
+
+    let whole = stream(&["One", " two", " three", " four"]);
+    let cut = whole.find("event: end").unwrap();
+    let cloud = FakeCloud::start(whole[..cut].replace("\"assist_tokens\":4", "\"assist_tokens\":9")).await;
+    let (report, shown) = ask(&agent(Some(&cloud.url)), question("Say it.", RelayMode::CloudOnly)).await;
+    assert!(shown.starts_with("One two three four"), "{shown}");
+    assert_eq!(report.tokens_from_cloud, 4);
+    assert_eq!(codes(&report), ["cloud_disconnected"]);
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_cancels_its_answer_and_the_next_is_served() {
+    let agent = agent(None);
+    let (sender, events) = mpsc::channel(1);
+    drop(events);
+    let report = agent.answer(question("Say it.", RelayMode::DeviceOnly), sender).await.unwrap();
+    assert_eq!(report.ending, "cancelled");
+    let (report, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
+    assert_ne!(report.ending, "cancelled");
+}
+
+#[tokio::test]
+async fn a_mode_without_its_means_is_refused() {
+    let (sender, _events) = mpsc::channel(1);
+    let asked = agent(None).answer(question("q", RelayMode::CloudOnly), sender).await;
+    assert!(matches!(asked, Err(AgentError::NoCloud)));
+}
