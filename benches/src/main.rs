@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod mask;
+mod pacing;
 mod report;
 
 #[derive(Debug, Parser)]
@@ -22,11 +23,14 @@ struct Cli {
 enum Bench {
     /// Size and speed of the keep-or-drop mask of a document's sentences
     Mask(mask::Args),
+    /// The speed controller and the optimizer on simulated networks and devices
+    Pacing(pacing::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
         Bench::Mask(args) => mask::run(&args),
+        Bench::Pacing(args) => pacing::run(&args),
     };
     report::finish(result)
 }

@@ -231,7 +231,7 @@ fn a_kept_prefix_leaves_less_to_prefill() {
 fn check(change: impl Fn(&mut OptimizerInput), verdict: Verdict, bound_by: BoundBy, assist_tokens: u32) {
     let mut input = phone();
     change(&mut input);
-    let plan = optimize(&input).unwrap();
+    let plan = optimize(&input).expect("the numbers are in range");
     assert_eq!(
         (plan.verdict, plan.bound_by, plan.assist_tokens),
         (verdict, bound_by, assist_tokens),
