@@ -19,7 +19,7 @@ pub use rng::Rng;
 use std::ops::Range;
 use words::{
     ADJECTIVES, FAMILY_NAMES, FILLER_HEADS, FILLER_TAILS, FIRST_NAMES, KINDS, LEADS, NAME_HEADS, NAME_TAILS,
-    NOUNS, PERSON_ATTRIBUTES, PHRASE_ATTRIBUTES, YEAR_ATTRIBUTES,
+    NOUNS, NUMBER_ATTRIBUTES, PERSON_ATTRIBUTES, PHRASE_ATTRIBUTES,
 };
 
 /// Set in every seed that the trainer uses and in no seed that an evaluation uses.
@@ -114,8 +114,13 @@ struct Source {
     nouns: Vec<usize>,
     heads: Vec<usize>,
     tails: Vec<usize>,
+    firsts: Vec<usize>,
+    families: Vec<usize>,
+    endings: Vec<usize>,
     values_drawn: usize,
     names_drawn: usize,
+    persons_drawn: usize,
+    numbers_drawn: usize,
 }
 
 impl Source {
@@ -126,9 +131,14 @@ impl Source {
             nouns: rng.permutation(NOUNS.len()),
             heads: rng.permutation(NAME_HEADS.len()),
             tails: rng.permutation(NAME_TAILS.len()),
+            firsts: rng.permutation(FIRST_NAMES.len()),
+            families: rng.permutation(FAMILY_NAMES.len()),
+            endings: rng.permutation(100),
             rng,
             values_drawn: 0,
             names_drawn: 0,
+            persons_drawn: 0,
+            numbers_drawn: 0,
         }
     }
 
@@ -153,29 +163,46 @@ impl Source {
         format!("{}{}", NAME_HEADS[self.heads[k % n]], NAME_TAILS[tail])
     }
 
+    /// The next person; family names go round, and a pair comes back only after all 576 have been used.
+    fn person(&mut self) -> String {
+        let (k, n) = (self.persons_drawn, FAMILY_NAMES.len());
+        self.persons_drawn += 1;
+        let first = FIRST_NAMES[self.firsts[(k % n + k / n) % FIRST_NAMES.len()]];
+        format!("{first} {}", FAMILY_NAMES[self.families[k % n]])
+    }
+
+    /// The next number of four digits, from 1100 to 1999; its last two digits go round.
+    fn number(&mut self) -> String {
+        let ending = self.endings[self.numbers_drawn % self.endings.len()];
+        self.numbers_drawn += 1;
+        (1_100 + 100 * self.rng.below(9) + ending).to_string()
+    }
+
     /// Facts with different attributes: four of five have a value, the others a person or a number.
     fn facts(&mut self, count: usize) -> Vec<Fact> {
         let mut facts: Vec<Fact> = Vec::with_capacity(count);
         while facts.len() < count {
-            let (attribute, value) = match self.rng.below(10) {
-                0 => {
-                    let person = format!("{} {}", self.pick(&FIRST_NAMES), self.pick(&FAMILY_NAMES));
-                    (self.pick(&PERSON_ATTRIBUTES), person)
-                }
-                1 => (self.pick(&YEAR_ATTRIBUTES), (1100 + self.rng.below(900)).to_string()),
-                _ => (self.pick(&PHRASE_ATTRIBUTES), String::new()),
+            let sort = self.rng.below(10);
+            let attribute = match sort {
+                0 => self.pick(&PERSON_ATTRIBUTES),
+                1 => self.pick(&NUMBER_ATTRIBUTES),
+                _ => self.pick(&PHRASE_ATTRIBUTES),
             };
             if facts.iter().any(|fact| fact.attribute == attribute) {
                 continue;
             }
-            let value = if value.is_empty() { self.value() } else { value };
+            let value = match sort {
+                0 => self.person(),
+                1 => self.number(),
+                _ => self.value(),
+            };
             facts.push(Fact { attribute, value });
         }
         facts
     }
 
     /// The sentences of a section: an opening that no other sentence looks like, then facts, filler and a link in
-    /// random order.
+    /// random order. No two of them begin alike.
     fn section(
         &mut self,
         name: &str,
@@ -184,13 +211,15 @@ impl Source {
         link: Option<(usize, &str)>,
     ) -> Vec<Planned> {
         let mut rest: Vec<Planned> = Vec::new();
+        let mut leads = self.rng.permutation(LEADS.len()).into_iter().cycle().map(|lead| LEADS[lead]);
+        let mut lead = || leads.next().expect("a cycle of 16 leads has no end");
         for fact in self.facts(facts) {
-            let text =
-                format!("{} {} of {name} {} {}.", self.pick(&LEADS), fact.attribute, verb(&fact), fact.value);
+            let text = format!("{} {} of {name} {} {}.", lead(), fact.attribute, verb(&fact), fact.value);
             rest.push(Planned { text, fact: Some(fact), link: None });
         }
-        for _ in 0..fillers {
-            let (head, tail) = (self.pick(&FILLER_HEADS), self.pick(&FILLER_TAILS));
+        let heads = self.rng.permutation(FILLER_HEADS.len());
+        for head in heads.into_iter().take(fillers) {
+            let (head, tail) = (FILLER_HEADS[head], self.pick(&FILLER_TAILS));
             rest.push(Planned {
                 text: format!("{head} {name} {tail} {}.", self.value()),
                 fact: None,
@@ -198,7 +227,7 @@ impl Source {
             });
         }
         if let Some((target, other)) = link {
-            let text = format!("{} partner of {name} is {other} with {}.", self.pick(&LEADS), self.value());
+            let text = format!("{} partner of {name} is {other} with {}.", lead(), self.value());
             rest.push(Planned { text, fact: None, link: Some(target) });
         }
         self.rng.shuffle(&mut rest);

@@ -66,7 +66,7 @@ pub const PHRASE_ATTRIBUTES: [&str; 18] = [
 pub const PERSON_ATTRIBUTES: [&str; 4] = ["keeper", "owner", "builder", "guide"];
 
 /// Attributes whose value is a number of four digits.
-pub const YEAR_ATTRIBUTES: [&str; 2] = ["year", "number"];
+pub const NUMBER_ATTRIBUTES: [&str; 2] = ["year", "number"];
 
 /// First words of a value.
 pub const ADJECTIVES: [&str; 64] = [
