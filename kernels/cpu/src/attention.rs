@@ -17,8 +17,15 @@
 mod lanes;
 mod scalar;
 
+use std::cell::RefCell;
+
 use crate::dispatch::Dispatch;
 use crate::simd::run;
+
+thread_local! {
+    /// Buffers of this thread's calls, kept to be filled again.
+    static SCRATCH: RefCell<lanes::Scratch> = RefCell::default();
+}
 
 /// Keys of one step of the online softmax.
 pub const CHUNK: usize = 32;
@@ -189,9 +196,11 @@ pub fn attend_rows_at(
 ) {
     queries.check(blocks, lse);
     queries.rows.check(out.len(), "outputs");
-    if let Err(kernel) = run(level, lanes::Attend { queries, blocks, out, lse }) {
-        scalar::attend(queries, blocks, kernel.out, kernel.lse);
-    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        if let Err(kernel) = run(level, lanes::Attend { queries, blocks, out, lse, scratch }) {
+            scalar::attend(queries, blocks, kernel.out, kernel.lse);
+        }
+    });
 }
 
 /// Adds one query's attention weights: `acc[i] += exp(scale * q.k[i] - lse)`.
@@ -229,9 +238,11 @@ pub fn score_rows_at(
     queries.check(blocks, lse);
     let keys: usize = blocks.iter().map(|block| block.n).sum();
     assert_eq!(acc.len(), queries.rows.heads * keys, "length of the sums of attention weights");
-    if let Err(kernel) = run(level, lanes::Score { queries, blocks, keys, lse, acc }) {
-        scalar::score(queries, blocks, keys, lse, kernel.acc);
-    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        if let Err(kernel) = run(level, lanes::Score { queries, blocks, keys, lse, acc, scratch }) {
+            scalar::score(queries, blocks, keys, lse, kernel.acc);
+        }
+    });
 }
 
 #[cfg(test)]

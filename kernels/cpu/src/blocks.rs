@@ -69,9 +69,9 @@ pub(crate) fn q4k_quants(block: &[u8; Q4K_BYTES], out: &mut [u8; K_LEN]) {
     let (bytes, _) = block[16..].as_chunks::<32>();
     for (dst, src) in halves.iter_mut().zip(bytes) {
         let (low, high) = dst.split_at_mut(32);
-        for i in 0..32 {
-            low[i] = src[i] & 15;
-            high[i] = src[i] >> 4;
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(src) {
+            *low = byte & 15;
+            *high = byte >> 4;
         }
     }
 }
@@ -97,8 +97,8 @@ pub(crate) fn q6k_quants(block: &[u8; Q6K_BYTES], out: &mut [u8; K_LEN]) {
     let (lows, _) = block[..128].as_chunks::<64>();
     let (highs, _) = block[128..192].as_chunks::<32>();
     for ((dst, low), high) in halves.iter_mut().zip(lows).zip(highs) {
-        for i in 0..32 {
-            let (a, b, h) = (low[i], low[32 + i], high[i]);
+        for (i, h) in high.iter().enumerate() {
+            let (a, b) = (low[i], low[32 + i]);
             dst[i] = (a & 15) | ((h & 3) << 4);
             dst[32 + i] = (b & 15) | (((h >> 2) & 3) << 4);
             dst[64 + i] = (a >> 4) | (((h >> 4) & 3) << 4);

@@ -39,8 +39,8 @@ fn dot_body(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
-        for i in 0..LANES {
-            lanes[i] = a[i].mul_add(b[i], lanes[i]);
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane = a.mul_add(*b, *lane);
         }
     }
     for (lane, (a, b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {

@@ -4,6 +4,9 @@
 //! the CPU has the level: it can only be had from `detect`, which is what makes the methods safe to call.
 //! Every float operation is the IEEE one of the same name per lane, and sums over lanes have the fixed order of
 //! [`crate::rows::tree_sum`]; nothing here may change a result.
+//!
+//! Kernels handle lanes in plain loops, not in closures (`array::from_fn`, `map`, `with_borrow_mut`): a closure that is
+//! not inlined is compiled without the level's features, and every lane operation in it becomes a call.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -66,8 +69,16 @@ pub(crate) trait Simd: Copy {
     fn dot_signed(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Sixteen 4-byte units.
     fn units(self, bytes: &[u8; 64]) -> Self::I;
+    /// Sixteen 4-byte units from two places.
+    fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> Self::I;
+    /// The low halves of 32 bytes, then their high halves, as 64 bytes.
+    fn nibbles(self, bytes: &[u8; 32]) -> Self::I;
+    /// Signed bytes as [`Simd::dot_signed`] takes them.
+    fn raised(self, v: Self::I) -> Self::I;
     /// The bits of sixteen floats.
-    fn float_units(self, v: &[f32; 16]) -> Self::I;
+    fn bits(self, v: Self::F) -> Self::I;
+    /// Sixteen binary16 values as floats, exactly.
+    fn widen(self, halves: &[u16; 16]) -> Self::F;
     /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of `to[j]` is unit `j` of `rows[i]`.
     fn transpose(self, rows: [Self::I; 16], to: &mut [Line; 16]);
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 fn weight(format: Format, block: &[u8], i: usize) -> f32 {
     let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     match format {
-        Format::F32 => f32::from_le_bytes(block.try_into().unwrap()),
+        Format::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
         Format::F16 => half(0),
         Format::Q8_0 => half(0) * f32::from(block[2 + i] as i8),
         Format::Q4K => {

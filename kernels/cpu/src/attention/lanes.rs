@@ -4,11 +4,13 @@
 //! of the call then use them. The state of each row (largest score, sum, weighted values) is kept from chunk to
 //! chunk, so that blocks are read once.
 
-use std::cell::RefCell;
+#![allow(
+    clippy::needless_range_loop,
+    reason = "one index names the same panel, row or dimension in several arrays of registers"
+)]
 
 use super::{CHUNK, KvBlock, KvRows, Queries};
 use crate::exp::exp;
-use crate::f16::f16_to_f32;
 use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
@@ -22,6 +24,7 @@ pub(super) struct Attend<'a> {
     pub blocks: &'a [KvBlock<'a>],
     pub out: &'a mut [f32],
     pub lse: &'a mut [f32],
+    pub scratch: &'a mut Scratch,
 }
 
 /// [`super::score_rows`] as a kernel; `keys` is the number of keys of all blocks.
@@ -31,11 +34,12 @@ pub(super) struct Score<'a> {
     pub keys: usize,
     pub lse: &'a [f32],
     pub acc: &'a mut [f32],
+    pub scratch: &'a mut Scratch,
 }
 
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     /// Two panels of `d` lines.
     keys: Vec<Line>,
     /// Value rows of `width` floats, where the cache's own cannot be read as they are.
@@ -54,10 +58,6 @@ struct Rows {
     acc: Vec<f32>,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
 /// Value rows of a chunk: row `i` starts at `i * stride` and has whole lanes.
 #[derive(Clone, Copy)]
 struct Values<'a> {
@@ -68,13 +68,13 @@ struct Values<'a> {
 impl Kernel for Attend<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        SCRATCH.with_borrow_mut(|scratch| attend(s, self, scratch));
+        attend(s, self);
     }
 }
 
 #[inline(always)]
-fn attend<S: Simd>(s: S, task: Attend<'_>, scratch: &mut Scratch) {
-    let Attend { queries, blocks, out, lse } = task;
+fn attend<S: Simd>(s: S, task: Attend<'_>) {
+    let Attend { queries, blocks, out, lse, scratch } = task;
     let layout = queries.rows;
     let width = layout.d.next_multiple_of(LANES);
     let n_rows = layout.tokens * layout.heads;
@@ -88,7 +88,7 @@ fn attend<S: Simd>(s: S, task: Attend<'_>, scratch: &mut Scratch) {
             }
             pack_keys(s, block, start, n, layout.d, keys);
             let keys = panels(keys);
-            let values = value_rows(block, start, n, layout.d, values);
+            let values = value_rows(s, block, start, n, layout.d, values);
             let mut r = 0;
             while r < n_rows {
                 let mask = masks[r / layout.heads];
@@ -126,41 +126,51 @@ fn see(queries: &Queries<'_>, first: usize, n: usize, masks: &mut Vec<u32>) -> b
 fn pack_keys<S: Simd>(s: S, block: &KvBlock<'_>, start: usize, n: usize, d: usize, to: &mut Vec<Line>) {
     let width = d.next_multiple_of(LANES);
     to.resize(2 * width, Line([0; 64]));
-    let mut stage = [[0.0; LANES]; LANES];
+    let mut units = [s.splat_int(0); LANES];
     for (half, panel) in to.chunks_exact_mut(width).enumerate().take(n.div_ceil(LANES)) {
         let row = |i: usize| (start + (half * LANES + i).min(n - 1)) * block.stride;
         for (part, lines) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let columns = part * LANES..d.min((part + 1) * LANES);
             match block.k {
                 KvRows::F32(k) if columns.len() == LANES => {
-                    let units = |i: usize| {
-                        let at = row(i) + columns.start;
-                        s.float_units(k[at..].first_chunk().expect("a row has d columns, checked on entry"))
-                    };
-                    s.transpose(std::array::from_fn(units), lines);
-                    continue;
+                    for i in 0..LANES {
+                        units[i] = s.bits(s.load(lanes_at(k, row(i) + columns.start)));
+                    }
+                }
+                KvRows::F16(k) if columns.len() == LANES => {
+                    for i in 0..LANES {
+                        units[i] = s.bits(s.widen(lanes_at(k, row(i) + columns.start)));
+                    }
                 }
                 KvRows::F32(k) => {
-                    for (i, to) in stage.iter_mut().enumerate() {
-                        to[..columns.len()].copy_from_slice(&k[row(i) + columns.start..row(i) + columns.end]);
+                    for i in 0..LANES {
+                        let part = padded(&k[row(i) + columns.start..row(i) + columns.end]);
+                        units[i] = s.bits(s.load(&part));
                     }
                 }
                 KvRows::F16(k) => {
-                    for (i, to) in stage.iter_mut().enumerate() {
-                        widen(&k[row(i) + columns.start..row(i) + columns.end], to);
+                    for i in 0..LANES {
+                        let part = padded(&k[row(i) + columns.start..row(i) + columns.end]);
+                        units[i] = s.bits(s.widen(&part));
                     }
                 }
             }
-            s.transpose(stage.map(|row| s.float_units(&row)), lines);
+            s.transpose(units, lines);
         }
     }
 }
 
+/// The sixteen elements at `at`, inside a row by the caller's shape.
 #[inline(always)]
-fn widen(from: &[u16], to: &mut [f32]) {
-    for (to, &half) in to.iter_mut().zip(from) {
-        *to = f16_to_f32(half);
-    }
+fn lanes_at<T>(rows: &[T], at: usize) -> &[T; LANES] {
+    rows[at..].first_chunk().expect("rows have d elements, checked on entry")
+}
+
+/// A part of a row with zeros behind it.
+fn padded<T: Copy + Default>(part: &[T]) -> [T; LANES] {
+    let mut whole = [T::default(); LANES];
+    whole[..part.len()].copy_from_slice(part);
+    whole
 }
 
 /// The two panels of packed keys.
@@ -172,7 +182,8 @@ fn panels(keys: &[Line]) -> [&[Line]; 2] {
 
 /// The value rows of a chunk, copied only where they are not floats in whole lanes.
 #[inline(always)]
-fn value_rows<'a>(
+fn value_rows<'a, S: Simd>(
+    s: S,
     block: &KvBlock<'a>,
     start: usize,
     n: usize,
@@ -186,13 +197,18 @@ fn value_rows<'a>(
         return Values { rows: &v[first..], stride: block.stride };
     }
     let width = d.next_multiple_of(LANES);
-    copy.clear();
     copy.resize(n * width, 0.0);
     for (i, to) in copy.chunks_exact_mut(width).enumerate() {
         let from = first + i * block.stride..first + i * block.stride + d;
         match block.v {
             KvRows::F32(v) => to[..d].copy_from_slice(&v[from]),
-            KvRows::F16(v) => widen(&v[from], to),
+            KvRows::F16(v) => {
+                let (whole, tail) = v[from].as_chunks::<LANES>();
+                for (c, to) in to.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                    let halves = if c < whole.len() { whole[c] } else { padded(tail) };
+                    s.store(s.widen(&halves), to);
+                }
+            }
         }
     }
     Values { rows: copy, stride: width }
@@ -245,17 +261,16 @@ impl Rows {
         let mut weights = [[[0.0; LANES]; 2]; T];
         let mut fade = [0.0; T];
         for t in 0..T {
-            let scores: [S::F; 2] =
-                std::array::from_fn(|p| s.keep(seen[p], s.mul(dots[p][t], scale), hidden));
-            let top = larger(self.top[first + t], s.tree_largest(s.larger(scores[0], scores[1])));
-            let w: [S::F; 2] =
-                std::array::from_fn(|p| s.keep(seen[p], s.exp(s.sub(scores[p], s.splat(top))), none));
+            let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
+            let high = s.keep(seen[1], s.mul(dots[1][t], scale), hidden);
+            let top = larger(self.top[first + t], s.tree_largest(s.larger(low, high)));
+            let low = s.keep(seen[0], s.exp(s.sub(low, s.splat(top))), none);
+            let high = s.keep(seen[1], s.exp(s.sub(high, s.splat(top))), none);
             fade[t] = exp(self.top[first + t] - top);
-            self.sum[first + t] = self.sum[first + t].mul_add(fade[t], s.tree_sum(s.add(w[0], w[1])));
+            self.sum[first + t] = self.sum[first + t].mul_add(fade[t], s.tree_sum(s.add(low, high)));
             self.top[first + t] = top;
-            for p in 0..2 {
-                s.store(w[p], &mut weights[t][p]);
-            }
+            s.store(low, &mut weights[t][0]);
+            s.store(high, &mut weights[t][1]);
         }
         let width = queries.rows.d.next_multiple_of(LANES);
         let acc = &mut self.acc[first * width..(first + T) * width];
@@ -323,17 +338,23 @@ fn weigh<S: Simd, const T: usize, const J: usize>(
 ) {
     let width = acc.len() / T;
     let from = |t: usize| t * width + strip * LANES..t * width + (strip + J) * LANES;
-    let mut sums: [[S::F; J]; T] = std::array::from_fn(|t| {
+    let mut sums = [[s.splat(0.0); J]; T];
+    for t in 0..T {
         let strips = acc[from(t)].as_chunks::<LANES>().0;
-        std::array::from_fn(|j| s.mul(s.load(&strips[j]), s.splat(fade[t])))
-    });
+        for j in 0..J {
+            sums[t][j] = s.mul(s.load(&strips[j]), s.splat(fade[t]));
+        }
+    }
     let mut seen = mask;
     while seen != 0 {
         let i = seen.trailing_zeros() as usize;
         seen &= seen - 1;
         let at = i * values.stride + strip * LANES;
-        let v = values.rows[at..at + J * LANES].as_chunks::<LANES>().0;
-        let v: [S::F; J] = std::array::from_fn(|j| s.load(&v[j]));
+        let strips = values.rows[at..at + J * LANES].as_chunks::<LANES>().0;
+        let mut v = [s.splat(0.0); J];
+        for j in 0..J {
+            v[j] = s.load(&strips[j]);
+        }
         for t in 0..T {
             let w = s.splat(weights[t].as_flattened()[i]);
             for j in 0..J {
@@ -342,8 +363,9 @@ fn weigh<S: Simd, const T: usize, const J: usize>(
         }
     }
     for t in 0..T {
-        for (to, sum) in acc[from(t)].as_chunks_mut::<LANES>().0.iter_mut().zip(sums[t]) {
-            s.store(sum, to);
+        let strips = acc[from(t)].as_chunks_mut::<LANES>().0;
+        for j in 0..J {
+            s.store(sums[t][j], &mut strips[j]);
         }
     }
 }
@@ -351,31 +373,33 @@ fn weigh<S: Simd, const T: usize, const J: usize>(
 impl Kernel for Score<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        SCRATCH.with_borrow_mut(|scratch| score(s, self, scratch));
+        score(s, self);
     }
 }
 
 #[inline(always)]
-fn score<S: Simd>(s: S, mut task: Score<'_>, scratch: &mut Scratch) {
-    let layout = task.queries.rows;
+fn score<S: Simd>(s: S, task: Score<'_>) {
+    let Score { queries, blocks, keys: n_keys, lse, acc, scratch } = task;
+    let mut sums = Sums { queries, keys: n_keys, lse, acc };
+    let layout = queries.rows;
     let n_rows = layout.tokens * layout.heads;
     let Scratch { keys, masks, .. } = scratch;
     let mut before = 0;
-    for block in task.blocks {
+    for block in blocks {
         for start in (0..block.n).step_by(CHUNK) {
             let n = CHUNK.min(block.n - start);
-            if !see(task.queries, block.first + start, n, masks) {
+            if !see(queries, block.first + start, n, masks) {
                 continue;
             }
             pack_keys(s, block, start, n, layout.d, keys);
             let columns = before + start..before + start + n;
             let mut r = 0;
             while r + 4 <= n_rows {
-                task.add::<S, 4>(s, r, panels(keys), masks, columns.clone());
+                sums.add::<S, 4>(s, r, panels(keys), masks, columns.clone());
                 r += 4;
             }
             while r < n_rows {
-                task.add::<S, 1>(s, r, panels(keys), masks, columns.clone());
+                sums.add::<S, 1>(s, r, panels(keys), masks, columns.clone());
                 r += 1;
             }
         }
@@ -383,7 +407,15 @@ fn score<S: Simd>(s: S, mut task: Score<'_>, scratch: &mut Scratch) {
     }
 }
 
-impl Score<'_> {
+/// The sums of attention weights and what they are made of.
+struct Sums<'a> {
+    queries: &'a Queries<'a>,
+    keys: usize,
+    lse: &'a [f32],
+    acc: &'a mut [f32],
+}
+
+impl Sums<'_> {
     /// Adds the weights of rows `first..first + T` over one chunk's keys, which are `columns` of the sums.
     #[inline(always)]
     fn add<S: Simd, const T: usize>(

@@ -3,6 +3,11 @@
 //! Each function is the definition of [`super`] for sixteen rows at once: lane `i` of result `[p][t]` is the element
 //! of row `16 p + i` and activation row `t`, and no operation crosses lanes.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "one index names the same panel, row or dimension in several arrays of registers"
+)]
+
 use super::FLOAT_BLOCK;
 use super::panel::Panel;
 use crate::activations::QuantizedRows;
@@ -27,7 +32,10 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
         let weights: [&[Line]; P] = std::array::from_fn(|p| &panels[p][start..start + n]);
         let mut part = [[s.splat(0.0); T]; P];
         for c in 0..n {
-            let w: [S::F; P] = std::array::from_fn(|p| s.load_line(&weights[p][c]));
+            let mut w = [s.splat(0.0); P];
+            for p in 0..P {
+                w[p] = s.load_line(&weights[p][c]);
+            }
             for t in 0..T {
                 let x = s.splat(x[t][c]);
                 for p in 0..P {
@@ -68,11 +76,18 @@ pub(super) fn q8_0<S: Simd, const P: usize, const T: usize>(
     let scales = panels.map(|panel| &panel.scales[..blocks]);
     let mut y = [[s.splat(0.0); T]; P];
     for b in 0..blocks {
-        let start: [S::I; T] =
-            std::array::from_fn(|t| s.splat_int(if S::RAISES_SIGNED { bias[t][b] } else { 0 }));
+        let mut start = [s.splat_int(0); T];
+        if S::RAISES_SIGNED {
+            for t in 0..T {
+                start[t] = s.splat_int(bias[t][b]);
+            }
+        }
         let mut dot = [start; P];
         for k in 0..STEPS {
-            let w: [S::I; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
+            let mut w = [s.splat_int(0); P];
+            for p in 0..P {
+                w[p] = s.weights(&weights[p][b][k]);
+            }
             for t in 0..T {
                 let x = four(&q[t][b], 4 * k);
                 for p in 0..P {
@@ -115,11 +130,18 @@ pub(super) fn k_quant<S: Simd, const P: usize, const T: usize, const GROUP: usiz
     for b in 0..blocks {
         let mut a = [[s.splat(0.0); T]; P];
         for g in 0..groups {
-            let start: [S::I; T] =
-                std::array::from_fn(|t| s.splat_int(if MINIMA { 0 } else { bias[t][b][g] }));
+            let mut start = [s.splat_int(0); T];
+            if !MINIMA {
+                for t in 0..T {
+                    start[t] = s.splat_int(bias[t][b][g]);
+                }
+            }
             let mut dot = [start; P];
             for k in g * steps..(g + 1) * steps {
-                let w: [S::I; P] = std::array::from_fn(|p| s.weights(&weights[p][b][k]));
+                let mut w = [s.splat_int(0); P];
+                for p in 0..P {
+                    w[p] = s.weights(&weights[p][b][k]);
+                }
                 for t in 0..T {
                     let x = four(&q[t][b], 4 * k);
                     for p in 0..P {

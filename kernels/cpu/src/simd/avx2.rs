@@ -1,5 +1,10 @@
 //! The lanes of [`Simd`] in pairs of AVX2 registers, byte dot products by `maddubs`.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "one index names the same row in the source and in the transpose; see `simd` on closures"
+)]
+
 use std::arch::x86_64::*;
 
 use super::{Kernel, Line, Simd};
@@ -38,12 +43,6 @@ macro_rules! checked {
 type Pair = [__m256; 2];
 type IntPair = [__m256i; 2];
 
-#[inline(always)]
-fn halves<T>(v: &[T]) -> [&[T]; 2] {
-    let (low, high) = v.split_at(v.len() / 2);
-    [low, high]
-}
-
 impl Simd for Avx2 {
     type F = Pair;
     type I = IntPair;
@@ -56,11 +55,13 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn load(self, v: &[f32; 16]) -> Pair {
-        halves(v).map(|half| checked!(_mm256_loadu_ps(half.as_ptr())))
+        let (low, high) = v.split_at(v.len() / 2);
+        [checked!(_mm256_loadu_ps(low.as_ptr())), checked!(_mm256_loadu_ps(high.as_ptr()))]
     }
     #[inline(always)]
     fn load_line(self, v: &Line) -> Pair {
-        halves(&v.0).map(|half| checked!(_mm256_loadu_ps(half.as_ptr().cast())))
+        let (low, high) = v.0.split_at(v.0.len() / 2);
+        [checked!(_mm256_loadu_ps(low.as_ptr().cast())), checked!(_mm256_loadu_ps(high.as_ptr().cast()))]
     }
     #[inline(always)]
     fn store(self, v: Pair, to: &mut [f32; 16]) {
@@ -70,19 +71,19 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn add(self, a: Pair, b: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_add_ps(a[i], b[i])))
+        [checked!(_mm256_add_ps(a[0], b[0])), checked!(_mm256_add_ps(a[1], b[1]))]
     }
     #[inline(always)]
     fn sub(self, a: Pair, b: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_sub_ps(a[i], b[i])))
+        [checked!(_mm256_sub_ps(a[0], b[0])), checked!(_mm256_sub_ps(a[1], b[1]))]
     }
     #[inline(always)]
     fn mul(self, a: Pair, b: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_mul_ps(a[i], b[i])))
+        [checked!(_mm256_mul_ps(a[0], b[0])), checked!(_mm256_mul_ps(a[1], b[1]))]
     }
     #[inline(always)]
     fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_fmadd_ps(a[i], b[i], c[i])))
+        [checked!(_mm256_fmadd_ps(a[0], b[0], c[0])), checked!(_mm256_fmadd_ps(a[1], b[1], c[1]))]
     }
     #[inline(always)]
     fn tree_sum(self, v: Pair) -> f32 {
@@ -90,7 +91,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn larger(self, a: Pair, b: Pair) -> Pair {
-        [0, 1].map(|i| checked!(_mm256_max_ps(a[i], b[i])))
+        [checked!(_mm256_max_ps(a[0], b[0])), checked!(_mm256_max_ps(a[1], b[1]))]
     }
     #[inline(always)]
     fn tree_largest(self, v: Pair) -> f32 {
@@ -98,18 +99,20 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn keep(self, mask: u16, v: Pair, other: Pair) -> Pair {
-        [0, 1].map(|i| checked!(keep(mask >> (8 * i), v[i], other[i])))
+        [checked!(keep(mask, v[0], other[0])), checked!(keep(mask >> 8, v[1], other[1]))]
     }
     #[inline(always)]
     fn where_less(self, a: Pair, b: Pair, then: Pair, other: Pair) -> Pair {
-        [0, 1].map(|i| {
-            let less = checked!(_mm256_cmp_ps::<_CMP_LT_OQ>(a[i], b[i]));
-            checked!(_mm256_blendv_ps(other[i], then[i], less))
-        })
+        let low = checked!(_mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0]));
+        let high = checked!(_mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1]));
+        [
+            checked!(_mm256_blendv_ps(other[0], then[0], low)),
+            checked!(_mm256_blendv_ps(other[1], then[1], high)),
+        ]
     }
     #[inline(always)]
     fn power_of_two(self, shifted: Pair) -> Pair {
-        shifted.map(|half| checked!(power_of_two(half)))
+        [checked!(power_of_two(shifted[0])), checked!(power_of_two(shifted[1]))]
     }
     #[inline(always)]
     fn splat_int(self, v: i32) -> IntPair {
@@ -117,7 +120,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn to_float(self, v: IntPair) -> Pair {
-        v.map(|half| checked!(_mm256_cvtepi32_ps(half)))
+        [checked!(_mm256_cvtepi32_ps(v[0])), checked!(_mm256_cvtepi32_ps(v[1]))]
     }
     #[inline(always)]
     fn weights(self, line: &Line) -> IntPair {
@@ -126,33 +129,70 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_small(self, acc: IntPair, w: IntPair, x: i32) -> IntPair {
         let x = checked!(_mm256_set1_epi32(x));
-        [0, 1].map(|i| checked!(dot_unsigned(acc[i], w[i], x)))
+        [checked!(dot_unsigned(acc[0], w[0], x)), checked!(dot_unsigned(acc[1], w[1], x))]
     }
     #[inline(always)]
     fn dot_signed(self, acc: IntPair, w: IntPair, x: i32) -> IntPair {
         let x = checked!(_mm256_set1_epi32(x));
-        [0, 1].map(|i| checked!(dot_signed(acc[i], w[i], x)))
+        [checked!(dot_signed(acc[0], w[0], x)), checked!(dot_signed(acc[1], w[1], x))]
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> IntPair {
-        halves(bytes).map(|half| checked!(_mm256_loadu_si256(half.as_ptr().cast())))
+        let (low, high) = bytes.split_at(32);
+        [
+            checked!(_mm256_loadu_si256(low.as_ptr().cast())),
+            checked!(_mm256_loadu_si256(high.as_ptr().cast())),
+        ]
     }
     #[inline(always)]
-    fn float_units(self, v: &[f32; 16]) -> IntPair {
-        halves(v).map(|half| checked!(_mm256_loadu_si256(half.as_ptr().cast())))
+    fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> IntPair {
+        let low = checked!(_mm256_loadu_si256(low.as_ptr().cast()));
+        let high = checked!(_mm256_loadu_si256(high.as_ptr().cast()));
+        [low, high]
+    }
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; 32]) -> IntPair {
+        let bytes = checked!(_mm256_loadu_si256(bytes.as_ptr().cast()));
+        checked!(nibbles(bytes))
+    }
+    #[inline(always)]
+    fn raised(self, v: IntPair) -> IntPair {
+        v
+    }
+    #[inline(always)]
+    fn bits(self, v: Pair) -> IntPair {
+        [checked!(_mm256_castps_si256(v[0])), checked!(_mm256_castps_si256(v[1]))]
+    }
+    #[inline(always)]
+    fn widen(self, halves: &[u16; 16]) -> Pair {
+        let (low, high) = halves.split_at(8);
+        let low = checked!(_mm_loadu_si128(low.as_ptr().cast()));
+        let high = checked!(_mm_loadu_si128(high.as_ptr().cast()));
+        [checked!(_mm256_cvtph_ps(low)), checked!(_mm256_cvtph_ps(high))]
     }
     #[inline(always)]
     fn transpose(self, rows: [IntPair; 16], to: &mut [Line; 16]) {
-        for units in 0..2 {
-            let top = checked!(transpose(std::array::from_fn(|i| rows[i][units])));
-            let bottom = checked!(transpose(std::array::from_fn(|i| rows[8 + i][units])));
-            for (j, to) in to[8 * units..8 * units + 8].iter_mut().enumerate() {
-                let (low, high) = to.0.split_at_mut(32);
-                checked!(_mm256_storeu_si256(low.as_mut_ptr().cast(), top[j]));
-                checked!(_mm256_storeu_si256(high.as_mut_ptr().cast(), bottom[j]));
+        for part in 0..2 {
+            let (mut top, mut bottom) = ([rows[0][0]; 8], [rows[0][0]; 8]);
+            for i in 0..8 {
+                top[i] = rows[i][part];
+                bottom[i] = rows[8 + i][part];
+            }
+            let (top, bottom) = (checked!(transpose(top)), checked!(transpose(bottom)));
+            for i in 0..8 {
+                let (low, high) = to[8 * part + i].0.split_at_mut(32);
+                checked!(_mm256_storeu_si256(low.as_mut_ptr().cast(), top[i]));
+                checked!(_mm256_storeu_si256(high.as_mut_ptr().cast(), bottom[i]));
             }
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(bytes: __m256i) -> IntPair {
+    let low = _mm256_set1_epi8(15);
+    [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
 }
 
 #[inline]

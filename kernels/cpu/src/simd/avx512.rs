@@ -1,5 +1,10 @@
 //! The lanes of [`Simd`] in one AVX-512 register, byte dot products by VNNI.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "one index names the same row in the source and in the transpose; see `simd` on closures"
+)]
+
 use std::arch::x86_64::*;
 
 use super::{Kernel, Line, Simd};
@@ -123,14 +128,35 @@ impl Simd for Avx512 {
         checked!(_mm512_loadu_si512(bytes.as_ptr().cast()))
     }
     #[inline(always)]
-    fn float_units(self, v: &[f32; 16]) -> __m512i {
-        checked!(_mm512_loadu_si512(v.as_ptr().cast()))
+    fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> __m512i {
+        let low = checked!(_mm256_loadu_si256(low.as_ptr().cast()));
+        let high = checked!(_mm256_loadu_si256(high.as_ptr().cast()));
+        checked!(join(low, high))
+    }
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; 32]) -> __m512i {
+        let bytes = checked!(_mm256_loadu_si256(bytes.as_ptr().cast()));
+        checked!(nibbles(bytes))
+    }
+    #[inline(always)]
+    fn raised(self, v: __m512i) -> __m512i {
+        let raise = checked!(_mm512_set1_epi8(-128));
+        checked!(_mm512_xor_si512(v, raise))
+    }
+    #[inline(always)]
+    fn bits(self, v: __m512) -> __m512i {
+        checked!(_mm512_castps_si512(v))
+    }
+    #[inline(always)]
+    fn widen(self, halves: &[u16; 16]) -> __m512 {
+        let halves = checked!(_mm256_loadu_si256(halves.as_ptr().cast()));
+        checked!(_mm512_cvtph_ps(halves))
     }
     #[inline(always)]
     fn transpose(self, rows: [__m512i; 16], to: &mut [Line; 16]) {
         let columns = checked!(transpose(rows));
-        for (to, column) in to.iter_mut().zip(columns) {
-            checked!(_mm512_storeu_si512(to.0.as_mut_ptr().cast(), column));
+        for i in 0..16 {
+            checked!(_mm512_storeu_si512(to[i].0.as_mut_ptr().cast(), columns[i]));
         }
     }
 }
@@ -158,6 +184,19 @@ fn tree_largest(v: __m512) -> f32 {
 fn power_of_two(shifted: __m512) -> __m512 {
     let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
     _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3f80_0000)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn join(low: __m256i, high: __m256i) -> __m512i {
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn nibbles(bytes: __m256i) -> __m512i {
+    let both = join(bytes, _mm256_srli_epi16::<4>(bytes));
+    _mm512_and_si512(both, _mm512_set1_epi8(15))
 }
 
 /// A 16 x 16 transpose of 32-bit units in four rounds of shuffles.

@@ -83,11 +83,37 @@ fn exponentials<S: Simd>(s: S) {
 fn transposes<S: Simd>(s: S) {
     let rows: [[u8; 64]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (i * 64 + j * 7) as u8));
     let mut to = [Line([0; 64]); 16];
-    s.transpose(std::array::from_fn(|i| s.units(&rows[i])), &mut to);
-    for i in 0..16 {
-        for j in 0..16 {
-            assert_eq!(to[j].0[4 * i..4 * i + 4], rows[i][4 * j..4 * j + 4], "row {i}, unit {j}");
+    s.transpose(rows.map(|row| s.units(&row)), &mut to);
+    for (i, row) in rows.iter().enumerate() {
+        for (j, to) in to.iter().enumerate() {
+            assert_eq!(to.0[4 * i..4 * i + 4], row[4 * j..4 * j + 4], "row {i}, unit {j}");
         }
+    }
+    bytes(s, &rows);
+}
+
+/// The 64 bytes of sixteen units, by a transpose there and back.
+fn taken_bytes<S: Simd>(s: S, v: S::I) -> [u8; 64] {
+    let mut to = [Line([0; 64]); 16];
+    s.transpose([v; 16], &mut to);
+    std::array::from_fn(|i| to[i / 4].0[i % 4])
+}
+
+fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
+    let (low, high) = (rows[3].first_chunk().unwrap(), rows[9].first_chunk().unwrap());
+    let joined = taken_bytes(s, s.joined(low, high));
+    assert_eq!((&joined[..32], &joined[32..]), (&low[..], &high[..]));
+    let nibbles = taken_bytes(s, s.nibbles(low));
+    for i in 0..32 {
+        assert_eq!((nibbles[i], nibbles[32 + i]), (low[i] & 15, low[i] >> 4));
+    }
+    let raise = if S::RAISES_SIGNED { 0x80 } else { 0 };
+    assert_eq!(taken_bytes(s, s.raised(s.units(&rows[5]))), rows[5].map(|b| b ^ raise));
+    let v = values(0.4);
+    assert_eq!(taken_bytes(s, s.bits(s.load(&v))).as_chunks::<4>().0, v.map(f32::to_ne_bytes));
+    for first in (0..0x7c00u16).step_by(16).chain((0x8000..0xfc00).step_by(16)) {
+        let halves: [u16; 16] = std::array::from_fn(|i| first + i as u16);
+        lanes(s, s.widen(&halves), |i| crate::f16::f16_to_f32(halves[i]));
     }
 }
 
