@@ -1,3 +1,5 @@
+//! The agent against a scripted cloud on loopback, with a model of random weights.
+
 use super::*;
 use crate::local::LocalEngine;
 use crate::local::tests::model;

@@ -1,3 +1,5 @@
+//! The served API on loopback: answers, guards, bad requests.
+
 use super::*;
 use crate::agent::DeviceModel;
 use crate::local::LocalEngine;

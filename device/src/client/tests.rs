@@ -1,3 +1,5 @@
+//! The client: streams however split, byte caps, statuses, what leaves.
+
 use super::*;
 use crate::privacy::Redactor;
 use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling};

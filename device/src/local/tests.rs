@@ -1,3 +1,5 @@
+//! The local engine: passes, verification, shared prefixes, prompts that do not fit.
+
 use super::*;
 use baton_engine::gguf::Gguf;
 use baton_engine::sampling::SamplingParams;

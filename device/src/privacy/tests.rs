@@ -1,3 +1,5 @@
+//! Redaction: precision and recall on a fixed set, and restoring as its inverse.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! The engine's thread: a whole answer, and interruption.
+
 use super::*;
 use crate::local::tests::model;
 use crate::local::{Accepted, AnswerSpec, Keep, PromptId, Scope};
