@@ -4,6 +4,8 @@
 //! Invariant: every process and socket it opens is closed when its handle is dropped, also after a panic.
 
 pub mod demo;
+pub mod pair;
 pub mod process;
 pub mod proxy;
 pub mod question;
+pub mod simulation;

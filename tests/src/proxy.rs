@@ -5,7 +5,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -19,6 +19,9 @@ use tokio::{
     },
     task::JoinHandle,
 };
+
+/// How much of what the device sends is kept for a look.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Where the proxy cuts a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +39,7 @@ pub enum Cut {
 pub struct WireCount {
     up: AtomicU64,
     down: AtomicU64,
+    sent: Mutex<Vec<u8>>,
 }
 
 impl WireCount {
@@ -43,6 +47,19 @@ impl WireCount {
     #[must_use]
     pub fn up(&self) -> u64 {
         self.up.load(Ordering::Relaxed)
+    }
+
+    /// What the device sent, as it was on the wire; the first [`KEPT_BYTES_MAX`] bytes of it.
+    #[must_use]
+    pub fn sent(&self) -> Vec<u8> {
+        self.sent.lock().expect("no holder of this lock panics").clone()
+    }
+
+    fn add_up(&self, bytes: &[u8]) {
+        self.up.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let mut sent = self.sent.lock().expect("no holder of this lock panics");
+        let room = KEPT_BYTES_MAX.saturating_sub(sent.len());
+        sent.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     /// Bytes from the cloud to the device.
@@ -114,15 +131,15 @@ async fn forward(device: TcpStream, cloud: TcpStream, cut: Cut, count: &WireCoun
     let (device_read, device_write) = device.into_split();
     let (cloud_read, cloud_write) = cloud.into_split();
     tokio::select! {
-        () = copy_up(device_read, cloud_write, &count.up) => {}
+        () = copy_up(device_read, cloud_write, count) => {}
         () = copy_down(cloud_read, device_write, cut, &count.down) => {}
     }
 }
 
-async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &AtomicU64) {
+async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &WireCount) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
-        count.fetch_add(n as u64, Ordering::Relaxed);
+        count.add_up(&buffer[..n]);
         if to.write_all(&buffer[..n]).await.is_err() {
             return;
         }

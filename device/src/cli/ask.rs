@@ -2,7 +2,7 @@
 
 use super::open::{open, question, scene_of};
 use super::{AnswerArgs, CommonArgs, document, terminal};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use baton_protocol::{Role, SceneInfo, Segment};
 use clap::Args;
 use std::path::PathBuf;
@@ -16,6 +16,9 @@ pub(super) struct AskArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+    /// Write the same JSON object to this file, while the text is shown as ever
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     answer: AnswerArgs,
     #[command(flatten)]
@@ -53,6 +56,10 @@ pub(super) async fn run(args: AskArgs) -> anyhow::Result<()> {
     }
     if args.json {
         terminal::print_json(&report)?;
+    }
+    if let Some(path) = &args.report {
+        let json = serde_json::to_vec(&report).context("write the report")?;
+        tokio::fs::write(path, json).await.with_context(|| format!("write `{}`", path.display()))?;
     }
     match &report.error {
         Some(error) => bail!("{}", error.message),

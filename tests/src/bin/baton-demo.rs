@@ -1,0 +1,73 @@
+//! `./x demo`: one question about a long document, answered three ways by the real programs.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use baton_e2e::{
+    demo::{Demo, DemoOptions},
+    process::models_folder,
+};
+use clap::Parser;
+
+/// Asks one question about a long document three ways: the device alone, the cloud alone, and the relay.
+///
+/// Real programs, real models, loopback. Unless --real is given, a phone and a cloud are EMULATED: each pass is
+/// stretched to the time that a model of their speed would take (never shortened), and the output says so.
+#[derive(Debug, Parser)]
+#[command(name = "./x demo", version)]
+struct Cli {
+    /// Picks the generated document, the question and the sampling
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object as the last line instead of the table
+    #[arg(long)]
+    json: bool,
+    /// No emulation: this machine plays both parts at its own speed
+    #[arg(long)]
+    real: bool,
+    /// Ask about this text file instead of a generated document (needs --question)
+    #[arg(long, value_name = "FILE", requires = "question")]
+    document: Option<PathBuf>,
+    /// The question about --document
+    #[arg(long, value_name = "TEXT", requires = "document")]
+    question: Option<String>,
+    /// GGUF file of the cloud's model
+    #[arg(long, value_name = "FILE")]
+    cloud_model: Option<PathBuf>,
+    /// GGUF file of the device's model
+    #[arg(long, value_name = "FILE")]
+    device_model: Option<PathBuf>,
+    /// Least length of the generated document, in tokens
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(300..=2400))]
+    tokens: u32,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let models = models_folder();
+    let options = DemoOptions {
+        seed: cli.seed,
+        json: cli.json,
+        real: cli.real,
+        own: cli.document.zip(cli.question),
+        cloud_model: cli.cloud_model.unwrap_or_else(|| models.join("demo-cloud.gguf")),
+        device_model: cli.device_model.unwrap_or_else(|| models.join("demo-device.gguf")),
+        document_tokens_min: cli.tokens as usize,
+    };
+    let demo = Demo::new(options);
+    let result = tokio::select! {
+        result = demo.run() => result,
+        _ = tokio::signal::ctrl_c() => {
+            // Dropping the run has killed its processes and removed its files.
+            eprintln!("\nstopped");
+            return ExitCode::from(130);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("error: {err:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The demo: one question about a long document, answered by the device alone, the cloud alone, and the relay.
+//!
+//! Everything measured comes from the programs' own reports and from the proxy between them.
+
+pub mod ask;
+pub mod emulation;
+mod table;
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use baton_corpus::QuestionKind;
+use baton_engine::Model;
+use serde_json::json;
+
+use self::{
+    ask::{Ask, Report},
+    emulation::{CLOUD, PHONE},
+};
+use crate::{
+    process::CloudProcess,
+    proxy::{Cut, Proxy},
+    question::{self, Wanted},
+};
+
+/// The demo asks for an answer long enough that the device has a part to write after the cloud's.
+const ANSWER_TOKENS_MIN: usize = 56;
+/// Most tokens an answer may have.
+const ANSWER_TOKENS_MAX: usize = 200;
+
+/// What a person can choose.
+#[derive(Debug, Clone)]
+pub struct DemoOptions {
+    /// Picks document, question and sampling.
+    pub seed: u64,
+    /// One JSON object instead of the table.
+    pub json: bool,
+    /// No emulation.
+    pub real: bool,
+    /// A document file and a question of the person's own.
+    pub own: Option<(PathBuf, String)>,
+    /// GGUF file of the cloud's model.
+    pub cloud_model: PathBuf,
+    /// GGUF file of the device's model.
+    pub device_model: PathBuf,
+    /// Least length of the generated document.
+    pub document_tokens_min: usize,
+}
+
+/// The four runs and what they were about.
+#[derive(Debug)]
+pub struct Outcome {
+    seed: u64,
+    emulated: bool,
+    expected: Option<String>,
+    device_alone: Report,
+    cloud_alone: Report,
+    cloud_alone_wire: Wire,
+    relay: Report,
+    relay_wire: Wire,
+    random_mask: Report,
+}
+
+/// Bytes between device and cloud during one run.
+#[derive(Debug, Clone, Copy)]
+struct Wire {
+    up: u64,
+    down: u64,
+}
+
+impl Outcome {
+    /// Whether a run gave the right answer; nothing is known about a person's own document.
+    fn correct(&self, report: &Report) -> Option<bool> {
+        self.expected.as_ref().map(|expected| report.answer.trim() == expected.trim())
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let relay = &self.relay;
+        json!({
+            "seed": self.seed,
+            "emulated": self.emulated,
+            "answer": relay.answer,
+            "answer_correct": self.correct(relay),
+            "device_alone_correct": self.correct(&self.device_alone),
+            "cloud_alone_correct": self.correct(&self.cloud_alone),
+            "random_mask_correct": self.correct(&self.random_mask),
+            "tokens_from_device": relay.tokens_from_device,
+            "tokens_from_cloud": relay.tokens_from_cloud,
+            "assist_tokens": relay.assist_tokens,
+            "ttft_user_ms": relay.ttft_user_ms,
+            "ttft_device_ms": relay.ttft_device_ms,
+            "ttft_device_alone_ms": self.device_alone.ttft_device_ms,
+            "gap_max_ms": relay.gap_max_ms,
+            "gap_p99_ms": relay.gap_p99_ms,
+            "tau_ms": relay.tau_ms,
+            "total_ms": relay.total_ms,
+            "prompt_tokens": relay.prompt_tokens,
+            "prompt_tokens_refined": relay.prompt_tokens_refined,
+            "refined_ratio": relay.refined_ratio,
+            "mask_bytes": relay.mask_bytes,
+            "wire_bytes_up": self.relay_wire.up,
+            "wire_bytes_down": self.relay_wire.down,
+            "cloud_slot_ms": relay.cloud_slot_ms(),
+            "cloud_alone_slot_ms": self.cloud_alone.cloud_slot_ms(),
+            "notes": relay.notes,
+            "device_alone": self.device_alone,
+            "cloud_alone": self.cloud_alone,
+            "relay": relay,
+        })
+    }
+}
+
+/// A demo that has not run yet.
+#[derive(Debug)]
+pub struct Demo {
+    options: DemoOptions,
+}
+
+/// The document on disk, the question, and the right answer where it is known.
+struct Task {
+    document: PathBuf,
+    question: String,
+    expected: Option<String>,
+}
+
+impl Demo {
+    /// A demo of these options.
+    #[must_use]
+    pub fn new(options: DemoOptions) -> Self {
+        Self { options }
+    }
+
+    fn say(&self, line: &str) {
+        eprintln!("{line}");
+    }
+
+    /// Runs the programs and prints the table or the JSON object.
+    ///
+    /// # Errors
+    /// A program or model is missing, or a run failed; the message says which.
+    pub async fn run(&self) -> anyhow::Result<()> {
+        let scratch = tempfile::tempdir().context("make a folder for the demo")?;
+        let task = self.task(scratch.path()).await?;
+        if self.options.real {
+            self.say("no emulation: this machine plays both the phone and the cloud at its own speed");
+        } else {
+            self.say(&format!("EMULATED phone: {}", PHONE.describe()));
+            self.say(&format!("EMULATED cloud: {}", CLOUD.describe()));
+        }
+        let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
+        let outcome = self.ask_every_way(&task, &cloud, scratch.path()).await?;
+        if self.options.json {
+            println!("{}", outcome.json());
+        } else {
+            print!("{}", table::render(&outcome));
+            if self.options.real {
+                println!("{}", table::verdict(&outcome));
+            }
+        }
+        Ok(())
+    }
+
+    fn speed(&self, speed: emulation::Speed) -> Vec<OsString> {
+        if self.options.real { Vec::new() } else { speed.options() }
+    }
+
+    async fn task(&self, scratch: &Path) -> anyhow::Result<Task> {
+        if let Some((document, question)) = &self.options.own {
+            return Ok(Task { document: document.clone(), question: question.clone(), expected: None });
+        }
+        let model = Model::open(&self.options.cloud_model).context("open the cloud's model")?;
+        let wanted = Wanted {
+            seed: self.options.seed,
+            document_tokens_min: self.options.document_tokens_min,
+            answer_tokens_min: ANSWER_TOKENS_MIN,
+            kind: QuestionKind::Long,
+        };
+        let asked = question::ask(model.tokenizer(), wanted)?;
+        let document = scratch.join("document.md");
+        tokio::fs::write(&document, &asked.document.text).await.context("write the document")?;
+        self.say(&format!(
+            "document: {} tokens, seed {}; question: {}",
+            asked.document_tokens, self.options.seed, asked.question.text
+        ));
+        Ok(Task { document, question: asked.question.text, expected: Some(asked.question.answer) })
+    }
+
+    async fn ask_every_way(&self, task: &Task, cloud: &CloudProcess, scratch: &Path) -> anyhow::Result<Outcome> {
+        self.say("\n1. the device alone");
+        let device_alone = self.ask(task, scratch, None, &["--mode", "device"]).await?;
+        self.say("\n2. the cloud alone");
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
+        let cloud_alone = self.ask(task, scratch, Some(&proxy), &["--mode", "cloud"]).await?;
+        let cloud_alone_wire = Wire { up: proxy.count().up(), down: proxy.count().down() };
+        self.say("\n3. the relay");
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
+        let relay = self.ask(task, scratch, Some(&proxy), &[]).await?;
+        let relay_wire = Wire { up: proxy.count().up(), down: proxy.count().down() };
+        self.say("\n4. the relay with a random mask of the same size, to see that the sentences matter");
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
+        let random_mask = self.ask(task, scratch, Some(&proxy), &["--refine-mode", "random"]).await?;
+        Ok(Outcome {
+            seed: self.options.seed,
+            emulated: !self.options.real,
+            expected: task.expected.clone(),
+            device_alone,
+            cloud_alone,
+            cloud_alone_wire,
+            relay,
+            relay_wire,
+            random_mask,
+        })
+    }
+
+    async fn ask(&self, task: &Task, scratch: &Path, cloud: Option<&Proxy>, more: &[&str]) -> anyhow::Result<Report> {
+        let mut options = self.speed(PHONE);
+        options.extend(["--max-tokens".into(), ANSWER_TOKENS_MAX.to_string().into()]);
+        options.extend(["--seed".into(), self.options.seed.to_string().into()]);
+        if let Some(proxy) = cloud {
+            options.extend(["--cloud".into(), proxy.url().into()]);
+        }
+        options.extend(more.iter().map(OsString::from));
+        let ask = Ask {
+            document: &task.document,
+            question: &task.question,
+            model: &self.options.device_model,
+            scratch,
+            options,
+            live: !self.options.json,
+        };
+        ask.run().await
+    }
+}

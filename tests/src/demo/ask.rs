@@ -1,0 +1,113 @@
+//! One run of `baton ask` as a process, and what its report says.
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use anyhow::{Context, bail};
+use baton_protocol::SlotTiming;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use crate::process::program;
+
+/// What the demo reads from the report that `baton ask --report` writes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// The answer as the person saw it.
+    pub answer: String,
+    /// What the device had to say about its way to the answer.
+    pub notes: Vec<serde_json::Value>,
+    /// Request to first shown token.
+    pub ttft_user_ms: Option<f64>,
+    /// Request to the device's own KV cache; absent where the device wrote nothing.
+    pub ttft_device_ms: Option<f64>,
+    /// Largest gap between two shown tokens.
+    pub gap_max_ms: f64,
+    /// 99th percentile of the gaps.
+    pub gap_p99_ms: f64,
+    /// Largest gap that the scene tolerates.
+    pub tau_ms: f64,
+    /// Request to the last shown token.
+    pub total_ms: Option<f64>,
+    /// Tokens of the answer that the cloud wrote.
+    pub tokens_from_cloud: usize,
+    /// Tokens of the answer that the device wrote.
+    pub tokens_from_device: usize,
+    /// L, as the cloud announced it.
+    pub assist_tokens: Option<usize>,
+    /// Prompt tokens before refinement.
+    pub prompt_tokens: Option<usize>,
+    /// Prompt tokens that the device prefilled.
+    pub prompt_tokens_refined: Option<usize>,
+    /// Kept content tokens over content tokens.
+    pub refined_ratio: Option<f64>,
+    /// Bytes of the mask before base64.
+    pub mask_bytes: Option<usize>,
+    /// What the cloud reports of its own times.
+    pub cloud_timing: Option<CloudTiming>,
+}
+
+/// The cloud's own times, as far as the demo shows them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CloudTiming {
+    /// Where the request spent its time; absent where the stream was cut before its end.
+    pub slot: Option<SlotTiming>,
+}
+
+impl Report {
+    /// Time the request held a slot of the cloud.
+    #[must_use]
+    pub fn cloud_slot_ms(&self) -> Option<f64> {
+        Some(self.cloud_timing.as_ref()?.slot?.slot_ms)
+    }
+}
+
+/// What to ask, and with what.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// The file with the document.
+    pub document: &'a Path,
+    /// The question.
+    pub question: &'a str,
+    /// The device's model.
+    pub model: &'a Path,
+    /// A folder for the run's configuration and report.
+    pub scratch: &'a Path,
+    /// Options of `baton ask` beyond these.
+    pub options: Vec<OsString>,
+    /// Whether the answer appears on this program's standard output as it is shown.
+    pub live: bool,
+}
+
+impl Ask<'_> {
+    /// Runs the program to its end.
+    ///
+    /// # Errors
+    /// The program is not built, fails, or writes no report.
+    pub async fn run(&self) -> anyhow::Result<Report> {
+        let report: PathBuf = self.scratch.join("report.json");
+        let stdout = if self.live { Stdio::inherit() } else { Stdio::null() };
+        let status = Command::new(program("baton")?)
+            .args([OsStr::new("ask"), self.document.as_os_str(), OsStr::new(self.question)])
+            .args([OsStr::new("--model"), self.model.as_os_str(), OsStr::new("--report"), report.as_os_str()])
+            .args([OsStr::new("--config-dir"), self.scratch.as_os_str(), OsStr::new("--yes")])
+            .args(&self.options)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(if self.live { Stdio::inherit() } else { Stdio::piped() })
+            .kill_on_drop(true)
+            .spawn()
+            .context("start baton")?
+            .wait_with_output()
+            .await
+            .context("wait for baton")?;
+        if !status.status.success() {
+            bail!("baton ask failed ({}): {}", status.status, String::from_utf8_lossy(&status.stderr).trim());
+        }
+        let text = tokio::fs::read_to_string(&report).await.context("read the report of baton ask")?;
+        serde_json::from_str(&text).context("understand the report of baton ask")
+    }
+}

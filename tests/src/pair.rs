@@ -1,0 +1,184 @@
+//! A cloud and a device on the demo models, set up for runs in virtual time.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context;
+use baton_cloud::scene::{Scene, SceneSettings};
+use baton_corpus::Document;
+use baton_device::{
+    local::{AnswerSpec, LocalEngine, PromptId},
+    privacy::{Escape, Restorer},
+    relay::{RelayConfig, RelayCore, RelayMode, TextRules},
+};
+use baton_engine::{EngineOptions, Model, SamplingParams, StopStrings, pace_emulation::PassCost};
+use baton_pacing::{DeviceCost, PaceMode};
+use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment};
+
+use crate::{
+    process::models_folder,
+    simulation::{Line, Simulation, SimulatedCloud, Told},
+};
+
+/// Name of the scene that the simulated cloud serves.
+const SCENE: &str = "suite";
+/// The device's KV cache.
+const DEVICE_KV_TOKENS: usize = 4096;
+
+/// The virtual phone.
+pub const PHONE: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.5, decode_ms: 45.0 };
+/// The virtual cloud.
+pub const CLOUD: PassCost = PassCost { base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 20.0 };
+
+/// A cloud and a device.
+pub struct Pair {
+    /// The cloud.
+    pub cloud: SimulatedCloud,
+    /// The device's engine.
+    pub device: LocalEngine,
+    scene: SceneSettings,
+}
+
+/// What is asked of the pair.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// The prompt.
+    pub segments: Vec<Segment>,
+    /// How the answer is sampled.
+    pub sampling: Sampling,
+    /// Most tokens of the answer.
+    pub tokens_max: usize,
+    /// L; none: as the cloud chooses.
+    pub assist_tokens: Option<u32>,
+    /// Mode of the refiner; none: the default.
+    pub refine_mode: Option<String>,
+}
+
+impl Question {
+    /// A question about a document, in the layout that the demo models know.
+    #[must_use]
+    pub fn about(document: &Document, question: &str, tokens_max: usize) -> Self {
+        let segments = vec![
+            Segment::fixed(Role::System, "You answer from the document."),
+            Segment::refinable(Role::User, document.text.clone()),
+            Segment::fixed(Role::User, format!("\n\nQuestion: {question}")),
+        ];
+        Self { segments, sampling: Sampling::default(), tokens_max, assist_tokens: None, refine_mode: None }
+    }
+}
+
+/// Opens a demo model by its file name in `models/`.
+///
+/// # Errors
+/// The file is missing or damaged.
+pub fn demo_model(name: &str) -> anyhow::Result<Arc<Model>> {
+    let path = models_folder().join(name);
+    Model::open(Path::new(&path)).with_context(|| format!("open {}", path.display()))
+}
+
+impl Pair {
+    /// A cloud with `cloud_model` and a device with `device_model`; `ratio` is the scene's r, 1 for no refinement.
+    ///
+    /// # Errors
+    /// An engine cannot be set up.
+    pub fn new(cloud_model: Arc<Model>, device_model: Arc<Model>, ratio: f32, corrector: Corrector) -> anyhow::Result<Self> {
+        let scene = SceneSettings {
+            ratio: Some(ratio),
+            xi: ratio,
+            refine: ratio < 1.0,
+            corrector,
+            question_prefix: "\n\nQuestion: ".to_owned(),
+            ..SceneSettings::with_system("You answer from the document.")
+        };
+        let scenes = vec![Scene { id: SCENE.to_owned(), version: 1, settings: scene.clone() }];
+        let cloud = SimulatedCloud::new(cloud_model, scenes, CLOUD, |_| {})?;
+        let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
+        let device = LocalEngine::new(device_model, options).context("set up the device's engine")?;
+        Ok(Self { cloud, device, scene })
+    }
+
+    /// The request that a device sends.
+    #[must_use]
+    pub fn request(&self, question: &Question) -> AssistRequest {
+        let device = DeviceInfo {
+            class: "phone".to_owned(),
+            model: "demo-device".to_owned(),
+            prefill_ms_per_token: PHONE.prefill_ms_per_token,
+            prefill_ms_per_token2: 0.0,
+            decode_ms: PHONE.decode_ms,
+            network: Some("wifi".to_owned()),
+        };
+        AssistRequest {
+            protocol: baton_protocol::PROTOCOL_VERSION,
+            request_id: uuid::Uuid::nil(),
+            scene: SCENE.to_owned(),
+            scene_version: None,
+            model: "default".to_owned(),
+            tokenizer_sha256: Some(self.device.model().tokenizer().digest_hex().to_owned()),
+            segments: question.segments.clone(),
+            continue_from: None,
+            device: Some(device),
+            sampling: question.sampling.clone(),
+            refine: RefineOptions { ratio: None, mode: question.refine_mode.clone() },
+            assist_tokens: question.assist_tokens,
+            resume: false,
+        }
+    }
+
+    /// Answers by the relay.
+    ///
+    /// # Errors
+    /// The answer does not end, or leaves something behind.
+    pub fn relay(&mut self, question: &Question, line: Line) -> anyhow::Result<Told> {
+        let request = self.request(question);
+        let core = self.core(question);
+        Simulation::run(&mut self.cloud, &mut self.device, PHONE, line, core, &request)
+    }
+
+    fn core(&self, question: &Question) -> RelayCore {
+        let cost = DeviceCost {
+            prefill_ms_per_token: PHONE.prefill_ms_per_token,
+            prefill_ms_per_token2: 0.0,
+            decode_ms: PHONE.decode_ms,
+            decompress_ms: 1.0,
+        };
+        let config = RelayConfig {
+            mode: RelayMode::Relay,
+            has_device: true,
+            pace: PaceMode::Paced,
+            tau_ms: f64::from(self.scene.tau_ms),
+            refine: self.scene.refine,
+            corrector: self.scene.corrector,
+            corrector_override: None,
+            cost,
+            hedge_after_ms: 10_000.0,
+            first_timeout_ms: 30_000.0,
+            idle_timeout_ms: 10_000.0,
+            may_continue: true,
+            first_prompt: PromptId(1),
+        };
+        let spec = AnswerSpec {
+            segments: question.segments.clone().into(),
+            sampling: sampling(&question.sampling),
+            tokens_max: question.tokens_max,
+            shorten: false,
+        };
+        let rules = TextRules {
+            tokenizer: Arc::clone(self.device.model().tokenizer()),
+            restorer: Restorer::new(Arc::default(), Escape::Plain),
+            stop: StopStrings::new(&[]).expect("no stop string is a bad one"),
+        };
+        RelayCore::new(config, spec, rules)
+    }
+}
+
+/// The engine's sampling of a request's.
+fn sampling(sampling: &Sampling) -> SamplingParams {
+    SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        seed: sampling.seed,
+    }
+}

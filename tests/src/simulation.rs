@@ -1,0 +1,389 @@
+//! One answer in virtual time: the device's relay core, its engine, and the cloud's service, without sockets.
+//!
+//! Both engines compute for real, on real models; only time is simulated, by the same cost model that the programs
+//! emulate with. Deterministic: equal inputs give equal runs. Never waits.
+
+use std::{
+    collections::BinaryHeap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use baton_cloud::{
+    Clock,
+    book::SceneBook,
+    scene::Scene,
+    service::{CloudService, ServiceOptions},
+    stream::AssistStream,
+    worker::{Pass, Worker},
+};
+use baton_device::{
+    local::{EngineCommand, EngineReport, LocalEngine, PassOutcome},
+    relay::{CloudFault, Note, Outcome, RelayCore, RelayEffect, RelayEvent},
+};
+use baton_engine::{Model, pace_emulation::PassCost};
+use baton_pacing::Millis;
+use baton_protocol::{AssistEvent, AssistRequest};
+
+/// Steps after which an answer is taken to hang; a long answer needs a few thousand.
+const STEPS_MAX: usize = 200_000;
+
+/// The cloud with its own clock of virtual time.
+#[derive(Debug)]
+pub struct SimulatedCloud {
+    service: CloudService,
+    worker: Worker,
+    clock_ns: Arc<AtomicU64>,
+    cost: PassCost,
+}
+
+impl SimulatedCloud {
+    /// A service over `model` with these scenes, whose passes cost virtual time as `cost` says.
+    ///
+    /// # Errors
+    /// The engine cannot be set up.
+    pub fn new(
+        model: Arc<Model>,
+        scenes: Vec<Scene>,
+        cost: PassCost,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> anyhow::Result<Self> {
+        let clock_ns = Arc::new(AtomicU64::new(0));
+        let shown = Arc::clone(&clock_ns);
+        let mut options = ServiceOptions {
+            clock: Clock::from_fn(move || Duration::from_nanos(shown.load(Ordering::Relaxed))),
+            emulation: Some(cost),
+            ..ServiceOptions::named("default")
+        };
+        change(&mut options);
+        let (service, worker) =
+            CloudService::new(model, SceneBook::new(scenes), options).context("set up the cloud")?;
+        Ok(Self { service, worker, clock_ns, cost })
+    }
+
+    /// The service, to ask it for what it knows.
+    #[must_use]
+    pub fn service(&self) -> &CloudService {
+        &self.service
+    }
+
+    /// All events of one request, the cloud being alone with it.
+    ///
+    /// # Errors
+    /// The request is refused, or the answer does not end.
+    pub fn answer(&mut self, request: &AssistRequest) -> anyhow::Result<Vec<AssistEvent>> {
+        let mut stream = self.service.assist(request).context("the cloud refuses the request")?;
+        let mut events = Vec::new();
+        for _ in 0..STEPS_MAX {
+            while let Some(event) = stream.try_next() {
+                let last = matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
+                events.push(event);
+                if last {
+                    return Ok(events);
+                }
+            }
+            let Some(pass) = self.worker.turn() else { bail!("the cloud rests before its answer ends") };
+            let spent = self.cost.modelled(pass.content());
+            self.clock_ns.fetch_add(spent.as_nanos() as u64, Ordering::Relaxed);
+            self.worker.commit(pass);
+        }
+        bail!("the cloud's answer does not end")
+    }
+}
+
+/// Where the line to the cloud breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineFault {
+    /// It holds.
+    None,
+    /// Before the token with this index arrives; 0: nothing arrives at all.
+    CutAt(usize),
+    /// It cannot be reached.
+    Unreachable,
+}
+
+/// How one answer is simulated.
+#[derive(Debug, Clone, Copy)]
+pub struct Line {
+    /// One way, milliseconds.
+    pub latency_ms: f64,
+    /// What breaks.
+    pub fault: LineFault,
+}
+
+/// What came out of one answer.
+#[derive(Debug)]
+pub struct Told {
+    /// Its end.
+    pub outcome: Outcome,
+    /// Text as it was shown, piece by piece.
+    pub shown: Vec<(usize, String)>,
+    /// What the person was told.
+    pub notes: Vec<Note>,
+    /// What the engine was told, in order.
+    pub commands: Vec<EngineCommand>,
+    /// Ids that the device wrote, with their indices.
+    pub device_tokens: Vec<(usize, u32)>,
+}
+
+#[derive(Debug)]
+enum Happening {
+    Relay(Box<RelayEvent>),
+    CloudPass(Pass),
+    DevicePass(Box<PassOutcome>),
+    Timer(u64),
+}
+
+/// Ordered by time, then by the order of scheduling.
+#[derive(Debug)]
+struct At {
+    ns: u64,
+    order: u64,
+    what: Happening,
+}
+
+impl PartialEq for At {
+    fn eq(&self, other: &Self) -> bool {
+        (self.ns, self.order) == (other.ns, other.order)
+    }
+}
+impl Eq for At {}
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // The heap gives the greatest first; the earliest must come first.
+        (other.ns, other.order).cmp(&(self.ns, self.order))
+    }
+}
+
+/// One answer between a relay core, a device engine and a cloud.
+pub struct Simulation<'a> {
+    cloud: &'a mut SimulatedCloud,
+    device: &'a mut LocalEngine,
+    device_cost: PassCost,
+    line: Line,
+    now_ns: u64,
+    order: u64,
+    queue: BinaryHeap<At>,
+    stream: Option<AssistStream>,
+    cloud_busy: bool,
+    device_busy: bool,
+    waiting_commands: Vec<EngineCommand>,
+    timer: u64,
+    told: Told,
+}
+
+impl<'a> Simulation<'a> {
+    /// Runs `core` to its end; `request` is what the device has prepared to send.
+    ///
+    /// # Errors
+    /// The answer does not end, or goes on after its end.
+    pub fn run(
+        cloud: &'a mut SimulatedCloud,
+        device: &'a mut LocalEngine,
+        device_cost: PassCost,
+        line: Line,
+        mut core: RelayCore,
+        request: &AssistRequest,
+    ) -> anyhow::Result<Told> {
+        let now_ns = cloud.clock_ns.load(Ordering::Relaxed);
+        let outcome = Outcome {
+            ending: baton_device::relay::Ending::Cancelled,
+            answer: String::new(),
+            timeline: baton_device::relay::Timeline::default(),
+        };
+        let mut simulation = Simulation {
+            cloud,
+            device,
+            device_cost,
+            line,
+            now_ns,
+            order: 0,
+            queue: BinaryHeap::new(),
+            stream: None,
+            cloud_busy: false,
+            device_busy: false,
+            waiting_commands: Vec::new(),
+            timer: 0,
+            told: Told {
+                outcome,
+                shown: Vec::new(),
+                notes: Vec::new(),
+                commands: Vec::new(),
+                device_tokens: Vec::new(),
+            },
+        };
+        simulation.to_end(&mut core, request)?;
+        Ok(simulation.told)
+    }
+
+    fn to_end(&mut self, core: &mut RelayCore, request: &AssistRequest) -> anyhow::Result<()> {
+        self.tell(core, request, RelayEvent::Begin);
+        for _ in 0..STEPS_MAX {
+            if core.finished() {
+                return self.settle();
+            }
+            self.start_passes();
+            let Some(At { ns, what, .. }) = self.queue.pop() else {
+                bail!("nothing is left to happen and the answer has not ended");
+            };
+            self.now_ns = ns;
+            self.cloud.clock_ns.store(ns, Ordering::Relaxed);
+            match what {
+                Happening::Relay(event) => self.tell(core, request, *event),
+                Happening::Timer(set) if set == self.timer => self.tell(core, request, RelayEvent::Timer),
+                Happening::Timer(_) => {}
+                Happening::CloudPass(pass) => {
+                    self.cloud_busy = false;
+                    self.cloud.worker.commit(pass);
+                    self.receive();
+                }
+                Happening::DevicePass(outcome) => {
+                    self.device_busy = false;
+                    self.report(core, request, outcome.reports);
+                    let commands = std::mem::take(&mut self.waiting_commands);
+                    commands.into_iter().for_each(|command| self.command(core, request, command));
+                }
+            }
+        }
+        bail!("the answer does not end")
+    }
+
+    /// After the end: the cloud must be free again, within the pass that was running.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        self.stream = None;
+        while let Some(At { what, .. }) = self.queue.pop() {
+            if let Happening::CloudPass(pass) = what {
+                self.cloud.worker.commit(pass);
+            }
+        }
+        if self.cloud.worker.turn().is_some() {
+            bail!("the cloud still computes after the answer has ended");
+        }
+        let stats = self.cloud.service.stats();
+        if stats.running != 0 || stats.waiting != 0 {
+            bail!("the cloud keeps {} running and {} waiting answers", stats.running, stats.waiting);
+        }
+        Ok(())
+    }
+
+    fn at(&mut self, ns: u64, what: Happening) {
+        self.order += 1;
+        self.queue.push(At { ns: ns.max(self.now_ns), order: self.order, what });
+    }
+
+    fn after_ms(&self, ms: f64) -> u64 {
+        self.now_ns + (ms * 1e6) as u64
+    }
+
+    /// Lets whoever is free and has work compute; the result is there when its virtual time has passed.
+    fn start_passes(&mut self) {
+        if !self.cloud_busy
+            && let Some(pass) = self.cloud.worker.turn()
+        {
+            self.cloud_busy = true;
+            let ns = self.now_ns + self.cloud.cost.modelled(pass.content()).as_nanos() as u64;
+            self.at(ns, Happening::CloudPass(pass));
+        }
+        self.receive();
+        if !self.device_busy && self.device.has_work() {
+            self.device_busy = true;
+            let outcome = self.device.pass(&mut ());
+            let ns = self.now_ns + self.device_cost.modelled(outcome.content).as_nanos() as u64;
+            self.at(ns, Happening::DevicePass(Box::new(outcome)));
+        }
+    }
+
+    /// Puts what the cloud has sent on the line.
+    fn receive(&mut self) {
+        let arrival = self.after_ms(self.line.latency_ms);
+        while let Some(event) = self.stream.as_mut().and_then(AssistStream::try_next) {
+            let index = match &event {
+                AssistEvent::First(first) => Some(first.index as usize),
+                AssistEvent::Token(token) => Some(token.index as usize),
+                // The mask goes out with the first token, the end with the last.
+                AssistEvent::Mask(_) => Some(0),
+                AssistEvent::End(_) | AssistEvent::Error(_) => None,
+            };
+            let cut = match (self.line.fault, index) {
+                (LineFault::CutAt(cut), Some(index)) => index >= cut,
+                (LineFault::CutAt(_), None) => true,
+                _ => false,
+            };
+            if cut {
+                self.stream = None;
+                self.at(arrival, Happening::Relay(Box::new(RelayEvent::CloudLost(CloudFault::Disconnected))));
+                return;
+            }
+            let last = matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
+            self.at(arrival, Happening::Relay(Box::new(RelayEvent::Cloud(event))));
+            if last {
+                self.stream = None;
+            }
+        }
+    }
+
+    fn tell(&mut self, core: &mut RelayCore, request: &AssistRequest, event: RelayEvent) {
+        let now = Millis::new(self.now_ns as f64 / 1e6);
+        for effect in core.step(event, now) {
+            match effect {
+                RelayEffect::Ask => self.ask(request),
+                RelayEffect::AskToContinue { accepted, .. } => {
+                    let more = AssistRequest { continue_from: Some(accepted), assist_tokens: None, ..request.clone() };
+                    self.ask(&more);
+                }
+                RelayEffect::CancelCloud => self.stream = None,
+                RelayEffect::Engine(command) => self.command(core, request, command),
+                RelayEffect::Show { index, text, .. } => self.told.shown.push((index, text)),
+                RelayEffect::Tail { text } => self.told.shown.push((usize::MAX, text)),
+                RelayEffect::Note(note) => self.told.notes.push(note),
+                RelayEffect::WakeAt(at) => {
+                    self.timer += 1;
+                    if let Some(at) = at {
+                        let set = self.timer;
+                        self.at((at.as_f64() * 1e6).ceil() as u64, Happening::Timer(set));
+                    }
+                }
+                RelayEffect::Finish(outcome) => self.told.outcome = *outcome,
+            }
+        }
+    }
+
+    fn ask(&mut self, request: &AssistRequest) {
+        let lost = |reason: String| RelayEvent::CloudLost(CloudFault::Unreachable { reason });
+        let at = self.after_ms(2.0 * self.line.latency_ms);
+        if self.line.fault == LineFault::Unreachable {
+            return self.at(at, Happening::Relay(Box::new(lost("connection refused".to_owned()))));
+        }
+        match self.cloud.service.assist(request) {
+            Ok(stream) => self.stream = Some(stream),
+            Err(err) => self.at(at, Happening::Relay(Box::new(lost(err.to_string())))),
+        }
+    }
+
+    fn command(&mut self, core: &mut RelayCore, request: &AssistRequest, command: EngineCommand) {
+        if self.device_busy {
+            return self.waiting_commands.push(command);
+        }
+        self.told.commands.push(command.clone());
+        let reports = self.device.command(command);
+        self.report(core, request, reports);
+    }
+
+    fn report(&mut self, core: &mut RelayCore, request: &AssistRequest, reports: Vec<EngineReport>) {
+        for report in reports {
+            if let EngineReport::Token { index, id, .. } = &report {
+                self.told.device_tokens.push((*index, *id));
+            }
+            self.tell(core, request, RelayEvent::Engine(report));
+        }
+    }
+}
