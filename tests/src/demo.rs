@@ -150,8 +150,7 @@ impl Demo {
             self.say(&format!("EMULATED phone: {}", PHONE.describe()));
             self.say(&format!("EMULATED cloud: {}", CLOUD.describe()));
         }
-        let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
-        let outcome = self.ask_every_way(&task, &cloud, scratch.path()).await?;
+        let outcome = self.ask_every_way(&task, scratch.path()).await?;
         if self.options.json {
             println!("{}", outcome.json());
         } else {
@@ -188,20 +187,15 @@ impl Demo {
         Ok(Task { document, question: asked.question.text, expected: Some(asked.question.answer) })
     }
 
-    async fn ask_every_way(&self, task: &Task, cloud: &CloudProcess, scratch: &Path) -> anyhow::Result<Outcome> {
+    async fn ask_every_way(&self, task: &Task, scratch: &Path) -> anyhow::Result<Outcome> {
         self.say("\n1. the device alone");
         let device_alone = self.ask(task, scratch, None, &["--mode", "device"]).await?;
         self.say("\n2. the cloud alone");
-        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
-        let cloud_alone = self.ask(task, scratch, Some(&proxy), &["--mode", "cloud"]).await?;
-        let cloud_alone_wire = Wire { up: proxy.count().up(), down: proxy.count().down() };
+        let (cloud_alone, cloud_alone_wire) = self.ask_cloud(task, scratch, &["--mode", "cloud"]).await?;
         self.say("\n3. the relay");
-        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
-        let relay = self.ask(task, scratch, Some(&proxy), &[]).await?;
-        let relay_wire = Wire { up: proxy.count().up(), down: proxy.count().down() };
+        let (relay, relay_wire) = self.ask_cloud(task, scratch, &[]).await?;
         self.say("\n4. the relay with a random mask of the same size, to see that the sentences matter");
-        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
-        let random_mask = self.ask(task, scratch, Some(&proxy), &["--refine-mode", "random"]).await?;
+        let (random_mask, _) = self.ask_cloud(task, scratch, &["--refine-mode", "random"]).await?;
         Ok(Outcome {
             seed: self.options.seed,
             emulated: !self.options.real,
@@ -213,6 +207,14 @@ impl Demo {
             relay_wire,
             random_mask,
         })
+    }
+
+    /// Asks with a cloud of its own behind a proxy: a cloud that was asked before would have the document's KV cache.
+    async fn ask_cloud(&self, task: &Task, scratch: &Path, more: &[&str]) -> anyhow::Result<(Report, Wire)> {
+        let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
+        let report = self.ask(task, scratch, Some(&proxy), more).await?;
+        Ok((report, Wire { up: proxy.count().up(), down: proxy.count().down() }))
     }
 
     async fn ask(&self, task: &Task, scratch: &Path, cloud: Option<&Proxy>, more: &[&str]) -> anyhow::Result<Report> {

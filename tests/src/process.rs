@@ -61,7 +61,7 @@ impl CloudProcess {
             .arg(model)
             .args(["--listen", "127.0.0.1:0", "--database", ":memory:", "--json"])
             .args(options)
-            .env("RUST_LOG", "warn")
+            .env("RUST_LOG", "error")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

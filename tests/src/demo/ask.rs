@@ -95,6 +95,7 @@ impl Ask<'_> {
             .args([OsStr::new("--model"), self.model.as_os_str(), OsStr::new("--report"), report.as_os_str()])
             .args([OsStr::new("--config-dir"), self.scratch.as_os_str(), OsStr::new("--yes")])
             .args(&self.options)
+            .env("RUST_LOG", "error")
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(if self.live { Stdio::inherit() } else { Stdio::piped() })
