@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod mask;
 mod pacing;
+mod parity;
 mod report;
 
 #[derive(Debug, Parser)]
@@ -25,12 +26,15 @@ enum Bench {
     Mask(mask::Args),
     /// The speed controller and the optimizer on simulated networks and devices
     Pacing(pacing::Args),
+    /// The engine's logits against candle-core and recorded llama.cpp logits
+    Parity(parity::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
         Bench::Mask(args) => mask::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
+        Bench::Parity(args) => parity::run(&args),
     };
     report::finish(result)
 }

@@ -183,7 +183,8 @@ impl SyntheticModel {
         let (e, f, v) = (self.d_model, self.d_ff, self.vocab_len);
         let (q, kv) = (self.n_heads * self.d_head, self.n_kv_heads * self.d_head);
         // Such that the logits of neighbouring tokens differ and attention is neither flat nor one-hot.
-        weights.matrix("token_embd.weight", v, e, 1.0)?;
+        // A tied table is smaller, so that a token's own logit does not dwarf the others.
+        weights.matrix("token_embd.weight", v, e, if self.tied { 0.25 } else { 1.0 })?;
         weights.vector("output_norm.weight", e, 1.0, 0.2)?;
         if !self.tied {
             weights.matrix("output.weight", v, e, 1.0 / f64::from(e).sqrt())?;

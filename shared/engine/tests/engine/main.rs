@@ -1,5 +1,7 @@
 //! The engine through its public interface, on models of random weights.
 
+#![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
+
 mod invariance;
 mod reference;
 mod refusals;

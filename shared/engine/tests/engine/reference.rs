@@ -231,9 +231,9 @@ fn both_families_equal_the_definition() {
 
 #[test]
 fn quantized_weights_differ_by_the_rounding_of_activations() {
-    check(&tiny("llama", Format::Q8_0), EngineOptions::default(), 3e-2);
+    check(&tiny("llama", Format::Q8_0), EngineOptions::default(), 6e-2);
     for format in [Format::Q4K, Format::Q6K] {
-        check(&SyntheticModel::small("qwen2", format, 5), EngineOptions::default(), 3e-2);
+        check(&SyntheticModel::small("qwen2", format, 5), EngineOptions::default(), 6e-2);
     }
 }
 
