@@ -41,7 +41,7 @@ enum ModeArg {
 /// Options that every command has.
 #[derive(Debug, Args)]
 struct CommonArgs {
-    /// Address of the cloud service, e.g. https://assist.example.org
+    /// Address of the cloud service, e.g. `https://assist.example.org`
     #[arg(long, env = "BATON_CLOUD", value_name = "URL")]
     cloud: Option<String>,
     /// Key for the cloud service

@@ -217,7 +217,13 @@ impl Demo {
         Ok((report, Wire { up: proxy.count().up(), down: proxy.count().down() }))
     }
 
-    async fn ask(&self, task: &Task, scratch: &Path, cloud: Option<&Proxy>, more: &[&str]) -> anyhow::Result<Report> {
+    async fn ask(
+        &self,
+        task: &Task,
+        scratch: &Path,
+        cloud: Option<&Proxy>,
+        more: &[&str],
+    ) -> anyhow::Result<Report> {
         let mut options = self.speed(PHONE);
         options.extend(["--max-tokens".into(), ANSWER_TOKENS_MAX.to_string().into()]);
         options.extend(["--seed".into(), self.options.seed.to_string().into()]);

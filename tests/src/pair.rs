@@ -16,7 +16,7 @@ use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, 
 
 use crate::{
     process::models_folder,
-    simulation::{Line, Simulation, SimulatedCloud, Told},
+    simulation::{Line, SimulatedCloud, Simulation, Told},
 };
 
 /// Name of the scene that the simulated cloud serves.
@@ -80,7 +80,12 @@ impl Pair {
     ///
     /// # Errors
     /// An engine cannot be set up.
-    pub fn new(cloud_model: Arc<Model>, device_model: Arc<Model>, ratio: f32, corrector: Corrector) -> anyhow::Result<Self> {
+    pub fn new(
+        cloud_model: Arc<Model>,
+        device_model: Arc<Model>,
+        ratio: f32,
+        corrector: Corrector,
+    ) -> anyhow::Result<Self> {
         let scene = SceneSettings {
             ratio: Some(ratio),
             xi: ratio,

@@ -49,7 +49,7 @@ impl WireCount {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// What the device sent, as it was on the wire; the first [`KEPT_BYTES_MAX`] bytes of it.
+    /// What the device sent, as it was on the wire; the first mebibyte of it.
     #[must_use]
     pub fn sent(&self) -> Vec<u8> {
         self.sent.lock().expect("no holder of this lock panics").clone()

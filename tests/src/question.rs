@@ -45,7 +45,8 @@ pub fn ask(tokenizer: &Tokenizer, wanted: Wanted) -> anyhow::Result<Asked> {
             words += ((document_tokens_min - document_tokens) / 3).max(8);
             continue;
         }
-        let fits = |question: &&Question| question.kind == kind && tokens(&question.answer) >= answer_tokens_min;
+        let fits =
+            |question: &&Question| question.kind == kind && tokens(&question.answer) >= answer_tokens_min;
         if let Some(question) = document.questions.iter().find(fits).cloned() {
             let answer_tokens = tokens(&question.answer);
             return Ok(Asked { document, question, document_tokens, answer_tokens });

@@ -221,11 +221,11 @@ impl<'a> Simulation<'a> {
                 device_tokens: Vec::new(),
             },
         };
-        simulation.to_end(&mut core, request)?;
+        simulation.run_to_the_end(&mut core, request)?;
         Ok(simulation.told)
     }
 
-    fn to_end(&mut self, core: &mut RelayCore, request: &AssistRequest) -> anyhow::Result<()> {
+    fn run_to_the_end(&mut self, core: &mut RelayCore, request: &AssistRequest) -> anyhow::Result<()> {
         self.tell(core, request, RelayEvent::Begin);
         for _ in 0..STEPS_MAX {
             if core.finished() {
@@ -337,7 +337,11 @@ impl<'a> Simulation<'a> {
             match effect {
                 RelayEffect::Ask => self.ask(request),
                 RelayEffect::AskToContinue { accepted, .. } => {
-                    let more = AssistRequest { continue_from: Some(accepted), assist_tokens: None, ..request.clone() };
+                    let more = AssistRequest {
+                        continue_from: Some(accepted),
+                        assist_tokens: None,
+                        ..request.clone()
+                    };
                     self.ask(&more);
                 }
                 RelayEffect::CancelCloud => self.stream = None,

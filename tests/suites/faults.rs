@@ -26,15 +26,21 @@ fn line(fault: LineFault) -> Line {
 fn ask(seed: u64, words: usize) -> (Document, Question) {
     let document = document(seed, words);
     let asked = document.question(QuestionKind::Long).expect("a document has a long question").text.clone();
-    let question = Question { assist_tokens: Some(ASSIST_TOKENS), ..Question::about(&document, &asked, TOKENS_MAX) };
+    let question =
+        Question { assist_tokens: Some(ASSIST_TOKENS), ..Question::about(&document, &asked, TOKENS_MAX) };
     (document, question)
 }
 
 /// What every answer must be like, whatever broke.
 #[track_caller]
 fn check_shown(told: &Told, what: &str) {
-    assert!(matches!(told.outcome.ending, Ending::Stop | Ending::Length), "{:?}, {what}", told.outcome.ending);
-    let indices: Vec<usize> = told.shown.iter().map(|&(index, _)| index).filter(|&index| index != usize::MAX).collect();
+    assert!(
+        matches!(told.outcome.ending, Ending::Stop | Ending::Length),
+        "{:?}, {what}",
+        told.outcome.ending
+    );
+    let indices: Vec<usize> =
+        told.shown.iter().map(|&(index, _)| index).filter(|&index| index != usize::MAX).collect();
     assert!(indices.iter().copied().eq(0..indices.len()), "shown {indices:?}, {what}");
     let joined: String = told.shown.iter().map(|(_, text)| text.as_str()).collect();
     assert_eq!(joined, told.outcome.answer, "{what}");
@@ -48,7 +54,9 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
         match command {
             EngineCommand::Prefill { segments: refined, .. } => segments = refined.to_vec(),
             EngineCommand::Verify { accepted: Accepted::Ids(ids), .. } => accepted.clone_from(ids),
-            EngineCommand::Verify { accepted: Accepted::Text(text), .. } => panic!("tokenizers are equal, got `{text}`"),
+            EngineCommand::Verify { accepted: Accepted::Text(text), .. } => {
+                panic!("tokenizers are equal, got `{text}`")
+            }
             EngineCommand::Open { .. } | EngineCommand::Decode { .. } | EngineCommand::Stop => {}
         }
     }
@@ -58,8 +66,10 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
 /// The continuation by the plainest use of the engine: the prompt in one step, then one token after another.
 fn continuation(pair: &Pair, segments: &[Segment], accepted: &[u32]) -> String {
     let model = pair.device.model().clone();
-    let parts: Vec<PromptSegment<'_>> =
-        segments.iter().map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text }).collect();
+    let parts: Vec<PromptSegment<'_>> = segments
+        .iter()
+        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
+        .collect();
     let prompt = assemble(model.tokenizer(), model.template(), &parts).expect("the prompt fits the template");
     let options = EngineOptions { kv_tokens: 4096, ..EngineOptions::default() };
     let mut engine = Engine::new(model.clone(), options).expect("an engine for the reference");
@@ -146,7 +156,11 @@ fn another_tokenizer_takes_over_by_text() {
     }
     let told = pair.relay(&question, line(LineFault::None)).expect("the answer ends");
     check_shown(&told, "other tokenizer");
-    let by_cloud: String =
-        told.shown.iter().filter(|(index, _)| *index < ASSIST_TOKENS as usize).map(|(_, text)| text.as_str()).collect();
+    let by_cloud: String = told
+        .shown
+        .iter()
+        .filter(|(index, _)| *index < ASSIST_TOKENS as usize)
+        .map(|(_, text)| text.as_str())
+        .collect();
     assert!(!by_cloud.contains('\u{fffd}'), "no broken characters in `{by_cloud}`");
 }

@@ -31,8 +31,10 @@ struct Setting {
 }
 
 fn setting(seed: u64, tokens: usize) -> Setting {
-    let model = Model::open(&models_folder().join("demo-cloud.gguf")).expect("the demo model is in the checkout");
-    let wanted = Wanted { seed, document_tokens_min: tokens, answer_tokens_min: 45, kind: QuestionKind::Long };
+    let model =
+        Model::open(&models_folder().join("demo-cloud.gguf")).expect("the demo model is in the checkout");
+    let wanted =
+        Wanted { seed, document_tokens_min: tokens, answer_tokens_min: 45, kind: QuestionKind::Long };
     let asked = question::ask(model.tokenizer(), wanted).expect("the generator has such a document");
     let scratch = tempfile::tempdir().expect("make a folder");
     let document = scratch.path().join("document.md");
@@ -41,7 +43,9 @@ fn setting(seed: u64, tokens: usize) -> Setting {
 }
 
 async fn cloud() -> CloudProcess {
-    CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &CLOUD.options()).await.expect("the cloud starts")
+    CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &CLOUD.options())
+        .await
+        .expect("the cloud starts")
 }
 
 async fn ask(setting: &Setting, url: &str, more: &[&str]) -> anyhow::Result<Report> {
@@ -105,7 +109,9 @@ async fn a_cloud_that_is_not_there_leaves_the_device_alone() {
 /// Gzip members are found by their magic, so that compressed bodies can be read too.
 fn readable(sent: &[u8]) -> String {
     let mut text = String::from_utf8_lossy(sent).into_owned();
-    for start in sent.windows(3).enumerate().filter(|(_, magic)| *magic == [0x1f, 0x8b, 8]).map(|(start, _)| start) {
+    for start in
+        sent.windows(3).enumerate().filter(|(_, magic)| *magic == [0x1f, 0x8b, 8]).map(|(start, _)| start)
+    {
         let mut body = String::new();
         // A body split by chunk headers would not inflate; what inflates is searched.
         let _ = flate2::read::GzDecoder::new(&sent[start..]).read_to_string(&mut body);
@@ -117,7 +123,10 @@ fn readable(sent: &[u8]) -> String {
 #[tokio::test]
 async fn private_values_do_not_cross_the_line() {
     let (setting, cloud) = (setting(6, 300), cloud().await);
-    let text = format!("{}\n\nWrite to anna.kowalska@example.com or call +49 30 901820.", setting.asked.document.text);
+    let text = format!(
+        "{}\n\nWrite to anna.kowalska@example.com or call +49 30 901820.",
+        setting.asked.document.text
+    );
     std::fs::write(&setting.document, text).expect("write the document");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     ask(&setting, &proxy.url(), &[]).await.expect("an answer");
@@ -130,8 +139,10 @@ async fn private_values_do_not_cross_the_line() {
 
 /// Runs a program that must refuse; gives what it said.
 fn refused(name: &str, arguments: &[&str]) -> String {
-    let Output { status, stderr, .. } =
-        Command::new(program(name).expect("the program is built")).args(arguments).output().expect("the program starts");
+    let Output { status, stderr, .. } = Command::new(program(name).expect("the program is built"))
+        .args(arguments)
+        .output()
+        .expect("the program starts");
     let said = String::from_utf8_lossy(&stderr).into_owned();
     assert!(!status.success(), "`{name} {arguments:?}` did not refuse");
     assert!(status.code().is_some_and(|code| code != 101), "`{name} {arguments:?}` panicked: {said}");
@@ -173,8 +184,16 @@ fn bad_input_is_refused_with_its_name() {
     for name in ["cut.gguf", "not.gguf", "missing.gguf"] {
         check_refused("baton-cloud", &["serve", "--model", &path(name), "--listen", "127.0.0.1:0"], name);
     }
-    check_refused("baton-cloud", &["scenes", "set", "doc-qa", "--ratio", "1.5", "--database", &path("db")], "ratio");
-    check_refused("baton-cloud", &["scenes", "show", "no-such-scene", "--database", &path("db")], "no-such-scene");
+    check_refused(
+        "baton-cloud",
+        &["scenes", "set", "doc-qa", "--ratio", "1.5", "--database", &path("db")],
+        "ratio",
+    );
+    check_refused(
+        "baton-cloud",
+        &["scenes", "show", "no-such-scene", "--database", &path("db")],
+        "no-such-scene",
+    );
     assert!(Path::new(&path("doc.md")).is_file(), "the document is left alone");
 }
 
@@ -186,8 +205,14 @@ fn the_programs_teach_their_options() {
         ("baton-cloud", &["serve", "--help"], "--model"),
         ("baton-cloud", &["scenes", "--help"], "show"),
     ] {
-        let out = Command::new(program(name).expect("the program is built")).args(arguments).output().expect("it starts");
+        let out = Command::new(program(name).expect("the program is built"))
+            .args(arguments)
+            .output()
+            .expect("it starts");
         assert!(out.status.success());
-        assert!(String::from_utf8_lossy(&out.stdout).contains(word), "`{name} {arguments:?}` does not name `{word}`");
+        assert!(
+            String::from_utf8_lossy(&out.stdout).contains(word),
+            "`{name} {arguments:?}` does not name `{word}`"
+        );
     }
 }

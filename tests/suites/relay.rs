@@ -76,8 +76,14 @@ fn the_relay_is_the_cloud_token_for_token() {
         taken_over += usize::from(tokens > 0);
     }
     // Equality would be empty if the cloud had written everything.
-    assert!(taken_over >= DOCUMENTS as usize, "the device took over in {taken_over} of {} answers", 2 * DOCUMENTS);
-    println!("{DOCUMENTS} documents, greedy and sampled: {by_device} tokens by the device, all as the cloud writes them");
+    assert!(
+        taken_over >= DOCUMENTS as usize,
+        "the device took over in {taken_over} of {} answers",
+        2 * DOCUMENTS
+    );
+    println!(
+        "{DOCUMENTS} documents, greedy and sampled: {by_device} tokens by the device, all as the cloud writes them"
+    );
 }
 
 #[test]
@@ -87,7 +93,8 @@ fn the_same_run_twice_is_the_same() {
     let asked = document.question(QuestionKind::Long).expect("a document has a long question");
     let question = Question { sampling: sampled(3), ..Question::about(&document, &asked.text, TOKENS_MAX) };
     let run = || {
-        let mut pair = Pair::new(model.clone(), model.clone(), 0.25, Corrector::Device).expect("set up both sides");
+        let mut pair =
+            Pair::new(model.clone(), model.clone(), 0.25, Corrector::Device).expect("set up both sides");
         let told = pair.relay(&question, LINE).expect("the relay answers");
         (told.outcome.answer, told.shown, told.outcome.timeline.shown)
     };

@@ -25,7 +25,8 @@ fn files() -> Vec<PathBuf> {
         .expect("run git ls-files");
     assert!(out.status.success(), "git ls-files failed: the tidy suite needs a git checkout");
     let list = String::from_utf8(out.stdout).expect("file names are UTF-8");
-    let files: Vec<PathBuf> = list.lines().map(PathBuf::from).filter(|path| top().join(path).is_file()).collect();
+    let files: Vec<PathBuf> =
+        list.lines().map(PathBuf::from).filter(|path| top().join(path).is_file()).collect();
     assert!(files.len() > 50, "only {} files found: the checkout is not whole", files.len());
     files
 }

@@ -3,7 +3,7 @@
 //! Keys are taken in chunks of [`CHUNK`] from the start of each block, blocks in the order given. For one query and
 //! one chunk with at least one visible key (`fma` rounds once, hidden keys have score -inf and weight 0):
 //!
-//! 1. `s[i] = scale * dot(q, k[i])`, the dot as in [`crate::matmul`]: per 32 elements `p = fma(q, k, p)` in order,
+//! 1. `s[i] = scale * dot(q, k[i])`, the dot as in [`mod@crate::matmul`]: per 32 elements `p = fma(q, k, p)` in order,
 //!    then `dot += p`;
 //! 2. `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`;
 //! 3. `sum = fma(sum, c, Σ w)`: lanes sixteen apart, then eight, four, two, one;

@@ -7,7 +7,7 @@
 //! What always holds:
 //! - **One value, one order.** An output element depends only on its own weight row and its own activation row
 //!   (or on its own query and the visible keys), reduced in one fixed order. Batch size, thread count and
-//!   dispatch level do not change a bit of it. [`matmul`] and [`attention`] state these orders.
+//!   dispatch level do not change a bit of it. [`mod@matmul`] and [`attention`] state these orders.
 //! - **Scalar code is the definition.** [`Dispatch::Scalar`] is written plainly; the vector levels do the same
 //!   IEEE operations (fused multiply-add where the definition says `mul_add`), so that they are equal bit for bit.
 //! - Lengths are checked before a loop starts: data from outside gives a [`KernelError`], a caller's own mistake

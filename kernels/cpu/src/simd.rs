@@ -82,7 +82,7 @@ pub(crate) trait Simd: Copy {
     /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of `to[j]` is unit `j` of `rows[i]`.
     fn transpose(self, rows: [Self::I; 16], to: &mut [Line; 16]);
 
-    /// [`crate::exp`] per lane, the same operations in the same order.
+    /// [`crate::exp()`] per lane, the same operations in the same order.
     #[inline(always)]
     fn exp(self, x: Self::F) -> Self::F {
         let round = self.splat(ROUND);

@@ -91,7 +91,7 @@ impl ModelConfig {
         let d_model = keys.count("embedding_length")?;
         let n_heads = keys.count("attention.head_count")?;
         let n_kv_heads = keys.opt_count("attention.head_count_kv")?.unwrap_or(n_heads);
-        keys.check("attention.head_count_kv", n_kv_heads, n_heads % n_kv_heads == 0, || {
+        keys.check("attention.head_count_kv", n_kv_heads, n_heads.is_multiple_of(n_kv_heads), || {
             format!("a divisor of the {n_heads} query heads")
         })?;
         let d_head = keys.d_head(d_model, n_heads)?;
@@ -212,13 +212,13 @@ impl Keys<'_> {
         let d_head = match self.opt_count("attention.key_length")? {
             Some(d_head) => d_head,
             None => {
-                self.check("embedding_length", d_model, d_model % n_heads == 0, || {
+                self.check("embedding_length", d_model, d_model.is_multiple_of(n_heads), || {
                     format!("a multiple of the {n_heads} heads")
                 })?;
                 d_model / n_heads
             }
         };
-        self.check("attention.key_length", d_head, d_head % 2 == 0, || "even".to_owned())?;
+        self.check("attention.key_length", d_head, d_head.is_multiple_of(2), || "even".to_owned())?;
         let d_value = self.opt_count("attention.value_length")?.unwrap_or(d_head);
         self.check("attention.value_length", d_value, d_value == d_head, || {
             format!("{d_head}, the width of a key")
@@ -228,7 +228,7 @@ impl Keys<'_> {
 
     fn rope(&self, d_head: usize) -> Result<Rope, ConfigError> {
         let rot_dims = self.opt_count("rope.dimension_count")?.unwrap_or(d_head);
-        let holds = rot_dims % 2 == 0 && rot_dims <= d_head;
+        let holds = rot_dims.is_multiple_of(2) && rot_dims <= d_head;
         self.check("rope.dimension_count", rot_dims, holds, || format!("even and at most {d_head}"))?;
         let freq_base = self.opt_positive("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(Rope { rot_dims, freq_base, scaling: self.rope_scaling()?, freq_divisors: None })

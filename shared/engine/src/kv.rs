@@ -148,7 +148,7 @@ impl KvTable {
     pub(crate) fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let Self { pool, seqs, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
-        if sequence.ids.len() % BLOCK_TOKENS != 0 {
+        if !sequence.ids.len().is_multiple_of(BLOCK_TOKENS) {
             return 0;
         }
         let mut gained = 0;
@@ -179,7 +179,7 @@ impl KvTable {
         for (seq, n) in wants {
             let sequence = seqs.get_mut(seq).expect("blocks_needed has found every sequence");
             let len = sequence.ids.len();
-            if len % BLOCK_TOKENS != 0 && *n > 0 {
+            if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = &mut sequence.blocks[len / BLOCK_TOKENS];
                 if pool.refs(*last) > 1 {
                     let to = pool.allocate().expect("blocks_needed has counted the copies");
@@ -238,7 +238,7 @@ impl KvTable {
             let sequence = self.sequence(*seq)?;
             let len = sequence.ids.len();
             needed += (len + n).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
-            if len % BLOCK_TOKENS != 0 && *n > 0 {
+            if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = sequence.blocks[len / BLOCK_TOKENS];
                 let gone = left.entry(last).or_default();
                 if self.pool.refs(last) - *gone > 1 {

@@ -30,7 +30,10 @@ impl Speed {
             ("--emulate-prefill-ms-per-token", self.prefill_ms_per_token),
             ("--emulate-decode-ms", self.decode_ms),
         ];
-        pairs.iter().flat_map(|(name, value)| [OsString::from(name), OsString::from(value.to_string())]).collect()
+        pairs
+            .iter()
+            .flat_map(|(name, value)| [OsString::from(name), OsString::from(value.to_string())])
+            .collect()
     }
 
     /// One line for people.

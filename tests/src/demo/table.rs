@@ -43,7 +43,10 @@ fn rows(outcome: &Outcome) -> Vec<Row> {
         ("prompt tokens", each(|run| count(run.prompt_tokens))),
         ("prompt tokens, refined", each(|run| count(run.prompt_tokens_refined))),
         ("mask bytes", each(|run| count(run.mask_bytes))),
-        ("wire bytes up / down", [wire(None), wire(Some(outcome.cloud_alone_wire)), wire(Some(outcome.relay_wire))]),
+        (
+            "wire bytes up / down",
+            [wire(None), wire(Some(outcome.cloud_alone_wire)), wire(Some(outcome.relay_wire))],
+        ),
         ("cloud slot time", each(|run| ms(run.cloud_slot_ms()))),
     ]
 }
@@ -68,7 +71,11 @@ pub(super) fn render(outcome: &Outcome) -> String {
     }
     let _ = writeln!(out, "\ntau {:.0} ms; L = {}", outcome.relay.tau_ms, count(outcome.relay.assist_tokens));
     if let Some(correct) = outcome.correct(&outcome.random_mask) {
-        let _ = writeln!(out, "with a random mask of the same size the answer is {}", if correct { "right" } else { "wrong" });
+        let _ = writeln!(
+            out,
+            "with a random mask of the same size the answer is {}",
+            if correct { "right" } else { "wrong" }
+        );
     }
     if outcome.emulated {
         out.push_str("phone and cloud are emulated: passes stretched to max(real, model)\n");
@@ -81,7 +88,10 @@ pub(super) fn verdict(outcome: &Outcome) -> String {
     let (alone, relay) = (&outcome.device_alone, &outcome.relay);
     match (alone.ttft_user_ms, relay.ttft_user_ms) {
         (Some(alone_ms), Some(relay_ms)) if relay_ms < alone_ms => {
-            format!("here the relay shows the first token {:.1} times earlier than the device alone", alone_ms / relay_ms)
+            format!(
+                "here the relay shows the first token {:.1} times earlier than the device alone",
+                alone_ms / relay_ms
+            )
         }
         (Some(alone_ms), Some(relay_ms)) => format!(
             "here the relay does not pay: this machine prefills the whole prompt in {alone_ms:.0} ms, the relay's first token took {relay_ms:.0} ms"

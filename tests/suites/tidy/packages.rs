@@ -71,7 +71,8 @@ fn reached(metadata: &Metadata, package: &str) -> BTreeSet<String> {
 #[test]
 fn packages_depend_only_downwards() {
     let metadata = metadata();
-    let ours: BTreeSet<String> = metadata.workspace_packages().iter().map(|found| found.name.to_string()).collect();
+    let ours: BTreeSet<String> =
+        metadata.workspace_packages().iter().map(|found| found.name.to_string()).collect();
     let mut offences = Vec::new();
     for &(package, allowed) in ALLOWED {
         for name in reached(&metadata, package) {
@@ -89,7 +90,12 @@ fn async_and_sql_stay_in_the_programs() {
     let mut offences = Vec::new();
     for &package in BELOW {
         let reached = reached(&metadata, package);
-        offences.extend(KEPT_ABOVE.iter().filter(|&&name| reached.contains(name)).map(|name| format!("{package} reaches {name}")));
+        offences.extend(
+            KEPT_ABOVE
+                .iter()
+                .filter(|&&name| reached.contains(name))
+                .map(|name| format!("{package} reaches {name}")),
+        );
     }
     check("an async or SQL crate stands below the programs", &offences);
 }
@@ -101,7 +107,12 @@ fn products_build_without_a_solver_or_a_reference() {
     for program in ["baton-cloud", "baton-device"] {
         let reached = reached(&metadata, program);
         let kept_out = ["highs", "highs-sys", "candle-core", "onig", "esaxx-rs", "openssl-sys"];
-        offences.extend(kept_out.iter().filter(|&&name| reached.contains(name)).map(|name| format!("{program} reaches {name}")));
+        offences.extend(
+            kept_out
+                .iter()
+                .filter(|&&name| reached.contains(name))
+                .map(|name| format!("{program} reaches {name}")),
+        );
     }
     check("a product reaches a crate that only benches or other builds may use", &offences);
 }
@@ -130,7 +141,9 @@ fn licences_are_on_the_list() {
 fn one_version_of_each_named_library() {
     let metadata = metadata();
     let mut offences = Vec::new();
-    for name in ["axum", "tokio", "reqwest", "sqlx", "tokenizers", "candle-core", "memmap2", "flate2", "minijinja"] {
+    for name in
+        ["axum", "tokio", "reqwest", "sqlx", "tokenizers", "candle-core", "memmap2", "flate2", "minijinja"]
+    {
         let count = metadata.packages.iter().filter(|package| package.name.as_str() == name).count();
         if count > 1 {
             offences.push(format!("{name}: {count} versions"));

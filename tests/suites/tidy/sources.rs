@@ -57,7 +57,9 @@ fn unsafe_stands_only_where_it_may() {
 #[test]
 fn sql_stands_in_one_module() {
     let offences = lines_where(|path, line| {
-        words(line).any(|word| word == "sqlx") && !path.starts_with("cloud/src/store") && path != Path::new("cloud/src/store.rs")
+        words(line).any(|word| word == "sqlx")
+            && !path.starts_with("cloud/src/store")
+            && path != Path::new("cloud/src/store.rs")
     });
     check("sqlx outside the cloud's store", &offences);
 }
@@ -108,7 +110,10 @@ fn names_say_what_a_thing_is() {
     check("a type whose name says nothing", &offences);
     let modules: Vec<String> = files()
         .iter()
-        .filter(|path| path.file_name().is_some_and(|name| name == "mod.rs" || name == "utils.rs" || name == "helpers.rs"))
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name == "mod.rs" || name == "utils.rs" || name == "helpers.rs")
+        })
         .map(|path| path.display().to_string())
         .collect();
     check("a file name that says nothing", &modules);
@@ -142,7 +147,9 @@ fn large_files_are_only_the_models() {
 
 #[test]
 fn the_documents_name_what_exists() {
-    let read = |name: &str| std::fs::read_to_string(top().join(name)).unwrap_or_else(|err| panic!("read {name}: {err}"));
+    let read = |name: &str| {
+        std::fs::read_to_string(top().join(name)).unwrap_or_else(|err| panic!("read {name}: {err}"))
+    };
     let (readme, architecture) = (read("README.md"), read("ARCHITECTURE.md"));
     for command in ["./x demo", "./x test", "./x bench", "./x lint"] {
         assert!(readme.contains(command), "README.md does not name `{command}`");
@@ -151,9 +158,14 @@ fn the_documents_name_what_exists() {
     let manifests: Vec<_> = files().into_iter().filter(|path| path.ends_with("Cargo.toml")).collect();
     for manifest in &manifests {
         let folder = manifest.parent().expect("a manifest has a folder").display().to_string();
-        assert!(folder.is_empty() || architecture.contains(&format!("`{folder}/`")), "ARCHITECTURE.md does not name `{folder}/`");
+        assert!(
+            folder.is_empty() || architecture.contains(&format!("`{folder}/`")),
+            "ARCHITECTURE.md does not name `{folder}/`"
+        );
     }
-    for place in architecture.split('`').skip(1).step_by(2).filter(|text| text.ends_with('/') && !text.contains(' ')) {
+    for place in
+        architecture.split('`').skip(1).step_by(2).filter(|text| text.ends_with('/') && !text.contains(' '))
+    {
         assert!(top().join(place).is_dir(), "ARCHITECTURE.md names `{place}`, which is not there");
     }
 }

@@ -142,7 +142,7 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             let Some(rest) = source.strip_prefix(ids.as_slice()) else { return };
             let gained = world.table.reuse_prefix(*seq, rest);
             assert!(gained == 0 || gained < rest.len());
-            assert!(gained % BLOCK_TOKENS == 0);
+            assert!(gained.is_multiple_of(BLOCK_TOKENS));
             ids.extend_from_slice(&rest[..gained]);
         }
         Op::Reuse { .. } => {}
