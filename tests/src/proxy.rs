@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn events_are_found_across_packets() {
         check(&["event: first\ndata: {}\n\n"], 0, Some((0, 13)));
-        check(&["event: fi", "rst\ndata: {}\n\nevent: token\n"], 1, Some((1, 28)));
+        check(&["event: fi", "rst\ndata: {}\n\nevent: token\n"], 1, Some((1, 27)));
         check(&["event: mask\n\nevent: end\n\n"], 0, None);
         check(&["data: event: first\n\n"], 0, None);
     }

@@ -1,3 +1,5 @@
+//! Every document keeps the promises of the crate: equal seeds, gold ranges, answers word for word.
+
 use super::*;
 
 /// Every length that a stage, a test or a bench uses, and two odd ones.

@@ -1,3 +1,5 @@
+//! The mask codec: sizes, and that nothing wrong, cut or surplus is taken.
+
 use proptest::prelude::*;
 
 use super::*;

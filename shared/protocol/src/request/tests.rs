@@ -1,3 +1,5 @@
+//! Requests: every number in its range, every refusal with its field.
+
 use serde_json::{Value, json};
 
 use super::*;

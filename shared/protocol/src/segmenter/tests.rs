@@ -1,3 +1,5 @@
+//! Boundaries of hand-picked texts, and the properties that hold for every text.
+
 use proptest::prelude::*;
 
 use super::*;

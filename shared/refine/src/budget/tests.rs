@@ -1,3 +1,5 @@
+//! Filling the budget against an independent re-derivation.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Masks of every mode against independent re-derivations, and their laws.
+
 use proptest::prelude::*;
 
 use super::*;
