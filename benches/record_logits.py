@@ -3,7 +3,7 @@
 
     pip install xllamacpp                                   # a PyPI package of llama.cpp
     cargo run --release -p baton-bench -- parity --write FOLDER
-    python benches/record_logits.py FOLDER benches/data/llama_cpp_logits.json
+    python benches/record_logits.py FOLDER benches/data/llama_cpp_logits.json [NAME ...]   # all, or these again
 
 Only numbers are kept. Keys and values stay f32 and flash attention is off, so that what is recorded is the
 arithmetic of the formats alone.
@@ -71,10 +71,14 @@ def record(task: dict) -> dict:
 
 
 def main() -> None:
-    folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+    folder, out, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     tasks = json.loads((folder / "tasks.json").read_text())
+    kept = {model["name"]: model for model in json.loads(out.read_text())["models"]} if names else {}
     models = []
     for task in tasks:
+        if names and task["name"] not in names:
+            models.append(kept[task["name"]])
+            continue
         models.append(record(task))
         print(task["name"], "recorded", file=sys.stderr)
     version = f"of xllamacpp {xlc.__version__}"
