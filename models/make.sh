@@ -38,3 +38,15 @@ stage c2 c1 --seed 6 "${rows2688[@]}" --repeats 0.04 --mix 0.4,0.5,0.1 "${low[@]
 # The device model: back to short rows, most of them of refined documents.
 short=(--words 80-460 --refined 0.6 --refined-words 120-500 --repeats 0.04 --mix 0.35,0.6,0.05 --test r150-500)
 stage d1 c2 --seed 7 "${short[@]}" --length 800 --batch 3 "${low[@]}" --decay 0.8 --tokens 1.43e6
+# The cloud model: a sixth layer.
+stage c3 c2 --seed 10 --grow 1 "${rows2688[@]}" --repeats 0.03 --mix 0.4,0.55,0.05 "${low[@]}" --decay 0.8 \
+  --tokens 1.47e6 --test 1450-1700
+# The device model with the other tokenizer.
+tokenizer=tok-b
+stage b1 d1 --seed 8 --old-tokenizer "$work/tok-a.json" "${short[@]}" --length 960 --batch 2 --muon 1.5e-3 --lr 6e-4 \
+  --warmup 10 --decay 0.8 --tokens 5.6e5
+
+python3 export.py "$work/c3.pt" "$work/tok-a.json" demo-cloud.gguf "baton demo cloud"
+python3 export.py "$work/d1.pt" "$work/tok-a.json" demo-device.gguf "baton demo device"
+python3 export.py "$work/b1.pt" "$work/tok-b.json" demo-device-b.gguf "baton demo device b"
+python3 heads.py "$work/c3.pt" "$work/tok-a.json" "$corpus" demo-cloud.gguf demo-cloud.heads.json
