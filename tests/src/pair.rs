@@ -15,6 +15,7 @@ use baton_pacing::{DeviceCost, PaceMode};
 use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment};
 
 use crate::{
+    demo::emulation,
     process::models_folder,
     simulation::{Line, SimulatedCloud, Simulation, Told},
 };
@@ -24,10 +25,10 @@ const SCENE: &str = "suite";
 /// The device's KV cache.
 const DEVICE_KV_TOKENS: usize = 4096;
 
-/// The virtual phone.
-pub const PHONE: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.5, decode_ms: 45.0 };
-/// The virtual cloud.
-pub const CLOUD: PassCost = PassCost { base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 20.0 };
+/// The virtual phone: the demo's.
+pub const PHONE: PassCost = emulation::PHONE.pass_cost();
+/// The virtual cloud: the demo's.
+pub const CLOUD: PassCost = emulation::CLOUD.pass_cost();
 
 /// A cloud and a device.
 pub struct Pair {

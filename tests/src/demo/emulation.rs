@@ -4,6 +4,8 @@
 
 use std::ffi::OsString;
 
+use baton_engine::pace_emulation::PassCost;
+
 /// A model of a machine's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
@@ -34,6 +36,16 @@ impl Speed {
             .iter()
             .flat_map(|(name, value)| [OsString::from(name), OsString::from(value.to_string())])
             .collect()
+    }
+
+    /// The same speed as the engine's cost model, for runs in virtual time.
+    #[must_use]
+    pub const fn pass_cost(self) -> PassCost {
+        PassCost {
+            base_ms: self.prefill_base_ms,
+            prefill_ms_per_token: self.prefill_ms_per_token,
+            decode_ms: self.decode_ms,
+        }
     }
 
     /// One line for people.
