@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub use error::{GgufError, GgufWriteError};
 pub use metadata::Metadata;
 pub use tensor::{TensorInfo, TensorView};
-pub use writer::{GgufWriter, MetaValue};
+pub use writer::{GgufStream, GgufWriter, MetaValue};
 
 use cursor::Cursor;
 use map::MappedFile;

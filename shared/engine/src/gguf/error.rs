@@ -276,6 +276,26 @@ pub enum GgufWriteError {
         /// The limit.
         max: usize,
     },
+    /// More data came for a tensor than it has room for, or data after the last tensor (no name).
+    #[error("{found} bytes came for tensor `{name}`, which takes {left} more")]
+    Surplus {
+        /// The tensor.
+        name: String,
+        /// Bytes that came.
+        found: usize,
+        /// Bytes that it still takes.
+        left: usize,
+    },
+    /// The file was ended before a tensor's data was complete.
+    #[error("tensor `{name}` got {found} of its {want} bytes")]
+    Unfinished {
+        /// The first tensor without all its data.
+        name: String,
+        /// Bytes that came.
+        found: usize,
+        /// Bytes that it takes.
+        want: usize,
+    },
     /// The file or stream could not be written.
     #[error("write gguf")]
     Io(#[from] io::Error),

@@ -281,6 +281,55 @@ fn the_writer_refuses_what_the_reader_would() {
     assert!(matches!(w.set("", 1u32).to_bytes(), Err(GgufWriteError::BadName { .. })));
 }
 
+#[test]
+fn a_stream_makes_the_same_file_in_pieces() {
+    let mut w = sample();
+    w.tensor("d", &[40], Format::F32, (0..160).collect::<Vec<u8>>()).unwrap();
+    let want = w.to_bytes().unwrap();
+    let mut declared = GgufWriter::new();
+    declared.metadata.clone_from(&w.metadata);
+    let data = [vec![1u8; 32], vec![2; 34], vec![3; 12], (0..160).collect()];
+    for (name, dims, format) in [
+        ("a", &[4, 2][..], Format::F32),
+        ("b", &[32], Format::Q8_0),
+        ("c", &[3, 1, 2, 1], Format::F16),
+        ("d", &[40], Format::F32),
+    ] {
+        declared.declare(name, dims, format).unwrap();
+    }
+    for piece_len in [1, 7, 32, 1000] {
+        let mut stream = declared.begin(Vec::new()).unwrap();
+        for (data, name) in data.iter().zip(["a", "b", "c", "d"]) {
+            assert_eq!(stream.next_tensor(), Some(name));
+            data.chunks(piece_len).for_each(|piece| stream.put(piece).unwrap());
+        }
+        assert_eq!(stream.next_tensor(), None);
+        assert_eq!(stream.finish().unwrap(), want, "pieces of {piece_len}");
+    }
+}
+
+#[test]
+fn a_stream_refuses_too_much_and_too_little() {
+    let mut w = GgufWriter::new();
+    w.declare("t", &[2], Format::F32).unwrap().declare("u", &[1], Format::F32).unwrap();
+    assert!(matches!(w.declare("t", &[1], Format::F32), Err(GgufWriteError::BadName { .. })));
+    assert!(matches!(w.declare("v", &[31], Format::Q8_0), Err(GgufWriteError::BadDims { .. })));
+    assert_eq!(w.to_bytes().unwrap_err().to_string(), "tensor `t` got 0 of its 8 bytes");
+    let mut stream = w.begin(Vec::new()).unwrap();
+    stream.put(&[0; 5]).unwrap();
+    let err = stream.put(&[0; 4]).unwrap_err().to_string();
+    assert_eq!(err, "4 bytes came for tensor `t`, which takes 3 more");
+    stream.put(&[0; 3]).unwrap();
+    stream.put(&[0; 4]).unwrap();
+    let err = stream.put(&[0]).unwrap_err().to_string();
+    assert_eq!(err, "1 bytes came for tensor ``, which takes 0 more");
+    stream.put(&[]).unwrap();
+    assert!(stream.finish().is_ok());
+    let mut stream = w.begin(Vec::new()).unwrap();
+    stream.put(&[0; 8]).unwrap();
+    assert_eq!(stream.finish().unwrap_err().to_string(), "tensor `u` got 0 of its 4 bytes");
+}
+
 /// Reads everything there is; every answer but a panic is right.
 fn read_all(bytes: Vec<u8>) {
     let Ok(gguf) = Gguf::from_bytes(bytes) else { return };

@@ -1,7 +1,8 @@
-//! Writing GGUF files: tests, benches and random-weight models of a seed.
+//! Writing GGUF files: imported models, tests, benches and random-weight models of a seed.
 //!
 //! Metadata and tensors come out in the order in which they were given, so equal calls make equal
-//! files, byte for byte. Never holds a second copy of tensor data that was lent to it.
+//! files, byte for byte. Never holds a second copy of tensor data that was lent to it; a file larger than
+//! memory is written by [`GgufWriter::declare`] and [`GgufWriter::begin`], its data passing through once.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -68,13 +69,16 @@ struct Tensor<'a> {
     name: String,
     dims: Vec<u64>,
     format: Format,
-    data: Cow<'a, [u8]>,
+    /// Bytes of its data, padding not counted.
+    len: usize,
+    /// `None` where the data comes later, through [`GgufStream::put`].
+    data: Option<Cow<'a, [u8]>>,
 }
 
 /// Collects metadata and tensors, then writes a GGUF file of version 3.
 #[derive(Debug, Default)]
 pub struct GgufWriter<'a> {
-    metadata: Vec<(String, MetaValue)>,
+    pub(super) metadata: Vec<(String, MetaValue)>,
     tensors: Vec<Tensor<'a>>,
 }
 
@@ -106,28 +110,54 @@ impl<'a> GgufWriter<'a> {
         format: Format,
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<&mut GgufWriter<'a>, GgufWriteError> {
-        let (data, max) = (data.into(), NAME_BYTES_MAX as usize);
-        if name.is_empty() || name.len() > max || self.tensors.iter().any(|t| t.name == name) {
-            return Err(GgufWriteError::BadName { name: name.to_owned(), max });
-        }
-        let want = data_len(dims, format).ok_or_else(|| GgufWriteError::BadDims {
-            name: name.to_owned(),
-            dims: dims.to_vec(),
-            format: format.name(),
-        })?;
+        let data = data.into();
+        let want = self.checked_len(name, dims, format)?;
         if data.len() != want {
             let (name, dims, found) = (name.to_owned(), dims.to_vec(), data.len());
             return Err(GgufWriteError::DataLength { name, dims, format: format.name(), found, want });
         }
-        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), format, data });
+        self.push(name, dims, format, want, Some(data));
         Ok(self)
     }
 
-    /// Writes the file to a stream: header, metadata, directory, then each tensor's data.
+    /// Adds a tensor whose data comes later, through [`GgufStream::put`].
+    ///
+    /// # Errors
+    /// The name is empty, too long or taken, or the format cannot hold the dimensions.
+    pub fn declare(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        format: Format,
+    ) -> Result<&mut GgufWriter<'a>, GgufWriteError> {
+        let len = self.checked_len(name, dims, format)?;
+        self.push(name, dims, format, len, None);
+        Ok(self)
+    }
+
+    fn push(&mut self, name: &str, dims: &[u64], format: Format, len: usize, data: Option<Cow<'a, [u8]>>) {
+        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), format, len, data });
+    }
+
+    /// The bytes of a new tensor's data.
+    fn checked_len(&self, name: &str, dims: &[u64], format: Format) -> Result<usize, GgufWriteError> {
+        let max = NAME_BYTES_MAX as usize;
+        if name.is_empty() || name.len() > max || self.tensors.iter().any(|t| t.name == name) {
+            return Err(GgufWriteError::BadName { name: name.to_owned(), max });
+        }
+        data_len(dims, format).ok_or_else(|| GgufWriteError::BadDims {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            format: format.name(),
+        })
+    }
+
+    /// Writes everything before the data, and gives the stream that takes the tensors' data in the order in
+    /// which they were added; data that was lent has to be put there as well.
     ///
     /// # Errors
     /// A key is empty or too long, or the stream fails.
-    pub fn write_to(&self, mut out: impl Write) -> Result<(), GgufWriteError> {
+    pub fn begin<W: Write>(&self, mut out: W) -> Result<GgufStream<W>, GgufWriteError> {
         let max = KEY_BYTES_MAX as usize;
         if let Some((key, _)) = self.metadata.iter().find(|(k, _)| k.is_empty() || k.len() > max) {
             return Err(GgufWriteError::BadName { name: key.clone(), max });
@@ -135,17 +165,26 @@ impl<'a> GgufWriter<'a> {
         let head = self.head();
         out.write_all(&head)?;
         pad(&mut out, head.len())?;
-        for tensor in &self.tensors {
-            out.write_all(&tensor.data)?;
-            pad(&mut out, tensor.data.len())?;
+        let tensors = self.tensors.iter().map(|t| (t.name.clone(), t.len)).collect();
+        Ok(GgufStream { out, tensors, at: 0, filled: 0 })
+    }
+
+    /// Writes the file to a stream: header, metadata, directory, then each tensor's data.
+    ///
+    /// # Errors
+    /// A key is empty or too long, a tensor was only declared, or the stream fails.
+    pub fn write_to(&self, out: impl Write) -> Result<(), GgufWriteError> {
+        let mut stream = self.begin(out)?;
+        for data in self.tensors.iter().map_while(|tensor| tensor.data.as_deref()) {
+            stream.put(data)?;
         }
-        Ok(out.flush()?)
+        stream.finish().map(drop)
     }
 
     /// The whole file in memory.
     ///
     /// # Errors
-    /// A key is empty or too long.
+    /// A key is empty or too long, or a tensor was only declared.
     pub fn to_bytes(&self) -> Result<Vec<u8>, GgufWriteError> {
         let mut bytes = Vec::new();
         self.write_to(&mut bytes)?;
@@ -155,7 +194,7 @@ impl<'a> GgufWriter<'a> {
     /// Writes the file at `path`, replacing what is there.
     ///
     /// # Errors
-    /// A key is empty or too long, or the file cannot be written.
+    /// As [`GgufWriter::write_to`].
     pub fn write_file(&self, path: &Path) -> Result<(), GgufWriteError> {
         self.write_to(BufWriter::new(File::create(path)?))
     }
@@ -177,9 +216,61 @@ impl<'a> GgufWriter<'a> {
             tensor.dims.iter().for_each(|dim| head.extend(dim.to_le_bytes()));
             head.extend(tensor.format.ggml_type().to_le_bytes());
             head.extend(offset.to_le_bytes());
-            offset += (tensor.data.len() as u64).next_multiple_of(ALIGNMENT_DEFAULT);
+            offset += (tensor.len as u64).next_multiple_of(ALIGNMENT_DEFAULT);
         }
         head
+    }
+}
+
+/// Takes the data of a file whose header is written; made by [`GgufWriter::begin`].
+#[derive(Debug)]
+pub struct GgufStream<W> {
+    out: W,
+    /// Names and bytes of data, in file order.
+    tensors: Vec<(String, usize)>,
+    /// The tensor that the next byte belongs to.
+    at: usize,
+    /// Bytes of it that came.
+    filled: usize,
+}
+
+impl<W: Write> GgufStream<W> {
+    /// Appends to the data of the tensor whose turn it is; pads after its last byte and goes on to the next.
+    /// Data may come in pieces of any length, but no piece may reach into the next tensor.
+    ///
+    /// # Errors
+    /// [`GgufWriteError::Surplus`] where the tensor is shorter or no tensor is left; the stream fails.
+    pub fn put(&mut self, piece: &[u8]) -> Result<(), GgufWriteError> {
+        let (name, len) = self.tensors.get(self.at).map_or(("", 0), |(name, len)| (name, *len));
+        let left = len - self.filled;
+        if piece.len() > left {
+            return Err(GgufWriteError::Surplus { name: name.to_owned(), found: piece.len(), left });
+        }
+        self.out.write_all(piece)?;
+        self.filled += piece.len();
+        if self.filled == len && self.at < self.tensors.len() {
+            pad(&mut self.out, len)?;
+            (self.at, self.filled) = (self.at + 1, 0);
+        }
+        Ok(())
+    }
+
+    /// The tensor whose data comes next; `None` where the file is complete.
+    pub fn next_tensor(&self) -> Option<&str> {
+        self.tensors.get(self.at).map(|(name, _)| name.as_str())
+    }
+
+    /// Ends the file and gives back what it was written to, flushed.
+    ///
+    /// # Errors
+    /// [`GgufWriteError::Unfinished`] where data is missing; the stream fails.
+    pub fn finish(mut self) -> Result<W, GgufWriteError> {
+        if let Some((name, want)) = self.tensors.get(self.at) {
+            let (name, found, want) = (name.clone(), self.filled, *want);
+            return Err(GgufWriteError::Unfinished { name, found, want });
+        }
+        self.out.flush()?;
+        Ok(self.out)
     }
 }
 
