@@ -1,4 +1,5 @@
-//! GGUF model files, versions 2 and 3, little-endian, read in place from a mapped file.
+//! GGUF model files, versions 2 and 3, little-endian, read in place from a mapped file, or from all files of a
+//! model that was split (`NAME-00001-of-00003.gguf`).
 //!
 //! The reader is total: any bytes give a model or a typed error. Every length, count and offset is
 //! checked once, when the file is opened, so later reads cannot leave the file; memory taken is in
@@ -9,6 +10,7 @@ mod cursor;
 mod error;
 mod map;
 mod metadata;
+mod split;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -19,11 +21,12 @@ use std::path::{Path, PathBuf};
 
 pub use error::{GgufError, GgufWriteError};
 pub use metadata::Metadata;
-pub use tensor::{TensorInfo, TensorView};
+pub use tensor::{TensorInfo, TensorPlace, TensorView};
 pub use writer::{GgufStream, GgufWriter, MetaValue};
 
 use cursor::Cursor;
 use map::MappedFile;
+use split::Split;
 
 /// The data section's alignment where a file does not say.
 const ALIGNMENT_DEFAULT: u64 = 32;
@@ -46,43 +49,147 @@ impl Source {
     }
 }
 
-/// An opened model file: metadata and tensors, borrowed from its bytes.
+/// One file, checked by itself.
+#[derive(Debug)]
+struct Part {
+    source: Source,
+    metadata: Vec<metadata::Entry>,
+    tensors: Vec<TensorInfo>,
+}
+
+/// An opened model: metadata and tensors, borrowed from the bytes of its file or files.
 #[derive(Debug)]
 pub struct Gguf {
-    source: Source,
+    /// The first file holds the metadata.
+    parts: Vec<Source>,
     path: Option<PathBuf>,
     metadata: Vec<metadata::Entry>,
+    /// Of all parts, in file order.
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     by_name: Vec<usize>,
 }
 
 impl Gguf {
-    /// Maps the file at `path` and checks its whole structure. Cost: one pass over header, metadata and
-    /// directory; tensor data is not touched.
+    /// Maps the file at `path`, and the other parts where it is the first part of a split model, and checks their
+    /// whole structure. Cost: one pass over header, metadata and directory; tensor data is not touched.
     ///
     /// # Errors
-    /// The file cannot be opened or mapped, or is malformed.
+    /// A file cannot be opened or mapped, or is malformed; `path` is a later part, or parts do not belong together.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
         let path = path.as_ref().to_path_buf();
-        let open = |err| GgufError::Open { path: path.clone(), err };
-        let file = File::open(&path).map_err(open)?;
-        if !file.metadata().map_err(open)?.is_file() {
-            return Err(GgufError::NotAFile { path });
-        }
-        let map = MappedFile::map(&file).map_err(|err| GgufError::Map { path: path.clone(), err })?;
-        Gguf::parse(Source::Mapped(map), Some(path))
+        Gguf::join(Part::open(&path, 0)?, Some(path))
     }
 
     /// Checks a file that is already in memory.
     ///
     /// # Errors
-    /// The bytes are malformed.
+    /// The bytes are malformed, or only a part of a model.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Gguf, GgufError> {
-        Gguf::parse(Source::Owned(bytes), None)
+        Gguf::join(Part::parse(Source::Owned(bytes), 0)?, None)
     }
 
-    fn parse(source: Source, path: Option<PathBuf>) -> Result<Gguf, GgufError> {
+    /// Opens the parts that belong to the first, if any, and makes one model of all.
+    fn join(first: Part, path: Option<PathBuf>) -> Result<Gguf, GgufError> {
+        let split = Split::of(first.metadata())?;
+        let mut gguf = Gguf {
+            parts: vec![first.source],
+            path,
+            metadata: first.metadata,
+            tensors: first.tensors,
+            by_name: Vec::new(),
+        };
+        if let Some(split) = split {
+            let rest = split.rest(gguf.path())?;
+            let count = rest.len() as u32 + 1;
+            for (path, no) in rest.into_iter().zip(1u32..) {
+                let named =
+                    |err| GgufError::Part { part: no + 1, count, path: path.clone(), err: Box::new(err) };
+                let part = Part::open(&path, no as usize).map_err(named)?;
+                split.check_part(no, &path, part.metadata(), gguf.metadata())?;
+                gguf.parts.push(part.source);
+                gguf.tensors.extend(part.tensors);
+            }
+            split.check_tensors(gguf.tensors.len())?;
+        }
+        gguf.by_name = sorted_by_name(&gguf.tensors)?;
+        Ok(gguf)
+    }
+
+    /// The model's metadata: that of its first file.
+    pub fn metadata(&self) -> Metadata<'_> {
+        Metadata::new(self.parts[0].bytes(), &self.metadata)
+    }
+
+    /// A tensor by name.
+    ///
+    /// # Errors
+    /// [`GgufError::MissingTensor`]; [`GgufError::UnsupportedType`] where its type is none that the
+    /// kernels compute with.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
+        self.find_tensor(name)?.ok_or_else(|| GgufError::MissingTensor { name: name.to_owned() })
+    }
+
+    /// A tensor by name, `None` where the file has none of that name.
+    ///
+    /// # Errors
+    /// [`GgufError::UnsupportedType`] where its type is none that the kernels compute with.
+    pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, GgufError> {
+        self.info(name).map(|info| info.view(self.bytes_at(info.place()))).transpose()
+    }
+
+    /// Whether the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.info(name).is_some()
+    }
+
+    /// All tensors in file order.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.iter()
+    }
+
+    /// Where the file is, the first of a split model; `None` for bytes in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The length of all files together in bytes.
+    pub fn file_len(&self) -> u64 {
+        self.parts().map(|part| part.len() as u64).sum()
+    }
+
+    /// The bytes of each file, in order; one where the model is whole.
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(Source::bytes)
+    }
+
+    /// The bytes of a tensor whose place was read from this file.
+    ///
+    /// # Panics
+    /// Where the place is another model's and lies outside this one.
+    pub fn bytes_at(&self, place: TensorPlace) -> &[u8] {
+        &self.parts[place.part].bytes()[place.range()]
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        let found = self.by_name.binary_search_by(|&i| self.tensors[i].name().cmp(name)).ok()?;
+        Some(&self.tensors[self.by_name[found]])
+    }
+}
+
+impl Part {
+    /// Maps and checks one file; `no` is its place among the model's files.
+    fn open(path: &Path, no: usize) -> Result<Part, GgufError> {
+        let open = |err| GgufError::Open { path: path.to_owned(), err };
+        let file = File::open(path).map_err(open)?;
+        if !file.metadata().map_err(open)?.is_file() {
+            return Err(GgufError::NotAFile { path: path.to_owned() });
+        }
+        let map = MappedFile::map(&file).map_err(|err| GgufError::Map { path: path.to_owned(), err })?;
+        Part::parse(Source::Mapped(map), no)
+    }
+
+    fn parse(source: Source, no: usize) -> Result<Part, GgufError> {
         let file = source.bytes();
         let mut cursor = Cursor::new(file);
         let found = cursor.array("magic")?;
@@ -101,61 +208,12 @@ impl Gguf {
         let entries = tensor::read_directory(&mut cursor, n_tensors)?;
         // Positions in a slice are far below the limit, so rounding up cannot overflow.
         let data_start = (cursor.at() as u64).next_multiple_of(alignment);
-        let tensors = tensor::place(entries, data_start, alignment, file.len() as u64)?;
-        let by_name = sorted_by_name(&tensors)?;
-        Ok(Gguf { source, path, metadata, tensors, by_name })
+        let tensors = tensor::place(no, entries, data_start, alignment, file.len() as u64)?;
+        Ok(Part { source, metadata, tensors })
     }
 
-    /// The file's metadata.
-    pub fn metadata(&self) -> Metadata<'_> {
+    fn metadata(&self) -> Metadata<'_> {
         Metadata::new(self.source.bytes(), &self.metadata)
-    }
-
-    /// A tensor by name.
-    ///
-    /// # Errors
-    /// [`GgufError::MissingTensor`]; [`GgufError::UnsupportedType`] where its type is none that the
-    /// kernels compute with.
-    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
-        self.find_tensor(name)?.ok_or_else(|| GgufError::MissingTensor { name: name.to_owned() })
-    }
-
-    /// A tensor by name, `None` where the file has none of that name.
-    ///
-    /// # Errors
-    /// [`GgufError::UnsupportedType`] where its type is none that the kernels compute with.
-    pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, GgufError> {
-        self.info(name).map(|info| info.view(self.source.bytes())).transpose()
-    }
-
-    /// Whether the file has a tensor of this name.
-    pub fn has_tensor(&self, name: &str) -> bool {
-        self.info(name).is_some()
-    }
-
-    /// All tensors in file order.
-    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.tensors.iter()
-    }
-
-    /// Where the file is; `None` for bytes in memory.
-    pub fn path(&self) -> Option<&Path> {
-        self.path.as_deref()
-    }
-
-    /// The length of the file in bytes.
-    pub fn file_len(&self) -> u64 {
-        self.source.bytes().len() as u64
-    }
-
-    /// All bytes of the file (for its digest).
-    pub fn bytes(&self) -> &[u8] {
-        self.source.bytes()
-    }
-
-    fn info(&self, name: &str) -> Option<&TensorInfo> {
-        let found = self.by_name.binary_search_by(|&i| self.tensors[i].name().cmp(name)).ok()?;
-        Some(&self.tensors[self.by_name[found]])
     }
 }
 

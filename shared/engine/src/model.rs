@@ -1,4 +1,4 @@
-//! An opened model: configuration, weights, tokenizer and chat template of one GGUF file.
+//! An opened model: configuration, weights, tokenizer and chat template of one GGUF file, or of one split over several.
 //!
 //! Everything is checked when the file is opened; afterwards a [`Model`] is read-only and shared by engines.
 
@@ -58,7 +58,7 @@ const TEMPLATE_DEFAULT: &str = "{% for message in messages %}<|im_start|>{{ mess
     {{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 impl Model {
-    /// Opens and checks a GGUF file.
+    /// Opens and checks a GGUF file, and the files after it where it is the first of a split model.
     ///
     /// # Errors
     /// [`ModelError`], whatever the file holds.
@@ -110,15 +110,18 @@ impl Model {
         &self.name
     }
 
-    /// The file, where it was opened by path.
+    /// The file, the first of a split model, where it was opened by path.
     pub fn path(&self) -> Option<&Path> {
         self.gguf.path()
     }
 
-    /// SHA-256 of the file in lower-case hex. Reads the whole file at the first call, then costs nothing.
+    /// SHA-256 of the file in lower-case hex; of a split model, of its parts one after the other in order
+    /// (`cat NAME-*.gguf | sha256sum`). Reads every byte at the first call, then costs nothing.
     pub fn file_sha256(&self) -> &str {
         self.sha256.get_or_init(|| {
-            Sha256::digest(self.gguf.bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+            let mut digest = Sha256::new();
+            self.gguf.parts().for_each(|part| digest.update(part));
+            digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
         })
     }
 }

@@ -112,6 +112,11 @@ impl SyntheticModel {
     /// # Errors
     /// [`SyntheticError`] where widths do not fit the format or the vocabulary is too small.
     pub fn to_gguf(&self) -> Result<Vec<u8>, SyntheticError> {
+        Ok(self.writer()?.to_bytes()?)
+    }
+
+    /// The model before it is written, for tests that write it otherwise.
+    pub(crate) fn writer(&self) -> Result<GgufWriter<'static>, SyntheticError> {
         if self.vocab_len < VOCAB_MIN {
             return Err(SyntheticError::VocabTooSmall { vocab_len: self.vocab_len });
         }
@@ -120,7 +125,7 @@ impl SyntheticModel {
         self.vocabulary(&mut writer);
         let mut weights = Weights { writer, random: SplitMix64(self.seed), format: self.format };
         self.tensors(&mut weights)?;
-        Ok(weights.writer.to_bytes()?)
+        Ok(weights.writer)
     }
 
     fn shape(&self, writer: &mut GgufWriter<'_>) {

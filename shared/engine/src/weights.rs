@@ -7,14 +7,13 @@
 //! Invariant: every tensor has been checked against the model's shape when the source was made, so acquiring
 //! cannot meet a wrong one.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use baton_kernels_cpu::{Format, KernelError, Matrix, dequantize_row};
 
 use crate::config::ModelConfig;
 use crate::family::Presence;
-use crate::gguf::{Gguf, GgufError, TensorView};
+use crate::gguf::{Gguf, GgufError, TensorPlace, TensorView};
 
 /// Half of a transformer layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -197,7 +196,7 @@ struct MatrixAt {
     format: Format,
     rows: usize,
     cols: usize,
-    bytes: Range<usize>,
+    place: TensorPlace,
 }
 
 struct LayerAt {
@@ -276,8 +275,7 @@ impl MappedWeights {
 
     /// A borrowed matrix.
     fn matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
-        let bytes = &self.gguf.bytes()[at.bytes.clone()];
-        Ok(Matrix::new(at.format, at.rows, at.cols, bytes)?)
+        Ok(Matrix::new(at.format, at.rows, at.cols, self.gguf.bytes_at(at.place))?)
     }
 }
 
@@ -395,8 +393,7 @@ fn matrix(gguf: &Gguf, name: &str, rows: usize, cols: usize) -> Result<MatrixAt,
     let view = gguf.tensor(name)?;
     check_dims(&view, &[cols as u64, rows as u64])?;
     Matrix::new(view.format, rows, cols, view.data).map_err(|err| bad_matrix(name, err))?;
-    let start = view.data.as_ptr() as usize - gguf.bytes().as_ptr() as usize;
-    Ok(MatrixAt { format: view.format, rows, cols, bytes: start..start + view.data.len() })
+    Ok(MatrixAt { format: view.format, rows, cols, place: view.place })
 }
 
 fn vector(gguf: &Gguf, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {

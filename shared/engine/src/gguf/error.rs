@@ -232,6 +232,97 @@ pub enum GgufError {
         /// The type needed.
         want: &'static str,
     },
+    /// `split.no` or `split.count` make no sense.
+    #[error(
+        "split.no is {no} and split.count {count}, want a number below the count, and at most {max} parts"
+    )]
+    BadSplit {
+        /// The part's number, from 0.
+        no: u32,
+        /// The number of parts.
+        count: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// Bytes in memory are a part of a split model, which only a path can lead to.
+    #[error("bytes are part {part} of a model of {count} files; open the first file by its path")]
+    SplitInMemory {
+        /// The part, from 1.
+        part: u32,
+        /// The number of parts.
+        count: u32,
+    },
+    /// A part of a split model has a name from which those of the others cannot be told.
+    #[error("`{path}` is part {part} of {count} and must be named `{want}`")]
+    SplitName {
+        /// The file.
+        path: PathBuf,
+        /// The part, from 1.
+        part: u32,
+        /// The number of parts.
+        count: u32,
+        /// The name's form.
+        want: String,
+    },
+    /// A later part of a split model was opened.
+    #[error("file is part {part} of {count}; open part 1, `{first}`")]
+    NotFirstPart {
+        /// The part, from 1.
+        part: u32,
+        /// The number of parts.
+        count: u32,
+        /// The file to open instead.
+        first: PathBuf,
+    },
+    /// A part of a split model cannot be read.
+    #[error("part {part} of {count}, `{path}`")]
+    Part {
+        /// The part, from 1.
+        part: u32,
+        /// The number of parts.
+        count: u32,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        err: Box<GgufError>,
+    },
+    /// A file says that it is another part than its name does.
+    #[error("`{path}` says that it is part {found_part} of {found_count}, want {part} of {count}")]
+    WrongPart {
+        /// The file.
+        path: PathBuf,
+        /// The part wanted, from 1.
+        part: u32,
+        /// The number of parts wanted.
+        count: u32,
+        /// The part that the file says it is.
+        found_part: u32,
+        /// The number of parts that the file says.
+        found_count: u32,
+    },
+    /// Parts of different models have names of one set.
+    #[error("`{path}`, part {part} of {count}, has another `{key}` than part 1")]
+    MixedParts {
+        /// The file.
+        path: PathBuf,
+        /// The part, from 1.
+        part: u32,
+        /// The number of parts.
+        count: u32,
+        /// The key that differs.
+        key: String,
+    },
+    /// The parts together do not hold as many tensors as the first says.
+    #[error("{count} parts hold {found} tensors, split.tensors.count is {want}")]
+    SplitTensorCount {
+        /// The number of parts.
+        count: u32,
+        /// Tensors of all parts.
+        found: u64,
+        /// Tensors that the first part says.
+        want: u64,
+    },
     /// A tensor that is needed is absent.
     #[error("tensor `{name}` is missing")]
     MissingTensor {

@@ -248,6 +248,13 @@ impl<'a> Metadata<'a> {
         self.entries.iter().map(move |e| key_of(file, e))
     }
 
+    /// Whether `key` has the same type and value here and in `other`; false where either lacks it.
+    pub(super) fn agrees(&self, other: Metadata<'_>, key: &str) -> bool {
+        let (Some(a), Some(b)) = (self.entry(key), other.entry(key)) else { return false };
+        let same_type = a.kind == b.kind && a.elements == b.elements;
+        same_type && self.file[a.value.clone()] == other.file[b.value.clone()]
+    }
+
     getters! {
         /// An integer of 32 bits without sign.
         u32, opt_u32 -> u32;

@@ -70,8 +70,24 @@ pub struct TensorInfo {
     dims: Vec<u64>,
     type_number: u32,
     type_name: &'static str,
-    /// Where its bytes lie in the file.
-    bytes: Range<usize>,
+    place: TensorPlace,
+}
+
+/// Where a tensor's bytes lie: a range of one of the model's files. Only ever made by the file that it is read from
+/// again ([`Gguf::bytes_at`](super::Gguf::bytes_at)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// The file, 0 where a model is whole.
+    pub(super) part: usize,
+    start: usize,
+    end: usize,
+}
+
+impl TensorPlace {
+    /// The bytes of the file.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.start..self.end
+    }
 }
 
 impl TensorInfo {
@@ -92,16 +108,21 @@ impl TensorInfo {
 
     /// The length of the tensor's data in bytes.
     pub fn data_len(&self) -> usize {
-        self.bytes.len()
+        self.place.range().len()
     }
 
-    /// The tensor over the file's bytes.
-    pub(super) fn view<'a>(&'a self, file: &'a [u8]) -> Result<TensorView<'a>, GgufError> {
+    /// Where the tensor's bytes lie.
+    pub fn place(&self) -> TensorPlace {
+        self.place
+    }
+
+    /// The tensor over its own bytes.
+    pub(super) fn view<'a>(&'a self, data: &'a [u8]) -> Result<TensorView<'a>, GgufError> {
         let format = Format::from_ggml_type(self.type_number).ok_or_else(|| GgufError::UnsupportedType {
             name: self.name.clone(),
             type_name: self.type_name,
         })?;
-        Ok(TensorView { name: &self.name, dims: &self.dims, format, data: &file[self.bytes.clone()] })
+        Ok(TensorView { name: &self.name, dims: &self.dims, format, data, place: self.place })
     }
 }
 
@@ -116,6 +137,8 @@ pub struct TensorView<'a> {
     pub format: Format,
     /// The stored elements, row after row; exactly as many bytes as dimensions and format ask for.
     pub data: &'a [u8],
+    /// Where the data lies, for those who keep the place and borrow the data again.
+    pub place: TensorPlace,
 }
 
 /// Reads `count` directory entries; offsets are still relative to the data section.
@@ -179,8 +202,9 @@ fn data_len(name: &str, dims: &[u64], ggml_type: &GgmlType) -> Result<u64, GgufE
 
 /// Checks every tensor's place: aligned, inside the file, shared with no other.
 ///
-/// `data_start` is where the data section begins, already rounded up to `alignment`.
+/// `part` is the file's number; `data_start` is where the data section begins, already rounded up to `alignment`.
 pub(super) fn place(
+    part: usize,
     entries: Vec<Entry>,
     data_start: u64,
     alignment: u64,
@@ -197,19 +221,19 @@ pub(super) fn place(
             return Err(GgufError::TensorOutOfFile { name, end, len: file_len });
         }
         // Both ends lie in a slice, so they fit `usize`.
-        let bytes = start as usize..end as usize;
+        let place = TensorPlace { part, start: start as usize, end: end as usize };
         tensors.push(TensorInfo {
             name,
             dims,
             type_number: ggml_type.number,
             type_name: ggml_type.name,
-            bytes,
+            place,
         });
     }
     let mut by_place: Vec<&TensorInfo> = tensors.iter().collect();
-    by_place.sort_by_key(|t| t.bytes.start);
+    by_place.sort_by_key(|t| t.place.start);
     for pair in by_place.windows(2) {
-        if pair[0].bytes.end > pair[1].bytes.start {
+        if pair[0].place.end > pair[1].place.start {
             let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
             return Err(GgufError::TensorsOverlap { first, second });
         }

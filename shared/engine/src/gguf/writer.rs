@@ -65,21 +65,21 @@ impl From<Vec<&str>> for MetaValue {
 
 /// A tensor to be written.
 #[derive(Debug)]
-struct Tensor<'a> {
-    name: String,
-    dims: Vec<u64>,
-    format: Format,
+pub(super) struct Tensor<'a> {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) format: Format,
     /// Bytes of its data, padding not counted.
     len: usize,
     /// `None` where the data comes later, through [`GgufStream::put`].
-    data: Option<Cow<'a, [u8]>>,
+    pub(super) data: Option<Cow<'a, [u8]>>,
 }
 
 /// Collects metadata and tensors, then writes a GGUF file of version 3.
 #[derive(Debug, Default)]
 pub struct GgufWriter<'a> {
     pub(super) metadata: Vec<(String, MetaValue)>,
-    tensors: Vec<Tensor<'a>>,
+    pub(super) tensors: Vec<Tensor<'a>>,
 }
 
 impl<'a> GgufWriter<'a> {
