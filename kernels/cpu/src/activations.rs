@@ -1,7 +1,7 @@
 //! Activation rows in the forms that the weight formats are multiplied with.
 //!
-//! Float weights meet floats; Q8_0 weights meet signed bytes with one scale per 32 values; k-quants meet signed
-//! bytes with one scale per 256 values. The byte forms are made once, when first asked for, and shared by all
+//! Float weights meet floats; weights in short blocks meet signed bytes with one scale per 32 values; weights in
+//! super-blocks meet signed bytes with one scale per 256 values. The byte forms are made once, when first asked for, and shared by all
 //! matrices that read the same activations.
 //!
 //! A row's form depends on nothing but the row: rounding is to nearest, ties to even, of `x * (1 / scale)` with
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use crate::blocks::{K_LEN, Q8_0_LEN};
+use crate::blocks::{K_LEN, SHORT_LEN};
 use crate::dispatch::versions::versions;
 use crate::exp::ROUND;
 
@@ -22,22 +22,19 @@ pub struct Activations<'a> {
     x: &'a [f32],
     cols: usize,
     rows: usize,
-    q8_0: OnceLock<QuantizedRows>,
-    q8_k: OnceLock<QuantizedRows>,
+    short: OnceLock<QuantizedRows>,
+    long: OnceLock<QuantizedRows>,
 }
 
 /// Rows of signed bytes with scales, and what the dot products need of their sums.
 #[derive(Debug)]
 pub(crate) struct QuantizedRows {
-    /// `[t, cols]`, in -127..=127.
-    pub q: Vec<i8>,
+    /// `[t, cols]`: the bits of signed bytes in -127..=127.
+    pub q: Vec<u8>,
     /// `[t, cols / block]`.
     pub scale: Vec<f32>,
-    /// `[t, cols / group]`: minus the sum of a group times what packed weights are raised by to be unsigned.
-    /// Groups have 32 values and the factor is 128 in the Q8_0 form, 16 values and 32 in the k-quants' form.
-    pub bias: Vec<i32>,
-    /// `[t, cols / 32]`, k-quants' form only: the sum of 32 values, for the minima of Q4_K.
-    pub sums: Vec<f32>,
+    /// `[t, cols / group]`: sums of groups of 32 values in the short form, 16 in the long one.
+    pub sums: Vec<i16>,
 }
 
 /// Below this many values rows are quantized on the calling thread.
@@ -51,7 +48,7 @@ impl<'a> Activations<'a> {
     pub fn new(x: &'a [f32], cols: usize) -> Self {
         assert!(cols > 0, "activation rows of 0 columns");
         assert!(x.len().is_multiple_of(cols), "{} activations are not rows of {cols}", x.len());
-        Self { x, cols, rows: x.len() / cols, q8_0: OnceLock::new(), q8_k: OnceLock::new() }
+        Self { x, cols, rows: x.len() / cols, short: OnceLock::new(), long: OnceLock::new() }
     }
 
     /// Rows: tokens.
@@ -69,21 +66,16 @@ impl<'a> Activations<'a> {
         self.x
     }
 
-    /// The form for Q8_0 weights; `cols` is whole blocks of 32.
-    pub(crate) fn q8_0(&self) -> &QuantizedRows {
-        assert!(self.cols.is_multiple_of(Q8_0_LEN), "{} columns are not blocks of 32", self.cols);
-        made_once(&self.q8_0, || quantize_rows(self.x, self.cols, Q8_0_LEN, Q8_0_LEN, quantize_row_32))
+    /// The form for weights in short blocks; `cols` is whole blocks of 32.
+    pub(crate) fn short(&self) -> &QuantizedRows {
+        assert!(self.cols.is_multiple_of(SHORT_LEN), "{} columns are not blocks of 32", self.cols);
+        made_once(&self.short, || quantize_rows(self.x, self.cols, SHORT_LEN, SHORT_LEN, quantize_row_32))
     }
 
-    /// The form for k-quants; `cols` is whole blocks of 256.
-    pub(crate) fn q8_k(&self) -> &QuantizedRows {
+    /// The form for weights in super-blocks; `cols` is whole blocks of 256.
+    pub(crate) fn long(&self) -> &QuantizedRows {
         assert!(self.cols.is_multiple_of(K_LEN), "{} columns are not blocks of 256", self.cols);
-        made_once(&self.q8_k, || {
-            let mut rows = quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256);
-            let pairs = rows.bias.as_chunks::<2>().0;
-            rows.sums = pairs.iter().map(|[a, b]| ((a + b) / -32) as f32).collect();
-            rows
-        })
+        made_once(&self.long, || quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256))
     }
 }
 
@@ -101,58 +93,57 @@ fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRow
     }
 }
 
-/// Quantizes one row into `(q, scale, bias)`.
-type QuantizeRow = fn(&[f32], &mut [i8], &mut [f32], &mut [i32]);
+/// Quantizes one row into `(q, scale, sums)`.
+type QuantizeRow = fn(&[f32], &mut [u8], &mut [f32], &mut [i16]);
 
 fn quantize_rows(x: &[f32], cols: usize, block: usize, group: usize, row: QuantizeRow) -> QuantizedRows {
-    let mut q = vec![0i8; x.len()];
+    let mut q = vec![0u8; x.len()];
     let mut scale = vec![0.0; x.len() / block];
-    let mut bias = vec![0; x.len() / group];
+    let mut sums = vec![0; x.len() / group];
     if x.len() < PARALLEL_MIN {
-        row(x, &mut q, &mut scale, &mut bias);
+        row(x, &mut q, &mut scale, &mut sums);
     } else {
         x.par_chunks(cols)
             .zip(q.par_chunks_mut(cols))
             .zip(scale.par_chunks_mut(cols / block))
-            .zip(bias.par_chunks_mut(cols / group))
-            .for_each(|(((x, q), scale), bias)| row(x, q, scale, bias));
+            .zip(sums.par_chunks_mut(cols / group))
+            .for_each(|(((x, q), scale), sums)| row(x, q, scale, sums));
     }
-    QuantizedRows { q, scale, bias, sums: Vec::new() }
+    QuantizedRows { q, scale, sums }
 }
 
 versions! {
-    /// Bytes, scales and biases of the Q8_0 form.
-    fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]) {
-        quantize_blocks::<Q8_0_LEN, 32>(x, q, scale, bias, 128);
+    /// Bytes, scales and sums of the short form.
+    fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [u8], scale: &mut [f32], sums: &mut [i16]) {
+        quantize_blocks::<SHORT_LEN, 32>(x, q, scale, sums);
     }
 }
 
 versions! {
-    /// Bytes, scales and biases of the k-quants' form.
-    fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [i8], scale: &mut [f32], bias: &mut [i32]) {
-        quantize_blocks::<K_LEN, 16>(x, q, scale, bias, 32);
+    /// Bytes, scales and sums of the long form.
+    fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [u8], scale: &mut [f32], sums: &mut [i16]) {
+        quantize_blocks::<K_LEN, 16>(x, q, scale, sums);
     }
 }
 
 #[inline(always)]
 fn quantize_blocks<const BLOCK: usize, const GROUP: usize>(
     x: &[f32],
-    q: &mut [i8],
+    q: &mut [u8],
     scale: &mut [f32],
-    bias: &mut [i32],
-    raise: i32,
+    sums: &mut [i16],
 ) {
     for ((x, q), scale) in x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0).zip(scale) {
         *scale = quantize_block(x, q);
     }
-    for (bias, group) in bias.iter_mut().zip(q.as_chunks::<GROUP>().0) {
-        *bias = -raise * group.iter().map(|&v| i32::from(v)).sum::<i32>();
+    for (sum, group) in sums.iter_mut().zip(q.as_chunks::<GROUP>().0) {
+        *sum = group.iter().map(|&v| i16::from(v as i8)).sum();
     }
 }
 
 /// Quantizes one block to signed bytes and gives its scale.
 #[inline(always)]
-fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> f32 {
+fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> f32 {
     // The bits of absolute floats order like the floats, NaN above infinity: no fault slips through the maximum.
     let top = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
     let largest = f32::from_bits(top);
@@ -169,7 +160,7 @@ fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> 
     let inverse = 1.0 / scale;
     for (q, &v) in q.iter_mut().zip(x) {
         let nearest = (v * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *q = nearest.clamp(-127, 127) as i8;
+        *q = nearest.clamp(-127, 127) as i8 as u8;
     }
     scale
 }
@@ -185,7 +176,7 @@ mod tests {
             let mut x = [1.0; 64];
             x[40] = fault;
             let activations = Activations::new(&x, 64);
-            let rows = activations.q8_0();
+            let rows = activations.short();
             assert_eq!(rows.scale[0], 1.0 / 127.0);
             assert!(rows.scale[1].is_nan());
         }
@@ -195,26 +186,24 @@ mod tests {
     fn zeros_and_specks_give_zero() {
         let x = [1e-38f32; 256];
         let activations = Activations::new(&x, 256);
-        assert_eq!(activations.q8_k().scale, [0.0]);
-        assert!(activations.q8_k().q.iter().all(|&q| q == 0));
+        assert_eq!(activations.long().scale, [0.0]);
+        assert!(activations.long().q.iter().all(|&q| q == 0));
     }
 
     proptest! {
         #[test]
         fn within_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 512)) {
             let activations = Activations::new(&x, 256);
-            for (rows, block) in [(activations.q8_0(), 32), (activations.q8_k(), 256)] {
+            for (rows, block) in [(activations.short(), 32), (activations.long(), 256)] {
                 for (i, &v) in x.iter().enumerate() {
                     let scale = rows.scale[i / block];
-                    prop_assert!((v - scale * f32::from(rows.q[i])).abs() <= scale * 0.5001);
+                    prop_assert!((v - scale * f32::from(rows.q[i] as i8)).abs() <= scale * 0.5001);
                 }
             }
-            let rows = activations.q8_k();
-            for (j, group) in rows.q.chunks(16).enumerate() {
-                prop_assert_eq!(rows.bias[j], -32 * group.iter().map(|&q| i32::from(q)).sum::<i32>());
-            }
-            for (j, group) in rows.q.chunks(32).enumerate() {
-                prop_assert_eq!(rows.sums[j], group.iter().map(|&q| f32::from(q)).sum::<f32>());
+            for (rows, group) in [(activations.short(), 32), (activations.long(), 16)] {
+                for (sum, q) in rows.sums.iter().zip(rows.q.chunks(group)) {
+                    prop_assert_eq!(i32::from(*sum), q.iter().map(|&q| i32::from(q as i8)).sum::<i32>());
+                }
             }
         }
     }

@@ -5,16 +5,18 @@
 //!
 //! | weights | activations | element |
 //! |---|---|---|
-//! | F32, F16 | `f32` | per 32 columns `s = fma(w, x, s)` from 0 in order, then `y += s` |
-//! | Q8_0 | bytes, scale `dx` per 32 | per block `y = fma(Σ w q, d * dx, y)` |
-//! | Q4_K | bytes, scale `dx` per 256 | per super-block `a = fma(Σ w q, d * scale, a)` over its 8 groups, then `a = fma(Σ q, -(dmin * min), a)` over them, then `y = fma(a, dx, y)` |
-//! | Q6_K | bytes, scale `dx` per 256 | per super-block `a = fma(Σ w q, d * scale, a)` over its 16 groups, then `y = fma(a, dx, y)` |
+//! | floats | `f32` | per 32 columns `s = fma(w, x, s)` from 0 in order, then `y += s` |
+//! | blocks of 32 | bytes, scale `dx` per 32 | per block `y = fma(Σ w q, d * dx, y)`, with a minimum `m` then `y = fma(Σ q, m * dx, y)` |
+//! | super-blocks | bytes, scale `dx` per 256 | per super-block `y = fma(Σ scale Σ w q, d * dx, y)`, with minima then `y = fma(Σ min Σ q, -(dmin * dx), y)`, sums over its groups |
 //!
-//! `scalar` is that table in code. The vector levels keep sixteen rows side by side in the lanes of a register,
-//! so that no sum crosses lanes and the order above is the natural one.
+//! `scalar` is that table in code. Sums of integers are exact, so only the order of blocks is fixed. Two ways lead
+//! there at the vector levels, both ending with sixteen rows in the lanes of a register: `panel` and `tile` pack rows
+//! side by side (many tokens), `along` takes blocks as they are stored (up to three).
 
+mod along;
 mod output;
 mod panel;
+mod quants;
 mod scalar;
 pub(crate) mod tile;
 
@@ -24,12 +26,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::activations::Activations;
+use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, visit};
 use crate::dispatch::Dispatch;
-use crate::format::{Format, Matrix};
-use crate::simd::{Kernel, Simd, run};
+use crate::format::Matrix;
+use crate::simd::{Floats, Kernel, Simd, run};
 
 use output::Output;
-use panel::{Panel, ROWS};
+use panel::{Panel, ROWS, Rows};
 pub(crate) use scalar::FLOAT_BLOCK;
 
 /// Multiplies every activation row with every weight row, at [`Dispatch::current`].
@@ -54,10 +57,10 @@ pub fn matmul_at(level: Dispatch, w: &Matrix<'_>, x: &Activations<'_>, out: &mut
         return;
     }
     // The byte form is made before the work is split, by all threads together.
-    match w.format() {
-        Format::F32 | Format::F16 => {}
-        Format::Q8_0 => _ = x.q8_0(),
-        Format::Q4K | Format::Q6K => _ = x.q8_k(),
+    match w.format().block_len() {
+        SHORT_LEN => _ = x.short(),
+        K_LEN => _ = x.long(),
+        _ => {}
     }
     let product = Product { level, w, x, out: Output::new(out, w.rows()) };
     let tasks = Tasks::split(w.rows(), x.rows(), w.cols());
@@ -121,15 +124,22 @@ struct Product<'a> {
 }
 
 thread_local! {
-    /// The panels of this thread's rows, kept to be filled again.
-    static PANELS: RefCell<[Panel; 2]> = RefCell::default();
+    /// Buffers of this thread's products, kept to be filled again.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The panels of a pair, and the partial sums of every token with them.
+#[derive(Default)]
+struct Scratch {
+    panels: [Panel; 2],
+    sums: Vec<[Floats; 2]>,
 }
 
 impl Product<'_> {
     /// Computes a rectangle of the output; calls at one time are for disjoint ones.
     fn compute(&self, rows: Range<usize>, tokens: Range<usize>) {
-        let vectors = PANELS.with_borrow_mut(|panels| {
-            let rectangle = Rectangle { product: self, rows: rows.clone(), tokens: tokens.clone(), panels };
+        let vectors = SCRATCH.with_borrow_mut(|scratch| {
+            let rectangle = Rectangle { product: self, rows: rows.clone(), tokens: tokens.clone(), scratch };
             run(self.level, rectangle).is_ok()
         });
         if !vectors {
@@ -147,81 +157,295 @@ struct Rectangle<'a> {
     product: &'a Product<'a>,
     rows: Range<usize>,
     tokens: Range<usize>,
-    panels: &'a mut [Panel; 2],
+    scratch: &'a mut Scratch,
 }
 
 impl Kernel for Rectangle<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { product, rows, tokens, panels } = self;
-        for first in rows.clone().step_by(UNIT) {
-            panels[0].pack(s, product.w, first);
-            let pair = first + ROWS < rows.end;
-            if pair {
-                panels[1].pack(s, product.w, first + ROWS);
-            }
-            let [a, b] = &*panels;
-            if pair && S::WIDE {
-                product.tokens(s, [a, b], first, tokens.clone());
-            } else {
-                product.tokens(s, [a], first, tokens.clone());
-                if pair {
-                    product.tokens(s, [b], first + ROWS, tokens.clone());
-                }
-            }
+        visit(self.product.w.format(), AtLevel { s, work: self });
+    }
+}
+
+/// A rectangle at a level.
+struct AtLevel<'a, S> {
+    s: S,
+    work: Rectangle<'a>,
+}
+
+impl<S: Simd> Visitor for AtLevel<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn f32(self) {
+        self.packed::<F32Rows>();
+    }
+
+    #[inline(always)]
+    fn f16(self) {
+        self.packed::<F16Rows>();
+    }
+
+    #[inline(always)]
+    fn short<B: Short>(self) {
+        if self.work.tokens.len() <= along::TOKENS_MAX {
+            self.along::<ShortRows<B>>();
+        } else {
+            self.packed::<ShortRows<B>>();
+        }
+    }
+
+    #[inline(always)]
+    fn long<B: Long>(self) {
+        if self.work.tokens.len() <= along::TOKENS_MAX {
+            self.along::<LongRows<B>>();
+        } else {
+            self.packed::<LongRows<B>>();
         }
     }
 }
 
-impl Product<'_> {
-    /// The products of panels that start at row `first` with a range of tokens, six, three or one at a time.
-    #[inline(always)]
-    fn tokens<S: Simd, const P: usize>(&self, s: S, panels: [&Panel; P], first: usize, tokens: Range<usize>) {
-        let mut t = tokens.start;
-        if S::WIDE {
-            while t + 6 <= tokens.end {
-                self.tile::<S, P, 6>(s, panels, first, t);
-                t += 6;
+/// How rows of a kind of format are packed and multiplied.
+trait Packed {
+    /// Columns that are packed at a time: two panels of them stay in the first cache.
+    const COLS: usize;
+
+    fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>);
+
+    /// Adds the products of the packed columns, which begin at `col`, with rows `t..t + T` of the activations.
+    fn tile<S: Simd, const P: usize, const T: usize>(
+        s: S,
+        panels: [&Panel; P],
+        x: &Activations<'_>,
+        t: usize,
+        cols: Range<usize>,
+        sums: &mut tile::Sums<P, T>,
+    );
+}
+
+/// How rows of a kind of format are multiplied as they are stored.
+trait Along {
+    fn elements<S: Simd, const T: usize>(
+        s: S,
+        rows: Rows<'_>,
+        x: &Activations<'_>,
+        first: usize,
+    ) -> [S::F; T];
+}
+
+struct F32Rows;
+struct F16Rows;
+struct ShortRows<B>(std::marker::PhantomData<B>);
+struct LongRows<B>(std::marker::PhantomData<B>);
+
+/// Columns `cols` of activation rows `t..t + T`.
+#[inline(always)]
+fn float_columns<'a, const T: usize>(x: &Activations<'a>, t: usize, cols: Range<usize>) -> [&'a [f32]; T] {
+    let row = |i: usize| &x.as_slice()[(t + i) * x.cols() + cols.start..(t + i) * x.cols() + cols.end];
+    std::array::from_fn(row)
+}
+
+macro_rules! float_rows {
+    ($rows:ident, $pack:ident) => {
+        impl Packed for $rows {
+            const COLS: usize = 256;
+
+            #[inline(always)]
+            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>) {
+                panel.$pack(s, rows, cols);
+            }
+
+            #[inline(always)]
+            fn tile<S: Simd, const P: usize, const T: usize>(
+                s: S,
+                panels: [&Panel; P],
+                x: &Activations<'_>,
+                t: usize,
+                cols: Range<usize>,
+                sums: &mut tile::Sums<P, T>,
+            ) {
+                tile::float_rows(s, panels, float_columns(x, t, cols), sums);
             }
         }
-        while t + 3 <= tokens.end {
-            self.tile::<S, P, 3>(s, panels, first, t);
-            t += 3;
+    };
+}
+
+float_rows!(F32Rows, pack_f32);
+float_rows!(F16Rows, pack_f16);
+
+macro_rules! block_rows {
+    ($rows:ident, $blocks:ident, $len:ident, $form:ident, $pack:ident) => {
+        impl<B: $blocks> Packed for $rows<B> {
+            const COLS: usize = 512;
+
+            #[inline(always)]
+            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>) {
+                panel.$pack::<S, B>(s, rows, cols.start / $len..cols.end / $len);
+            }
+
+            #[inline(always)]
+            fn tile<S: Simd, const P: usize, const T: usize>(
+                s: S,
+                panels: [&Panel; P],
+                x: &Activations<'_>,
+                t: usize,
+                cols: Range<usize>,
+                sums: &mut tile::Sums<P, T>,
+            ) {
+                tile::$form::<S, B, P, T>(
+                    s,
+                    panels,
+                    x.$form(),
+                    (t, x.cols() / $len, cols.start / $len),
+                    sums,
+                );
+            }
         }
-        while t < tokens.end {
-            self.tile::<S, P, 1>(s, panels, first, t);
+
+        impl<B: $blocks> Along for $rows<B> {
+            #[inline(always)]
+            fn elements<S: Simd, const T: usize>(
+                s: S,
+                rows: Rows<'_>,
+                x: &Activations<'_>,
+                first: usize,
+            ) -> [S::F; T] {
+                along::$form::<S, B, T>(s, rows, x.$form(), first)
+            }
+        }
+    };
+}
+
+block_rows!(ShortRows, Short, SHORT_LEN, short, pack_short);
+block_rows!(LongRows, Long, K_LEN, long, pack_long);
+
+impl<S: Simd> AtLevel<'_, S> {
+    #[inline(always)]
+    fn along<K: Along>(self) {
+        match self.work.tokens.len() {
+            1 => self.along_tokens::<K, 1>(),
+            2 => self.along_tokens::<K, 2>(),
+            _ => self.along_tokens::<K, 3>(),
+        }
+    }
+
+    #[inline(always)]
+    fn along_tokens<K: Along, const T: usize>(self) {
+        let Rectangle { product, rows, tokens, .. } = &self.work;
+        for first in rows.clone().step_by(ROWS) {
+            let y = K::elements::<S, T>(self.s, product.rows(first), product.x, tokens.start);
+            for (t, y) in tokens.clone().zip(y) {
+                product.write(self.s, t, first, y);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn packed<K: Packed>(mut self) {
+        let product = self.work.product;
+        let (rows, cols) = (self.work.rows.clone(), product.x.cols());
+        for first in rows.clone().step_by(UNIT) {
+            let pair = first + ROWS < rows.end;
+            self.work.scratch.sums.clear();
+            self.work.scratch.sums.resize(self.work.tokens.len(), [Floats([0.0; ROWS]); 2]);
+            for start in (0..cols).step_by(K::COLS) {
+                let cols = start..cols.min(start + K::COLS);
+                let low = product.rows(first);
+                let high = product.rows(first + ROWS);
+                let [a, b] = &mut self.work.scratch.panels;
+                K::pack(self.s, a, low, cols.clone());
+                if pair {
+                    K::pack(self.s, b, high, cols.clone());
+                }
+                if pair && S::WIDE {
+                    self.tokens::<K, 2>([0, 1], cols);
+                } else {
+                    self.tokens::<K, 1>([0], cols.clone());
+                    if pair {
+                        self.tokens::<K, 1>([1], cols);
+                    }
+                }
+            }
+            self.finish(first, pair);
+        }
+    }
+
+    /// The products of panels with all tokens, as many at a time as the registers hold.
+    #[inline(always)]
+    fn tokens<K: Packed, const P: usize>(&mut self, panels: [usize; P], cols: Range<usize>) {
+        let n = self.work.tokens.len();
+        let mut t = 0;
+        if S::WIDE {
+            while t + 6 <= n && n - t != 8 {
+                self.tile::<K, P, 6>(panels, t, cols.clone());
+                t += 6;
+            }
+            while t + 4 <= n {
+                self.tile::<K, P, 4>(panels, t, cols.clone());
+                t += 4;
+            }
+        } else {
+            while t + 3 <= n {
+                self.tile::<K, P, 3>(panels, t, cols.clone());
+                t += 3;
+            }
+        }
+        while t < n {
+            self.tile::<K, P, 1>(panels, t, cols.clone());
             t += 1;
         }
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const P: usize, const T: usize>(
-        &self,
-        s: S,
-        panels: [&Panel; P],
-        first: usize,
+    fn tile<K: Packed, const P: usize, const T: usize>(
+        &mut self,
+        panels: [usize; P],
         t: usize,
+        cols: Range<usize>,
     ) {
-        let y = match self.w.format() {
-            Format::F32 | Format::F16 => {
-                let cols = self.x.cols();
-                let row = |i: usize| &self.x.as_slice()[(t + i) * cols..(t + i + 1) * cols];
-                let weights = panels.map(|panel| panel.weights.as_slice());
-                tile::floats(s, weights, std::array::from_fn::<_, T, _>(row))
-            }
-            Format::Q8_0 => tile::q8_0(s, panels, self.x.q8_0(), t),
-            Format::Q4K => tile::k_quant::<S, P, T, 32, true>(s, panels, self.x.q8_k(), t),
-            Format::Q6K => tile::k_quant::<S, P, T, 16, false>(s, panels, self.x.q8_k(), t),
-        };
-        let mut lanes = [0.0; ROWS];
-        for (p, y) in y.iter().enumerate() {
-            let row = first + ROWS * p;
-            let n = ROWS.min(self.w.rows() - row);
-            for (i, y) in y.iter().enumerate() {
-                s.store(*y, &mut lanes);
-                self.out.write(t + i, row, &lanes[..n]);
+        let Rectangle { product, tokens, scratch, .. } = &mut self.work;
+        let mut sums = [[Floats([0.0; ROWS]); P]; T];
+        for (own, kept) in sums.iter_mut().zip(&scratch.sums[t..t + T]) {
+            for p in 0..P {
+                own[p] = kept[panels[p]];
             }
         }
+        let packed = [&scratch.panels[panels[0]], &scratch.panels[panels[P - 1]]];
+        let packed: [&Panel; P] = std::array::from_fn(|p| packed[p]);
+        K::tile::<S, P, T>(self.s, packed, product.x, tokens.start + t, cols, &mut sums);
+        for (own, kept) in sums.iter().zip(&mut scratch.sums[t..t + T]) {
+            for p in 0..P {
+                kept[panels[p]] = own[p];
+            }
+        }
+    }
+
+    /// Writes the sums of a pair of panels.
+    #[inline(always)]
+    fn finish(&self, first: usize, pair: bool) {
+        let Rectangle { product, tokens, scratch, .. } = &self.work;
+        for (t, sums) in tokens.clone().zip(&scratch.sums) {
+            product.write(self.s, t, first, self.s.load(&sums[0].0));
+            if pair {
+                product.write(self.s, t, first + ROWS, self.s.load(&sums[1].0));
+            }
+        }
+    }
+}
+
+impl<'a> Product<'a> {
+    /// Sixteen rows from `first` on; past the last one it is repeated.
+    #[inline(always)]
+    fn rows(&self, first: usize) -> Rows<'a> {
+        std::array::from_fn(|i| self.w.row((first + i).min(self.w.rows() - 1)))
+    }
+
+    /// Writes the elements of sixteen rows from `first` on, those that there are.
+    #[inline(always)]
+    fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
+        let mut lanes = [0.0; ROWS];
+        s.store(y, &mut lanes);
+        self.out.write(t, first, &lanes[..ROWS.min(self.w.rows() - first)]);
     }
 }
 

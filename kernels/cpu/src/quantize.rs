@@ -3,7 +3,7 @@
 //! Q8_0 gives the bytes of ggml's own reference. The k-quants take each group's range as it is, without ggml's
 //! search for a better scale: valid blocks, slightly larger error. Not a fast path.
 
-use crate::blocks::{K_LEN, Q4K_BYTES, Q6K_BYTES, Q8_0_LEN};
+use crate::blocks::{K_LEN, SHORT_LEN};
 use crate::error::KernelError;
 use crate::f16::{f16_to_f32, f32_to_f16};
 use crate::format::Format;
@@ -31,13 +31,16 @@ pub fn quantize_row(format: Format, src: &[f32], dst: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
+const Q4K_BYTES: usize = Format::Q4K.block_bytes();
+const Q6K_BYTES: usize = Format::Q6K.block_bytes();
+
 /// `1 / x`, or 0 where there is nothing to scale by.
 fn inverse(x: f32) -> f32 {
     let inverse = 1.0 / x;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-fn q8_0_block(x: &[f32; Q8_0_LEN], dst: &mut Vec<u8>) {
+fn q8_0_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
     let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
     let scale = largest / 127.0;
     let inverse = inverse(scale);

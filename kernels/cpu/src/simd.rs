@@ -61,26 +61,60 @@ pub(crate) trait Simd: Copy {
 
     fn splat_int(self, v: i32) -> Self::I;
     fn to_float(self, v: Self::I) -> Self::F;
-    fn weights(self, line: &Line) -> Self::I;
-    /// Lane `i` plus the dot product of four weights of row `i`, unsigned up to 63, and four activations.
-    fn dot_small(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
-    /// Lane `i` plus the dot product of four weights of row `i`, signed (packed as [`Simd::RAISES_SIGNED`] says, the
-    /// raise still to be taken off), and four activations in -127..=127.
-    fn dot_signed(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    fn mul_int(self, a: Self::I, b: Self::I) -> Self::I;
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    fn load_units(self, line: &Line) -> Self::I;
+    fn store_units(self, v: Self::I, line: &mut Line);
+    /// Lane `i` plus the dot product of four bytes of `w`, unsigned up to 63, and four signed bytes of `x`.
+    fn dot_small(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Lane `i` plus the dot product of four bytes of `w`, signed (packed as [`Simd::RAISES_SIGNED`] says, the raise
+    /// still to be taken off), and four bytes of `x` in -127..=127.
+    fn dot_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Lane `i` plus the dot product of [`Simd::dot_small`] times the lane's scale, as [`Simd::spread`] gives it.
+    fn dot_scaled(self, acc: Self::I, w: Self::I, x: Self::I, scale: Self::I) -> Self::I;
+    /// Lane `i` plus the dot product of two signed 16-bit words.
+    fn dot_words(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Four signed bytes as words: byte `A` twice in each of lanes 0..4, `B` in 4..8, `C` in 8..12, `D` in 12..16.
+    fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> Self::I;
+    /// The low word of each lane, sign-extended.
+    fn low_word(self, v: Self::I) -> Self::I;
+    /// Bytes 0 and 2 of each lane as signed words.
+    fn even_bytes(self, v: Self::I) -> Self::I;
+    /// Bytes 1 and 3 of each lane as signed words.
+    fn odd_bytes(self, v: Self::I) -> Self::I;
+    /// Lane `i` becomes the sum of all lanes of `rows[i]`.
+    fn reduce(self, rows: [Self::I; 16]) -> Self::I;
+    /// [`Simd::reduce`] of lanes 0..8, and of lanes 8..16.
+    fn reduce_halves(self, rows: [Self::I; 16]) -> [Self::I; 2];
     /// Sixteen 4-byte units.
     fn units(self, bytes: &[u8; 64]) -> Self::I;
     /// Sixteen 4-byte units from two places.
     fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> Self::I;
-    /// The low halves of 32 bytes, then their high halves, as 64 bytes.
-    fn nibbles(self, bytes: &[u8; 32]) -> Self::I;
+    /// The low halves of all bytes.
+    fn low_nibbles(self, v: Self::I) -> Self::I;
+    /// The high halves of all bytes.
+    fn high_nibbles(self, v: Self::I) -> Self::I;
+    /// Bits `AT` and `AT + 1` of each byte as bits 4 and 5 (`AT` is 0, 2, 4 or 6).
+    fn two_bits<const AT: u32>(self, v: Self::I) -> Self::I;
+    /// [`Simd::two_bits`] 0 of 32 bytes, then 2 of the same; and 4, then 6.
+    fn bit_pairs(self, bytes: &[u8; 32]) -> [Self::I; 2];
+    /// The low halves of 16 bytes, then their high halves; the same of 16 others.
+    fn nibble_pair(self, a: &[u8; 16], b: &[u8; 16]) -> Self::I;
+    /// Adds 16 to the bytes whose bit is set.
+    fn fifth_bits(self, v: Self::I, bits: u64) -> Self::I;
     /// Signed bytes as [`Simd::dot_signed`] takes them.
     fn raised(self, v: Self::I) -> Self::I;
     /// The bits of sixteen floats.
     fn bits(self, v: Self::F) -> Self::I;
+    /// The floats of sixteen 32-bit patterns.
+    fn from_bits(self, v: Self::I) -> Self::F;
     /// Sixteen binary16 values as floats, exactly.
     fn widen(self, halves: &[u16; 16]) -> Self::F;
-    /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of `to[j]` is unit `j` of `rows[i]`.
-    fn transpose(self, rows: [Self::I; 16], to: &mut [Line; 16]);
+    /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of result `j` is unit `j` of `rows[i]`.
+    fn transpose(self, rows: [Self::I; 16]) -> [Self::I; 16];
+    /// Asks for the cache line at an address that need not be valid.
+    fn prefetch(self, at: *const u8);
 
     /// [`crate::exp()`] per lane, the same operations in the same order.
     #[inline(always)]

@@ -155,7 +155,10 @@ fn pack_keys<S: Simd>(s: S, block: &KvBlock<'_>, start: usize, n: usize, d: usiz
                     }
                 }
             }
-            s.transpose(units, lines);
+            let columns = s.transpose(units);
+            for i in 0..LANES {
+                s.store_units(columns[i], &mut lines[i]);
+            }
         }
     }
 }
@@ -254,7 +257,8 @@ impl Rows {
         if mask == 0 {
             return;
         }
-        let dots = tile::floats::<S, 2, T>(s, keys, vectors(queries, first));
+        let none = [[s.splat(0.0); T]; 2];
+        let dots = tile::floats::<S, 2, T>(s, keys, vectors(queries, first), none);
         let seen = lane_masks(mask);
         let (hidden, none) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
         let scale = s.splat(queries.scale);
@@ -427,7 +431,8 @@ impl Sums<'_> {
         columns: std::ops::Range<usize>,
     ) {
         let heads = self.queries.rows.heads;
-        let dots = tile::floats::<S, 2, T>(s, keys, vectors(self.queries, first));
+        let none = [[s.splat(0.0); T]; 2];
+        let dots = tile::floats::<S, 2, T>(s, keys, vectors(self.queries, first), none);
         let scale = s.splat(self.queries.scale);
         for t in 0..T {
             let seen = lane_masks(masks[(first + t) / heads]);

@@ -1,31 +1,40 @@
 //! Sixteen weight rows packed side by side, so that one register lane belongs to one row.
 //!
 //! Step `k` of a panel holds columns `4 k..4 k + 4` (bytes) or column `k` (floats) of all sixteen rows on one cache
-//! line; scales of a group lie likewise. Packing costs about as much as multiplying with two or three activation
-//! rows, and is what keeps the sum of an element inside its lane.
+//! line; scales of a group lie likewise. A panel holds a range of blocks at a time, short enough to stay in the first
+//! cache while every token is multiplied with it.
 
 #![allow(
     clippy::needless_range_loop,
     reason = "one index names the same row in arrays of rows, lanes and scales; see `simd` on closures"
 )]
 
-use crate::blocks::{K_LEN, Q4K_BYTES, Q6K_BYTES, Q8_0_BYTES, q6k_quants, q6k_scales, q8_0_quants};
-use crate::f16::f16_to_f32;
-use crate::format::{Format, Matrix};
+use std::ops::Range;
+
+use super::quants::{block, chunks, interleaved, pair, part};
+use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
+use crate::format::Format;
 use crate::simd::{Floats, Line, Simd};
 
 /// Rows of a panel.
 pub(super) const ROWS: usize = 16;
 
+/// The stored bytes of the rows of a panel.
+pub(super) type Rows<'a> = [&'a [u8]; ROWS];
+
 /// One packed panel; its buffers are kept from use to use.
 #[derive(Debug, Default)]
 pub(super) struct Panel {
-    /// Weights, a line a step; columns past the last are not read.
+    /// Weights, a line a step.
     pub weights: Vec<Line>,
-    /// Scales of the groups of 16 (Q6_K) or 32 columns.
-    pub scales: Vec<Floats>,
-    /// Minus the minima of Q4_K's groups.
-    pub minima: Vec<Floats>,
+    /// Super-blocks: the integer scales of each group, as floats or integers as [`Long::FLOAT_PARTS`] says.
+    pub scales: Vec<Line>,
+    /// Super-blocks: the integer minima of two groups, as signed words.
+    pub minima: Vec<Line>,
+    /// The scale or `d` of each block.
+    pub d: Vec<Floats>,
+    /// The minimum or minus `dmin` of each block.
+    pub m: Vec<Floats>,
 }
 
 /// Bytes of a row past the last whole line, padded with zeros.
@@ -45,150 +54,198 @@ fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
     halves
 }
 
+/// Sixteen integers as the bits of one line.
+fn int_line(values: [i32; ROWS]) -> Line {
+    let mut line = Line([0; 64]);
+    for (bytes, value) in line.0.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = value.to_ne_bytes();
+    }
+    line
+}
+
+/// Two signed bytes as words, the first low.
+fn words(a: i8, b: i8) -> i32 {
+    i32::from(a as i16 as u16) | i32::from(b) << 16
+}
+
 impl Panel {
-    /// Packs rows `first..first + 16` of `w`; past the last row it is repeated.
-    #[inline(always)]
-    pub fn pack<S: Simd>(&mut self, s: S, w: &Matrix<'_>, first: usize) {
-        let rows: [&[u8]; ROWS] = std::array::from_fn(|i| w.row((first + i).min(w.rows() - 1)));
-        match w.format() {
-            Format::F32 => self.pack_f32(s, rows, w.cols()),
-            Format::F16 => self.pack_f16(s, rows, w.cols()),
-            Format::Q8_0 => self.pack_q8_0(s, rows.map(|row| row.as_chunks().0)),
-            Format::Q4K => self.pack_q4k(s, rows.map(|row| row.as_chunks().0)),
-            Format::Q6K => self.pack_q6k(s, rows.map(|row| row.as_chunks().0)),
-        }
-    }
-
-    /// Makes room for whole transposes of `steps` lines and for scales.
-    fn reset(&mut self, steps: usize, scales: usize, minima: usize) {
+    /// Makes room for whole transposes of `steps` lines and for `blocks` blocks.
+    fn reset(&mut self, steps: usize, blocks: usize, groups: usize, minima: usize) {
         self.weights.resize(steps.next_multiple_of(ROWS), Line([0; 64]));
-        self.scales.resize(scales, Floats([0.0; ROWS]));
-        self.minima.resize(minima, Floats([0.0; ROWS]));
+        self.scales.resize(blocks * groups, Line([0; 64]));
+        self.minima.resize(blocks * minima, Line([0; 64]));
+        self.d.resize(blocks, Floats([0.0; ROWS]));
+        self.m.resize(blocks, Floats([0.0; ROWS]));
     }
 
+    /// Packs columns `cols` of F32 rows, zeros behind the last.
     #[inline(always)]
-    fn pack_f32<S: Simd>(&mut self, s: S, rows: [&[u8]; ROWS], cols: usize) {
-        self.reset(cols, 0, 0);
+    pub fn pack_f32<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+        self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
-        for (c, lines) in self.weights.as_chunks_mut().0.iter_mut().enumerate() {
+        for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows[i].as_chunks::<64>();
+                let (whole, tail) = rows[i][4 * cols.start..4 * cols.end].as_chunks::<64>();
                 units[i] = if c < whole.len() { s.units(&whole[c]) } else { s.units(&padded(tail)) };
             }
-            s.transpose(units, lines);
+            store(s, s.transpose(units), lines);
         }
     }
 
+    /// Packs columns `cols` of F16 rows as floats, zeros behind the last.
     #[inline(always)]
-    fn pack_f16<S: Simd>(&mut self, s: S, rows: [&[u8]; ROWS], cols: usize) {
-        self.reset(cols, 0, 0);
+    pub fn pack_f16<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+        self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
-        for (c, lines) in self.weights.as_chunks_mut().0.iter_mut().enumerate() {
+        for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows[i].as_chunks::<32>();
-                let row = if c < whole.len() {
-                    halves(&whole[c])
-                } else {
-                    halves(padded(tail).first_chunk().expect("64 bytes begin with 32"))
-                };
+                let (whole, tail) = rows[i][2 * cols.start..2 * cols.end].as_chunks::<32>();
+                let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
                 units[i] = s.bits(s.widen(&row));
             }
-            s.transpose(units, lines);
+            store(s, s.transpose(units), lines);
         }
     }
 
+    /// Packs short blocks `blocks`.
     #[inline(always)]
-    fn pack_q8_0<S: Simd>(&mut self, s: S, rows: [&[[u8; Q8_0_BYTES]]; ROWS]) {
-        let blocks = rows[0].len();
-        self.reset(blocks * 8, blocks, 0);
+    pub fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: Rows<'_>, blocks: Range<usize>) {
+        const STEPS: usize = SHORT_LEN / 4;
+        self.reset(blocks.len() * STEPS, blocks.len(), 0, 0);
         let mut units = [s.splat_int(0); ROWS];
-        for (pair, lines) in self.weights.as_chunks_mut().0.iter_mut().enumerate() {
+        for (two, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             // An odd last block is taken twice; nothing reads the second.
-            let (a, b) = (2 * pair, (2 * pair + 1).min(blocks - 1));
-            let (mut scale_a, mut scale_b) = ([0; ROWS], [0; ROWS]);
+            let a = blocks.start + 2 * two;
+            let b = (a + 1).min(blocks.end - 1);
             for i in 0..ROWS {
-                let (low, high) = (&rows[i][a], &rows[i][b]);
-                units[i] = s.raised(s.joined(q8_0_quants(low), q8_0_quants(high)));
-                scale_a[i] = u16::from_le_bytes([low[0], low[1]]);
-                scale_b[i] = u16::from_le_bytes([high[0], high[1]]);
+                units[i] = pair::<S, B>(s, block(rows[i], B::FORMAT, a), block(rows[i], B::FORMAT, b));
             }
-            s.transpose(units, lines);
-            s.store(s.widen(&scale_a), &mut self.scales[a].0);
-            s.store(s.widen(&scale_b), &mut self.scales[b].0);
+            store(s, s.transpose(units), lines);
         }
-    }
-
-    #[inline(always)]
-    fn pack_q4k<S: Simd>(&mut self, s: S, rows: [&[[u8; Q4K_BYTES]]; ROWS]) {
-        let blocks = rows[0].len();
-        self.reset(blocks * K_LEN / 4, blocks * 8, blocks * 8);
-        let groups = self.scales.as_chunks_mut::<8>().0.iter_mut().zip(self.minima.as_chunks_mut::<8>().0);
-        let mut units = [s.splat_int(0); ROWS];
-        for ((b, lines), (scales, minima)) in
-            self.weights.as_chunks_mut::<64>().0.iter_mut().enumerate().zip(groups)
-        {
-            let mut head = [Line([0; 64]); ROWS];
+        for (b, (d, m)) in blocks.zip(self.d.iter_mut().zip(&mut self.m)) {
+            let (mut scale, mut minimum) = ([0; ROWS], [0; ROWS]);
             for i in 0..ROWS {
-                units[i] = s.units(rows[i][b].first_chunk().expect("a block of 144 bytes begins with 64"));
+                let block = block(rows[i], B::FORMAT, b);
+                (scale[i], minimum[i]) = (B::scale(block), B::minimum(block));
             }
-            s.transpose(units, &mut head);
-            q4k_heads(&head, scales, minima);
-            for (part, lines) in lines.as_chunks_mut().0.iter_mut().enumerate() {
-                for i in 0..ROWS {
-                    units[i] = s.nibbles(&rows[i][b][16..].as_chunks().0[part]);
-                }
-                s.transpose(units, lines);
+            s.store(s.widen(&scale), &mut d.0);
+            if B::MINIMUM {
+                s.store(s.widen(&minimum), &mut m.0);
             }
         }
     }
 
+    /// Packs super-blocks `blocks`.
     #[inline(always)]
-    fn pack_q6k<S: Simd>(&mut self, s: S, rows: [&[[u8; Q6K_BYTES]]; ROWS]) {
-        let blocks = rows[0].len();
-        self.reset(blocks * K_LEN / 4, blocks * 16, 0);
-        let groups = self.scales.as_chunks_mut::<16>().0;
-        let mut units = [s.splat_int(0); ROWS];
-        let mut stage = [[0; K_LEN]; ROWS];
-        for ((b, lines), scales) in self.weights.as_chunks_mut::<64>().0.iter_mut().enumerate().zip(groups) {
+    pub fn pack_long<S: Simd, B: Long>(&mut self, s: S, rows: Rows<'_>, blocks: Range<usize>) {
+        let groups = K_LEN / B::GROUP;
+        self.reset(blocks.len() * K_LEN / 4, blocks.len(), groups, groups / 2);
+        for (at, b) in blocks.enumerate() {
+            let mut own = rows;
             for i in 0..ROWS {
-                q6k_quants(&rows[i][b], &mut stage[i]);
-                for (scale, value) in scales.iter_mut().zip(q6k_scales(&rows[i][b])) {
-                    scale.0[i] = value;
-                }
+                own[i] = block(rows[i], B::FORMAT, b);
             }
-            for (part, lines) in lines.as_chunks_mut().0.iter_mut().enumerate() {
-                for i in 0..ROWS {
-                    units[i] = s.units(&stage[i].as_chunks().0[part]);
-                }
-                s.transpose(units, lines);
+            let lines = self.weights[at * K_LEN / 4..].first_chunk_mut().expect("reset made the room");
+            match B::FORMAT {
+                Format::Q4K => pack_q4k(s, own, lines),
+                Format::Q6K => pack_q6k(s, own, lines),
+                _ => pack_chunks::<S, B>(s, own, lines),
             }
+            self.pack_scales::<S, B>(s, own, at);
+        }
+    }
+
+    /// Scales, minima and units of one super-block of sixteen rows.
+    #[inline(always)]
+    fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Rows<'_>, at: usize) {
+        let groups = K_LEN / B::GROUP;
+        let apart = 16 / groups;
+        let (mut scales, mut minima) = ([[0i8; 16]; ROWS], [[0i8; 16]; ROWS]);
+        let (mut d, mut dmin) = ([0; ROWS], [0; ROWS]);
+        for i in 0..ROWS {
+            (scales[i], minima[i]) = (B::scales(own[i]), B::minima(own[i]));
+            [d[i], dmin[i]] = B::units(own[i]);
+        }
+        for (g, line) in self.scales[at * groups..(at + 1) * groups].iter_mut().enumerate() {
+            let values: [i32; ROWS] = std::array::from_fn(|i| i32::from(scales[i][g * apart]));
+            *line = if B::FLOAT_PARTS > 0 {
+                int_line(values.map(|v| (v as f32).to_bits() as i32))
+            } else {
+                int_line(values)
+            };
+        }
+        s.store(s.mul(s.widen(&d), s.splat(B::UNIT)), &mut self.d[at].0);
+        if B::MINIMA {
+            let half = groups / 2;
+            for (g, line) in self.minima[at * half..(at + 1) * half].iter_mut().enumerate() {
+                let g = 2 * g * apart;
+                *line = int_line(std::array::from_fn(|i| words(minima[i][g], minima[i][g + apart])));
+            }
+            s.store(s.sub(s.splat(-0.0), s.widen(&dmin)), &mut self.m[at].0);
         }
     }
 }
 
-/// [`crate::blocks::q4k_scales`] of sixteen rows at once, minima negated: unit `k` of row `i` of the blocks' first
-/// bytes is unit `i` of `head[k]` (0 holds both halves, 1 to 3 the packed scales and minima).
 #[inline(always)]
-fn q4k_heads(head: &[Line; ROWS], scales: &mut [Floats; 8], minima: &mut [Floats; 8]) {
-    let mut units = [[0u32; ROWS]; 4];
-    for (units, line) in units.iter_mut().zip(head) {
-        for (unit, bytes) in units.iter_mut().zip(line.0.as_chunks().0) {
-            *unit = u32::from_le_bytes(*bytes);
+fn store<S: Simd>(s: S, columns: [S::I; ROWS], lines: &mut [Line; ROWS]) {
+    for i in 0..ROWS {
+        s.store_units(columns[i], &mut lines[i]);
+    }
+}
+
+/// Any format: the quants of each row, then a transpose for each 64 columns.
+#[inline(always)]
+fn pack_chunks<S: Simd, B: Long>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+    assert!(!interleaved::<B>(), "interleaved formats are packed by functions of their own");
+    let mut parts = [[s.splat_int(0); ROWS]; 4];
+    for i in 0..ROWS {
+        let row = chunks::<S, B>(s, own[i]);
+        for c in 0..4 {
+            parts[c][i] = row[c];
         }
     }
-    let (mut d, mut dmin) = ([0.0; ROWS], [0.0; ROWS]);
-    for i in 0..ROWS {
-        d[i] = f16_to_f32(units[0][i] as u16);
-        dmin[i] = -f16_to_f32((units[0][i] >> 16) as u16);
+    for (part, lines) in parts.into_iter().zip(lines.as_chunks_mut().0) {
+        store(s, s.transpose(part), lines);
     }
-    for j in 0..4 {
+}
+
+/// Transposes bytes of two weights each and takes them apart afterwards: half the shuffles.
+#[inline(always)]
+fn pack_q4k<S: Simd>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+    for (half, lines) in lines.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let mut units = [s.splat_int(0); ROWS];
         for i in 0..ROWS {
-            let byte = |k: usize| (units[k][i] >> (8 * j)) as i32 & 255;
-            let (low, mid, high) = (byte(1), byte(2), byte(3));
-            scales[j].0[i] = d[i] * (low & 63) as f32;
-            minima[j].0[i] = dmin[i] * (mid & 63) as f32;
-            scales[4 + j].0[i] = d[i] * (high & 15 | low >> 6 << 4) as f32;
-            minima[4 + j].0[i] = dmin[i] * (high >> 4 | mid >> 6 << 4) as f32;
+            units[i] = s.units(part(own[i], 16 + 64 * half));
+        }
+        let columns = s.transpose(units);
+        for k in 0..ROWS {
+            // Eight steps of a group's low halves, then eight of the next group's, in the high halves.
+            let step = k / 8 * 16 + k % 8;
+            s.store_units(s.low_nibbles(columns[k]), &mut lines[step]);
+            s.store_units(s.high_nibbles(columns[k]), &mut lines[step + 8]);
+        }
+    }
+}
+
+/// As [`pack_q4k`], with the high bits of four weights in a byte.
+#[inline(always)]
+fn pack_q6k<S: Simd>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+    let mut units = [s.splat_int(0); ROWS];
+    for i in 0..ROWS {
+        units[i] = s.units(part(own[i], 128));
+    }
+    let high = s.transpose(units);
+    for (half, lines) in lines.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for i in 0..ROWS {
+            units[i] = s.units(part(own[i], 64 * half));
+        }
+        let low = s.transpose(units);
+        for k in 0..8 {
+            let (a, b, h) = (low[k], low[8 + k], high[8 * half + k]);
+            s.store_units(s.or(s.low_nibbles(a), s.two_bits::<0>(h)), &mut lines[k]);
+            s.store_units(s.or(s.low_nibbles(b), s.two_bits::<2>(h)), &mut lines[8 + k]);
+            s.store_units(s.or(s.high_nibbles(a), s.two_bits::<4>(h)), &mut lines[16 + k]);
+            s.store_units(s.or(s.high_nibbles(b), s.two_bits::<6>(h)), &mut lines[24 + k]);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix products: levels against the definition, the definition against `f64`, and invariance.
 
 use super::*;
-use crate::{dequantize_row, quantize_row};
+use crate::{Format, dequantize_row, quantize_row};
 
 /// A deterministic stream of floats in -1..1.
 struct Noise(u64);

@@ -1,7 +1,8 @@
 //! The products of `P` panels with `T` activation rows, in registers.
 //!
-//! Each function is the definition of [`super`] for sixteen rows at once: lane `i` of result `[p][t]` is the element
-//! of row `16 p + i` and activation row `t`, and no operation crosses lanes.
+//! Each function adds the columns that a panel holds to the elements of sixteen rows at once, as the definition of
+//! [`super`] says: lane `i` of result `[t][p]` belongs to row `16 p + i` and activation row `t`, and no operation
+//! crosses lanes.
 
 #![allow(
     clippy::needless_range_loop,
@@ -11,21 +12,44 @@
 use super::FLOAT_BLOCK;
 use super::panel::Panel;
 use crate::activations::QuantizedRows;
-use crate::blocks::{K_LEN, Q8_0_LEN};
-use crate::simd::{Line, Simd};
+use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
+use crate::simd::{Floats, Line, Simd};
 
-/// Results of a tile.
+/// Partial sums of a tile, as they are kept between ranges of columns.
+pub(super) type Sums<const P: usize, const T: usize> = [[Floats; P]; T];
+
+/// Results of [`floats`].
 pub(crate) type Tile<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
 
-/// Weights as floats (F32, F16, keys), a line a column; `x` are the `T` rows.
+#[inline(always)]
+fn load<S: Simd, const P: usize, const T: usize>(s: S, sums: &Sums<P, T>) -> Tile<S, P, T> {
+    let mut y = [[s.splat(0.0); T]; P];
+    for t in 0..T {
+        for p in 0..P {
+            y[p][t] = s.load(&sums[t][p].0);
+        }
+    }
+    y
+}
+
+#[inline(always)]
+fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, sums: &mut Sums<P, T>) {
+    for t in 0..T {
+        for p in 0..P {
+            s.store(y[p][t], &mut sums[t][p].0);
+        }
+    }
+}
+
+/// Weights as floats (F32, F16, keys), a line a column; `x` are the same columns of the `T` rows. Adds to `y`.
 #[inline(always)]
 pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     s: S,
     panels: [&[Line]; P],
     x: [&[f32]; T],
+    mut y: Tile<S, P, T>,
 ) -> Tile<S, P, T> {
     let cols = x[0].len();
-    let mut y = [[s.splat(0.0); T]; P];
     for start in (0..cols).step_by(FLOAT_BLOCK) {
         let n = FLOAT_BLOCK.min(cols - start);
         let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][start..start + n]);
@@ -52,126 +76,238 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     y
 }
 
-/// Four activations as the level's dot products take them.
+/// [`floats`] on columns of activation rows.
 #[inline(always)]
-fn four(q: &[i8], at: usize) -> i32 {
-    i32::from_le_bytes([q[at] as u8, q[at + 1] as u8, q[at + 2] as u8, q[at + 3] as u8])
+pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
+    s: S,
+    panels: [&Panel; P],
+    x: [&[f32]; T],
+    sums: &mut Sums<P, T>,
+) {
+    let weights = panels.map(|panel| panel.weights.as_slice());
+    let y = floats(s, weights, x, load(s, sums));
+    store(s, y, sums);
 }
 
-/// Q8_0 weights; activation rows `first..first + T`.
+/// Four activations as the level's dot products take them, the same in every lane.
 #[inline(always)]
-pub(super) fn q8_0<S: Simd, const P: usize, const T: usize>(
+fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
+    s.splat_int(i32::from_le_bytes([q[at], q[at + 1], q[at + 2], q[at + 3]]))
+}
+
+/// What is to be taken off the dot products of a level, for each unit of the activations' sum.
+#[inline(always)]
+pub(super) const fn taken_off<S: Simd>(raise: u8) -> i32 {
+    if raise == 128 && !S::RAISES_SIGNED { 0 } else { raise as i32 }
+}
+
+/// Short blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
+#[inline(always)]
+pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
     s: S,
     panels: [&Panel; P],
     x: &QuantizedRows,
-    first: usize,
-) -> Tile<S, P, T> {
-    const STEPS: usize = Q8_0_LEN / 4;
-    let blocks = panels[0].scales.len();
-    let row = |t: usize| (first + t) * blocks..(first + t + 1) * blocks;
-    let q: [&[[i8; Q8_0_LEN]]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[row(t)]);
-    let scale: [&[f32]; T] = std::array::from_fn(|t| &x.scale[row(t)]);
-    let bias: [&[i32]; T] = std::array::from_fn(|t| &x.bias[row(t)]);
+    (first, blocks_in_row, block): (usize, usize, usize),
+    sums: &mut Sums<P, T>,
+) {
+    const STEPS: usize = SHORT_LEN / 4;
+    let blocks = panels[0].d.len();
+    let range = |t: usize| {
+        let start = (first + t) * blocks_in_row + block;
+        start..start + blocks
+    };
+    let q: [&[[u8; SHORT_LEN]]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[range(t)]);
+    let scale: [&[f32]; T] = std::array::from_fn(|t| &x.scale[range(t)]);
+    let total: [&[i16]; T] = std::array::from_fn(|t| &x.sums[range(t)]);
     let weights: [&[[Line; STEPS]]; P] = std::array::from_fn(|p| &panels[p].weights.as_chunks().0[..blocks]);
-    let scales = panels.map(|panel| &panel.scales[..blocks]);
-    let mut y = [[s.splat(0.0); T]; P];
+    let d: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].d[..blocks]);
+    let m: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].m[..blocks]);
+    let mut y = load(s, sums);
     for b in 0..blocks {
-        let mut start = [s.splat_int(0); T];
-        if S::RAISES_SIGNED {
-            for t in 0..T {
-                start[t] = s.splat_int(bias[t][b]);
+        let mut dot = [[s.splat_int(0); T]; P];
+        for t in 0..T {
+            let start = s.splat_int(-taken_off::<S>(B::RAISE) * i32::from(total[t][b]));
+            for p in 0..P {
+                dot[p][t] = start;
             }
         }
-        let mut dot = [start; P];
         for k in 0..STEPS {
             let mut w = [s.splat_int(0); P];
             for p in 0..P {
-                w[p] = s.weights(&weights[p][b][k]);
+                w[p] = s.load_units(&weights[p][b][k]);
             }
             for t in 0..T {
-                let x = four(&q[t][b], 4 * k);
+                let x = four(s, &q[t][b], 4 * k);
                 for p in 0..P {
-                    dot[p][t] = s.dot_signed(dot[p][t], w[p], x);
+                    dot[p][t] = if B::RAISE == 128 {
+                        s.dot_signed(dot[p][t], w[p], x)
+                    } else {
+                        s.dot_small(dot[p][t], w[p], x)
+                    };
                 }
             }
         }
         for p in 0..P {
-            let d = s.load(&scales[p][b].0);
             for t in 0..T {
-                let d = s.mul(d, s.splat(scale[t][b]));
+                let d = s.mul(s.load(&d[p][b].0), s.splat(scale[t][b]));
                 y[p][t] = s.fma(s.to_float(dot[p][t]), d, y[p][t]);
+                if B::MINIMUM {
+                    let m = s.mul(s.load(&m[p][b].0), s.splat(scale[t][b]));
+                    y[p][t] = s.fma(s.splat(f32::from(total[t][b])), m, y[p][t]);
+                }
             }
         }
     }
-    y
+    store(s, y, sums);
 }
 
-/// k-quants with groups of `GROUP` columns; activation rows `first..first + T`.
-///
-/// `MINIMA` (Q4_K): groups have minima and weights are not raised; else (Q6_K) weights are raised by 32.
+/// One super-block of packed rows and of an activation row.
+struct LongBlock<'a, const P: usize, const T: usize> {
+    weights: [&'a [Line; K_LEN / 4]; P],
+    scales: [&'a [Line]; P],
+    minima: [&'a [Line]; P],
+    q: [&'a [u8; K_LEN]; T],
+    sums: [&'a [i16; 16]; T],
+}
+
+/// Super-blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
 #[inline(always)]
-pub(super) fn k_quant<S: Simd, const P: usize, const T: usize, const GROUP: usize, const MINIMA: bool>(
+pub(super) fn long<S: Simd, B: Long, const P: usize, const T: usize>(
     s: S,
     panels: [&Panel; P],
     x: &QuantizedRows,
-    first: usize,
-) -> Tile<S, P, T> {
-    let groups = K_LEN / GROUP;
-    let steps = GROUP / 4;
-    let blocks = panels[0].scales.len() / groups;
-    let row = |t: usize| (first + t) * blocks..(first + t + 1) * blocks;
-    let q: [&[[i8; K_LEN]]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[row(t)]);
-    let scale: [&[f32]; T] = std::array::from_fn(|t| &x.scale[row(t)]);
-    let bias: [&[[i32; 16]]; T] = std::array::from_fn(|t| &x.bias.as_chunks().0[row(t)]);
-    let sums: [&[[f32; 8]]; T] = std::array::from_fn(|t| &x.sums.as_chunks().0[row(t)]);
-    let weights: [&[[Line; K_LEN / 4]]; P] =
-        std::array::from_fn(|p| &panels[p].weights.as_chunks().0[..blocks]);
-    let mut y = [[s.splat(0.0); T]; P];
-    for b in 0..blocks {
-        let mut a = [[s.splat(0.0); T]; P];
-        for g in 0..groups {
-            let mut start = [s.splat_int(0); T];
-            if !MINIMA {
-                for t in 0..T {
-                    start[t] = s.splat_int(bias[t][b][g]);
-                }
-            }
-            let mut dot = [start; P];
-            for k in g * steps..(g + 1) * steps {
-                let mut w = [s.splat_int(0); P];
-                for p in 0..P {
-                    w[p] = s.weights(&weights[p][b][k]);
-                }
-                for t in 0..T {
-                    let x = four(&q[t][b], 4 * k);
-                    for p in 0..P {
-                        dot[p][t] = s.dot_small(dot[p][t], w[p], x);
-                    }
-                }
-            }
-            for p in 0..P {
-                let d = s.load(&panels[p].scales[b * groups + g].0);
-                for t in 0..T {
-                    a[p][t] = s.fma(s.to_float(dot[p][t]), d, a[p][t]);
-                }
+    (first, blocks_in_row, block): (usize, usize, usize),
+    sums: &mut Sums<P, T>,
+) {
+    let groups = K_LEN / B::GROUP;
+    let half = groups / 2;
+    let row = |t: usize| (first + t) * blocks_in_row + block;
+    let mut y = load(s, sums);
+    for b in 0..panels[0].d.len() {
+        let own = LongBlock::<P, T> {
+            weights: std::array::from_fn(|p| &panels[p].weights.as_chunks().0[b]),
+            scales: std::array::from_fn(|p| &panels[p].scales[b * groups..(b + 1) * groups]),
+            minima: std::array::from_fn(|p| &panels[p].minima[b * half..(b + 1) * half]),
+            q: std::array::from_fn(|t| &x.q.as_chunks().0[row(t) + b]),
+            sums: std::array::from_fn(|t| &x.sums.as_chunks().0[row(t) + b]),
+        };
+        let dots = own.dots::<S, B>(s);
+        for p in 0..P {
+            for t in 0..T {
+                let d = s.mul(s.load(&panels[p].d[b].0), s.splat(x.scale[row(t) + b]));
+                y[p][t] = s.fma(dots[p][t], d, y[p][t]);
             }
         }
-        if MINIMA {
-            for g in 0..8 {
-                for p in 0..P {
-                    let minimum = s.load(&panels[p].minima[b * 8 + g].0);
-                    for t in 0..T {
-                        a[p][t] = s.fma(s.splat(sums[t][b][g]), minimum, a[p][t]);
-                    }
-                }
-            }
-        }
-        for t in 0..T {
-            let d = s.splat(scale[t][b]);
+        if B::MINIMA {
+            let minima = own.minima::<S, B>(s);
             for p in 0..P {
-                y[p][t] = s.fma(a[p][t], d, y[p][t]);
+                for t in 0..T {
+                    let m = s.mul(s.load(&panels[p].m[b].0), s.splat(x.scale[row(t) + b]));
+                    y[p][t] = s.fma(s.to_float(minima[p][t]), m, y[p][t]);
+                }
             }
         }
     }
-    y
+    store(s, y, sums);
+}
+
+impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
+    /// `Σ scale Σ w q` over the groups, exact, rounded once to a float.
+    #[inline(always)]
+    fn dots<S: Simd, B: Long>(&self, s: S) -> Tile<S, P, T> {
+        let groups = K_LEN / B::GROUP;
+        let mut whole = [[s.splat_int(0); T]; P];
+        let mut before = [[s.splat(0.0); T]; P];
+        let mut part = [[s.splat(0.0); T]; P];
+        for g in 0..groups {
+            if B::FLOAT_PARTS == 2 && g == groups / 2 {
+                before = part;
+                part = [[s.splat(0.0); T]; P];
+            }
+            let dot = self.group::<S, B>(s, g);
+            for p in 0..P {
+                let scale = s.load_units(&self.scales[p][g]);
+                for t in 0..T {
+                    if B::FLOAT_PARTS > 0 {
+                        part[p][t] = s.fma(s.to_float(dot[p][t]), s.from_bits(scale), part[p][t]);
+                    } else {
+                        whole[p][t] = s.add_int(whole[p][t], s.mul_int(dot[p][t], scale));
+                    }
+                }
+            }
+        }
+        for p in 0..P {
+            for t in 0..T {
+                match B::FLOAT_PARTS {
+                    0 => part[p][t] = s.to_float(whole[p][t]),
+                    1 => {}
+                    _ => part[p][t] = s.add(before[p][t], part[p][t]),
+                }
+            }
+        }
+        part
+    }
+
+    /// `Σ w q` over group `g`.
+    #[inline(always)]
+    fn group<S: Simd, B: Long>(&self, s: S, g: usize) -> [[S::I; T]; P] {
+        let mut dot = [[s.splat_int(0); T]; P];
+        let off = taken_off::<S>(B::RAISE);
+        if off != 0 {
+            for t in 0..T {
+                let sum = if B::GROUP == 16 {
+                    i32::from(self.sums[t][g])
+                } else {
+                    i32::from(self.sums[t][2 * g]) + i32::from(self.sums[t][2 * g + 1])
+                };
+                for p in 0..P {
+                    dot[p][t] = s.splat_int(-off * sum);
+                }
+            }
+        }
+        let steps = B::GROUP / 4;
+        for k in g * steps..(g + 1) * steps {
+            let mut w = [s.splat_int(0); P];
+            for p in 0..P {
+                w[p] = s.load_units(&self.weights[p][k]);
+            }
+            for t in 0..T {
+                let x = four(s, self.q[t], 4 * k);
+                for p in 0..P {
+                    dot[p][t] = if B::RAISE == 128 {
+                        s.dot_signed(dot[p][t], w[p], x)
+                    } else {
+                        s.dot_small(dot[p][t], w[p], x)
+                    };
+                }
+            }
+        }
+        dot
+    }
+
+    /// `Σ minimum Σ q` over the groups.
+    #[inline(always)]
+    fn minima<S: Simd, B: Long>(&self, s: S) -> [[S::I; T]; P] {
+        let mut out = [[s.splat_int(0); T]; P];
+        for pair in 0..K_LEN / B::GROUP / 2 {
+            let mut m = [s.splat_int(0); P];
+            for p in 0..P {
+                m[p] = s.load_units(&self.minima[p][pair]);
+            }
+            for t in 0..T {
+                let sums = sum_words(B::GROUP, self.sums[t], 2 * pair, 2 * pair + 1);
+                for p in 0..P {
+                    out[p][t] = s.dot_words(out[p][t], m[p], s.splat_int(sums));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// The activations' sums of two groups of `group` (16 or 32) as words, the first low.
+#[inline(always)]
+pub(super) fn sum_words(group: usize, sums: &[i16; 16], a: usize, b: usize) -> i32 {
+    let sum = |g: usize| if group == 16 { sums[g] } else { sums[2 * g] + sums[2 * g + 1] };
+    i32::from(sum(a) as u16) | i32::from(sum(b)) << 16
 }

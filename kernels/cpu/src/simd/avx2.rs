@@ -123,18 +123,85 @@ impl Simd for Avx2 {
         [checked!(_mm256_cvtepi32_ps(v[0])), checked!(_mm256_cvtepi32_ps(v[1]))]
     }
     #[inline(always)]
-    fn weights(self, line: &Line) -> IntPair {
+    fn add_int(self, a: IntPair, b: IntPair) -> IntPair {
+        [checked!(_mm256_add_epi32(a[0], b[0])), checked!(_mm256_add_epi32(a[1], b[1]))]
+    }
+    #[inline(always)]
+    fn mul_int(self, a: IntPair, b: IntPair) -> IntPair {
+        [checked!(_mm256_mullo_epi32(a[0], b[0])), checked!(_mm256_mullo_epi32(a[1], b[1]))]
+    }
+    #[inline(always)]
+    fn or(self, a: IntPair, b: IntPair) -> IntPair {
+        [checked!(_mm256_or_si256(a[0], b[0])), checked!(_mm256_or_si256(a[1], b[1]))]
+    }
+    #[inline(always)]
+    fn load_units(self, line: &Line) -> IntPair {
         self.units(&line.0)
     }
     #[inline(always)]
-    fn dot_small(self, acc: IntPair, w: IntPair, x: i32) -> IntPair {
-        let x = checked!(_mm256_set1_epi32(x));
-        [checked!(dot_unsigned(acc[0], w[0], x)), checked!(dot_unsigned(acc[1], w[1], x))]
+    fn store_units(self, v: IntPair, line: &mut Line) {
+        let (low, high) = line.0.split_at_mut(32);
+        checked!(_mm256_storeu_si256(low.as_mut_ptr().cast(), v[0]));
+        checked!(_mm256_storeu_si256(high.as_mut_ptr().cast(), v[1]));
     }
     #[inline(always)]
-    fn dot_signed(self, acc: IntPair, w: IntPair, x: i32) -> IntPair {
-        let x = checked!(_mm256_set1_epi32(x));
-        [checked!(dot_signed(acc[0], w[0], x)), checked!(dot_signed(acc[1], w[1], x))]
+    fn dot_small(self, acc: IntPair, w: IntPair, x: IntPair) -> IntPair {
+        [checked!(dot_unsigned(acc[0], w[0], x[0])), checked!(dot_unsigned(acc[1], w[1], x[1]))]
+    }
+    #[inline(always)]
+    fn dot_signed(self, acc: IntPair, w: IntPair, x: IntPair) -> IntPair {
+        [checked!(dot_signed(acc[0], w[0], x[0])), checked!(dot_signed(acc[1], w[1], x[1]))]
+    }
+    #[inline(always)]
+    fn dot_scaled(self, acc: IntPair, w: IntPair, x: IntPair, scale: IntPair) -> IntPair {
+        [
+            checked!(dot_scaled(acc[0], w[0], x[0], scale[0])),
+            checked!(dot_scaled(acc[1], w[1], x[1], scale[1])),
+        ]
+    }
+    #[inline(always)]
+    fn dot_words(self, acc: IntPair, a: IntPair, b: IntPair) -> IntPair {
+        [
+            checked!(_mm256_add_epi32(acc[0], _mm256_madd_epi16(a[0], b[0]))),
+            checked!(_mm256_add_epi32(acc[1], _mm256_madd_epi16(a[1], b[1]))),
+        ]
+    }
+    #[inline(always)]
+    fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> IntPair {
+        let four = checked!(_mm256_set1_epi32(four as i32));
+        let low = checked!(_mm256_loadu_si256(const { &high_bytes([A, B]) }.as_ptr().cast()));
+        let high = checked!(_mm256_loadu_si256(const { &high_bytes([C, D]) }.as_ptr().cast()));
+        [
+            checked!(_mm256_srai_epi16::<8>(_mm256_shuffle_epi8(four, low))),
+            checked!(_mm256_srai_epi16::<8>(_mm256_shuffle_epi8(four, high))),
+        ]
+    }
+    #[inline(always)]
+    fn low_word(self, v: IntPair) -> IntPair {
+        [
+            checked!(_mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(v[0]))),
+            checked!(_mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(v[1]))),
+        ]
+    }
+    #[inline(always)]
+    fn even_bytes(self, v: IntPair) -> IntPair {
+        [
+            checked!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v[0]))),
+            checked!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v[1]))),
+        ]
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: IntPair) -> IntPair {
+        [checked!(_mm256_srai_epi16::<8>(v[0])), checked!(_mm256_srai_epi16::<8>(v[1]))]
+    }
+    #[inline(always)]
+    fn reduce(self, rows: [IntPair; 16]) -> IntPair {
+        let [low, high] = self.reduce_halves(rows);
+        self.add_int(low, high)
+    }
+    #[inline(always)]
+    fn reduce_halves(self, rows: [IntPair; 16]) -> [IntPair; 2] {
+        checked!([reduce(&rows, 0), reduce(&rows, 1)])
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> IntPair {
@@ -151,9 +218,36 @@ impl Simd for Avx2 {
         [low, high]
     }
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; 32]) -> IntPair {
-        let bytes = checked!(_mm256_loadu_si256(bytes.as_ptr().cast()));
-        checked!(nibbles(bytes))
+    fn low_nibbles(self, v: IntPair) -> IntPair {
+        let mask = checked!(_mm256_set1_epi8(15));
+        [checked!(_mm256_and_si256(v[0], mask)), checked!(_mm256_and_si256(v[1], mask))]
+    }
+    #[inline(always)]
+    fn high_nibbles(self, v: IntPair) -> IntPair {
+        let moved = [checked!(_mm256_srli_epi16::<4>(v[0])), checked!(_mm256_srli_epi16::<4>(v[1]))];
+        self.low_nibbles(moved)
+    }
+    #[inline(always)]
+    fn two_bits<const AT: u32>(self, v: IntPair) -> IntPair {
+        [checked!(two_bits::<AT>(v[0])), checked!(two_bits::<AT>(v[1]))]
+    }
+    #[inline(always)]
+    fn bit_pairs(self, bytes: &[u8; 32]) -> [IntPair; 2] {
+        let v = checked!(_mm256_loadu_si256(bytes.as_ptr().cast()));
+        [
+            [checked!(two_bits::<0>(v)), checked!(two_bits::<2>(v))],
+            [checked!(two_bits::<4>(v)), checked!(two_bits::<6>(v))],
+        ]
+    }
+    #[inline(always)]
+    fn nibble_pair(self, a: &[u8; 16], b: &[u8; 16]) -> IntPair {
+        let a = checked!(_mm_loadu_si128(a.as_ptr().cast()));
+        let b = checked!(_mm_loadu_si128(b.as_ptr().cast()));
+        [checked!(nibbles(a)), checked!(nibbles(b))]
+    }
+    #[inline(always)]
+    fn fifth_bits(self, v: IntPair, bits: u64) -> IntPair {
+        [checked!(fifth_bits(v[0], bits as u32)), checked!(fifth_bits(v[1], (bits >> 32) as u32))]
     }
     #[inline(always)]
     fn raised(self, v: IntPair) -> IntPair {
@@ -164,6 +258,10 @@ impl Simd for Avx2 {
         [checked!(_mm256_castps_si256(v[0])), checked!(_mm256_castps_si256(v[1]))]
     }
     #[inline(always)]
+    fn from_bits(self, v: IntPair) -> Pair {
+        [checked!(_mm256_castsi256_ps(v[0])), checked!(_mm256_castsi256_ps(v[1]))]
+    }
+    #[inline(always)]
     fn widen(self, halves: &[u16; 16]) -> Pair {
         let (low, high) = halves.split_at(8);
         let low = checked!(_mm_loadu_si128(low.as_ptr().cast()));
@@ -171,7 +269,8 @@ impl Simd for Avx2 {
         [checked!(_mm256_cvtph_ps(low)), checked!(_mm256_cvtph_ps(high))]
     }
     #[inline(always)]
-    fn transpose(self, rows: [IntPair; 16], to: &mut [Line; 16]) {
+    fn transpose(self, rows: [IntPair; 16]) -> [IntPair; 16] {
+        let mut columns = rows;
         for part in 0..2 {
             let (mut top, mut bottom) = ([rows[0][0]; 8], [rows[0][0]; 8]);
             for i in 0..8 {
@@ -180,19 +279,83 @@ impl Simd for Avx2 {
             }
             let (top, bottom) = (checked!(transpose(top)), checked!(transpose(bottom)));
             for i in 0..8 {
-                let (low, high) = to[8 * part + i].0.split_at_mut(32);
-                checked!(_mm256_storeu_si256(low.as_mut_ptr().cast(), top[i]));
-                checked!(_mm256_storeu_si256(high.as_mut_ptr().cast(), bottom[i]));
+                columns[8 * part + i] = [top[i], bottom[i]];
             }
         }
+        columns
     }
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        checked!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
+    }
+}
+
+/// Shuffle indices that put byte `of[h]` of each lane into the high halves of the words of half `h`.
+const fn high_bytes(of: [u8; 2]) -> [u8; 32] {
+    let mut index = [0x80; 32];
+    let mut i = 1;
+    while i < 32 {
+        index[i] = of[i / 16];
+        i += 2;
+    }
+    index
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nibbles(bytes: __m256i) -> IntPair {
-    let low = _mm256_set1_epi8(15);
-    [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
+fn nibbles(bytes: __m128i) -> __m256i {
+    let both = _mm256_broadcastsi128_si256(bytes);
+    let moved = _mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4));
+    _mm256_and_si256(moved, _mm256_set1_epi8(15))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn two_bits<const AT: u32>(v: __m256i) -> __m256i {
+    let moved = match AT {
+        0 => _mm256_slli_epi16::<4>(v),
+        2 => _mm256_slli_epi16::<2>(v),
+        4 => v,
+        _ => _mm256_srli_epi16::<2>(v),
+    };
+    _mm256_and_si256(moved, _mm256_set1_epi8(0x30))
+}
+
+/// Byte `i` of the mask's 32 bits decides byte `i`: each byte is given its mask byte, then its bit of it.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fifth_bits(v: __m256i, bits: u32) -> __m256i {
+    let index = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+    let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), index);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    _mm256_add_epi8(v, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+}
+
+/// Sums of half `part` of sixteen pairs of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce(rows: &[IntPair; 16], part: usize) -> IntPair {
+    let mut quads = [rows[0][0]; 4];
+    for i in 0..4 {
+        let low = _mm256_hadd_epi32(rows[4 * i][part], rows[4 * i + 1][part]);
+        let high = _mm256_hadd_epi32(rows[4 * i + 2][part], rows[4 * i + 3][part]);
+        quads[i] = _mm256_hadd_epi32(low, high);
+    }
+    let mut sums = [quads[0]; 2];
+    for i in 0..2 {
+        let low = _mm256_permute2x128_si256::<0x20>(quads[2 * i], quads[2 * i + 1]);
+        let high = _mm256_permute2x128_si256::<0x31>(quads[2 * i], quads[2 * i + 1]);
+        sums[i] = _mm256_add_epi32(low, high);
+    }
+    sums
+}
+
+/// As [`dot_unsigned`], each pair of products times its word of `scale`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot_scaled(acc: __m256i, w: __m256i, x: __m256i, scale: __m256i) -> __m256i {
+    _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), scale))
 }
 
 #[inline]

@@ -111,17 +111,70 @@ impl Simd for Avx512 {
         checked!(_mm512_cvtepi32_ps(v))
     }
     #[inline(always)]
-    fn weights(self, line: &Line) -> __m512i {
+    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
+        checked!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn mul_int(self, a: __m512i, b: __m512i) -> __m512i {
+        checked!(_mm512_mullo_epi32(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        checked!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn load_units(self, line: &Line) -> __m512i {
         checked!(_mm512_loadu_si512(line.0.as_ptr().cast()))
     }
     #[inline(always)]
-    fn dot_small(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
-        let x = self.splat_int(x);
+    fn store_units(self, v: __m512i, line: &mut Line) {
+        checked!(_mm512_storeu_si512(line.0.as_mut_ptr().cast(), v));
+    }
+    #[inline(always)]
+    fn dot_small(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         checked!(_mm512_dpbusd_epi32(acc, w, x))
     }
     #[inline(always)]
-    fn dot_signed(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
+    fn dot_signed(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         self.dot_small(acc, w, x)
+    }
+    /// Pairs of products fit 16 bits (63 * 127 * 2 = 16,002).
+    #[inline(always)]
+    fn dot_scaled(self, acc: __m512i, w: __m512i, x: __m512i, scale: __m512i) -> __m512i {
+        let pairs = checked!(_mm512_maddubs_epi16(w, x));
+        self.dot_words(acc, pairs, scale)
+    }
+    #[inline(always)]
+    fn dot_words(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        checked!(_mm512_dpwssd_epi32(acc, a, b))
+    }
+    #[inline(always)]
+    fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> __m512i {
+        let four = self.splat_int(four as i32);
+        let index = checked!(_mm512_loadu_si512(const { &high_bytes([A, B, C, D]) }.as_ptr().cast()));
+        let high = checked!(_mm512_shuffle_epi8(four, index));
+        checked!(_mm512_srai_epi16::<8>(high))
+    }
+    #[inline(always)]
+    fn low_word(self, v: __m512i) -> __m512i {
+        checked!(_mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(v)))
+    }
+    #[inline(always)]
+    fn even_bytes(self, v: __m512i) -> __m512i {
+        checked!(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)))
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: __m512i) -> __m512i {
+        checked!(_mm512_srai_epi16::<8>(v))
+    }
+    #[inline(always)]
+    fn reduce(self, rows: [__m512i; 16]) -> __m512i {
+        let [low, high] = self.reduce_halves(rows);
+        self.add_int(low, high)
+    }
+    #[inline(always)]
+    fn reduce_halves(self, rows: [__m512i; 16]) -> [__m512i; 2] {
+        checked!(reduce_halves(rows))
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> __m512i {
@@ -134,9 +187,37 @@ impl Simd for Avx512 {
         checked!(join(low, high))
     }
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; 32]) -> __m512i {
+    fn low_nibbles(self, v: __m512i) -> __m512i {
+        checked!(_mm512_and_si512(v, _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn high_nibbles(self, v: __m512i) -> __m512i {
+        checked!(_mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn two_bits<const AT: u32>(self, v: __m512i) -> __m512i {
+        let moved = match AT {
+            0 => checked!(_mm512_slli_epi16::<4>(v)),
+            2 => checked!(_mm512_slli_epi16::<2>(v)),
+            4 => v,
+            _ => checked!(_mm512_srli_epi16::<2>(v)),
+        };
+        checked!(_mm512_and_si512(moved, _mm512_set1_epi8(0x30)))
+    }
+    #[inline(always)]
+    fn bit_pairs(self, bytes: &[u8; 32]) -> [__m512i; 2] {
         let bytes = checked!(_mm256_loadu_si256(bytes.as_ptr().cast()));
-        checked!(nibbles(bytes))
+        checked!(bit_pairs(bytes))
+    }
+    #[inline(always)]
+    fn nibble_pair(self, a: &[u8; 16], b: &[u8; 16]) -> __m512i {
+        let a = checked!(_mm_loadu_si128(a.as_ptr().cast()));
+        let b = checked!(_mm_loadu_si128(b.as_ptr().cast()));
+        checked!(nibble_pair(a, b))
+    }
+    #[inline(always)]
+    fn fifth_bits(self, v: __m512i, bits: u64) -> __m512i {
+        checked!(_mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(16)))
     }
     #[inline(always)]
     fn raised(self, v: __m512i) -> __m512i {
@@ -148,17 +229,33 @@ impl Simd for Avx512 {
         checked!(_mm512_castps_si512(v))
     }
     #[inline(always)]
+    fn from_bits(self, v: __m512i) -> __m512 {
+        checked!(_mm512_castsi512_ps(v))
+    }
+    #[inline(always)]
     fn widen(self, halves: &[u16; 16]) -> __m512 {
         let halves = checked!(_mm256_loadu_si256(halves.as_ptr().cast()));
         checked!(_mm512_cvtph_ps(halves))
     }
     #[inline(always)]
-    fn transpose(self, rows: [__m512i; 16], to: &mut [Line; 16]) {
-        let columns = checked!(transpose(rows));
-        for i in 0..16 {
-            checked!(_mm512_storeu_si512(to[i].0.as_mut_ptr().cast(), columns[i]));
-        }
+    fn transpose(self, rows: [__m512i; 16]) -> [__m512i; 16] {
+        checked!(transpose(rows))
     }
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        checked!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
+    }
+}
+
+/// Shuffle indices that put byte `of[q]` of each lane into the high halves of the words of quarter `q`.
+const fn high_bytes(of: [u8; 4]) -> [u8; 64] {
+    let mut index = [0x80; 64];
+    let mut i = 1;
+    while i < 64 {
+        index[i] = of[i / 16];
+        i += 2;
+    }
+    index
 }
 
 #[inline]
@@ -194,9 +291,46 @@ fn join(low: __m256i, high: __m256i) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn nibbles(bytes: __m256i) -> __m512i {
-    let both = join(bytes, _mm256_srli_epi16::<4>(bytes));
-    _mm512_and_si512(both, _mm512_set1_epi8(15))
+fn bit_pairs(bytes: __m256i) -> [__m512i; 2] {
+    let both = _mm512_broadcast_i64x4(bytes);
+    let mask = _mm512_set1_epi8(0x30);
+    let low = _mm512_sllv_epi64(both, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
+    let high = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
+    [_mm512_and_si512(low, mask), _mm512_and_si512(high, mask)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn nibble_pair(a: __m128i, b: __m128i) -> __m512i {
+    let both = join(_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(b));
+    let moved = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+    _mm512_and_si512(moved, _mm512_set1_epi8(15))
+}
+
+/// Sums of the two halves of sixteen registers, by pairs of lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce_halves(r: [__m512i; 16]) -> [__m512i; 2] {
+    let mut a = [r[0]; 8];
+    for i in 0..8 {
+        let (low, high) =
+            (_mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]));
+        a[i] = _mm512_add_epi32(low, high);
+    }
+    // Each quarter of b[i] now holds that quarter's sums of rows 4 i..4 i + 4.
+    let mut b = [a[0]; 4];
+    for i in 0..4 {
+        let (low, high) =
+            (_mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+        b[i] = _mm512_add_epi32(low, high);
+    }
+    let mut c = [b[0]; 2];
+    for i in 0..2 {
+        let even = _mm512_shuffle_i32x4::<0x88>(b[2 * i], b[2 * i + 1]);
+        let odd = _mm512_shuffle_i32x4::<0xdd>(b[2 * i], b[2 * i + 1]);
+        c[i] = _mm512_add_epi32(even, odd);
+    }
+    [_mm512_shuffle_i32x4::<0x88>(c[0], c[1]), _mm512_shuffle_i32x4::<0xdd>(c[0], c[1])]
 }
 
 /// A 16 x 16 transpose of 32-bit units in four rounds of shuffles.

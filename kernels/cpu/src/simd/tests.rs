@@ -61,13 +61,54 @@ fn integers<S: Simd>(s: S) {
         let dot = |row: usize, weight: &dyn Fn(usize) -> i32| -> f32 {
             (0..4).map(|j| weight(4 * row + j) * i32::from(x[j])).sum::<i32>() as f32
         };
-        let acc = s.dot_small(s.splat_int(-7), s.weights(&Line(small)), packed);
+        let packed = s.splat_int(packed);
+        let acc = s.dot_small(s.splat_int(-7), s.load_units(&Line(small)), packed);
         lanes(s, s.to_float(acc), |i| dot(i, &|at| i32::from(small[at])) - 7.0);
         let raised = if S::RAISES_SIGNED { signed.map(|b| b ^ 0x80) } else { signed };
         let bias = if S::RAISES_SIGNED { -128 * x.iter().map(|&v| i32::from(v)).sum::<i32>() } else { 0 };
-        let acc = s.dot_signed(s.splat_int(bias), s.weights(&Line(raised)), packed);
+        let acc = s.dot_signed(s.splat_int(bias), s.load_units(&Line(raised)), packed);
         lanes(s, s.to_float(acc), |i| dot(i, &|at| i32::from(signed[at] as i8)));
+        let scales = [-128i8, 127, -1, 90];
+        let spread = s.spread::<2, 0, 3, 1>(u32::from_le_bytes(scales.map(|v| v as u8)));
+        let scale = |lane: usize| i32::from(scales[[2, 0, 3, 1][lane / 4]]);
+        lanes(s, s.to_float(s.low_word(spread)), |i| scale(i) as f32);
+        let acc = s.dot_scaled(s.splat_int(5), s.load_units(&Line(small)), packed, spread);
+        lanes(s, s.to_float(acc), |i| dot(i, &|at| i32::from(small[at]) * scale(i)) + 5.0);
     }
+    words(s, &signed);
+}
+
+/// Integer lanes, sixteen-bit words and sums over lanes.
+fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
+    let v = s.units(bytes);
+    let byte = |i: usize| i32::from(bytes[i] as i8);
+    let ones = s.splat_int(0x0001_0001);
+    lanes(s, s.to_float(s.dot_words(s.splat_int(3), s.even_bytes(v), ones)), |i| {
+        (byte(4 * i) + byte(4 * i + 2) + 3) as f32
+    });
+    lanes(s, s.to_float(s.dot_words(s.splat_int(0), s.odd_bytes(v), ones)), |i| {
+        (byte(4 * i + 1) + byte(4 * i + 3)) as f32
+    });
+    let small = s.even_bytes(v);
+    let (low, two) = (s.low_word(small), s.splat_int(-2));
+    lanes(s, s.to_float(s.mul_int(low, two)), |i| (-2 * byte(4 * i)) as f32);
+    lanes(s, s.to_float(s.add_int(low, two)), |i| (byte(4 * i) - 2) as f32);
+    let values: [[i32; 16]; 16] =
+        std::array::from_fn(|i| std::array::from_fn(|j| (i * i * 31 + j * 7) as i32 - 99));
+    let mut rows = [s.splat_int(0); 16];
+    for (row, values) in rows.iter_mut().zip(&values) {
+        let mut bytes = [0; 64];
+        for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *to = value.to_ne_bytes();
+        }
+        *row = s.units(&bytes);
+    }
+    lanes(s, s.to_float(s.reduce(rows)), |i| values[i].iter().sum::<i32>() as f32);
+    let [low, high] = s.reduce_halves(rows);
+    lanes(s, s.to_float(low), |i| values[i][..8].iter().sum::<i32>() as f32);
+    lanes(s, s.to_float(high), |i| values[i][8..].iter().sum::<i32>() as f32);
+    let line = [1.5f32; 16];
+    lanes(s, s.from_bits(s.bits(s.load(&line))), |i| line[i]);
 }
 
 fn exponentials<S: Simd>(s: S) {
@@ -82,8 +123,7 @@ fn exponentials<S: Simd>(s: S) {
 
 fn transposes<S: Simd>(s: S) {
     let rows: [[u8; 64]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (i * 64 + j * 7) as u8));
-    let mut to = [Line([0; 64]); 16];
-    s.transpose(rows.map(|row| s.units(&row)), &mut to);
+    let to = stored(s, s.transpose(rows.map(|row| s.units(&row))));
     for (i, row) in rows.iter().enumerate() {
         for (j, to) in to.iter().enumerate() {
             assert_eq!(to.0[4 * i..4 * i + 4], row[4 * j..4 * j + 4], "row {i}, unit {j}");
@@ -92,21 +132,49 @@ fn transposes<S: Simd>(s: S) {
     bytes(s, &rows);
 }
 
-/// The 64 bytes of sixteen units, by a transpose there and back.
+fn stored<S: Simd>(s: S, units: [S::I; 16]) -> [Line; 16] {
+    units.map(|v| {
+        let mut to = Line([0; 64]);
+        s.store_units(v, &mut to);
+        to
+    })
+}
+
+/// The 64 bytes of sixteen units.
 fn taken_bytes<S: Simd>(s: S, v: S::I) -> [u8; 64] {
-    let mut to = [Line([0; 64]); 16];
-    s.transpose([v; 16], &mut to);
-    std::array::from_fn(|i| to[i / 4].0[i % 4])
+    stored(s, [v; 16])[0].0
 }
 
 fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
     let (low, high) = (rows[3].first_chunk().unwrap(), rows[9].first_chunk().unwrap());
     let joined = taken_bytes(s, s.joined(low, high));
     assert_eq!((&joined[..32], &joined[32..]), (&low[..], &high[..]));
-    let nibbles = taken_bytes(s, s.nibbles(low));
+    let v = s.units(&rows[7]);
+    assert_eq!(taken_bytes(s, s.low_nibbles(v)), rows[7].map(|b| b & 15));
+    assert_eq!(taken_bytes(s, s.high_nibbles(v)), rows[7].map(|b| b >> 4));
+    assert_eq!(taken_bytes(s, s.two_bits::<0>(v)), rows[7].map(|b| (b & 3) << 4));
+    assert_eq!(taken_bytes(s, s.two_bits::<2>(v)), rows[7].map(|b| (b >> 2 & 3) << 4));
+    assert_eq!(taken_bytes(s, s.two_bits::<4>(v)), rows[7].map(|b| (b >> 4 & 3) << 4));
+    assert_eq!(taken_bytes(s, s.two_bits::<6>(v)), rows[7].map(|b| (b >> 6) << 4));
+    let or = s.or(v, s.units(&rows[8]));
+    assert_eq!(taken_bytes(s, or), std::array::from_fn(|i| rows[7][i] | rows[8][i]));
+    let [first, second] = s.bit_pairs(low).map(|v| taken_bytes(s, v));
     for i in 0..32 {
-        assert_eq!((nibbles[i], nibbles[32 + i]), (low[i] & 15, low[i] >> 4));
+        let pair = |p: u32| (low[i] >> (2 * p) & 3) << 4;
+        assert_eq!(
+            (first[i], first[32 + i], second[i], second[32 + i]),
+            (pair(0), pair(1), pair(2), pair(3))
+        );
     }
+    let (a, b) = (rows[2].first_chunk::<16>().unwrap(), rows[4].first_chunk::<16>().unwrap());
+    let nibbles = taken_bytes(s, s.nibble_pair(a, b));
+    for i in 0..16 {
+        let four = (nibbles[i], nibbles[16 + i], nibbles[32 + i], nibbles[48 + i]);
+        assert_eq!(four, (a[i] & 15, a[i] >> 4, b[i] & 15, b[i] >> 4));
+    }
+    let mask = 0x8421_f00f_1234_5678_u64;
+    let raised = taken_bytes(s, s.fifth_bits(s.units(&[3; 64]), mask));
+    assert_eq!(raised, std::array::from_fn(|i| 3 + 16 * (mask >> i & 1) as u8));
     let raise = if S::RAISES_SIGNED { 0x80 } else { 0 };
     assert_eq!(taken_bytes(s, s.raised(s.units(&rows[5]))), rows[5].map(|b| b ^ raise));
     let v = values(0.4);

@@ -1,0 +1,86 @@
+//! Raised quants of blocks in registers: what packing and the products along rows share.
+//!
+//! Each function knows the layouts of the formats that matter most to speed and takes the others through
+//! [`Short::quants`] and [`Long::quants`].
+
+use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
+use crate::format::Format;
+use crate::simd::Simd;
+
+/// The bytes of a block, with the block's length known to the compiler.
+#[inline(always)]
+pub(super) fn block(row: &[u8], format: Format, b: usize) -> &[u8] {
+    let bytes = format.block_bytes();
+    &row[b * bytes..(b + 1) * bytes]
+}
+
+/// A run of `N` bytes at `at`.
+#[inline(always)]
+pub(super) fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+    bytes[at..].first_chunk().expect("parts lie inside their block")
+}
+
+/// Bytes as the dot products take them: small ones as they are, those raised by 128 as the level has signed ones.
+#[inline(always)]
+fn taken<S: Simd>(s: S, bytes: &mut [u8; 64], raise: u8) -> S::I {
+    if raise < 128 {
+        return s.units(bytes);
+    }
+    for byte in bytes.iter_mut() {
+        *byte ^= 0x80;
+    }
+    s.raised(s.units(bytes))
+}
+
+/// The quants of two short blocks, in the order of the weights.
+#[inline(always)]
+pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
+    match B::FORMAT {
+        Format::Q8_0 => s.raised(s.joined(part(a, 2), part(b, 2))),
+        _ => {
+            let mut bytes = [0; 64];
+            let (low, high) = bytes.as_chunks_mut::<SHORT_LEN>().0.split_at_mut(1);
+            B::quants(a, &mut low[0]);
+            B::quants(b, &mut high[0]);
+            taken(s, &mut bytes, B::RAISE)
+        }
+    }
+}
+
+/// Whether [`chunks`] gives the groups of 32 weights in the order 0 2 1 3 4 6 5 7: formats whose bytes hold a weight
+/// of one group in the low half and one of the next in the high half.
+pub(super) const fn interleaved<B: Long>() -> bool {
+    matches!(B::FORMAT, Format::Q4K)
+}
+
+/// The quants of a super-block in four parts of 64, in the order of the weights or [`interleaved`].
+#[inline(always)]
+pub(super) fn chunks<S: Simd, B: Long>(s: S, block: &[u8]) -> [S::I; 4] {
+    match B::FORMAT {
+        Format::Q4K => {
+            let (a, b) = (s.units(part(block, 16)), s.units(part(block, 80)));
+            [s.low_nibbles(a), s.high_nibbles(a), s.low_nibbles(b), s.high_nibbles(b)]
+        }
+        Format::Q6K => {
+            let (a, b) = (s.units(part(block, 0)), s.units(part(block, 64)));
+            let [a_low, a_high] = s.bit_pairs(part(block, 128));
+            let [b_low, b_high] = s.bit_pairs(part(block, 160));
+            [
+                s.or(s.low_nibbles(a), a_low),
+                s.or(s.high_nibbles(a), a_high),
+                s.or(s.low_nibbles(b), b_low),
+                s.or(s.high_nibbles(b), b_high),
+            ]
+        }
+        _ => {
+            let mut bytes = [0; K_LEN];
+            B::quants(block, &mut bytes);
+            let parts = bytes.as_chunks_mut::<64>().0;
+            let mut out = [s.splat_int(0); 4];
+            for (out, part) in out.iter_mut().zip(parts) {
+                *out = taken(s, part, B::RAISE);
+            }
+            out
+        }
+    }
+}
