@@ -16,11 +16,15 @@ pub enum Dispatch {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, VL, DQ, VNNI).
     Avx512Vnni,
+    /// 64-bit ARM with NEON, as every such CPU that runs an operating system has it.
+    Neon,
+    /// 64-bit ARM with NEON and byte dot products (Armv8.2 dotprod).
+    NeonDotprod,
 }
 
 impl Dispatch {
-    /// Every level, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+    /// Every level of every architecture; those of one architecture slowest first.
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod];
 
     /// Whether this CPU has the level.
     pub fn is_available(self) -> bool {
@@ -28,6 +32,8 @@ impl Dispatch {
             Self::Scalar => true,
             Self::Avx2 => has_avx2(),
             Self::Avx512Vnni => has_avx512_vnni(),
+            Self::Neon => has_neon(),
+            Self::NeonDotprod => has_neon_dotprod(),
         }
     }
 
@@ -36,8 +42,8 @@ impl Dispatch {
         Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
     }
 
-    /// The level in use: the environment variable `BATON_CPU` (`scalar`, `avx2`, `avx512`), read once, bounded by
-    /// what the CPU has; else [`Self::best`].
+    /// The level in use: the one that the environment variable `BATON_CPU` names, read once (`scalar`, `avx2`,
+    /// `avx512`, `neon`, `neon-dotprod`), where the CPU has it; else [`Self::best`].
     pub fn current() -> Self {
         static CURRENT: OnceLock<Dispatch> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(std::env::var("BATON_CPU").ok().as_deref()))
@@ -49,12 +55,14 @@ impl Dispatch {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512",
+            Self::Neon => "neon",
+            Self::NeonDotprod => "neon-dotprod",
         }
     }
 
     fn choose(wish: Option<&str>) -> Self {
-        let best = Self::best();
-        Self::ALL.into_iter().find(|level| Some(level.name()) == wish).map_or(best, |level| level.min(best))
+        let named = Self::ALL.into_iter().find(|level| Some(level.name()) == wish);
+        named.filter(|level| level.is_available()).unwrap_or_else(Self::best)
     }
 }
 
@@ -83,6 +91,26 @@ pub(crate) fn has_avx512_vnni() -> bool {
     false
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn has_neon() -> bool {
+    std::arch::is_aarch64_feature_detected!("neon")
+}
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn has_neon_dotprod() -> bool {
+    has_neon() && std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+pub(crate) fn has_neon() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+pub(crate) fn has_neon_dotprod() -> bool {
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +120,10 @@ mod tests {
         assert_eq!(Dispatch::choose(Some("scalar")), Dispatch::Scalar);
         assert_eq!(Dispatch::choose(Some("no such level")), Dispatch::best());
         assert_eq!(Dispatch::choose(None), Dispatch::best());
-        assert!(Dispatch::choose(Some("avx512")).is_available());
+        for level in Dispatch::ALL {
+            let chosen = Dispatch::choose(Some(level.name()));
+            assert_eq!(chosen, if level.is_available() { level } else { Dispatch::best() });
+            assert!(chosen.is_available());
+        }
     }
 }

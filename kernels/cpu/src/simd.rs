@@ -12,6 +12,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use crate::dispatch::Dispatch;
 use crate::exp::{HIGH, LN2_HIGH, LN2_LOW, LOG2_E, LOW, POLY, ROUND};
@@ -149,6 +151,16 @@ pub(crate) fn run<K: Kernel>(level: Dispatch, kernel: K) -> Result<(), K> {
         },
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx2 => match avx2::Avx2::detect() {
+            Some(s) => s.enter(kernel),
+            None => return Err(kernel),
+        },
+        #[cfg(target_arch = "aarch64")]
+        Dispatch::NeonDotprod => match neon::Neon::<neon::Dotprod>::detect() {
+            Some(s) => s.enter(kernel),
+            None => return Err(kernel),
+        },
+        #[cfg(target_arch = "aarch64")]
+        Dispatch::Neon => match neon::Neon::<neon::Widening>::detect() {
             Some(s) => s.enter(kernel),
             None => return Err(kernel),
         },
