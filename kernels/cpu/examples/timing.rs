@@ -1,5 +1,6 @@
 //! Prints how fast the kernels run on this machine: products of every format for a prompt chunk and for one token,
-//! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing`, level by `BATON_CPU`.
+//! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing [FORMAT [TOKENS]]`, level by
+//! `BATON_CPU`.
 
 use std::time::{Duration, Instant};
 
@@ -20,13 +21,13 @@ fn fastest(mut run: impl FnMut()) -> Duration {
     best
 }
 
-fn products(format: Format, rows: usize, cols: usize) -> Result<(), KernelError> {
+fn products(format: Format, rows: usize, cols: usize, only: Option<usize>) -> Result<(), KernelError> {
     let row: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.37).sin()).collect();
     let mut bytes = Vec::new();
     quantize_row(format, &row, &mut bytes)?;
     let data = bytes.repeat(rows);
     let w = Matrix::new(format, rows, cols, &data)?;
-    for t in [1, 4, 32, 512] {
+    for t in [1, 4, 8, 16, 32, 512].into_iter().filter(|t| only.is_none_or(|only| only == *t)) {
         let x: Vec<f32> = (0..t * cols).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut out = vec![0.0; t * rows];
         let time = fastest(|| matmul(&w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
@@ -65,12 +66,16 @@ fn attention(tokens: usize, heads: usize, d: usize, keys: usize) {
 
 fn main() -> Result<(), KernelError> {
     println!("level {:?}, {} threads", Dispatch::current(), rayon::current_num_threads());
-    for format in Format::ALL {
-        products(format, 4_096, 2_048)?;
+    let mut args = std::env::args().skip(1);
+    let format = args.next();
+    let tokens = args.next().and_then(|tokens| tokens.parse().ok());
+    for wanted in Format::ALL.into_iter().filter(|f| format.as_deref().is_none_or(|name| name == f.name())) {
+        products(wanted, 4_096, 2_048, tokens)?;
+        // Small enough to end before another program takes the core.
+        products(wanted, 256, 256, tokens)?;
     }
-    // Small enough to end before another program takes the core.
-    for format in Format::ALL {
-        products(format, 256, 256)?;
+    if format.is_some_and(|name| name != "attention") {
+        return Ok(());
     }
     for (tokens, heads, d) in [(1, 1, 64), (1, 4, 64), (32, 1, 64), (32, 4, 128), (32, 1, 32)] {
         attention(tokens, heads, d, 2_048);

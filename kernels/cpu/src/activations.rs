@@ -33,8 +33,32 @@ pub(crate) struct QuantizedRows {
     pub q: Vec<u8>,
     /// `[t, cols / block]`.
     pub scale: Vec<f32>,
-    /// `[t, cols / group]`: sums of groups of 32 values in the short form, 16 in the long one.
-    pub sums: Vec<i16>,
+    /// `[t, cols / group]`: -128 times the sums of groups of 32 values in the short form, 16 in the long one.
+    pub bias: Vec<i32>,
+    /// `[t, cols / 256]`, long form only.
+    pub words: Vec<SumWords>,
+}
+
+/// Sums of a super-block's groups as pairs of words, the first low: groups 0 and 2, 1 and 3, 4 and 6, and so on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SumWords {
+    /// Of 16 values each.
+    pub of_16: [i32; 8],
+    /// Of 32 values each.
+    pub of_32: [i32; 4],
+}
+
+impl SumWords {
+    fn new(bias: &[i32; 16]) -> Self {
+        let sum = |g: usize| bias[g] >> 7;
+        let pair = |low: i32, high: i32| -low & 0xffff | -high << 16;
+        let two = |g: usize| sum(2 * g) + sum(2 * g + 1);
+        let first = |pair: usize| pair / 2 * 4 + pair % 2;
+        Self {
+            of_16: std::array::from_fn(|p| pair(sum(first(p)), sum(first(p) + 2))),
+            of_32: std::array::from_fn(|p| pair(two(first(p)), two(first(p) + 2))),
+        }
+    }
 }
 
 /// Below this many values rows are quantized on the calling thread.
@@ -75,7 +99,11 @@ impl<'a> Activations<'a> {
     /// The form for weights in super-blocks; `cols` is whole blocks of 256.
     pub(crate) fn long(&self) -> &QuantizedRows {
         assert!(self.cols.is_multiple_of(K_LEN), "{} columns are not blocks of 256", self.cols);
-        made_once(&self.long, || quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256))
+        made_once(&self.long, || {
+            let mut rows = quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256);
+            rows.words = rows.bias.as_chunks().0.iter().map(SumWords::new).collect();
+            rows
+        })
     }
 }
 
@@ -93,36 +121,36 @@ fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRow
     }
 }
 
-/// Quantizes one row into `(q, scale, sums)`.
-type QuantizeRow = fn(&[f32], &mut [u8], &mut [f32], &mut [i16]);
+/// Quantizes one row into `(q, scale, bias)`.
+type QuantizeRow = fn(&[f32], &mut [u8], &mut [f32], &mut [i32]);
 
 fn quantize_rows(x: &[f32], cols: usize, block: usize, group: usize, row: QuantizeRow) -> QuantizedRows {
     let mut q = vec![0u8; x.len()];
     let mut scale = vec![0.0; x.len() / block];
-    let mut sums = vec![0; x.len() / group];
+    let mut bias = vec![0; x.len() / group];
     if x.len() < PARALLEL_MIN {
-        row(x, &mut q, &mut scale, &mut sums);
+        row(x, &mut q, &mut scale, &mut bias);
     } else {
         x.par_chunks(cols)
             .zip(q.par_chunks_mut(cols))
             .zip(scale.par_chunks_mut(cols / block))
-            .zip(sums.par_chunks_mut(cols / group))
-            .for_each(|(((x, q), scale), sums)| row(x, q, scale, sums));
+            .zip(bias.par_chunks_mut(cols / group))
+            .for_each(|(((x, q), scale), bias)| row(x, q, scale, bias));
     }
-    QuantizedRows { q, scale, sums }
+    QuantizedRows { q, scale, bias, words: Vec::new() }
 }
 
 versions! {
-    /// Bytes, scales and sums of the short form.
-    fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [u8], scale: &mut [f32], sums: &mut [i16]) {
-        quantize_blocks::<SHORT_LEN, 32>(x, q, scale, sums);
+    /// Bytes, scales and biases of the short form.
+    fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [u8], scale: &mut [f32], bias: &mut [i32]) {
+        quantize_blocks::<SHORT_LEN, 32>(x, q, scale, bias);
     }
 }
 
 versions! {
-    /// Bytes, scales and sums of the long form.
-    fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [u8], scale: &mut [f32], sums: &mut [i16]) {
-        quantize_blocks::<K_LEN, 16>(x, q, scale, sums);
+    /// Bytes, scales and biases of the long form.
+    fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [u8], scale: &mut [f32], bias: &mut [i32]) {
+        quantize_blocks::<K_LEN, 16>(x, q, scale, bias);
     }
 }
 
@@ -131,14 +159,29 @@ fn quantize_blocks<const BLOCK: usize, const GROUP: usize>(
     x: &[f32],
     q: &mut [u8],
     scale: &mut [f32],
-    sums: &mut [i16],
+    bias: &mut [i32],
 ) {
     for ((x, q), scale) in x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0).zip(scale) {
         *scale = quantize_block(x, q);
     }
-    for (sum, group) in sums.iter_mut().zip(q.as_chunks::<GROUP>().0) {
-        *sum = group.iter().map(|&v| i16::from(v as i8)).sum();
+    for (bias, group) in bias.iter_mut().zip(q.as_chunks::<GROUP>().0) {
+        *bias = -128 * sum_bytes(group);
     }
+}
+
+/// The sum of signed bytes: each raised by 128 to be unsigned and summed in the halves of words, which cannot
+/// overflow for up to 64 bytes.
+#[inline(always)]
+fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
+    const EVEN: u64 = 0x00ff_00ff_00ff_00ff;
+    let mut words = 0u64;
+    for eight in bytes.as_chunks().0 {
+        let raised = u64::from_le_bytes(*eight) ^ 0x8080_8080_8080_8080;
+        words += (raised & EVEN) + (raised >> 8 & EVEN);
+    }
+    // The top word of the product is the sum of all four.
+    let total = words.wrapping_mul(0x0001_0001_0001_0001) >> 48;
+    total as i32 - 128 * N as i32
 }
 
 /// Quantizes one block to signed bytes and gives its scale.
@@ -159,8 +202,9 @@ fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> 
     let scale = largest / 127.0;
     let inverse = 1.0 / scale;
     for (q, &v) in q.iter_mut().zip(x) {
-        let nearest = (v * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *q = nearest.clamp(-127, 127) as i8 as u8;
+        // `|v| * inverse` exceeds 127 by rounding alone, never by half a step; the integer is in the low bits, and the
+        // low byte of `ROUND` is 0.
+        *q = (v * inverse + ROUND).to_bits() as u8;
     }
     scale
 }
@@ -201,8 +245,18 @@ mod tests {
                 }
             }
             for (rows, group) in [(activations.short(), 32), (activations.long(), 16)] {
-                for (sum, q) in rows.sums.iter().zip(rows.q.chunks(group)) {
-                    prop_assert_eq!(i32::from(*sum), q.iter().map(|&q| i32::from(q as i8)).sum::<i32>());
+                for (bias, q) in rows.bias.iter().zip(rows.q.chunks(group)) {
+                    prop_assert_eq!(*bias, -128 * q.iter().map(|&q| i32::from(q as i8)).sum::<i32>());
+                }
+            }
+            for (words, q) in activations.long().words.iter().zip(activations.long().q.chunks(256)) {
+                let sum = |len: usize, g: usize| q[g * len..][..len].iter().map(|&q| i32::from(q as i8)).sum::<i32>();
+                for (len, words) in [(16, &words.of_16[..]), (32, &words.of_32[..])] {
+                    for (p, word) in words.iter().enumerate() {
+                        let first = p / 2 * 4 + p % 2;
+                        prop_assert_eq!(i32::from(*word as i16), sum(len, first));
+                        prop_assert_eq!(word >> 16, sum(len, first + 2));
+                    }
                 }
             }
         }

@@ -6,14 +6,15 @@
 //! | weights | activations | element |
 //! |---|---|---|
 //! | floats | `f32` | per 32 columns `s = fma(w, x, s)` from 0 in order, then `y += s` |
-//! | blocks of 32 | bytes, scale `dx` per 32 | per block `y = fma(Σ w q, d * dx, y)`, with a minimum `m` then `y = fma(Σ q, m * dx, y)` |
-//! | super-blocks | bytes, scale `dx` per 256 | per super-block `y = fma(Σ scale Σ w q, d * dx, y)`, with minima then `y = fma(Σ min Σ q, -(dmin * dx), y)`, sums over its groups |
+//! | blocks of 32 | bytes, scale `dx` per 32 | per block `z = (Σ w q) * d`, with a minimum `m` then `z = fma(Σ q, m, z)`, and `y = fma(z, dx, y)` |
+//! | super-blocks | bytes, scale `dx` per 256 | per super-block `z = (Σ scale Σ w q) * d`, with minima then `z = fma(Σ min Σ q, -dmin, z)`, and `y = fma(z, dx, y)`; sums over its groups |
 //!
 //! `scalar` is that table in code. Sums of integers are exact, so only the order of blocks is fixed. Two ways lead
 //! there at the vector levels, both ending with sixteen rows in the lanes of a register: `panel` and `tile` pack rows
 //! side by side (many tokens), `along` takes blocks as they are stored (up to three).
 
 mod along;
+mod heads;
 mod output;
 mod panel;
 mod quants;
@@ -21,6 +22,7 @@ mod scalar;
 pub(crate) mod tile;
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -212,14 +214,15 @@ trait Packed {
 
     fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>);
 
-    /// Adds the products of the packed columns, which begin at `col`, with rows `t..t + T` of the activations.
+    /// Adds the products of the packed columns with rows `t..t + T` of the activations to the sums of panels `side..`.
     fn tile<S: Simd, const P: usize, const T: usize>(
         s: S,
         panels: [&Panel; P],
         x: &Activations<'_>,
         t: usize,
         cols: Range<usize>,
-        sums: &mut tile::Sums<P, T>,
+        side: usize,
+        sums: &mut tile::Sums<T>,
     );
 }
 
@@ -235,8 +238,8 @@ trait Along {
 
 struct F32Rows;
 struct F16Rows;
-struct ShortRows<B>(std::marker::PhantomData<B>);
-struct LongRows<B>(std::marker::PhantomData<B>);
+struct ShortRows<B>(PhantomData<B>);
+struct LongRows<B>(PhantomData<B>);
 
 /// Columns `cols` of activation rows `t..t + T`.
 #[inline(always)]
@@ -262,9 +265,10 @@ macro_rules! float_rows {
                 x: &Activations<'_>,
                 t: usize,
                 cols: Range<usize>,
-                sums: &mut tile::Sums<P, T>,
+                side: usize,
+                sums: &mut tile::Sums<T>,
             ) {
-                tile::float_rows(s, panels, float_columns(x, t, cols), sums);
+                tile::float_rows(s, panels, float_columns(x, t, cols), side, sums);
             }
         }
     };
@@ -276,7 +280,7 @@ float_rows!(F16Rows, pack_f16);
 macro_rules! block_rows {
     ($rows:ident, $blocks:ident, $len:ident, $form:ident, $pack:ident) => {
         impl<B: $blocks> Packed for $rows<B> {
-            const COLS: usize = 512;
+            const COLS: usize = 1024;
 
             #[inline(always)]
             fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>) {
@@ -290,13 +294,15 @@ macro_rules! block_rows {
                 x: &Activations<'_>,
                 t: usize,
                 cols: Range<usize>,
-                sums: &mut tile::Sums<P, T>,
+                side: usize,
+                sums: &mut tile::Sums<T>,
             ) {
                 tile::$form::<S, B, P, T>(
                     s,
                     panels,
                     x.$form(),
                     (t, x.cols() / $len, cols.start / $len),
+                    side,
                     sums,
                 );
             }
@@ -333,10 +339,7 @@ impl<S: Simd> AtLevel<'_, S> {
     fn along_tokens<K: Along, const T: usize>(self) {
         let Rectangle { product, rows, tokens, .. } = &self.work;
         for first in rows.clone().step_by(ROWS) {
-            let y = K::elements::<S, T>(self.s, product.rows(first), product.x, tokens.start);
-            for (t, y) in tokens.clone().zip(y) {
-                product.write(self.s, t, first, y);
-            }
+            self.s.enter(StripTask::<K, T> { product, first, token: tokens.start, kind: PhantomData });
         }
     }
 
@@ -353,45 +356,52 @@ impl<S: Simd> AtLevel<'_, S> {
                 let low = product.rows(first);
                 let high = product.rows(first + ROWS);
                 let [a, b] = &mut self.work.scratch.panels;
-                K::pack(self.s, a, low, cols.clone());
+                self.s.enter(PackTask::<K> { panel: a, rows: low, cols: cols.clone(), kind: PhantomData });
                 if pair {
-                    K::pack(self.s, b, high, cols.clone());
+                    self.s.enter(PackTask::<K> {
+                        panel: b,
+                        rows: high,
+                        cols: cols.clone(),
+                        kind: PhantomData,
+                    });
                 }
+                // The last columns complete the elements.
+                let done = (cols.end == product.x.cols()).then_some(first);
                 if pair && S::WIDE {
-                    self.tokens::<K, 2>([0, 1], cols);
+                    self.tokens::<K, 2>(0, cols, done);
                 } else {
-                    self.tokens::<K, 1>([0], cols.clone());
+                    self.tokens::<K, 1>(0, cols.clone(), done);
                     if pair {
-                        self.tokens::<K, 1>([1], cols);
+                        self.tokens::<K, 1>(1, cols, done);
                     }
                 }
             }
-            self.finish(first, pair);
         }
     }
 
-    /// The products of panels with all tokens, as many at a time as the registers hold.
+    /// The products of `P` panels from `side` on with all tokens, as many at a time as the registers hold. Elements
+    /// that are `done` are written to rows from there on, between tiles, so that stores hide behind products.
     #[inline(always)]
-    fn tokens<K: Packed, const P: usize>(&mut self, panels: [usize; P], cols: Range<usize>) {
+    fn tokens<K: Packed, const P: usize>(&mut self, side: usize, cols: Range<usize>, done: Option<usize>) {
         let n = self.work.tokens.len();
         let mut t = 0;
         if S::WIDE {
             while t + 6 <= n && n - t != 8 {
-                self.tile::<K, P, 6>(panels, t, cols.clone());
+                self.tile::<K, P, 6>(side, t, cols.clone(), done);
                 t += 6;
             }
             while t + 4 <= n {
-                self.tile::<K, P, 4>(panels, t, cols.clone());
+                self.tile::<K, P, 4>(side, t, cols.clone(), done);
                 t += 4;
             }
         } else {
             while t + 3 <= n {
-                self.tile::<K, P, 3>(panels, t, cols.clone());
+                self.tile::<K, P, 3>(side, t, cols.clone(), done);
                 t += 3;
             }
         }
         while t < n {
-            self.tile::<K, P, 1>(panels, t, cols.clone());
+            self.tile::<K, P, 1>(side, t, cols.clone(), done);
             t += 1;
         }
     }
@@ -399,36 +409,98 @@ impl<S: Simd> AtLevel<'_, S> {
     #[inline(always)]
     fn tile<K: Packed, const P: usize, const T: usize>(
         &mut self,
-        panels: [usize; P],
+        side: usize,
         t: usize,
         cols: Range<usize>,
+        done: Option<usize>,
     ) {
         let Rectangle { product, tokens, scratch, .. } = &mut self.work;
-        let mut sums = [[Floats([0.0; ROWS]); P]; T];
-        for (own, kept) in sums.iter_mut().zip(&scratch.sums[t..t + T]) {
-            for p in 0..P {
-                own[p] = kept[panels[p]];
+        let sums = scratch.sums[t..].first_chunk_mut().expect("a tile lies inside the tokens");
+        let token = tokens.start + t;
+        let panels = &scratch.panels;
+        self.s.enter(TileTask::<K, P, T> {
+            product,
+            panels,
+            side,
+            token,
+            cols,
+            sums,
+            done,
+            kind: PhantomData,
+        });
+    }
+}
+
+/// Packing of one panel.
+struct PackTask<'a, K> {
+    panel: &'a mut Panel,
+    rows: Rows<'a>,
+    cols: Range<usize>,
+    kind: PhantomData<K>,
+}
+
+impl<K: Packed> Kernel for PackTask<'_, K> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        K::pack(s, self.panel, self.rows, self.cols);
+    }
+}
+
+/// One tile: `P` panels from `side` on, activation rows `token..token + T`.
+struct TileTask<'a, K, const P: usize, const T: usize> {
+    product: &'a Product<'a>,
+    panels: &'a [Panel; 2],
+    side: usize,
+    token: usize,
+    cols: Range<usize>,
+    sums: &'a mut tile::Sums<T>,
+    /// The row of the first panel's first element, where the elements are complete with these columns.
+    done: Option<usize>,
+    kind: PhantomData<K>,
+}
+
+impl<K: Packed, const P: usize, const T: usize> Kernel for TileTask<'_, K, P, T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { product, side, token, sums, .. } = self;
+        let mut panels = [&self.panels[side]; P];
+        for (p, panel) in panels.iter_mut().enumerate() {
+            *panel = &self.panels[side + p];
+        }
+        if let Some(first) = self.done {
+            // Else the stores wait for their pages and lines, and everything behind them too.
+            for t in 0..T {
+                for p in side..side + P {
+                    s.prefetch(product.out.address(token + t, first + p * ROWS));
+                }
             }
         }
-        let packed = [&scratch.panels[panels[0]], &scratch.panels[panels[P - 1]]];
-        let packed: [&Panel; P] = std::array::from_fn(|p| packed[p]);
-        K::tile::<S, P, T>(self.s, packed, product.x, tokens.start + t, cols, &mut sums);
-        for (own, kept) in sums.iter().zip(&mut scratch.sums[t..t + T]) {
-            for p in 0..P {
-                kept[panels[p]] = own[p];
+        K::tile::<S, P, T>(s, panels, product.x, token, self.cols, side, sums);
+        if let Some(first) = self.done {
+            for (t, sums) in sums.iter().enumerate() {
+                for p in side..side + P {
+                    product.write(s, token + t, first + p * ROWS, s.load(&sums[p].0));
+                }
             }
         }
     }
+}
 
-    /// Writes the sums of a pair of panels.
+/// Sixteen rows from `first` on as they are stored, activation rows `token..token + T`.
+struct StripTask<'a, K, const T: usize> {
+    product: &'a Product<'a>,
+    first: usize,
+    token: usize,
+    kind: PhantomData<K>,
+}
+
+impl<K: Along, const T: usize> Kernel for StripTask<'_, K, T> {
     #[inline(always)]
-    fn finish(&self, first: usize, pair: bool) {
-        let Rectangle { product, tokens, scratch, .. } = &self.work;
-        for (t, sums) in tokens.clone().zip(&scratch.sums) {
-            product.write(self.s, t, first, self.s.load(&sums[0].0));
-            if pair {
-                product.write(self.s, t, first + ROWS, self.s.load(&sums[1].0));
-            }
+    fn run<S: Simd>(self, s: S) {
+        let Self { product, first, token, .. } = self;
+        let y = K::elements::<S, T>(s, product.rows(first), product.x, token);
+        for (t, y) in (token..).zip(y) {
+            product.write(s, t, first, y);
         }
     }
 }
@@ -445,7 +517,13 @@ impl<'a> Product<'a> {
     fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
         let mut lanes = [0.0; ROWS];
         s.store(y, &mut lanes);
-        self.out.write(t, first, &lanes[..ROWS.min(self.w.rows() - first)]);
+        let n = self.w.rows() - first;
+        if n >= ROWS {
+            // A length that the compiler knows makes this one store.
+            self.out.write(t, first, &lanes);
+        } else {
+            self.out.write(t, first, &lanes[..n]);
+        }
     }
 }
 

@@ -39,6 +39,10 @@ pub(crate) trait Simd: Copy {
     /// Whether signed weight bytes are packed plus 128, since the level multiplies unsigned by signed.
     const RAISES_SIGNED: bool;
 
+    /// Runs a kernel as a function of its own, compiled for the level. Kernels are kept small by entering smaller ones:
+    /// in a very large function the compiler stops inlining what must be inlined.
+    fn enter<K: Kernel>(self, kernel: K);
+
     fn splat(self, v: f32) -> Self::F;
     fn load(self, v: &[f32; 16]) -> Self::F;
     fn load_line(self, v: &Line) -> Self::F;
@@ -65,6 +69,8 @@ pub(crate) trait Simd: Copy {
     fn to_float(self, v: Self::I) -> Self::F;
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn mul_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Lanes divided by two to the `N`, rounded down.
+    fn shift_down<const N: u32>(self, v: Self::I) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     fn load_units(self, line: &Line) -> Self::I;
     fn store_units(self, v: Self::I, line: &mut Line);

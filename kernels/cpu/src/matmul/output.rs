@@ -36,4 +36,10 @@ impl<'a> Output<'a> {
         // since the slice is borrowed mutably; no other thread touches these elements (see `Sync`).
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len()) }
     }
+
+    /// Where row `row` of token `t` lies, to be asked for ahead of [`Self::write`].
+    #[inline(always)]
+    pub fn address(&self, t: usize, row: usize) -> *const u8 {
+        self.start.wrapping_add(t * self.rows + row).cast()
+    }
 }

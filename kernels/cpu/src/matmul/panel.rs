@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 
+use super::heads::{Heads, bytes_of};
 use super::quants::{block, chunks, interleaved, pair, part};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::format::Format;
@@ -29,7 +30,7 @@ pub(super) struct Panel {
     pub weights: Vec<Line>,
     /// Super-blocks: the integer scales of each group, as floats or integers as [`Long::FLOAT_PARTS`] says.
     pub scales: Vec<Line>,
-    /// Super-blocks: the integer minima of two groups, as signed words.
+    /// Super-blocks: the integer minima of two groups as signed words: 0 and 2, 1 and 3, 4 and 6, and so on.
     pub minima: Vec<Line>,
     /// The scale or `d` of each block.
     pub d: Vec<Floats>,
@@ -52,20 +53,6 @@ fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
         *half = u16::from_le_bytes(*bytes);
     }
     halves
-}
-
-/// Sixteen integers as the bits of one line.
-fn int_line(values: [i32; ROWS]) -> Line {
-    let mut line = Line([0; 64]);
-    for (bytes, value) in line.0.as_chunks_mut().0.iter_mut().zip(values) {
-        *bytes = value.to_ne_bytes();
-    }
-    line
-}
-
-/// Two signed bytes as words, the first low.
-fn words(a: i8, b: i8) -> i32 {
-    i32::from(a as i16 as u16) | i32::from(b) << 16
 }
 
 impl Panel {
@@ -159,29 +146,27 @@ impl Panel {
     #[inline(always)]
     fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Rows<'_>, at: usize) {
         let groups = K_LEN / B::GROUP;
-        let apart = 16 / groups;
-        let (mut scales, mut minima) = ([[0i8; 16]; ROWS], [[0i8; 16]; ROWS]);
-        let (mut d, mut dmin) = ([0; ROWS], [0; ROWS]);
-        for i in 0..ROWS {
-            (scales[i], minima[i]) = (B::scales(own[i]), B::minima(own[i]));
-            [d[i], dmin[i]] = B::units(own[i]);
-        }
+        let heads = Heads::of::<B>(own);
+        // Scales lie by groups of 16, but those of interleaved formats by their groups of 32.
+        let apart = if interleaved::<B>() { 1 } else { 16 / groups };
         for (g, line) in self.scales[at * groups..(at + 1) * groups].iter_mut().enumerate() {
-            let values: [i32; ROWS] = std::array::from_fn(|i| i32::from(scales[i][g * apart]));
-            *line = if B::FLOAT_PARTS > 0 {
-                int_line(values.map(|v| (v as f32).to_bits() as i32))
-            } else {
-                int_line(values)
-            };
-        }
-        s.store(s.mul(s.widen(&d), s.splat(B::UNIT)), &mut self.d[at].0);
-        if B::MINIMA {
-            let half = groups / 2;
-            for (g, line) in self.minima[at * half..(at + 1) * half].iter_mut().enumerate() {
-                let g = 2 * g * apart;
-                *line = int_line(std::array::from_fn(|i| words(minima[i][g], minima[i][g + apart])));
+            let (four, byte) = (&heads.scales[g * apart / 4], g * apart % 4);
+            let mut units = [0; ROWS];
+            for i in 0..ROWS {
+                let scale = i32::from((four[i] >> (8 * byte)) as i8);
+                units[i] = if B::FLOAT_PARTS > 0 { (scale as f32).to_bits() } else { scale as u32 };
             }
-            s.store(s.sub(s.splat(-0.0), s.widen(&dmin)), &mut self.m[at].0);
+            line.0 = bytes_of(&units);
+        }
+        s.store(s.mul(s.widen(&heads.d), s.splat(B::UNIT)), &mut self.d[at].0);
+        if B::MINIMA {
+            let lines = &mut self.minima[at * groups / 2..(at + 1) * groups / 2];
+            for (c, lines) in lines.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let four = s.units(&bytes_of(&heads.minima[c]));
+                s.store_units(s.even_bytes(four), &mut lines[0]);
+                s.store_units(s.odd_bytes(four), &mut lines[1]);
+            }
+            s.store(s.sub(s.splat(-0.0), s.widen(&heads.dmin)), &mut self.m[at].0);
         }
     }
 }

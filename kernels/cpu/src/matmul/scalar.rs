@@ -54,11 +54,11 @@ impl Visitor for Element<'_> {
         for ((block, q), dx) in self.bytes.chunks_exact(B::FORMAT.block_bytes()).zip(q).zip(scales) {
             let mut weights = [0; SHORT_LEN];
             B::quants(block, &mut weights);
-            let dot = dot(&weights, q, B::RAISE);
-            y = (dot as f32).mul_add(f16_to_f32(B::scale(block)) * dx, y);
+            let mut z = dot(&weights, q, B::RAISE) as f32 * f16_to_f32(B::scale(block));
             if B::MINIMUM {
-                y = (sum(q) as f32).mul_add(f16_to_f32(B::minimum(block)) * dx, y);
+                z = (sum(q) as f32).mul_add(f16_to_f32(B::minimum(block)), z);
             }
+            y = z.mul_add(*dx, y);
         }
         y
     }
@@ -75,11 +75,12 @@ impl Visitor for Element<'_> {
             let groups = || weights.chunks(16).zip(q.chunks(16));
             let dots: i32 =
                 groups().zip(B::scales(block)).map(|((w, q), s)| i32::from(s) * dot(w, q, B::RAISE)).sum();
-            y = (dots as f32).mul_add(d * B::UNIT * dx, y);
+            let mut z = dots as f32 * (d * B::UNIT);
             if B::MINIMA {
                 let sums: i32 = groups().zip(B::minima(block)).map(|((_, q), m)| i32::from(m) * sum(q)).sum();
-                y = (sums as f32).mul_add(-(dmin * dx), y);
+                z = (sums as f32).mul_add(-dmin, z);
             }
+            y = z.mul_add(*dx, y);
         }
         y
     }

@@ -11,32 +11,32 @@
 
 use super::FLOAT_BLOCK;
 use super::panel::Panel;
-use crate::activations::QuantizedRows;
+use crate::activations::{QuantizedRows, SumWords};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::simd::{Floats, Line, Simd};
 
-/// Partial sums of a tile, as they are kept between ranges of columns.
-pub(super) type Sums<const P: usize, const T: usize> = [[Floats; P]; T];
+/// Partial sums of two panels with `T` activation rows, as they are kept between ranges of columns.
+pub(super) type Sums<const T: usize> = [[Floats; 2]; T];
 
 /// Results of [`floats`].
 pub(crate) type Tile<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
 
 #[inline(always)]
-fn load<S: Simd, const P: usize, const T: usize>(s: S, sums: &Sums<P, T>) -> Tile<S, P, T> {
+fn load<S: Simd, const P: usize, const T: usize>(s: S, side: usize, sums: &Sums<T>) -> Tile<S, P, T> {
     let mut y = [[s.splat(0.0); T]; P];
     for t in 0..T {
         for p in 0..P {
-            y[p][t] = s.load(&sums[t][p].0);
+            y[p][t] = s.load(&sums[t][side + p].0);
         }
     }
     y
 }
 
 #[inline(always)]
-fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, sums: &mut Sums<P, T>) {
+fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, side: usize, sums: &mut Sums<T>) {
     for t in 0..T {
         for p in 0..P {
-            s.store(y[p][t], &mut sums[t][p].0);
+            s.store(y[p][t], &mut sums[t][side + p].0);
         }
     }
 }
@@ -82,11 +82,12 @@ pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
     s: S,
     panels: [&Panel; P],
     x: [&[f32]; T],
-    sums: &mut Sums<P, T>,
+    side: usize,
+    sums: &mut Sums<T>,
 ) {
     let weights = panels.map(|panel| panel.weights.as_slice());
-    let y = floats(s, weights, x, load(s, sums));
-    store(s, y, sums);
+    let y = floats(s, weights, x, load(s, side, sums));
+    store(s, y, side, sums);
 }
 
 /// Four activations as the level's dot products take them, the same in every lane.
@@ -95,10 +96,23 @@ fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
     s.splat_int(i32::from_le_bytes([q[at], q[at + 1], q[at + 2], q[at + 3]]))
 }
 
-/// What is to be taken off the dot products of a level, for each unit of the activations' sum.
+/// Whether dot products of a level with weights raised by `raise` need a bias.
 #[inline(always)]
-pub(super) const fn taken_off<S: Simd>(raise: u8) -> i32 {
-    if raise == 128 && !S::RAISES_SIGNED { 0 } else { raise as i32 }
+pub(super) const fn is_biased<S: Simd>(raise: u8) -> bool {
+    raise != 0 && (raise != 128 || S::RAISES_SIGNED)
+}
+
+/// Minus `raise` times a sum of activations, from -128 times the sum in every lane.
+#[inline(always)]
+pub(super) fn bias<S: Simd>(s: S, raise: u8, of_128: S::I) -> S::I {
+    match raise {
+        128 => of_128,
+        32 => s.shift_down::<2>(of_128),
+        16 => s.shift_down::<3>(of_128),
+        8 => s.shift_down::<4>(of_128),
+        4 => s.shift_down::<5>(of_128),
+        _ => unreachable!("no format is raised by {raise}"),
+    }
 }
 
 /// Short blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
@@ -108,7 +122,8 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
     panels: [&Panel; P],
     x: &QuantizedRows,
     (first, blocks_in_row, block): (usize, usize, usize),
-    sums: &mut Sums<P, T>,
+    side: usize,
+    sums: &mut Sums<T>,
 ) {
     const STEPS: usize = SHORT_LEN / 4;
     let blocks = panels[0].d.len();
@@ -118,17 +133,19 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
     };
     let q: [&[[u8; SHORT_LEN]]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[range(t)]);
     let scale: [&[f32]; T] = std::array::from_fn(|t| &x.scale[range(t)]);
-    let total: [&[i16]; T] = std::array::from_fn(|t| &x.sums[range(t)]);
+    let of_128: [&[i32]; T] = std::array::from_fn(|t| &x.bias[range(t)]);
     let weights: [&[[Line; STEPS]]; P] = std::array::from_fn(|p| &panels[p].weights.as_chunks().0[..blocks]);
     let d: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].d[..blocks]);
     let m: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].m[..blocks]);
-    let mut y = load(s, sums);
+    let mut y = load::<S, P, T>(s, side, sums);
     for b in 0..blocks {
         let mut dot = [[s.splat_int(0); T]; P];
-        for t in 0..T {
-            let start = s.splat_int(-taken_off::<S>(B::RAISE) * i32::from(total[t][b]));
-            for p in 0..P {
-                dot[p][t] = start;
+        if is_biased::<S>(B::RAISE) {
+            for t in 0..T {
+                let start = bias(s, B::RAISE, s.splat_int(of_128[t][b]));
+                for p in 0..P {
+                    dot[p][t] = start;
+                }
             }
         }
         for k in 0..STEPS {
@@ -149,16 +166,16 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
         }
         for p in 0..P {
             for t in 0..T {
-                let d = s.mul(s.load(&d[p][b].0), s.splat(scale[t][b]));
-                y[p][t] = s.fma(s.to_float(dot[p][t]), d, y[p][t]);
+                let mut z = s.mul(s.to_float(dot[p][t]), s.load(&d[p][b].0));
                 if B::MINIMUM {
-                    let m = s.mul(s.load(&m[p][b].0), s.splat(scale[t][b]));
-                    y[p][t] = s.fma(s.splat(f32::from(total[t][b])), m, y[p][t]);
+                    let sum = -(of_128[t][b] >> 7) as f32;
+                    z = s.fma(s.splat(sum), s.load(&m[p][b].0), z);
                 }
+                y[p][t] = s.fma(z, s.splat(scale[t][b]), y[p][t]);
             }
         }
     }
-    store(s, y, sums);
+    store(s, y, side, sums);
 }
 
 /// One super-block of packed rows and of an activation row.
@@ -167,7 +184,8 @@ struct LongBlock<'a, const P: usize, const T: usize> {
     scales: [&'a [Line]; P],
     minima: [&'a [Line]; P],
     q: [&'a [u8; K_LEN]; T],
-    sums: [&'a [i16; 16]; T],
+    bias: [&'a [i32; 16]; T],
+    words: [&'a SumWords; T],
 }
 
 /// Super-blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
@@ -177,38 +195,36 @@ pub(super) fn long<S: Simd, B: Long, const P: usize, const T: usize>(
     panels: [&Panel; P],
     x: &QuantizedRows,
     (first, blocks_in_row, block): (usize, usize, usize),
-    sums: &mut Sums<P, T>,
+    side: usize,
+    sums: &mut Sums<T>,
 ) {
     let groups = K_LEN / B::GROUP;
     let half = groups / 2;
     let row = |t: usize| (first + t) * blocks_in_row + block;
-    let mut y = load(s, sums);
+    let mut y = load::<S, P, T>(s, side, sums);
     for b in 0..panels[0].d.len() {
         let own = LongBlock::<P, T> {
             weights: std::array::from_fn(|p| &panels[p].weights.as_chunks().0[b]),
             scales: std::array::from_fn(|p| &panels[p].scales[b * groups..(b + 1) * groups]),
             minima: std::array::from_fn(|p| &panels[p].minima[b * half..(b + 1) * half]),
             q: std::array::from_fn(|t| &x.q.as_chunks().0[row(t) + b]),
-            sums: std::array::from_fn(|t| &x.sums.as_chunks().0[row(t) + b]),
+            bias: std::array::from_fn(|t| &x.bias.as_chunks().0[row(t) + b]),
+            words: std::array::from_fn(|t| &x.words[row(t) + b]),
         };
         let dots = own.dots::<S, B>(s);
+        let minima = if B::MINIMA { own.minima::<S, B>(s) } else { [[s.splat_int(0); T]; P] };
         for p in 0..P {
+            let (d, m) = (s.load(&panels[p].d[b].0), s.load(&panels[p].m[b].0));
             for t in 0..T {
-                let d = s.mul(s.load(&panels[p].d[b].0), s.splat(x.scale[row(t) + b]));
-                y[p][t] = s.fma(dots[p][t], d, y[p][t]);
-            }
-        }
-        if B::MINIMA {
-            let minima = own.minima::<S, B>(s);
-            for p in 0..P {
-                for t in 0..T {
-                    let m = s.mul(s.load(&panels[p].m[b].0), s.splat(x.scale[row(t) + b]));
-                    y[p][t] = s.fma(s.to_float(minima[p][t]), m, y[p][t]);
+                let mut z = s.mul(dots[p][t], d);
+                if B::MINIMA {
+                    z = s.fma(s.to_float(minima[p][t]), m, z);
                 }
+                y[p][t] = s.fma(z, s.splat(x.scale[row(t) + b]), y[p][t]);
             }
         }
     }
-    store(s, y, sums);
+    store(s, y, side, sums);
 }
 
 impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
@@ -252,16 +268,16 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
     #[inline(always)]
     fn group<S: Simd, B: Long>(&self, s: S, g: usize) -> [[S::I; T]; P] {
         let mut dot = [[s.splat_int(0); T]; P];
-        let off = taken_off::<S>(B::RAISE);
-        if off != 0 {
+        if is_biased::<S>(B::RAISE) {
             for t in 0..T {
-                let sum = if B::GROUP == 16 {
-                    i32::from(self.sums[t][g])
+                let of_128 = if B::GROUP == 16 {
+                    s.splat_int(self.bias[t][g])
                 } else {
-                    i32::from(self.sums[t][2 * g]) + i32::from(self.sums[t][2 * g + 1])
+                    s.add_int(s.splat_int(self.bias[t][2 * g]), s.splat_int(self.bias[t][2 * g + 1]))
                 };
+                let start = bias(s, B::RAISE, of_128);
                 for p in 0..P {
-                    dot[p][t] = s.splat_int(-off * sum);
+                    dot[p][t] = start;
                 }
             }
         }
@@ -295,9 +311,9 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
                 m[p] = s.load_units(&self.minima[p][pair]);
             }
             for t in 0..T {
-                let sums = sum_words(B::GROUP, self.sums[t], 2 * pair, 2 * pair + 1);
+                let sums = s.splat_int(words::<B>(self.words[t])[pair]);
                 for p in 0..P {
-                    out[p][t] = s.dot_words(out[p][t], m[p], s.splat_int(sums));
+                    out[p][t] = s.dot_words(out[p][t], m[p], sums);
                 }
             }
         }
@@ -305,9 +321,8 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
     }
 }
 
-/// The activations' sums of two groups of `group` (16 or 32) as words, the first low.
+/// The sums of groups of [`Long::GROUP`] activations.
 #[inline(always)]
-pub(super) fn sum_words(group: usize, sums: &[i16; 16], a: usize, b: usize) -> i32 {
-    let sum = |g: usize| if group == 16 { sums[g] } else { sums[2 * g] + sums[2 * g + 1] };
-    i32::from(sum(a) as u16) | i32::from(sum(b)) << 16
+pub(super) fn words<B: Long>(words: &SumWords) -> &[i32] {
+    if B::GROUP == 16 { &words.of_16 } else { &words.of_32 }
 }

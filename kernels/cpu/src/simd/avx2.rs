@@ -19,16 +19,6 @@ impl Avx2 {
     pub fn detect() -> Option<Self> {
         has_avx2().then_some(Self(()))
     }
-
-    /// Runs a kernel compiled for the level.
-    pub fn enter<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn entered<K: Kernel>(s: Avx2, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `self` exists only where `has_avx2` found these features.
-        unsafe { entered(self, kernel) }
-    }
 }
 
 /// Wraps one intrinsic whose only demand is the CPU's features.
@@ -48,6 +38,17 @@ impl Simd for Avx2 {
     type I = IntPair;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn entered<K: Kernel>(s: Avx2, kernel: K) {
+            kernel.run(s);
+        }
+        // SAFETY: `self` exists only where `has_avx2` found these features.
+        unsafe { entered(self, kernel) }
+    }
 
     #[inline(always)]
     fn splat(self, v: f32) -> Pair {
@@ -129,6 +130,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn mul_int(self, a: IntPair, b: IntPair) -> IntPair {
         [checked!(_mm256_mullo_epi32(a[0], b[0])), checked!(_mm256_mullo_epi32(a[1], b[1]))]
+    }
+    #[inline(always)]
+    fn shift_down<const N: u32>(self, v: IntPair) -> IntPair {
+        let by = checked!(_mm_cvtsi32_si128(N as i32));
+        [checked!(_mm256_sra_epi32(v[0], by)), checked!(_mm256_sra_epi32(v[1], by))]
     }
     #[inline(always)]
     fn or(self, a: IntPair, b: IntPair) -> IntPair {

@@ -19,16 +19,6 @@ impl Avx512 {
     pub fn detect() -> Option<Self> {
         has_avx512_vnni().then_some(Self(()))
     }
-
-    /// Runs a kernel compiled for the level.
-    pub fn enter<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-        fn entered<K: Kernel>(s: Avx512, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `self` exists only where `has_avx512_vnni` found these features.
-        unsafe { entered(self, kernel) }
-    }
 }
 
 /// Wraps one intrinsic whose only demand is the CPU's features.
@@ -44,6 +34,17 @@ impl Simd for Avx512 {
     type I = __m512i;
     const WIDE: bool = true;
     const RAISES_SIGNED: bool = true;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+        fn entered<K: Kernel>(s: Avx512, kernel: K) {
+            kernel.run(s);
+        }
+        // SAFETY: `self` exists only where `has_avx512_vnni` found these features.
+        unsafe { entered(self, kernel) }
+    }
 
     #[inline(always)]
     fn splat(self, v: f32) -> __m512 {
@@ -117,6 +118,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn mul_int(self, a: __m512i, b: __m512i) -> __m512i {
         checked!(_mm512_mullo_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shift_down<const N: u32>(self, v: __m512i) -> __m512i {
+        checked!(_mm512_srai_epi32::<N>(v))
     }
     #[inline(always)]
     fn or(self, a: __m512i, b: __m512i) -> __m512i {

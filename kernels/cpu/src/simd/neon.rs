@@ -17,6 +17,9 @@ pub(crate) struct Neon<M>(M);
 
 /// How four products of bytes are summed in each lane.
 pub(crate) trait ByteDot: Copy {
+    /// See [`Simd::enter`].
+    fn enter<K: Kernel>(s: Neon<Self>, kernel: K);
+
     /// Lane `i` plus the dot product of bytes `4 i..4 i + 4`, signed, no `x` being -128.
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t;
 }
@@ -34,16 +37,6 @@ impl Neon<Widening> {
     pub fn detect() -> Option<Self> {
         has_neon().then_some(Self(Widening(())))
     }
-
-    /// Runs a kernel compiled for the level.
-    pub fn enter<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "neon")]
-        fn entered<K: Kernel>(s: Neon<Widening>, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `self` exists only where `has_neon` found this feature.
-        unsafe { entered(self, kernel) }
-    }
 }
 
 impl Neon<Dotprod> {
@@ -51,19 +44,20 @@ impl Neon<Dotprod> {
     pub fn detect() -> Option<Self> {
         has_neon_dotprod().then_some(Self(Dotprod(())))
     }
-
-    /// Runs a kernel compiled for the level.
-    pub fn enter<K: Kernel>(self, kernel: K) {
-        #[target_feature(enable = "neon,dotprod")]
-        fn entered<K: Kernel>(s: Neon<Dotprod>, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `self` exists only where `has_neon_dotprod` found these features.
-        unsafe { entered(self, kernel) }
-    }
 }
 
 impl ByteDot for Widening {
+    #[inline(always)]
+    fn enter<K: Kernel>(s: Neon<Self>, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "neon")]
+        fn entered<K: Kernel>(s: Neon<Widening>, kernel: K) {
+            kernel.run(s);
+        }
+        // SAFETY: `s` exists only where `has_neon` found this feature.
+        unsafe { entered(s, kernel) }
+    }
+
     #[inline(always)]
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
         // SAFETY: a witness exists only where `has_neon` found the feature.
@@ -72,6 +66,17 @@ impl ByteDot for Widening {
 }
 
 impl ByteDot for Dotprod {
+    #[inline(always)]
+    fn enter<K: Kernel>(s: Neon<Self>, kernel: K) {
+        #[inline(never)]
+        #[target_feature(enable = "neon,dotprod")]
+        fn entered<K: Kernel>(s: Neon<Dotprod>, kernel: K) {
+            kernel.run(s);
+        }
+        // SAFETY: `s` exists only where `has_neon_dotprod` found these features.
+        unsafe { entered(s, kernel) }
+    }
+
     #[inline(always)]
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
         // SAFETY: a witness exists only where `has_neon_dotprod` found the feature.
@@ -112,6 +117,11 @@ impl<M: ByteDot> Simd for Neon<M> {
     type I = IntFour;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) {
+        M::enter(self, kernel);
+    }
 
     #[inline(always)]
     fn splat(self, v: f32) -> Four {
@@ -189,6 +199,10 @@ impl<M: ByteDot> Simd for Neon<M> {
     #[inline(always)]
     fn mul_int(self, a: IntFour, b: IntFour) -> IntFour {
         four!(I => vmulq_s32(a[I], b[I]))
+    }
+    #[inline(always)]
+    fn shift_down<const N: u32>(self, v: IntFour) -> IntFour {
+        four!(I => vshlq_s32(v[I], vdupq_n_s32(-(N as i32))))
     }
     #[inline(always)]
     fn or(self, a: IntFour, b: IntFour) -> IntFour {

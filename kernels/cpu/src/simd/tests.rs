@@ -93,6 +93,7 @@ fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
     let (low, two) = (s.low_word(small), s.splat_int(-2));
     lanes(s, s.to_float(s.mul_int(low, two)), |i| (-2 * byte(4 * i)) as f32);
     lanes(s, s.to_float(s.add_int(low, two)), |i| (byte(4 * i) - 2) as f32);
+    lanes(s, s.to_float(s.shift_down::<3>(low)), |i| (byte(4 * i) >> 3) as f32);
     let values: [[i32; 16]; 16] =
         std::array::from_fn(|i| std::array::from_fn(|j| (i * i * 31 + j * 7) as i32 - 99));
     let mut rows = [s.splat_int(0); 16];
