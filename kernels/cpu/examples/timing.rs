@@ -5,8 +5,8 @@
 use std::time::{Duration, Instant};
 
 use baton_kernels_cpu::{
-    Activations, Dispatch, Format, KernelError, KvBlock, KvRows, Matrix, Queries, RowLayout, Visible,
-    attend_rows, matmul, quantize_row,
+    Activations, Dispatch, Format, KernelError, KvBlock, KvFormat, KvStore, Matrix, Queries, RowLayout,
+    Visible, attend_rows, matmul, quantize_row,
 };
 
 /// The fastest of several runs.
@@ -41,27 +41,23 @@ fn products(format: Format, rows: usize, cols: usize, only: Option<usize>) -> Re
     Ok(())
 }
 
-fn attention(tokens: usize, heads: usize, d: usize, keys: usize) {
+fn attention(format: KvFormat, tokens: usize, heads: usize, d: usize, keys: usize) {
     let k: Vec<f32> = (0..keys * d).map(|i| (i as f32 * 0.7).sin()).collect();
-    let blocks: Vec<KvBlock<'_>> = k
-        .chunks(32 * d)
-        .enumerate()
-        .map(|(i, k)| KvBlock {
-            k: KvRows::F32(k),
-            v: KvRows::F32(k),
-            n: k.len() / d,
-            stride: d,
-            first: 32 * i,
-        })
-        .collect();
+    let mut stores = vec![KvStore::new(format, d, 1); keys / 32];
+    for (i, k) in k.chunks_exact(d).enumerate() {
+        stores[i / 32].write(0, i % 32, k, k);
+    }
+    let blocks: Vec<KvBlock<'_>> = (0..keys / 32).map(|i| stores[i].block(0, 32, 32 * i)).collect();
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q: Vec<f32> = (0..tokens * heads * d).map(|i| (i as f32 * 0.3).cos()).collect();
     let queries = Queries { q: &q, rows, visible: Visible::causal(keys - tokens), scale: 0.1 };
     let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * heads]);
     let time = fastest(|| attend_rows(&queries, &blocks, &mut out, &mut lse)).as_secs_f64();
     let gops = 4.0 * (tokens * heads * d * keys) as f64 / time / 1e9;
-    let gb = (2 * 4 * keys * d) as f64 / time / 1e9;
-    println!("attention {tokens} x {heads} rows of {d}, {keys} keys: {gops:.1} Gop/s, cache at {gb:.1} GB/s");
+    let gb = (keys * format.token_bytes(d)) as f64 / time / 1e9;
+    println!(
+        "attention {format:?} {tokens} x {heads} rows of {d}, {keys} keys: {gops:.1} Gop/s, cache at {gb:.1} GB/s"
+    );
 }
 
 fn main() -> Result<(), KernelError> {
@@ -78,7 +74,9 @@ fn main() -> Result<(), KernelError> {
         return Ok(());
     }
     for (tokens, heads, d) in [(1, 1, 64), (1, 4, 64), (32, 1, 64), (32, 4, 128), (32, 1, 32)] {
-        attention(tokens, heads, d, 2_048);
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
+            attention(format, tokens, heads, d, 2_048);
+        }
     }
     Ok(())
 }

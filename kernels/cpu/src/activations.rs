@@ -172,7 +172,7 @@ fn quantize_blocks<const BLOCK: usize, const GROUP: usize>(
 /// The sum of signed bytes: each raised by 128 to be unsigned and summed in the halves of words, which cannot
 /// overflow for up to 64 bytes.
 #[inline(always)]
-fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
+pub(crate) fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
     const EVEN: u64 = 0x00ff_00ff_00ff_00ff;
     let mut words = 0u64;
     for eight in bytes.as_chunks().0 {
@@ -186,7 +186,7 @@ fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
 
 /// Quantizes one block to signed bytes and gives its scale.
 #[inline(always)]
-fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> f32 {
+pub(crate) fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> f32 {
     // The bits of absolute floats order like the floats, NaN above infinity: no fault slips through the maximum.
     let top = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
     let largest = f32::from_bits(top);

@@ -1,10 +1,11 @@
 //! Attention of query rows to a KV cache kept in blocks, with an online softmax.
 //!
-//! Keys are taken in chunks of [`CHUNK`] from the start of each block, blocks in the order given. For one query and
-//! one chunk with at least one visible key (`fma` rounds once, hidden keys have score -inf and weight 0):
+//! Blocks of up to [`CHUNK`] keys are taken in the order given. For one query and one block with at least one visible
+//! key (`fma` rounds once, hidden keys have score -inf and weight 0):
 //!
 //! 1. `s[i] = scale * dot(q, k[i])`, the dot as in [`mod@crate::matmul`]: per 32 elements `p = fma(q, k, p)` in order,
-//!    then `dot += p`;
+//!    then `dot += p`; with keys in bytes per 32 elements `z = (Σ q k) * dk`, then `dot = fma(z, dq, dot)`, the query in
+//!    bytes with scale `dq` as activations are;
 //! 2. `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`;
 //! 3. `sum = fma(sum, c, Σ w)`: lanes sixteen apart, then eight, four, two, one;
 //! 4. `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
@@ -16,6 +17,9 @@
 
 mod lanes;
 mod scalar;
+mod store;
+
+pub use store::{KvBlock, KvFormat, KvStore};
 
 use std::cell::RefCell;
 
@@ -27,41 +31,8 @@ thread_local! {
     static SCRATCH: RefCell<lanes::Scratch> = RefCell::default();
 }
 
-/// Keys of one step of the online softmax.
+/// Keys of a block: of one step of the online softmax.
 pub const CHUNK: usize = 32;
-
-/// Key or value rows of a block: row `i` is `rows[i * stride..][..d]`.
-#[derive(Debug, Clone, Copy)]
-pub enum KvRows<'a> {
-    /// Floats.
-    F32(&'a [f32]),
-    /// IEEE binary16 as bits.
-    F16(&'a [u16]),
-}
-
-impl KvRows<'_> {
-    fn len(self) -> usize {
-        match self {
-            Self::F32(rows) => rows.len(),
-            Self::F16(rows) => rows.len(),
-        }
-    }
-}
-
-/// The keys and values of one KV head at consecutive positions.
-#[derive(Debug, Clone, Copy)]
-pub struct KvBlock<'a> {
-    /// Keys, `[n, d]` with `stride` elements from row to row.
-    pub k: KvRows<'a>,
-    /// Values, laid out as the keys.
-    pub v: KvRows<'a>,
-    /// Keys held.
-    pub n: usize,
-    /// Elements from one row to the next.
-    pub stride: usize,
-    /// Position of the first key in its sequence.
-    pub first: usize,
-}
 
 /// How the vectors of a group of heads lie in a buffer: token `i`, head `j` at `i * stride + j * d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,42 +110,21 @@ pub struct Queries<'a> {
     pub scale: f32,
 }
 
-impl<'a> Queries<'a> {
-    /// One vector that sees every key.
-    fn one(q: &'a [f32], scale: f32) -> Self {
-        let rows = RowLayout { tokens: 1, heads: 1, d: q.len(), stride: q.len() };
-        Self { q, rows, visible: Visible::causal(usize::MAX - 1), scale }
-    }
-
+impl Queries<'_> {
     fn check(&self, blocks: &[KvBlock<'_>], lse: &[f32]) {
         let d = self.rows.d;
         self.rows.check(self.q.len(), "queries");
         assert_eq!(lse.len(), self.rows.tokens * self.rows.heads, "length of the log-sum-exps");
-        for block in blocks.iter().filter(|block| block.n > 0) {
-            let want = (block.n - 1) * block.stride + d;
-            let have = block.k.len().min(block.v.len());
-            assert!(have >= want, "rows of a block have length {have}, expected at least {want}");
+        for block in blocks {
+            assert_eq!(block.d, d, "dimensions of keys and queries");
         }
     }
-}
-
-/// Attends one query row to every key of the blocks.
-///
-/// Shapes: `q, out: [d]`. Returns the log-sum-exp of the scores: `-inf` where there is no key (and `out` is 0).
-///
-/// # Panics
-/// Where `q` and `out` differ in length or are empty, or a block's rows are shorter than its shape says.
-pub fn attend_blocks(q: &[f32], blocks: &[KvBlock<'_>], scale: f32, out: &mut [f32]) -> f32 {
-    assert_eq!(q.len(), out.len(), "lengths of query and output");
-    let mut lse = [0.0];
-    attend_rows(&Queries::one(q, scale), blocks, out, &mut lse);
-    lse[0]
 }
 
 /// Attends all query rows to the keys of the blocks that each may see.
 ///
 /// Shapes: `out` as `queries.rows` says, `lse: [tokens, heads]`, the log-sum-exp of each row's scores (`-inf` and an
-/// output of 0 where a row sees no key). Cost: `O(tokens heads keys d)` on the calling thread; each block is packed
+/// output of 0 where a row sees no key). Cost: `O(tokens heads keys d)` on the calling thread; each block is read
 /// once for all rows, so several rows at once are much faster than one by one.
 ///
 /// # Panics
@@ -201,16 +151,6 @@ pub fn attend_rows_at(
             scalar::attend(queries, blocks, kernel.out, kernel.lse);
         }
     });
-}
-
-/// Adds one query's attention weights: `acc[i] += exp(scale * q.k[i] - lse)`.
-///
-/// Shapes: `q: [d]`, `acc: [keys]` over all keys of the blocks in order; `lse` from [`attend_blocks`].
-///
-/// # Panics
-/// Where `acc` does not have the blocks' number of keys, or as [`attend_blocks`].
-pub fn score_blocks(q: &[f32], blocks: &[KvBlock<'_>], scale: f32, lse: f32, acc: &mut [f32]) {
-    score_rows(&Queries::one(q, scale), blocks, &[lse], acc);
 }
 
 /// Adds all query rows' attention weights, per head: `acc[head, i] += Σ_tokens exp(scale * q.k[i] - lse)`, tokens in

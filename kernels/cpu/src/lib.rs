@@ -29,9 +29,7 @@ pub mod rows;
 mod simd;
 
 pub use activations::Activations;
-pub use attention::{
-    KvBlock, KvRows, Queries, RowLayout, Visible, attend_blocks, attend_rows, score_blocks, score_rows,
-};
+pub use attention::{KvBlock, KvFormat, KvStore, Queries, RowLayout, Visible, attend_rows, score_rows};
 pub use blocks::dequantize_row;
 pub use dispatch::Dispatch;
 pub use error::KernelError;

@@ -119,6 +119,8 @@ pub(crate) trait Simd: Copy {
     fn from_bits(self, v: Self::I) -> Self::F;
     /// Sixteen binary16 values as floats, exactly.
     fn widen(self, halves: &[u16; 16]) -> Self::F;
+    /// Sixteen signed bytes as floats.
+    fn widen_bytes(self, bytes: &[u8; 16]) -> Self::F;
     /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of result `j` is unit `j` of `rows[i]`.
     fn transpose(self, rows: [Self::I; 16]) -> [Self::I; 16];
     /// Asks for the cache line at an address that need not be valid.

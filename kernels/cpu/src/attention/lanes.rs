@@ -1,22 +1,22 @@
 //! Attention with the keys of a chunk in the lanes: the definition of [`super`], several query rows at a time.
 //!
-//! A chunk's keys are transposed once into two panels of sixteen, so that a score is a sum inside its lane; all rows
-//! of the call then use them. The state of each row (largest score, sum, weighted values) is kept from chunk to
-//! chunk, so that blocks are read once.
+//! Keys are kept with their tokens in lanes, so a score is a sum inside its lane; halves are widened once for all rows of
+//! the call. The state of each row (largest score, sum, weighted values) is kept from chunk to chunk, so that blocks
+//! are read once.
 
 #![allow(
     clippy::needless_range_loop,
     reason = "one index names the same panel, row or dimension in several arrays of registers"
 )]
 
-use super::{CHUNK, KvBlock, KvRows, Queries};
+use super::Queries;
+use super::store::{HALF as LANES, Keys, KvBlock, Values};
+use crate::activations::{quantize_block, sum_bytes};
+use crate::blocks::SHORT_LEN;
 use crate::exp::exp;
 use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
-
-/// Keys of a panel.
-const LANES: usize = 16;
 
 /// [`super::attend_rows`] as a kernel.
 pub(super) struct Attend<'a> {
@@ -40,13 +40,14 @@ pub(super) struct Score<'a> {
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Two panels of `d` lines.
+    /// `[2, d]` lines, where keys are kept as halves.
     keys: Vec<Line>,
-    /// Value rows of `width` floats, where the cache's own cannot be read as they are.
+    /// Value rows of `width` floats, where they are not kept as floats.
     values: Vec<f32>,
     /// Visible keys of each token.
     masks: Vec<u32>,
     rows: Rows,
+    bytes: RowBytes,
 }
 
 /// The state of every query row.
@@ -58,9 +59,30 @@ struct Rows {
     acc: Vec<f32>,
 }
 
+/// Query rows as signed bytes, for keys kept as such.
+#[derive(Default)]
+struct RowBytes {
+    /// `[rows, groups, 32]`.
+    q: Vec<u8>,
+    /// `[rows, groups]`.
+    scale: Vec<f32>,
+    /// `[rows, groups]`: -128 times the sum of a group.
+    bias: Vec<i32>,
+    groups: usize,
+}
+
+/// Keys of a chunk, as the scores are computed from them.
+#[derive(Clone, Copy)]
+enum Chunk<'a> {
+    /// Two halves of `d` lines.
+    Floats([&'a [Line]; 2]),
+    /// Two halves of `d / 4` lines, with `d / 32` scales.
+    Bytes([&'a [Line]; 2], [&'a [[u16; LANES]]; 2]),
+}
+
 /// Value rows of a chunk: row `i` starts at `i * stride` and has whole lanes.
 #[derive(Clone, Copy)]
-struct Values<'a> {
+struct ValueRows<'a> {
     rows: &'a [f32],
     stride: usize,
 }
@@ -78,31 +100,27 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     let layout = queries.rows;
     let width = layout.d.next_multiple_of(LANES);
     let n_rows = layout.tokens * layout.heads;
-    let Scratch { keys, values, masks, rows } = scratch;
+    let Scratch { keys, values, masks, rows, bytes } = scratch;
     rows.reset(n_rows, width);
+    bytes.fill(queries, blocks);
     for block in blocks {
-        for start in (0..block.n).step_by(CHUNK) {
-            let n = CHUNK.min(block.n - start);
-            if !see(queries, block.first + start, n, masks) {
-                continue;
-            }
-            pack_keys(s, block, start, n, layout.d, keys);
-            let keys = panels(keys);
-            let values = value_rows(s, block, start, n, layout.d, values);
-            let mut r = 0;
-            while r < n_rows {
-                let mask = masks[r / layout.heads];
-                let same = |t: usize| r + t < n_rows && masks[(r + t) / layout.heads] == mask;
-                if S::WIDE && same(1) && same(2) && same(3) {
-                    rows.step::<S, 4>(s, queries, r, mask, keys, values);
-                    r += 4;
-                } else if same(1) {
-                    rows.step::<S, 2>(s, queries, r, mask, keys, values);
-                    r += 2;
-                } else {
-                    rows.step::<S, 1>(s, queries, r, mask, keys, values);
-                    r += 1;
-                }
+        if !see(queries, block.first, block.n, masks) {
+            continue;
+        }
+        let step = Step { queries, keys: chunk(s, block, keys), bytes, values: value_rows(s, block, values) };
+        let mut r = 0;
+        while r < n_rows {
+            let mask = masks[r / layout.heads];
+            let same = |t: usize| r + t < n_rows && masks[(r + t) / layout.heads] == mask;
+            if S::WIDE && same(1) && same(2) && same(3) {
+                step.rows::<S, 4>(s, rows, r, mask);
+                r += 4;
+            } else if same(1) {
+                step.rows::<S, 2>(s, rows, r, mask);
+                r += 2;
+            } else {
+                step.rows::<S, 1>(s, rows, r, mask);
+                r += 1;
             }
         }
     }
@@ -119,102 +137,124 @@ fn see(queries: &Queries<'_>, first: usize, n: usize, masks: &mut Vec<u32>) -> b
     masks.iter().any(|&mask| mask != 0)
 }
 
-/// Transposes the keys of a chunk into two panels of `d` (rounded up to whole lanes) lines.
-///
-/// Lanes past the last key repeat it; they are hidden by every mask.
+/// The keys of a block, widened where they are halves.
 #[inline(always)]
-fn pack_keys<S: Simd>(s: S, block: &KvBlock<'_>, start: usize, n: usize, d: usize, to: &mut Vec<Line>) {
-    let width = d.next_multiple_of(LANES);
-    to.resize(2 * width, Line([0; 64]));
-    let mut units = [s.splat_int(0); LANES];
-    for (half, panel) in to.chunks_exact_mut(width).enumerate().take(n.div_ceil(LANES)) {
-        let row = |i: usize| (start + (half * LANES + i).min(n - 1)) * block.stride;
-        for (part, lines) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let columns = part * LANES..d.min((part + 1) * LANES);
-            match block.k {
-                KvRows::F32(k) if columns.len() == LANES => {
-                    for i in 0..LANES {
-                        units[i] = s.bits(s.load(lanes_at(k, row(i) + columns.start)));
-                    }
-                }
-                KvRows::F16(k) if columns.len() == LANES => {
-                    for i in 0..LANES {
-                        units[i] = s.bits(s.widen(lanes_at(k, row(i) + columns.start)));
-                    }
-                }
-                KvRows::F32(k) => {
-                    for i in 0..LANES {
-                        let part = padded(&k[row(i) + columns.start..row(i) + columns.end]);
-                        units[i] = s.bits(s.load(&part));
-                    }
-                }
-                KvRows::F16(k) => {
-                    for i in 0..LANES {
-                        let part = padded(&k[row(i) + columns.start..row(i) + columns.end]);
-                        units[i] = s.bits(s.widen(&part));
-                    }
-                }
+fn chunk<'a, S: Simd>(s: S, block: &KvBlock<'a>, widened: &'a mut Vec<Line>) -> Chunk<'a> {
+    match block.k {
+        Keys::F32(lines) => Chunk::Floats(halves(lines)),
+        Keys::F16(lines) => {
+            widened.resize(lines.len(), Line([0; 64]));
+            for (to, from) in widened.iter_mut().zip(lines) {
+                s.store_units(s.bits(s.widen(from)), to);
             }
-            let columns = s.transpose(units);
-            for i in 0..LANES {
-                s.store_units(columns[i], &mut lines[i]);
-            }
+            Chunk::Floats(halves(widened))
         }
+        Keys::Q8 { lines, scale } => Chunk::Bytes(halves(lines), halves(scale)),
     }
 }
 
-/// The sixteen elements at `at`, inside a row by the caller's shape.
+/// The two halves of a slice.
 #[inline(always)]
-fn lanes_at<T>(rows: &[T], at: usize) -> &[T; LANES] {
-    rows[at..].first_chunk().expect("rows have d elements, checked on entry")
-}
-
-/// A part of a row with zeros behind it.
-fn padded<T: Copy + Default>(part: &[T]) -> [T; LANES] {
-    let mut whole = [T::default(); LANES];
-    whole[..part.len()].copy_from_slice(part);
-    whole
-}
-
-/// The two panels of packed keys.
-#[inline(always)]
-fn panels(keys: &[Line]) -> [&[Line]; 2] {
-    let (low, high) = keys.split_at(keys.len() / 2);
+fn halves<T>(all: &[T]) -> [&[T]; 2] {
+    let (low, high) = all.split_at(all.len() / 2);
     [low, high]
 }
 
-/// The value rows of a chunk, copied only where they are not floats in whole lanes.
+/// The value rows of a block, as floats in whole lanes.
 #[inline(always)]
-fn value_rows<'a, S: Simd>(
-    s: S,
-    block: &KvBlock<'a>,
-    start: usize,
-    n: usize,
-    d: usize,
-    copy: &'a mut Vec<f32>,
-) -> Values<'a> {
-    let first = start * block.stride;
-    if let KvRows::F32(v) = block.v
-        && d.is_multiple_of(LANES)
-    {
-        return Values { rows: &v[first..], stride: block.stride };
+fn value_rows<'a, S: Simd>(s: S, block: &KvBlock<'a>, copy: &'a mut Vec<f32>) -> ValueRows<'a> {
+    let width = block.d.next_multiple_of(LANES);
+    match block.v {
+        Values::F32(rows) => return ValueRows { rows, stride: width },
+        Values::F16(rows) => {
+            copy.resize(block.n * width, 0.0);
+            for (to, from) in copy.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.as_chunks().0) {
+                s.store(s.widen(from), to);
+            }
+        }
+        Values::Q8 { q, scale } => {
+            let stride = block.d.next_multiple_of(SHORT_LEN);
+            copy.resize(block.n * stride, 0.0);
+            let groups = copy.as_chunks_mut::<SHORT_LEN>().0.iter_mut().zip(q.as_chunks::<SHORT_LEN>().0);
+            for ((to, from), scale) in groups.zip(scale) {
+                let scale = s.splat(crate::f16::f16_to_f32(*scale));
+                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
+                    s.store(s.mul(s.widen_bytes(from), scale), to);
+                }
+            }
+            return ValueRows { rows: copy, stride };
+        }
     }
-    let width = d.next_multiple_of(LANES);
-    copy.resize(n * width, 0.0);
-    for (i, to) in copy.chunks_exact_mut(width).enumerate() {
-        let from = first + i * block.stride..first + i * block.stride + d;
-        match block.v {
-            KvRows::F32(v) => to[..d].copy_from_slice(&v[from]),
-            KvRows::F16(v) => {
-                let (whole, tail) = v[from].as_chunks::<LANES>();
-                for (c, to) in to.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                    let halves = if c < whole.len() { whole[c] } else { padded(tail) };
-                    s.store(s.widen(&halves), to);
+    ValueRows { rows: copy, stride: width }
+}
+
+impl RowBytes {
+    /// Quantizes every query row, if any block's keys are bytes.
+    #[inline(always)]
+    fn fill(&mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) {
+        if !blocks.iter().any(|block| matches!(block.k, Keys::Q8 { .. })) {
+            return;
+        }
+        let layout = queries.rows;
+        let n_rows = layout.tokens * layout.heads;
+        self.groups = layout.d.div_ceil(SHORT_LEN);
+        self.q.resize(n_rows * self.groups * SHORT_LEN, 0);
+        self.scale.clear();
+        self.bias.clear();
+        for (at, q) in self.q.as_chunks_mut::<SHORT_LEN>().0.iter_mut().enumerate() {
+            let (r, g) = (at / self.groups, at % self.groups);
+            let row = &queries.q[layout.at(r / layout.heads, r % layout.heads)];
+            let part = &row[g * SHORT_LEN..row.len().min((g + 1) * SHORT_LEN)];
+            let mut x = [0.0; SHORT_LEN];
+            x[..part.len()].copy_from_slice(part);
+            self.scale.push(quantize_block(&x, q));
+            self.bias.push(-128 * sum_bytes(q));
+        }
+    }
+
+    /// The products of rows `first..first + T` with the keys of a chunk.
+    #[inline(always)]
+    fn dots<S: Simd, const T: usize>(
+        &self,
+        s: S,
+        first: usize,
+        lines: [&[Line]; 2],
+        scales: [&[[u16; LANES]]; 2],
+    ) -> tile::Tile<S, 2, T> {
+        let mut y = [[s.splat(0.0); T]; 2];
+        for g in 0..self.groups {
+            let mut dot = [[s.splat_int(0); T]; 2];
+            if S::RAISES_SIGNED {
+                for t in 0..T {
+                    let bias = s.splat_int(self.bias[(first + t) * self.groups + g]);
+                    dot[0][t] = bias;
+                    dot[1][t] = bias;
+                }
+            }
+            for k in 0..SHORT_LEN / 4 {
+                let mut w = [s.splat_int(0); 2];
+                for p in 0..2 {
+                    w[p] = s.raised(s.load_units(&lines[p][8 * g + k]));
+                }
+                for t in 0..T {
+                    let q = &self.q.as_chunks::<SHORT_LEN>().0[(first + t) * self.groups + g];
+                    let x = s.splat_int(i32::from_le_bytes(q.as_chunks().0[k]));
+                    for p in 0..2 {
+                        dot[p][t] = s.dot_signed(dot[p][t], w[p], x);
+                    }
+                }
+            }
+            for p in 0..2 {
+                let d = s.widen(&scales[p][g]);
+                for t in 0..T {
+                    let z = s.mul(s.to_float(dot[p][t]), d);
+                    let dq = s.splat(self.scale[(first + t) * self.groups + g]);
+                    y[p][t] = s.fma(z, dq, y[p][t]);
                 }
             }
         }
+        y
     }
-    Values { rows: copy, stride: width }
 }
 
 /// The query vectors of rows `first..first + T`.
@@ -230,6 +270,58 @@ fn lane_masks(mask: u32) -> [u16; 2] {
     [mask as u16, (mask >> LANES) as u16]
 }
 
+/// One chunk's keys and values, and the queries that meet them.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    queries: &'a Queries<'a>,
+    keys: Chunk<'a>,
+    bytes: &'a RowBytes,
+    values: ValueRows<'a>,
+}
+
+impl Step<'_> {
+    /// The products of rows `first..first + T` with the chunk's keys.
+    #[inline(always)]
+    fn dots<S: Simd, const T: usize>(&self, s: S, first: usize) -> tile::Tile<S, 2, T> {
+        match self.keys {
+            Chunk::Floats(lines) => {
+                let none = [[s.splat(0.0); T]; 2];
+                tile::floats::<S, 2, T>(s, lines, vectors(self.queries, first), none)
+            }
+            Chunk::Bytes(lines, scales) => self.bytes.dots::<S, T>(s, first, lines, scales),
+        }
+    }
+
+    /// One step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
+    #[inline(always)]
+    fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut Rows, first: usize, mask: u32) {
+        if mask == 0 {
+            return;
+        }
+        let dots = self.dots::<S, T>(s, first);
+        let seen = lane_masks(mask);
+        let (hidden, none) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
+        let scale = s.splat(self.queries.scale);
+        let mut weights = [[[0.0; LANES]; 2]; T];
+        let mut fade = [0.0; T];
+        for t in 0..T {
+            let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
+            let high = s.keep(seen[1], s.mul(dots[1][t], scale), hidden);
+            let top = larger(state.top[first + t], s.tree_largest(s.larger(low, high)));
+            let low = s.keep(seen[0], s.exp(s.sub(low, s.splat(top))), none);
+            let high = s.keep(seen[1], s.exp(s.sub(high, s.splat(top))), none);
+            fade[t] = exp(state.top[first + t] - top);
+            state.sum[first + t] = state.sum[first + t].mul_add(fade[t], s.tree_sum(s.add(low, high)));
+            state.top[first + t] = top;
+            s.store(low, &mut weights[t][0]);
+            s.store(high, &mut weights[t][1]);
+        }
+        let width = self.queries.rows.d.next_multiple_of(LANES);
+        let acc = &mut state.acc[first * width..(first + T) * width];
+        weigh_all(s, acc, &fade, &weights, mask, self.values);
+    }
+}
+
 impl Rows {
     #[inline(always)]
     fn reset(&mut self, n_rows: usize, width: usize) {
@@ -241,44 +333,6 @@ impl Rows {
             state.clear();
             state.resize(len, start);
         }
-    }
-
-    /// One step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
-    #[inline(always)]
-    fn step<S: Simd, const T: usize>(
-        &mut self,
-        s: S,
-        queries: &Queries<'_>,
-        first: usize,
-        mask: u32,
-        keys: [&[Line]; 2],
-        values: Values<'_>,
-    ) {
-        if mask == 0 {
-            return;
-        }
-        let none = [[s.splat(0.0); T]; 2];
-        let dots = tile::floats::<S, 2, T>(s, keys, vectors(queries, first), none);
-        let seen = lane_masks(mask);
-        let (hidden, none) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
-        let scale = s.splat(queries.scale);
-        let mut weights = [[[0.0; LANES]; 2]; T];
-        let mut fade = [0.0; T];
-        for t in 0..T {
-            let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
-            let high = s.keep(seen[1], s.mul(dots[1][t], scale), hidden);
-            let top = larger(self.top[first + t], s.tree_largest(s.larger(low, high)));
-            let low = s.keep(seen[0], s.exp(s.sub(low, s.splat(top))), none);
-            let high = s.keep(seen[1], s.exp(s.sub(high, s.splat(top))), none);
-            fade[t] = exp(self.top[first + t] - top);
-            self.sum[first + t] = self.sum[first + t].mul_add(fade[t], s.tree_sum(s.add(low, high)));
-            self.top[first + t] = top;
-            s.store(low, &mut weights[t][0]);
-            s.store(high, &mut weights[t][1]);
-        }
-        let width = queries.rows.d.next_multiple_of(LANES);
-        let acc = &mut self.acc[first * width..(first + T) * width];
-        weigh_all(s, acc, &fade, &weights, mask, values);
     }
 
     /// Writes row `r`'s output and gives its log-sum-exp.
@@ -307,7 +361,7 @@ fn weigh_all<S: Simd, const T: usize>(
     fade: &[f32; T],
     weights: &[[[f32; LANES]; 2]; T],
     mask: u32,
-    values: Values<'_>,
+    values: ValueRows<'_>,
 ) {
     let strips = acc.len() / T / LANES;
     let mut strip = 0;
@@ -338,7 +392,7 @@ fn weigh<S: Simd, const T: usize, const J: usize>(
     fade: &[f32; T],
     weights: &[[[f32; LANES]; 2]; T],
     mask: u32,
-    values: Values<'_>,
+    values: ValueRows<'_>,
 ) {
     let width = acc.len() / T;
     let from = |t: usize| t * width + strip * LANES..t * width + (strip + J) * LANES;
@@ -387,27 +441,26 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
     let mut sums = Sums { queries, keys: n_keys, lse, acc };
     let layout = queries.rows;
     let n_rows = layout.tokens * layout.heads;
-    let Scratch { keys, masks, .. } = scratch;
+    let Scratch { keys, masks, bytes, .. } = scratch;
+    bytes.fill(queries, blocks);
     let mut before = 0;
     for block in blocks {
-        for start in (0..block.n).step_by(CHUNK) {
-            let n = CHUNK.min(block.n - start);
-            if !see(queries, block.first + start, n, masks) {
-                continue;
-            }
-            pack_keys(s, block, start, n, layout.d, keys);
-            let columns = before + start..before + start + n;
-            let mut r = 0;
-            while r + 4 <= n_rows {
-                sums.add::<S, 4>(s, r, panels(keys), masks, columns.clone());
-                r += 4;
-            }
-            while r < n_rows {
-                sums.add::<S, 1>(s, r, panels(keys), masks, columns.clone());
-                r += 1;
-            }
+        let columns = before..before + block.n;
+        before = columns.end;
+        if !see(queries, block.first, block.n, masks) {
+            continue;
         }
-        before += block.n;
+        let values = ValueRows { rows: &[], stride: 0 };
+        let step = Step { queries, keys: chunk(s, block, keys), bytes, values };
+        let mut r = 0;
+        while r + 4 <= n_rows {
+            sums.add::<S, 4>(s, step, r, masks, columns.clone());
+            r += 4;
+        }
+        while r < n_rows {
+            sums.add::<S, 1>(s, step, r, masks, columns.clone());
+            r += 1;
+        }
     }
 }
 
@@ -425,14 +478,13 @@ impl Sums<'_> {
     fn add<S: Simd, const T: usize>(
         &mut self,
         s: S,
+        step: Step<'_>,
         first: usize,
-        keys: [&[Line]; 2],
         masks: &[u32],
         columns: std::ops::Range<usize>,
     ) {
         let heads = self.queries.rows.heads;
-        let none = [[s.splat(0.0); T]; 2];
-        let dots = tile::floats::<S, 2, T>(s, keys, vectors(self.queries, first), none);
+        let dots = step.dots::<S, T>(s, first);
         let scale = s.splat(self.queries.scale);
         for t in 0..T {
             let seen = lane_masks(masks[(first + t) / heads]);

@@ -1,37 +1,72 @@
 //! The definition of attention in plain Rust: one query row at a time, one key at a time.
 
-use super::{CHUNK, KvBlock, KvRows, Queries};
+use super::store::{HALF, Keys, KvBlock, Values};
+use super::{CHUNK, Queries};
+use crate::activations::quantize_block;
+use crate::blocks::SHORT_LEN;
 use crate::exp::exp;
 use crate::f16::f16_to_f32;
 use crate::matmul::FLOAT_BLOCK;
 use crate::rows::{larger, tree_sum};
 
-fn at(rows: KvRows<'_>, index: usize) -> f32 {
-    match rows {
-        KvRows::F32(rows) => rows[index],
-        KvRows::F16(rows) => f16_to_f32(rows[index]),
+/// The product of a query with key `key`.
+fn dot(q: &[f32], block: &KvBlock<'_>, key: usize) -> f32 {
+    let (half, lane) = (key / HALF, key % HALF);
+    match block.k {
+        Keys::F32(lines) => {
+            float_dot(q, |c| f32::from_ne_bytes(lines[half * block.d + c].0.as_chunks().0[lane]))
+        }
+        Keys::F16(lines) => float_dot(q, |c| f16_to_f32(lines[half * block.d + c][lane])),
+        Keys::Q8 { lines, scale } => {
+            let groups = block.d.div_ceil(SHORT_LEN);
+            let mut sum = 0.0f32;
+            for (g, part) in q.chunks(SHORT_LEN).enumerate() {
+                let mut x = [0.0; SHORT_LEN];
+                x[..part.len()].copy_from_slice(part);
+                let mut bytes = [0; SHORT_LEN];
+                let dq = quantize_block(&x, &mut bytes);
+                let at = half * groups + g;
+                let dot: i32 = (0..SHORT_LEN)
+                    .map(|c| {
+                        i32::from(lines[8 * at + c / 4].0[4 * lane + c % 4] as i8) * i32::from(bytes[c] as i8)
+                    })
+                    .sum();
+                let z = dot as f32 * f16_to_f32(scale[at][lane]);
+                sum = z.mul_add(dq, sum);
+            }
+            sum
+        }
     }
 }
 
-fn dot(q: &[f32], block: &KvBlock<'_>, key: usize) -> f32 {
+fn float_dot(q: &[f32], key: impl Fn(usize) -> f32) -> f32 {
     let mut sum = 0.0;
     for (b, q) in q.chunks(FLOAT_BLOCK).enumerate() {
         let mut part = 0.0f32;
         for (i, q) in q.iter().enumerate() {
-            part = q.mul_add(at(block.k, key * block.stride + b * FLOAT_BLOCK + i), part);
+            part = q.mul_add(key(b * FLOAT_BLOCK + i), part);
         }
         sum += part;
     }
     sum
 }
 
-/// Scores of the keys `start..start + 32` of a block; hidden ones are -inf.
-fn scores(q: &[f32], block: &KvBlock<'_>, start: usize, mask: u32, scale: f32) -> [f32; CHUNK] {
-    std::array::from_fn(
-        |i| {
-            if mask >> i & 1 == 1 { dot(q, block, start + i) * scale } else { f32::NEG_INFINITY }
-        },
-    )
+/// Dimension `j` of the value of key `key`.
+fn value(block: &KvBlock<'_>, key: usize, j: usize) -> f32 {
+    let width = block.d.next_multiple_of(HALF);
+    match block.v {
+        Values::F32(rows) => rows[key * width + j],
+        Values::F16(rows) => f16_to_f32(rows[key * width + j]),
+        Values::Q8 { q, scale } => {
+            let at = key * block.d.next_multiple_of(SHORT_LEN) + j;
+            f32::from(q[at] as i8) * f16_to_f32(scale[at / SHORT_LEN])
+        }
+    }
+}
+
+/// Scores of the keys of a block; hidden ones are -inf.
+fn scores(q: &[f32], block: &KvBlock<'_>, mask: u32, scale: f32) -> [f32; CHUNK] {
+    std::array::from_fn(|i| if mask >> i & 1 == 1 { dot(q, block, i) * scale } else { f32::NEG_INFINITY })
 }
 
 /// The largest score, found in the order of [`tree_sum`].
@@ -54,7 +89,7 @@ struct Online {
 }
 
 impl Online {
-    fn add(&mut self, block: &KvBlock<'_>, start: usize, scores: &[f32; CHUNK], mask: u32, out: &mut [f32]) {
+    fn add(&mut self, block: &KvBlock<'_>, scores: &[f32; CHUNK], mask: u32, out: &mut [f32]) {
         let top = larger(self.top, largest(scores));
         let c = exp(self.top - top);
         let w: [f32; CHUNK] =
@@ -64,7 +99,7 @@ impl Online {
         for (j, out) in out.iter_mut().enumerate() {
             *out *= c;
             for i in (0..CHUNK).filter(|i| mask >> i & 1 == 1) {
-                *out = w[i].mul_add(at(block.v, (start + i) * block.stride + j), *out);
+                *out = w[i].mul_add(value(block, i, j), *out);
             }
         }
     }
@@ -90,12 +125,9 @@ pub(super) fn attend(queries: &Queries<'_>, blocks: &[KvBlock<'_>], out: &mut [f
             out.fill(0.0);
             let mut online = Online { top: f32::NEG_INFINITY, sum: 0.0 };
             for block in blocks {
-                for start in (0..block.n).step_by(CHUNK) {
-                    let mask = queries.visible.mask(token, block.first + start, (block.n - start).min(CHUNK));
-                    if mask != 0 {
-                        let scores = scores(q, block, start, mask, queries.scale);
-                        online.add(block, start, &scores, mask, out);
-                    }
+                let mask = queries.visible.mask(token, block.first, block.n);
+                if mask != 0 {
+                    online.add(block, &scores(q, block, mask, queries.scale), mask, out);
                 }
             }
             lse[token * rows.heads + head] = online.finish(out);
@@ -120,12 +152,10 @@ pub(super) fn score(
             for block in blocks {
                 let (here, rest) = acc.split_at_mut(block.n);
                 acc = rest;
-                for start in (0..block.n).step_by(CHUNK) {
-                    let mask = queries.visible.mask(token, block.first + start, (block.n - start).min(CHUNK));
-                    let scores = scores(q, block, start, mask, queries.scale);
-                    for i in (0..CHUNK).filter(|i| mask >> i & 1 == 1) {
-                        here[start + i] += exp(scores[i] - lse);
-                    }
+                let mask = queries.visible.mask(token, block.first, block.n);
+                let scores = scores(q, block, mask, queries.scale);
+                for i in (0..CHUNK).filter(|i| mask >> i & 1 == 1) {
+                    here[i] += exp(scores[i] - lse);
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! Attention: levels against the definition, the definition against `f64`, and independence of chunking.
 
 use super::*;
-use crate::f16::f32_to_f16_row;
 
 /// A deterministic row of values in -2..2.
 fn row(seed: u64, len: usize) -> Vec<f32> {
@@ -22,48 +21,55 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Keys and values of one KV head among others, `[keys, stride]`, as floats and as halves.
+/// Keys and values of one KV head between two others, in blocks.
 struct Cache {
-    k: Vec<f32>,
-    v: Vec<f32>,
-    half_k: Vec<u16>,
-    half_v: Vec<u16>,
+    stores: Vec<KvStore>,
     d: usize,
-    stride: usize,
     keys: usize,
 }
 
+/// Tokens of each block; fewer than a block holds, so that blocks of every length are met.
+fn lens(keys: usize, block_len: usize) -> Vec<usize> {
+    (0..keys).step_by(block_len).map(|first| block_len.min(keys - first)).collect()
+}
+
+fn rows(keys: usize, d: usize) -> (Vec<f32>, Vec<f32>) {
+    (row(11, keys * d), row(12, keys * d))
+}
+
 impl Cache {
-    fn new(keys: usize, d: usize) -> Self {
-        let stride = d + 5;
-        let (mut k, mut v) = (row(11, keys * stride), row(12, keys * stride));
-        let (mut half_k, mut half_v) = (vec![0; k.len()], vec![0; k.len()]);
-        f32_to_f16_row(&k, &mut half_k);
-        f32_to_f16_row(&v, &mut half_v);
-        // What lies between the rows must not be read into a result.
-        for i in 0..keys {
-            k[i * stride + d..(i + 1) * stride].fill(f32::NAN);
-            v[i * stride + d..(i + 1) * stride].fill(f32::NAN);
+    fn new(keys: usize, d: usize, block_len: usize, format: KvFormat) -> Self {
+        let (k, v) = rows(keys, d);
+        let faults = vec![f32::NAN; d];
+        let mut stores = Vec::new();
+        let mut first = 0;
+        for n in lens(keys, block_len) {
+            let mut store = KvStore::new(format, d, 3);
+            for slot in 0..32 {
+                // Other heads, and what lies behind the last key, must not be read into a result.
+                store.write(0, slot, &faults, &faults);
+                store.write(2, slot, &faults, &faults);
+                let at = (first + slot) * d..(first + slot + 1) * d;
+                if slot < n {
+                    store.write(1, slot, &k[at.clone()], &v[at]);
+                } else {
+                    store.write(1, slot, &faults, &faults);
+                }
+            }
+            first += n;
+            stores.push(store);
         }
-        Self { k, v, half_k, half_v, d, stride, keys }
+        Self { stores, d, keys }
     }
 
-    fn blocks(&self, block_len: usize, halves: bool) -> Vec<KvBlock<'_>> {
-        (0..self.keys)
-            .step_by(block_len)
-            .map(|first| {
-                let n = block_len.min(self.keys - first);
-                let at = first * self.stride..(first + n - 1) * self.stride + self.d;
-                let (k, v) = if halves {
-                    (KvRows::F16(&self.half_k[at.clone()]), KvRows::F16(&self.half_v[at]))
-                } else {
-                    (KvRows::F32(&self.k[at.clone()]), KvRows::F32(&self.v[at]))
-                };
-                KvBlock { k, v, n, stride: self.stride, first }
-            })
-            .collect()
+    fn blocks(&self, block_len: usize) -> Vec<KvBlock<'_>> {
+        let lens = lens(self.keys, block_len);
+        let blocks = self.stores.iter().zip(lens).enumerate();
+        blocks.map(|(i, (store, n))| store.block(1, n, i * block_len)).collect()
     }
 }
+
+const FORMATS: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8];
 
 fn attended(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> (Vec<f32>, Vec<f32>) {
     let mut out = vec![f32::NAN; queries.q.len()];
@@ -101,7 +107,7 @@ fn masks_follow_the_definition() {
 
 #[test]
 fn every_level_equals_the_definition() {
-    let cases = [
+    let cases: [(usize, usize, usize, usize); 7] = [
         (1, 1, 1, 16),
         (7, 3, 2, 8),
         (33, 5, 4, 20),
@@ -111,19 +117,19 @@ fn every_level_equals_the_definition() {
         (64, 2, 7, 33),
     ];
     for (keys, tokens, heads, d) in cases {
-        let cache = Cache::new(keys, d);
         let rows = RowLayout { tokens, heads, d, stride: heads * d + 3 };
         let q = row(14, tokens * rows.stride);
         let position = keys.saturating_sub(tokens);
         for (sinks, window) in [(0, usize::MAX), (2, 9), (40, 33)] {
             let visible = Visible { position, sinks, window };
             let queries = Queries { q: &q, rows, visible, scale: 0.4 };
-            for (block_len, halves) in [(32, false), (32, true), (48, false), (20, true)] {
-                let blocks = cache.blocks(block_len, halves);
+            for (block_len, format) in FORMATS.into_iter().flat_map(|format| [(32, format), (20, format)]) {
+                let cache = Cache::new(keys, d, block_len, format);
+                let blocks = cache.blocks(block_len);
                 let (want, want_lse) = attended(Dispatch::Scalar, &queries, &blocks);
                 let want_scores = scored(Dispatch::Scalar, &queries, &blocks, &want_lse);
                 for level in levels() {
-                    let case = format!("{level:?} {keys} {rows:?} {visible:?} {block_len} {halves}");
+                    let case = format!("{level:?} {keys} {rows:?} {visible:?} {block_len} {format:?}");
                     let (have, lse) = attended(level, &queries, &blocks);
                     for r in 0..tokens * heads {
                         let at = rows.at(r / heads, r % heads);
@@ -140,14 +146,18 @@ fn every_level_equals_the_definition() {
 #[test]
 fn the_definition_is_near_exact_softmax() {
     let (keys, tokens, heads, d) = (150, 6, 2, 48);
-    let cache = Cache::new(keys, d);
+    let (k, v) = rows(keys, d);
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q = row(15, tokens * rows.stride);
     let scale = 0.3f32;
-    for (sinks, window) in [(0, usize::MAX), (4, 50)] {
+    // Rounding of halves and of bytes: queries and keys are at most 2, products of 48 of them are summed.
+    let cases = [(KvFormat::F32, 1e-5), (KvFormat::F16, 0.01), (KvFormat::Q8, 0.2)];
+    let windows = [(0, usize::MAX), (4, 50)];
+    for ((sinks, window), (format, slack)) in windows.into_iter().flat_map(|w| cases.map(|case| (w, case))) {
+        let cache = Cache::new(keys, d, 32, format);
         let visible = Visible { position: keys - tokens, sinks, window };
         let queries = Queries { q: &q, rows, visible, scale };
-        let blocks = cache.blocks(32, false);
+        let blocks = cache.blocks(32);
         let (out, lse) = attended(Dispatch::Scalar, &queries, &blocks);
         let mut acc = vec![0.0; heads * keys];
         score_rows_at(Dispatch::Scalar, &queries, &blocks, &lse, &mut acc);
@@ -157,27 +167,26 @@ fn the_definition_is_near_exact_softmax() {
                 let q = &q[rows.at(token, head)];
                 let query = visible.position + token;
                 let score = |i: usize| -> f64 {
-                    let k = &cache.k[i * cache.stride..][..d];
+                    let k = &k[i * d..][..d];
                     q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
                         * f64::from(scale)
                 };
                 let seen: Vec<usize> =
                     (0..=query).filter(|&i| i < sinks || window > query || i > query - window).collect();
                 let total: f64 = seen.iter().map(|&i| score(i).exp()).sum();
-                assert!((f64::from(lse[token * heads + head]) - total.ln()).abs() < 1e-5);
+                assert!((f64::from(lse[token * heads + head]) - total.ln()).abs() < slack);
                 for &i in &seen {
                     want_acc[head * keys + i] += score(i).exp() / total;
                 }
                 for (j, have) in out[rows.at(token, head)].iter().enumerate() {
-                    let weighted =
-                        |&i: &usize| score(i).exp() / total * f64::from(cache.v[i * cache.stride + j]);
+                    let weighted = |&i: &usize| score(i).exp() / total * f64::from(v[i * d + j]);
                     let want: f64 = seen.iter().map(weighted).sum();
-                    assert!((f64::from(*have) - want).abs() < 1e-5, "{have} is not {want}");
+                    assert!((f64::from(*have) - want).abs() < slack, "{have} is not {want} in {format:?}");
                 }
             }
         }
         for (have, want) in acc.iter().zip(want_acc) {
-            assert!((f64::from(*have) - want).abs() < 1e-5, "{have} is not {want}");
+            assert!((f64::from(*have) - want).abs() < slack, "{have} is not {want} in {format:?}");
         }
     }
 }
@@ -185,16 +194,17 @@ fn the_definition_is_near_exact_softmax() {
 #[test]
 fn rows_together_equal_rows_alone() {
     let (keys, tokens, heads, d) = (90, 58, 2, 32);
-    let cache = Cache::new(keys, d);
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q = row(16, tokens * rows.stride);
     let visible = Visible { position: keys - tokens, sinks: 3, window: 40 };
     let queries = Queries { q: &q, rows, visible, scale: 0.2 };
-    let blocks = cache.blocks(32, false);
-    let (together, together_lse) = attended(Dispatch::best(), &queries, &blocks);
-    for token in 0..tokens {
+    for (format, token) in
+        FORMATS.into_iter().flat_map(|format| (0..tokens).map(move |token| (format, token)))
+    {
+        let cache = Cache::new(keys, d, 32, format);
+        let (together, together_lse) = attended(Dispatch::best(), &queries, &cache.blocks(32));
         // A cache that ends with this token: the last block is shorter than in the call above.
-        let ended = Cache { keys: visible.position + token + 1, ..Cache::new(keys, d) };
+        let ended = Cache { keys: visible.position + token + 1, ..cache };
         for head in 0..heads {
             let at = rows.at(token, head);
             let one = Queries {
@@ -203,27 +213,11 @@ fn rows_together_equal_rows_alone() {
                 visible: Visible { position: visible.position + token, ..visible },
                 scale: 0.2,
             };
-            let (alone, lse) = attended(Dispatch::best(), &one, &ended.blocks(32, false));
+            let (alone, lse) = attended(Dispatch::best(), &one, &ended.blocks(32));
             assert_eq!(bits(&alone), bits(&together[at]), "token {token}, head {head}");
             assert_eq!(lse[0].to_bits(), together_lse[token * heads + head].to_bits());
         }
     }
-}
-
-#[test]
-fn one_row_calls_see_every_key() {
-    let cache = Cache::new(50, 16);
-    let blocks = cache.blocks(32, false);
-    let q = row(17, 16);
-    let mut out = [0.0; 16];
-    let lse = attend_blocks(&q, &blocks, 0.5, &mut out);
-    let rows = RowLayout { tokens: 1, heads: 1, d: 16, stride: 16 };
-    let queries = Queries { q: &q, rows, visible: Visible::causal(49), scale: 0.5 };
-    let (want, want_lse) = attended(Dispatch::Scalar, &queries, &blocks);
-    assert_eq!((bits(&out), lse.to_bits()), (bits(&want), want_lse[0].to_bits()));
-    let mut acc = [0.0; 50];
-    score_blocks(&q, &blocks, 0.5, lse, &mut acc);
-    assert!((acc.iter().sum::<f32>() - 1.0).abs() < 1e-5);
 }
 
 #[test]
@@ -240,16 +234,16 @@ fn no_key_gives_zero() {
 
 #[test]
 fn a_hidden_fault_stays_hidden() {
-    let mut cache = Cache::new(40, 16);
-    let at = 39 * cache.stride;
-    cache.k[at] = f32::NAN;
-    cache.v[at] = f32::INFINITY;
     let q = row(19, 2 * 16);
     let rows = RowLayout { tokens: 2, heads: 1, d: 16, stride: 16 };
     let queries = Queries { q: &q, rows, visible: Visible::causal(38), scale: 0.1 };
-    for level in levels() {
-        let (out, lse) = attended(level, &queries, &cache.blocks(32, false));
-        assert!(out[..16].iter().all(|v| v.is_finite()) && lse[0].is_finite(), "{level:?}");
-        assert!(out[16..].iter().all(|v| v.is_nan()) && lse[1].is_nan(), "{level:?}");
+    for (format, level) in FORMATS.into_iter().flat_map(|format| levels().map(move |level| (format, level))) {
+        let mut cache = Cache::new(40, 16, 32, format);
+        let (mut k, mut v) = ([0.5; 16], [0.5; 16]);
+        (k[3], v[5]) = (f32::NAN, f32::INFINITY);
+        cache.stores[1].write(1, 7, &k, &v);
+        let (out, lse) = attended(level, &queries, &cache.blocks(32));
+        assert!(out[..16].iter().all(|v| v.is_finite()) && lse[0].is_finite(), "{level:?} {format:?}");
+        assert!(out[16..].iter().all(|v| v.is_nan()) && lse[1].is_nan(), "{level:?} {format:?}");
     }
 }

@@ -275,6 +275,12 @@ impl Simd for Avx2 {
         [checked!(_mm256_cvtph_ps(low)), checked!(_mm256_cvtph_ps(high))]
     }
     #[inline(always)]
+    fn widen_bytes(self, bytes: &[u8; 16]) -> Pair {
+        let bytes = checked!(_mm_loadu_si128(bytes.as_ptr().cast()));
+        let high = checked!(_mm_unpackhi_epi64(bytes, bytes));
+        self.to_float([checked!(_mm256_cvtepi8_epi32(bytes)), checked!(_mm256_cvtepi8_epi32(high))])
+    }
+    #[inline(always)]
     fn transpose(self, rows: [IntPair; 16]) -> [IntPair; 16] {
         let mut columns = rows;
         for part in 0..2 {

@@ -243,6 +243,11 @@ impl Simd for Avx512 {
         checked!(_mm512_cvtph_ps(halves))
     }
     #[inline(always)]
+    fn widen_bytes(self, bytes: &[u8; 16]) -> __m512 {
+        let bytes = checked!(_mm_loadu_si128(bytes.as_ptr().cast()));
+        checked!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
+    }
+    #[inline(always)]
     fn transpose(self, rows: [__m512i; 16]) -> [__m512i; 16] {
         checked!(transpose(rows))
     }

@@ -334,6 +334,18 @@ impl<M: ByteDot> Simd for Neon<M> {
         four!(I => widen(&halves[I]))
     }
     #[inline(always)]
+    fn widen_bytes(self, bytes: &[u8; 16]) -> Four {
+        let bytes = checked!(vld1q_s8(bytes.as_ptr().cast()));
+        let (low, high) = (checked!(vmovl_s8(vget_low_s8(bytes))), checked!(vmovl_high_s8(bytes)));
+        let quarters = [
+            checked!(vmovl_s16(vget_low_s16(low))),
+            checked!(vmovl_high_s16(low)),
+            checked!(vmovl_s16(vget_low_s16(high))),
+            checked!(vmovl_high_s16(high)),
+        ];
+        self.to_float(quarters)
+    }
+    #[inline(always)]
     fn transpose(self, rows: [IntFour; 16]) -> [IntFour; 16] {
         let mut columns = rows;
         for part in 0..4 {

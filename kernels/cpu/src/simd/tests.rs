@@ -108,6 +108,8 @@ fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
     let [low, high] = s.reduce_halves(rows);
     lanes(s, s.to_float(low), |i| values[i][..8].iter().sum::<i32>() as f32);
     lanes(s, s.to_float(high), |i| values[i][8..].iter().sum::<i32>() as f32);
+    let sixteen = bytes.first_chunk().unwrap();
+    lanes(s, s.widen_bytes(sixteen), |i| byte(i) as f32);
     let line = [1.5f32; 16];
     lanes(s, s.from_bits(s.bits(s.load(&line))), |i| line[i]);
 }

@@ -1,24 +1,16 @@
 //! Contents of the KV cache's blocks in main memory.
 //!
-//! One allocation a block, made when the block is first used: `[l, 2, g, 32, d]`, so that the keys of one head
-//! in one block are one run of rows. A block's contents outlive their sequences, for the prefix index.
+//! One store a block, made when the block is first used, with every head of every layer side by side. A block's
+//! contents outlive their sequences, for the prefix index.
 
-use baton_kernels_cpu::f16::f32_to_f16;
-use baton_kernels_cpu::{KvBlock, KvRows};
+use baton_kernels_cpu::{KvBlock, KvStore};
+use rayon::prelude::*;
 
 use super::SeqSpan;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 
-/// How keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvFormat {
-    /// As computed.
-    #[default]
-    F32,
-    /// Rounded to half precision: half the memory.
-    F16,
-}
+pub use baton_kernels_cpu::KvFormat;
 
 /// What one token needs.
 #[derive(Debug, Clone, Copy)]
@@ -30,59 +22,8 @@ pub(crate) struct KvShape {
 }
 
 impl KvShape {
-    /// Numbers of one head in one block.
-    fn head_len(&self) -> usize {
-        BLOCK_TOKENS * self.d_head
-    }
-
-    fn block_len(&self) -> usize {
-        self.n_layers * 2 * self.n_kv_heads * self.head_len()
-    }
-
-    /// Where the keys (`side` 0) or values (1) of a head begin in a block.
-    fn at(&self, layer: usize, side: usize, kv_head: usize) -> usize {
-        ((layer * 2 + side) * self.n_kv_heads + kv_head) * self.head_len()
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Numbers {
-    F32(Box<[f32]>),
-    F16(Box<[u16]>),
-}
-
-impl Numbers {
-    fn zeroed(format: KvFormat, len: usize) -> Self {
-        match format {
-            KvFormat::F32 => Self::F32(vec![0.0; len].into()),
-            KvFormat::F16 => Self::F16(vec![0; len].into()),
-        }
-    }
-
-    fn copy_from(&mut self, other: &Self) {
-        match (self, other) {
-            (Self::F32(to), Self::F32(from)) => to.copy_from_slice(from),
-            (Self::F16(to), Self::F16(from)) => to.copy_from_slice(from),
-            _ => unreachable!("all blocks of a cache have one format"),
-        }
-    }
-
-    fn write(&mut self, at: usize, row: &[f32]) {
-        match self {
-            Self::F32(to) => to[at..at + row.len()].copy_from_slice(row),
-            Self::F16(to) => {
-                for (to, value) in to[at..at + row.len()].iter_mut().zip(row) {
-                    *to = f32_to_f16(*value);
-                }
-            }
-        }
-    }
-
-    fn rows(&self, at: usize, len: usize) -> KvRows<'_> {
-        match self {
-            Self::F32(numbers) => KvRows::F32(&numbers[at..at + len]),
-            Self::F16(numbers) => KvRows::F16(&numbers[at..at + len]),
-        }
+    fn store(&self) -> KvStore {
+        KvStore::new(self.format, self.d_head, self.n_layers * self.n_kv_heads)
     }
 }
 
@@ -90,7 +31,7 @@ impl Numbers {
 pub(crate) struct CpuKv {
     shape: KvShape,
     /// By block id; `None` where a block was never used.
-    blocks: Vec<Option<Numbers>>,
+    blocks: Vec<Option<KvStore>>,
 }
 
 impl std::fmt::Debug for CpuKv {
@@ -111,7 +52,7 @@ impl CpuKv {
         if self.blocks.len() <= at {
             self.blocks.resize(at + 1, None);
         }
-        self.blocks[at].get_or_insert_with(|| Numbers::zeroed(self.shape.format, self.shape.block_len()));
+        self.blocks[at].get_or_insert_with(|| self.shape.store());
     }
 
     /// Makes the copy.
@@ -126,17 +67,33 @@ impl CpuKv {
     pub(crate) fn append(&mut self, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
         let (shape, d) = (self.shape, self.shape.d_head);
         let width = shape.n_kv_heads * d;
-        for (row, position) in span.rows.clone().zip(span.start..) {
-            let id = span.blocks[position / BLOCK_TOKENS];
-            let block =
-                self.blocks[id.0 as usize].as_mut().expect("prepare has ensured every block of a span");
-            let slot = position % BLOCK_TOKENS;
-            for (side, source) in [k, v].into_iter().enumerate() {
-                let heads = source[row * width..(row + 1) * width].chunks_exact(d);
-                for (kv_head, values) in heads.enumerate() {
-                    block.write(shape.at(layer, side, kv_head) + slot * d, values);
+        let end = span.start + span.rows.len();
+        let write = |index: usize, block: &mut KvStore| {
+            let positions = span.start.max(index * BLOCK_TOKENS)..end.min((index + 1) * BLOCK_TOKENS);
+            for kv_head in 0..shape.n_kv_heads {
+                for position in positions.clone() {
+                    let row = span.rows.start + position - span.start;
+                    let at = row * width + kv_head * d..row * width + (kv_head + 1) * d;
+                    let slot = position % BLOCK_TOKENS;
+                    block.write(layer * shape.n_kv_heads + kv_head, slot, &k[at.clone()], &v[at]);
                 }
             }
+        };
+        let indices = span.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        let mut stores: Vec<(usize, Option<KvStore>)> = Vec::with_capacity(indices.len());
+        for index in indices {
+            stores.push((index, self.blocks[span.blocks[index].0 as usize].take()));
+        }
+        let each = |(index, store): &mut (usize, Option<KvStore>)| {
+            write(*index, store.as_mut().expect("prepare has ensured every block of a span"));
+        };
+        if stores.len() > 1 {
+            stores.par_iter_mut().for_each(each);
+        } else {
+            stores.iter_mut().for_each(each);
+        }
+        for (index, store) in stores {
+            self.blocks[span.blocks[index].0 as usize] = store;
         }
     }
 
@@ -150,18 +107,16 @@ impl CpuKv {
         keys: usize,
         wanted: impl Fn(usize) -> bool,
     ) -> Vec<KvBlock<'_>> {
-        let (shape, d) = (self.shape, self.shape.d_head);
+        let head = layer * self.shape.n_kv_heads + kv_head;
         let block = |(index, id): (usize, &BlockId)| {
             let first = index * BLOCK_TOKENS;
             let n = BLOCK_TOKENS.min(keys - first);
-            let numbers = self.block(*id);
-            let rows = |side| numbers.rows(shape.at(layer, side, kv_head), n * d);
-            wanted(first).then(|| KvBlock { k: rows(0), v: rows(1), n, stride: d, first })
+            wanted(first).then(|| self.block(*id).block(head, n, first))
         };
         blocks[..keys.div_ceil(BLOCK_TOKENS)].iter().enumerate().filter_map(block).collect()
     }
 
-    fn block(&self, id: BlockId) -> &Numbers {
+    fn block(&self, id: BlockId) -> &KvStore {
         self.blocks[id.0 as usize]
             .as_ref()
             .expect("a sequence's blocks were ensured before they were written")

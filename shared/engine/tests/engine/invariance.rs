@@ -52,6 +52,8 @@ fn windows_and_half_precision_caches_change_no_bit_either() {
         (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::F32),
         (Some(SlidingWindow { tokens: 7, sinks: 0 }), KvFormat::F16),
         (None, KvFormat::F16),
+        (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::Q8),
+        (None, KvFormat::Q8),
     ] {
         let options = EngineOptions { window, kv_format, ..EngineOptions::default() };
         check_chunks_and_threads(&tiny("qwen2", Format::Q8_0), &options);
