@@ -3,19 +3,27 @@
 //! For tests and measurements of arithmetic, where what a model says does not matter. Never used to answer
 //! anybody. The vocabulary is byte-level with the control tokens of the demo models' chat layout.
 
-use std::borrow::Cow;
+use std::io::Write;
 
-use baton_kernels_cpu::{Format, KernelError, quantize_row};
+use baton_kernels_cpu::KernelError;
 
 use crate::gguf::{GgufWriteError, GgufWriter};
+
+mod quant;
+mod shapes;
+mod weights;
+
+pub use quant::Quant;
+pub use shapes::SHAPES;
+use weights::{Sink, Weights};
 
 /// The shape and seed of a model of random weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SyntheticModel {
     /// `general.architecture`: the name of a row of [`crate::family::FAMILIES`].
     pub family: &'static str,
-    /// Format of every matrix; norms and biases are F32.
-    pub format: Format,
+    /// Formats of the matrices; norms and biases are F32.
+    pub quant: Quant,
     /// Transformer layers.
     pub n_layers: u32,
     /// Query heads.
@@ -38,6 +46,9 @@ pub struct SyntheticModel {
     pub extra: Vec<(&'static str, ExtraValue)>,
     /// Divisors of the rotary frequencies, `[d_head / 2]`, written as `rope_freqs.weight`.
     pub rope_divisors: Option<Vec<f32>>,
+    /// For measuring streams: tokens past the control tokens are words, and the end token's row of the projection
+    /// to logits is zeros, so that an answer does not end by itself.
+    pub endless: bool,
     /// Decides every weight.
     pub seed: u64,
 }
@@ -79,6 +90,9 @@ pub enum SyntheticError {
 
 const CONTROL: [&str; 5] = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"];
 
+/// `<|end|>`: after the bytes, one merged token and `<|bos|>`.
+const END_TOKEN: u32 = 258;
+
 /// The bytes, one merged token, and the control tokens.
 pub const VOCAB_MIN: u32 = 256 + 1 + CONTROL.len() as u32;
 
@@ -88,10 +102,10 @@ const TEMPLATE: &str = "<|bos|>{% for message in messages %}<|{{ message.role }}
 impl SyntheticModel {
     /// A model small enough for a unit test, and large enough for every format: 2 layers, 4 heads over 2 key
     /// heads, widths that are multiples of 256.
-    pub fn small(family: &'static str, format: Format, seed: u64) -> Self {
+    pub fn small(family: &'static str, quant: impl Into<Quant>, seed: u64) -> Self {
         Self {
             family,
-            format,
+            quant: quant.into(),
             n_layers: 2,
             n_heads: 4,
             n_kv_heads: 2,
@@ -103,6 +117,7 @@ impl SyntheticModel {
             tied: true,
             extra: Vec::new(),
             rope_divisors: None,
+            endless: false,
             seed,
         }
     }
@@ -117,15 +132,48 @@ impl SyntheticModel {
 
     /// The model before it is written, for tests that write it otherwise.
     pub(crate) fn writer(&self) -> Result<GgufWriter<'static>, SyntheticError> {
+        let mut writer = self.head()?;
+        self.tensors(&mut Weights::new(self, Sink::Lend(&mut writer)))?;
+        Ok(writer)
+    }
+
+    /// Writes the model as a GGUF file, the same bytes as [`Self::to_gguf`]; holds a few rows in memory, never a
+    /// whole tensor. `progress` hears how much of the tensor data is written, and how much there is.
+    ///
+    /// # Errors
+    /// As [`Self::to_gguf`], and where the stream fails.
+    pub fn write_to(
+        &self,
+        out: impl Write,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<(), SyntheticError> {
+        let mut writer = self.head()?;
+        let mut total_bytes = 0;
+        self.tensors(&mut Weights::new(
+            self,
+            Sink::Declare { writer: &mut writer, total_bytes: &mut total_bytes },
+        ))?;
+        let mut stream = writer.begin(out)?;
+        let mut written_bytes = 0;
+        let mut put = |piece: &[u8]| {
+            written_bytes += piece.len() as u64;
+            progress(written_bytes, total_bytes);
+            Ok(stream.put(piece)?)
+        };
+        self.tensors(&mut Weights::new(self, Sink::Put(&mut put)))?;
+        stream.finish()?;
+        Ok(())
+    }
+
+    /// Metadata and vocabulary.
+    fn head(&self) -> Result<GgufWriter<'static>, SyntheticError> {
         if self.vocab_len < VOCAB_MIN {
             return Err(SyntheticError::VocabTooSmall { vocab_len: self.vocab_len });
         }
         let mut writer = GgufWriter::new();
         self.shape(&mut writer);
         self.vocabulary(&mut writer);
-        let mut weights = Weights { writer, random: SplitMix64(self.seed), format: self.format };
-        self.tensors(&mut weights)?;
-        Ok(weights.writer)
+        Ok(writer)
     }
 
     fn shape(&self, writer: &mut GgufWriter<'_>) {
@@ -133,7 +181,7 @@ impl SyntheticModel {
         writer.set("general.architecture", self.family);
         writer.set(
             "general.name",
-            format!("synthetic {} {} seed {}", self.family, self.format.name(), self.seed),
+            format!("synthetic {} {} seed {}", self.family, self.quant.name(), self.seed),
         );
         for (name, value) in [
             ("block_count", self.n_layers),
@@ -169,17 +217,17 @@ impl SyntheticModel {
         let mut types = vec![NORMAL; tokens.len()];
         tokens.extend(CONTROL.map(str::to_owned));
         types.resize(tokens.len(), CONTROL_TYPE);
-        for unused in tokens.len()..self.vocab_len as usize {
-            tokens.push(format!("[unused{unused}]"));
+        for filler in tokens.len()..self.vocab_len as usize {
+            tokens.push(if self.endless { word(filler) } else { format!("[unused{filler}]") });
         }
-        types.resize(tokens.len(), UNUSED);
+        types.resize(tokens.len(), if self.endless { NORMAL } else { UNUSED });
         writer.set("tokenizer.ggml.model", "gpt2");
         writer.set("tokenizer.ggml.pre", "gpt-2");
         writer.set("tokenizer.ggml.tokens", tokens);
         writer.set("tokenizer.ggml.token_type", types);
         writer.set("tokenizer.ggml.merges", vec!["h e"]);
         writer.set("tokenizer.ggml.bos_token_id", 257u32);
-        writer.set("tokenizer.ggml.eos_token_id", 258u32);
+        writer.set("tokenizer.ggml.eos_token_id", END_TOKEN);
         writer.set("tokenizer.ggml.add_bos_token", false);
         writer.set("tokenizer.chat_template", TEMPLATE);
     }
@@ -189,7 +237,7 @@ impl SyntheticModel {
         let (q, kv) = (self.n_heads * self.d_head, self.n_kv_heads * self.d_head);
         // Such that the logits of neighbouring tokens differ and attention is neither flat nor one-hot.
         // A tied table is smaller, so that a token's own logit does not dwarf the others.
-        weights.matrix("token_embd.weight", v, e, if self.tied { 0.25 } else { 1.0 })?;
+        weights.matrix("token_embd.weight", v, e, if self.tied { 4.0 / f64::from(e).sqrt() } else { 1.0 })?;
         weights.vector("output_norm.weight", e, 1.0, 0.2)?;
         if !self.tied {
             weights.matrix("output.weight", v, e, 1.0 / f64::from(e).sqrt())?;
@@ -219,54 +267,15 @@ impl SyntheticModel {
     }
 }
 
-/// Draws tensors and writes them.
-struct Weights<'a> {
-    writer: GgufWriter<'a>,
-    random: SplitMix64,
-    format: Format,
-}
-
-impl Weights<'_> {
-    fn matrix(&mut self, name: &str, rows: u32, cols: u32, std: f64) -> Result<(), SyntheticError> {
-        let mut bytes = Vec::new();
-        for _ in 0..rows {
-            let row: Vec<f32> = (0..cols).map(|_| (std * self.random.unit()) as f32).collect();
-            quantize_row(self.format, &row, &mut bytes)
-                .map_err(|err| SyntheticError::Quantize { name: name.to_owned(), err })?;
-        }
-        self.writer.tensor(name, &[u64::from(cols), u64::from(rows)], self.format, Cow::Owned(bytes))?;
-        Ok(())
+/// A word of its own for every number, with the blank before it.
+fn word(number: usize) -> String {
+    let mut text = String::from(byte_char(b' '));
+    let mut rest = number;
+    while rest > 0 {
+        text.push(char::from(b'a' + (rest % 26) as u8));
+        rest /= 26;
     }
-
-    fn vector(&mut self, name: &str, len: u32, mean: f64, std: f64) -> Result<(), SyntheticError> {
-        let values: Vec<f32> = (0..len).map(|_| (mean + std * self.random.unit()) as f32).collect();
-        self.values(name, &values)
-    }
-
-    fn values(&mut self, name: &str, values: &[f32]) -> Result<(), SyntheticError> {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.writer.tensor(name, &[values.len() as u64], Format::F32, Cow::Owned(bytes))?;
-        Ok(())
-    }
-}
-
-/// A small generator with a fixed definition. Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom
-/// number generators".
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Mean 0 and variance 1: the sum of twelve uniform numbers less six.
-    fn unit(&mut self) -> f64 {
-        (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
-    }
+    text
 }
 
 /// GPT-2's printable stand-in for a byte.
@@ -278,3 +287,6 @@ fn byte_char(byte: u8) -> char {
     let rank = (0..byte).filter(|earlier| !printable(*earlier)).count() as u32;
     char::from_u32(256 + rank).expect("256 to 323 are characters")
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,6 +169,13 @@ impl<'a> GgufWriter<'a> {
         Ok(GgufStream { out, tensors, at: 0, filled: 0 })
     }
 
+    /// Name, dimensions and type number of every tensor.
+    #[cfg(test)]
+    pub(crate) fn directory(&self) -> Vec<(String, Vec<u64>, u32)> {
+        let entry = |t: &Tensor<'_>| (t.name.clone(), t.dims.clone(), t.format.ggml_type());
+        self.tensors.iter().map(entry).collect()
+    }
+
     /// Writes the file to a stream: header, metadata, directory, then each tensor's data.
     ///
     /// # Errors
