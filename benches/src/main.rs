@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod engine;
+mod make_model;
 mod mask;
 mod pacing;
 mod parity;
@@ -22,6 +24,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// The engine beside llama.cpp: prefill, decoding, batches; shares of the machine's limits
+    Engine(engine::Args),
+    /// Answers the requests of `engine` over the engine
+    #[command(hide = true)]
+    EngineWorker(engine::worker::Args),
+    /// Write a GGUF file of random weights with the shape of a published model
+    MakeModel(make_model::Args),
     /// Size and speed of the keep-or-drop mask of a document's sentences
     Mask(mask::Args),
     /// The speed controller and the optimizer on simulated networks and devices
@@ -32,6 +41,9 @@ enum Bench {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
+        Bench::Engine(args) => engine::run(&args),
+        Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
+        Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),

@@ -29,12 +29,18 @@ pub struct Report {
     text: String,
     checks: Vec<Check>,
     data: Map<String, Value>,
+    only_json: bool,
 }
 
 impl Report {
     /// An empty report of the subcommand `bench`.
     pub fn new(bench: &'static str) -> Self {
-        Self { bench, text: String::new(), checks: Vec::new(), data: Map::new() }
+        Self { bench, text: String::new(), checks: Vec::new(), data: Map::new(), only_json: false }
+    }
+
+    /// Leaves out everything but the JSON object when printed.
+    pub fn print_only_json(&mut self) {
+        self.only_json = true;
     }
 
     /// Adds one line of text.
@@ -112,7 +118,7 @@ impl Report {
         }
         let json =
             json!({ "bench": self.bench, "holds": self.holds(), "checks": self.checks, "data": self.data });
-        format!("{}\n{json}\n", out.text)
+        if self.only_json { format!("{json}\n") } else { format!("{}\n{json}\n", out.text) }
     }
 }
 
@@ -134,6 +140,14 @@ pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
             print!("{}", report.render());
             if report.holds() { ExitCode::SUCCESS } else { ExitCode::from(1) }
         }
+        Err(error) => exit(Err(error)),
+    }
+}
+
+/// The exit status of a subcommand that reports nothing: 0, or 2 with the error printed.
+pub fn exit(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::from(2)
@@ -164,6 +178,15 @@ mod tests {
         assert_eq!(json["checks"][1]["holds"], false);
         assert_eq!(json["data"]["note"], "kept");
         assert!(text.contains("recall  0.5000  >= 0.9     NO"), "{text}");
+    }
+
+    #[test]
+    fn only_the_json_object_is_printed_on_request() {
+        let mut report = Report::new("mask");
+        report.note("a line");
+        report.print_only_json();
+        let text = report.render();
+        assert!(text.starts_with("{\"bench\":\"mask\"") && text.lines().count() == 1, "{text}");
     }
 
     #[test]

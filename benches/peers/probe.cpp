@@ -1,0 +1,134 @@
+// What this machine's CPUs can do at most, for the shares that `baton-bench engine` states: one request a line on
+// standard input, one JSON object a line on standard output.
+//
+//   read    bytes per second that all threads together read from memory, of a buffer of 1 GiB
+//   int8    int8 multiplications and additions per second of all threads, out of registers
+//
+// Argument: THREADS, pinned one a CPU from CPU 0 on. Compiled with -O3 -march=native.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <pthread.h>
+#include <sched.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+constexpr size_t BUFFER_WORDS = (size_t(1) << 30) / 8;
+constexpr int64_t INT8_ROUNDS = 20'000'000;
+constexpr int SUMS = 12;
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void pin(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+volatile uint64_t sink;
+
+void read_words(const uint64_t * words, size_t count) {
+    uint64_t sums[32] = {};
+    for (size_t i = 0; i + 32 <= count; i += 32) {
+        for (int j = 0; j < 32; j++) sums[j] += words[i + j];
+    }
+    uint64_t total = 0;
+    for (uint64_t sum : sums) total += sum;
+    sink = total;
+}
+
+// Runs the rounds and says how many multiplications and additions one of them is. Twelve independent sums hide
+// the latency of one; each is a variable of its own, so that it stays in a register.
+#define EACH_SUM(DO) DO(s0) DO(s1) DO(s2) DO(s3) DO(s4) DO(s5) DO(s6) DO(s7) DO(s8) DO(s9) DO(s10) DO(s11)
+
+double int8_rounds() {
+#if defined(__AVX512VNNI__)
+    const __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
+#define ZERO(sum) __m512i sum = _mm512_setzero_si512();
+#define STEP(sum) sum = _mm512_dpbusd_epi32(sum, a, b); asm volatile("" : "+v"(sum));
+#define SINK(sum) sink = uint64_t(_mm512_reduce_add_epi32(sum));
+    const double per_sum = 128;
+#elif defined(__AVX2__)
+    const __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), ones = _mm256_set1_epi16(1);
+#define ZERO(sum) __m256i sum = _mm256_setzero_si256();
+#define STEP(sum) { \
+        __m256i pairs = _mm256_maddubs_epi16(a, b); \
+        asm volatile("" : "+x"(pairs)); \
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones)); \
+    }
+#define SINK(sum) sink = uint64_t(_mm256_extract_epi32(sum, 0));
+    const double per_sum = 64;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t a = vdupq_n_s8(3), b = vdupq_n_s8(5);
+#define ZERO(sum) int32x4_t sum = vdupq_n_s32(0);
+#define STEP(sum) sum = vdotq_s32(sum, a, b); asm volatile("" : "+w"(sum));
+#define SINK(sum) sink = uint64_t(vaddvq_s32(sum));
+    const double per_sum = 32;
+#else
+#define ZERO(sum)
+#define STEP(sum)
+#define SINK(sum)
+    const double per_sum = 0;  // No instruction that this probe knows: no share is stated.
+#endif
+    EACH_SUM(ZERO)
+    for (int64_t round = 0; round < INT8_ROUNDS; round++) {
+        EACH_SUM(STEP)
+    }
+    EACH_SUM(SINK)
+    return SUMS * per_sum;
+}
+
+template <typename Work> double seconds_of_all(int threads, Work work) {
+    std::vector<std::thread> running;
+    const double start = now();
+    for (int t = 0; t < threads; t++) {
+        running.emplace_back([=] { pin(t); work(t); });
+    }
+    for (auto & thread : running) thread.join();
+    return now() - start;
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    const int threads = argc == 2 ? std::atoi(argv[1]) : 0;
+    if (threads < 1) return 2;
+    const size_t share = BUFFER_WORDS / size_t(threads) & ~size_t(4095);
+    std::unique_ptr<uint64_t[]> buffer(new uint64_t[share * size_t(threads)]);
+    uint64_t * words = buffer.get();
+    seconds_of_all(threads, [=](int t) {
+        for (size_t i = 0; i < share; i++) words[size_t(t) * share + i] = i;
+    });
+    std::puts("{\"ready\": true}");
+    std::fflush(stdout);
+    for (std::string line; std::getline(std::cin, line);) {
+        double rate = 0;
+        if (line == "read") {
+            const double seconds = seconds_of_all(threads, [=](int t) { read_words(words + size_t(t) * share, share); });
+            rate = 8.0 * double(share) * threads / seconds;
+        } else {
+            std::vector<double> round(size_t(threads), 0.0);
+            double * per_round = round.data();
+            const double seconds = seconds_of_all(threads, [=](int t) { per_round[t] = int8_rounds(); });
+            rate = round[0] * double(INT8_ROUNDS) * threads / seconds;
+        }
+        std::printf("{\"per_second\": %.1f}\n", rate);
+        std::fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,62 @@
+//! What an 8-billion-weight file costs in memory that the system cannot take back.
+//!
+//! The file is made for the run and removed after it, unless it was there before.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::speed::start_ours;
+use super::{Args, Subject, subject};
+use crate::report::Report;
+
+const SHAPE: &str = "llama-8b";
+const PROMPT_TOKENS: usize = 512;
+const DECODE_TOKENS: usize = 16;
+/// Beside the KV cache.
+const OVERHEAD_MAX_MB: f64 = 128.0;
+
+/// Measures and adds the table and the check.
+pub fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
+    let kept = target.join("models").join(format!("{SHAPE}-Q4_K_M.gguf")).is_file();
+    let subject = subject(SHAPE, target)?;
+    let measured = measure_file(args, &subject, report);
+    if !kept {
+        std::fs::remove_file(&subject.path).with_context(|| format!("remove {}", subject.path.display()))?;
+    }
+    measured
+}
+
+fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
+    let mut worker = start_ours(args, subject, "f16")?;
+    let info = worker.ask("info")?;
+    let numbers = info["kv_numbers_per_token"].as_f64().context("the worker says no size of its cache")?;
+    let seconds = worker.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
+    eprintln!("{}: prefill {PROMPT_TOKENS}: {:.1} tokens/s", subject.name, PROMPT_TOKENS as f64 / seconds);
+    let seconds = worker.seconds(&format!("decode {PROMPT_TOKENS} {DECODE_TOKENS}"))?;
+    let rate = DECODE_TOKENS as f64 / seconds;
+    let memory = worker.memory()?;
+    let kv_bytes = 2.0 * numbers * (PROMPT_TOKENS + DECODE_TOKENS) as f64;
+    let beside = (memory.unreclaimable as f64 - kv_bytes) / 1e6;
+    let rows = [
+        ("decode, tokens/s", rate),
+        ("unreclaimable, MB", memory.unreclaimable as f64 / 1e6),
+        ("of it KV cache, MB", kv_bytes / 1e6),
+        ("peak with the mapped file, MB", memory.peak as f64 / 1e6),
+    ]
+    .map(|(what, value)| vec![what.to_owned(), format!("{value:.1}")]);
+    report.table(&format!("{}: memory after {PROMPT_TOKENS} tokens", subject.name), &["", "baton"], &rows);
+    report.data(
+        &format!("{} memory", subject.name),
+        json!({ "unreclaimable_bytes": memory.unreclaimable, "kv_bytes": kv_bytes, "decode_tokens_per_s": rate }),
+    );
+    if !args.quick {
+        report.check_at_most(
+            format!("{} Q4_K_M: unreclaimable memory beside the KV cache, MB", subject.name),
+            beside,
+            OVERHEAD_MAX_MB,
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! What was measured, by figure and program, and the medians of it.
+
+use std::collections::BTreeMap;
+
+/// Rates by figure and program, one for each alternation in which it was measured.
+#[derive(Debug, Default)]
+pub struct Samples {
+    rates: BTreeMap<(String, String), Vec<Option<f64>>>,
+}
+
+impl Samples {
+    /// Notes that `program` reached `rate` at `figure` in alternation `at`.
+    pub fn add(&mut self, figure: &str, program: &str, at: usize, rate: f64) {
+        let rates = self.rates.entry((figure.to_owned(), program.to_owned())).or_default();
+        rates.resize(rates.len().max(at + 1), None);
+        rates[at] = Some(rate);
+    }
+
+    /// The rate of one alternation.
+    pub fn rate(&self, figure: &str, program: &str, at: usize) -> Option<f64> {
+        self.rates.get(&(figure.to_owned(), program.to_owned()))?.get(at).copied().flatten()
+    }
+
+    /// The median over alternations.
+    pub fn median(&self, figure: &str, program: &str) -> Option<f64> {
+        let rates = self.rates.get(&(figure.to_owned(), program.to_owned()))?;
+        median(rates.iter().copied().flatten())
+    }
+
+    /// The median over alternations of `program`'s rate by the best one of `others`.
+    pub fn ratio(&self, figure: &str, program: &str, others: &[&str]) -> Option<f64> {
+        let alternations = self.rates.get(&(figure.to_owned(), program.to_owned()))?.len();
+        median((0..alternations).filter_map(|at| {
+            let best = others.iter().filter_map(|other| self.rate(figure, other, at)).reduce(f64::max)?;
+            Some(self.rate(figure, program, at)? / best)
+        }))
+    }
+
+    /// Whether `program` was so far behind one of `others` in the first alternation that measuring it again would
+    /// change nothing.
+    pub fn is_behind(&self, figure: &str, program: &str, others: &[&str]) -> bool {
+        const MARGIN: f64 = 1.15;
+        let first = |name: &str| self.rate(figure, name, 0);
+        let Some(own) = first(program) else { return false };
+        others.iter().filter_map(|other| first(other)).any(|rate| rate > MARGIN * own)
+    }
+}
+
+/// The middle of the values; the mean of the two middle ones where their number is even.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_the_middle() {
+        assert_eq!(median([]), None);
+        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn ratios_pair_what_was_measured_together() {
+        let mut samples = Samples::default();
+        for (at, (ours, first, second)) in
+            [(10.0, 5.0, 4.0), (30.0, 10.0, 20.0), (8.0, 8.0, 2.0)].into_iter().enumerate()
+        {
+            samples.add("f", "ours", at, ours);
+            samples.add("f", "a", at, first);
+            samples.add("f", "b", at, second);
+        }
+        assert_eq!(samples.ratio("f", "ours", &["a", "b"]), Some(1.5));
+        assert_eq!(samples.ratio("f", "ours", &["c"]), None);
+        assert_eq!(samples.median("f", "ours"), Some(10.0));
+    }
+
+    #[test]
+    fn the_one_behind_is_left_out() {
+        let mut samples = Samples::default();
+        samples.add("f", "a", 0, 100.0);
+        samples.add("f", "b", 0, 80.0);
+        assert!(samples.is_behind("f", "b", &["a"]));
+        assert!(!samples.is_behind("f", "a", &["b"]));
+        assert!(!samples.is_behind("g", "b", &["a"]));
+        samples.add("f", "b", 0, 90.0);
+        assert!(!samples.is_behind("f", "b", &["a"]));
+    }
+}

@@ -1,0 +1,298 @@
+//! Prefill, decoding and batched decoding of one model: the alternations, the tables, and what is required.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::peer::{self, Peer};
+use super::process::Worker;
+use super::samples::{Samples, median};
+use super::{Args, OURS, Part, Subject};
+use crate::report::Report;
+
+const OURS_Q8: &str = "baton, q8 KV";
+const PEERS: [&str; 2] = ["llama.cpp repack 0", "llama.cpp repack 1"];
+/// Longest sequence measured, with the tokens decoded after it.
+const CONTEXT_TOKENS: usize = 8192 + 64;
+const DECODE_TOKENS: usize = 64;
+const BATCH_STEPS: usize = 32;
+
+/// Something measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Figure {
+    /// Tokens of a prompt.
+    Prefill(usize),
+    /// Single tokens after so many.
+    Decode(usize),
+    /// One token of each of so many sequences.
+    Batch(usize),
+}
+
+impl Figure {
+    fn name(self) -> String {
+        match self {
+            Self::Prefill(tokens) => format!("prefill {tokens}"),
+            Self::Decode(context) => format!("decode at {context}"),
+            Self::Batch(seqs) => format!("decode batch {seqs}"),
+        }
+    }
+
+    fn request(self) -> String {
+        match self {
+            Self::Prefill(tokens) => format!("prefill {tokens}"),
+            Self::Decode(context) => format!("decode {context} {DECODE_TOKENS}"),
+            Self::Batch(seqs) => format!("batch {seqs} {BATCH_STEPS}"),
+        }
+    }
+
+    /// Tokens of one request, all sequences together.
+    fn tokens(self) -> usize {
+        match self {
+            Self::Prefill(tokens) => tokens,
+            Self::Decode(_) => DECODE_TOKENS,
+            Self::Batch(seqs) => seqs * BATCH_STEPS,
+        }
+    }
+
+    /// The least ratio to llama.cpp that is required of the model, if one is.
+    fn least_ratio(self, model: &str) -> Option<f64> {
+        match (model, self) {
+            ("llama-1b", Self::Prefill(_)) => Some(1.4),
+            ("qwen-0.5b", Self::Prefill(_)) => Some(1.8),
+            ("llama-1b", Self::Decode(0)) => Some(1.0),
+            ("qwen-0.5b", Self::Decode(0)) => Some(1.3),
+            ("llama-1b", Self::Decode(2048)) => Some(1.4),
+            ("llama-1b", Self::Batch(_)) => Some(2.0),
+            _ => None,
+        }
+    }
+}
+
+/// What is measured, a prompt just before decoding after it.
+fn figures(args: &Args) -> Vec<Figure> {
+    use Figure::{Batch, Decode, Prefill};
+    let all: &[Figure] = if args.quick {
+        &[Prefill(512), Decode(0), Batch(8)]
+    } else {
+        &[
+            Prefill(512),
+            Decode(0),
+            Prefill(2048),
+            Decode(2048),
+            Prefill(8192),
+            Decode(8192),
+            Batch(8),
+            Batch(16),
+        ]
+    };
+    let part = |figure: &Figure| match figure {
+        Prefill(_) => Part::Prefill,
+        Decode(_) => Part::Decode,
+        Batch(_) => Part::Batch,
+    };
+    all.iter().copied().filter(|figure| args.wants(part(figure))).collect()
+}
+
+/// What the machine can do, and what a token asks of it.
+struct Limits {
+    read_bytes_per_s: f64,
+    int8_ops_per_s: f64,
+    weight_bytes: f64,
+    layer_weights: f64,
+}
+
+/// Measures one model and adds its tables and checks.
+pub fn measure(
+    args: &Args,
+    subject: &Subject,
+    peer: &Peer,
+    target: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let figures = figures(args);
+    if figures.is_empty() {
+        return Ok(());
+    }
+    let mut programs = start(args, subject, peer)?;
+    let mut probe = Worker::start("probe", Command::new(peer::probe(target)?).arg(args.threads.to_string()))?;
+    let mut samples = Samples::default();
+    let (mut reads, mut int8s) = (Vec::new(), Vec::new());
+    for at in 0..args.alternations() {
+        for _ in 0..3 {
+            reads.push(probe.number("read", "per_second")?);
+        }
+        int8s.push(probe.number("int8", "per_second")?);
+        for &figure in &figures {
+            alternate(figure, at, &mut programs, &mut samples)?;
+            progress(args, subject, figure, at, &samples);
+        }
+    }
+    let info = programs[0].ask("info")?;
+    let size = |key: &str| info[key].as_f64().with_context(|| format!("the engine's worker says no {key}"));
+    let limits = Limits {
+        read_bytes_per_s: median(reads).context("no bandwidth was measured")?,
+        int8_ops_per_s: median(int8s).context("no int8 rate was measured")?,
+        weight_bytes: size("weight_bytes")?,
+        layer_weights: size("layer_weights")?,
+    };
+    tables(subject, &figures, &samples, &limits, report);
+    memory(subject, &programs, report)?;
+    if !args.quick {
+        checks(subject, &figures, &samples, &limits, report);
+    }
+    Ok(())
+}
+
+/// One figure by every program, each alternation beginning with another one.
+fn alternate(figure: Figure, at: usize, programs: &mut [Worker], samples: &mut Samples) -> Result<()> {
+    let name = figure.name();
+    let count = programs.len();
+    for turn in 0..count {
+        let program = &mut programs[(at + turn) % count];
+        if program.name == OURS_Q8 && !matches!(figure, Figure::Decode(0 | 8192)) {
+            continue;
+        }
+        if at > 0 && PEERS.contains(&program.name.as_str()) && samples.is_behind(&name, &program.name, &PEERS)
+        {
+            continue;
+        }
+        let seconds = program.seconds(&figure.request())?;
+        samples.add(&name, &program.name, at, figure.tokens() as f64 / seconds);
+    }
+    Ok(())
+}
+
+fn progress(args: &Args, subject: &Subject, figure: Figure, at: usize, samples: &Samples) {
+    let name = figure.name();
+    let rates: Vec<String> = [OURS, OURS_Q8, PEERS[0], PEERS[1]]
+        .into_iter()
+        .filter_map(|program| Some(format!("{program} {:.1}", samples.rate(&name, program, at)?)))
+        .collect();
+    let (turn, turns) = (at + 1, args.alternations());
+    eprintln!("{} {turn}/{turns}: {name}: {} tokens/s", subject.name, rates.join(", "));
+}
+
+/// Baton's worker on the model, with keys and values kept as `kv`.
+pub fn start_ours(args: &Args, subject: &Subject, kv: &str) -> Result<Worker> {
+    let own = std::env::current_exe().context("find the running program")?;
+    let mut command = Command::new(own);
+    command.arg("engine-worker").arg(&subject.path).args(["--kv", kv]);
+    command.args(["--threads", &args.threads.to_string(), "--context", &CONTEXT_TOKENS.to_string()]);
+    Worker::start(if kv == "q8" { OURS_Q8 } else { OURS }, &mut command)
+}
+
+fn start(args: &Args, subject: &Subject, peer: &Peer) -> Result<Vec<Worker>> {
+    let mut programs = vec![start_ours(args, subject, "f16")?];
+    if args.wants(Part::Decode) && !args.quick {
+        programs.push(start_ours(args, subject, "q8")?);
+    }
+    let driver = peer.driver()?;
+    for (name, repack) in PEERS.into_iter().zip(["0", "1"]) {
+        let mut command = Command::new(&driver);
+        command.arg(&subject.path);
+        command.args([&args.threads.to_string(), repack, "f16", &CONTEXT_TOKENS.to_string()]);
+        programs.push(Worker::start(name, &mut command)?);
+    }
+    Ok(programs)
+}
+
+fn tables(subject: &Subject, figures: &[Figure], samples: &Samples, limits: &Limits, report: &mut Report) {
+    let text =
+        |value: Option<f64>, digits: usize| value.map_or_else(String::new, |v| format!("{v:.digits$}"));
+    let mut data = Vec::new();
+    let rows: Vec<Vec<String>> = figures
+        .iter()
+        .map(|&figure| {
+            let name = figure.name();
+            let [ours, ours_q8, first, second] =
+                [OURS, OURS_Q8, PEERS[0], PEERS[1]].map(|program| samples.median(&name, program));
+            let ratio = samples.ratio(&name, OURS, &PEERS);
+            let share = ours.and_then(|rate| limits.share(figure, rate));
+            data.push(json!({
+                "model": subject.name, "figure": name, "baton": ours, "baton_q8_kv": ours_q8,
+                "llama_repack_0": first,
+                "llama_repack_1": second, "ratio": ratio, "share_of_limit": share,
+            }));
+            let mut row =
+                vec![name, text(ours, 1), text(ours_q8, 1), text(first, 1), text(second, 1), text(ratio, 2)];
+            row.push(
+                share.map_or_else(String::new, |share| format!("{share:.2} of {}", figure.limit_name())),
+            );
+            row
+        })
+        .collect();
+    let header =
+        ["tokens/s, median", OURS, OURS_Q8, PEERS[0], PEERS[1], "ratio to the better", "of the limit"];
+    report.table(&subject.name, &header, &rows);
+    report.note(format!(
+        "read bandwidth {:.1} GB/s, int8 peak {:.2} TOP/s, {:.0} MB of weights read for a token",
+        limits.read_bytes_per_s / 1e9,
+        limits.int8_ops_per_s / 1e12,
+        limits.weight_bytes / 1e6
+    ));
+    report.data(format!("{} figures", subject.name).as_str(), data);
+    report.data(format!("{} read_bytes_per_s", subject.name).as_str(), limits.read_bytes_per_s);
+    report.data(format!("{} int8_ops_per_s", subject.name).as_str(), limits.int8_ops_per_s);
+}
+
+impl Figure {
+    fn limit_name(self) -> &'static str {
+        if matches!(self, Self::Prefill(_)) { "int8 peak" } else { "bandwidth" }
+    }
+}
+
+impl Limits {
+    /// The share of the machine's limit that so many tokens a second use; `None` where a batch makes neither limit
+    /// meaningful.
+    fn share(&self, figure: Figure, rate: f64) -> Option<f64> {
+        match figure {
+            Figure::Prefill(_) if self.int8_ops_per_s > 0.0 => {
+                Some(2.0 * self.layer_weights * rate / self.int8_ops_per_s)
+            }
+            Figure::Decode(_) => Some(self.weight_bytes * rate / self.read_bytes_per_s),
+            _ => None,
+        }
+    }
+}
+
+fn memory(subject: &Subject, programs: &[Worker], report: &mut Report) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut data = Vec::new();
+    for program in programs {
+        let memory = program.memory()?;
+        rows.push(vec![
+            program.name.clone(),
+            format!("{:.0}", memory.peak as f64 / 1e6),
+            format!("{:.0}", memory.unreclaimable as f64 / 1e6),
+        ]);
+        data.push(json!({
+            "program": program.name, "peak_bytes": memory.peak, "unreclaimable_bytes": memory.unreclaimable,
+        }));
+    }
+    report.table(&format!("{}: memory, MB", subject.name), &["", "peak", "unreclaimable"], &rows);
+    report.data(format!("{} memory", subject.name).as_str(), data);
+    Ok(())
+}
+
+fn checks(subject: &Subject, figures: &[Figure], samples: &Samples, limits: &Limits, report: &mut Report) {
+    for &figure in figures {
+        let name = figure.name();
+        if let Some(least) = figure.least_ratio(&subject.name) {
+            let ratio = samples.ratio(&name, OURS, &PEERS).unwrap_or(f64::NAN);
+            report.check_at_least(format!("{} {name}: ratio to llama.cpp", subject.name), ratio, least);
+        }
+        if figure == Figure::Decode(0) && subject.name == "llama-1b" {
+            let rate = samples.median(&name, OURS).unwrap_or(f64::NAN);
+            let share = limits.share(figure, rate).unwrap_or(f64::NAN);
+            report.check_at_least(format!("{} {name}: share of read bandwidth", subject.name), share, 0.92);
+        }
+        if figure == Figure::Decode(8192) && subject.name == "llama-1b" {
+            let without = Figure::Decode(0).name();
+            let left = samples.median(&name, OURS_Q8).zip(samples.median(&without, OURS_Q8));
+            let loss = left.map_or(f64::NAN, |(with, without)| 100.0 * (1.0 - with / without));
+            report.check_at_most(format!("{} {name}, q8 KV: % lost against 0", subject.name), loss, 25.0);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Baton's engine as a long-lived worker: the counterpart of `peers/llama_cpp.cpp`, with the same requests.
+//!
+//! One request a line on standard input, one JSON object a line on standard output. Tokens are pseudo-random and
+//! the same in every run; no request of this worker finds anything in the prefix cache.
+//!
+//! Beyond the peer's requests: `info` (sizes), `scores N WHICH` (a prompt's last chunk that hands out attention
+//! scores), `perplexity N` (of the first N tokens of a text).
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, Write as _};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use baton_engine::engine::KvFormat;
+use baton_engine::gguf::Gguf;
+use baton_engine::{Capture, Engine, EngineOptions, HeadId, Model, SeqId, StepSeq, TokenId, Wanted};
+use serde_json::{Value, json};
+
+use super::machine;
+
+/// Tokens of a prefill step: as many as llama.cpp's default micro-batch.
+const CHUNK_TOKENS: usize = 512;
+/// Tokens of each sequence before a batched step.
+const SMALL_CONTEXT: usize = 16;
+/// Heads that a calibration chooses, as many as the demo model's.
+const CHOSEN_HEADS: usize = 8;
+/// Queries whose attention is handed out: a question's length.
+const WINDOW_TOKENS: usize = 32;
+
+/// Options of the hidden subcommand.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model file
+    model: PathBuf,
+    /// Threads, pinned to the first CPUs
+    #[arg(long)]
+    threads: NonZeroUsize,
+    /// How keys and values are kept
+    #[arg(long, default_value = "f16")]
+    kv: String,
+    /// Longest sequence
+    #[arg(long)]
+    context: usize,
+}
+
+/// Answers requests until standard input ends.
+pub fn run(args: &Args) -> Result<()> {
+    let mut worker = Worker::new(args)?;
+    worker.prefill(64)?; // Warms up, touches every weight, and shows which threads compute.
+    machine::pin_busiest_threads(args.threads.get(), || worker.prefill(64).map(drop))?;
+    worker.forget();
+    say(&json!({ "ready": true }))?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("read a request")?;
+        let answer = worker.answer(&line).unwrap_or_else(|err| json!({ "error": format!("{err:#}") }));
+        say(&answer)?;
+    }
+    Ok(())
+}
+
+fn say(answer: &Value) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{answer}").context("write an answer")?;
+    out.flush().context("write an answer")
+}
+
+struct Worker {
+    engine: Engine,
+    model: Arc<Model>,
+    path: PathBuf,
+    drawn: u32,
+    /// The last prefill, kept so that decoding after it need not compute it again; by its length.
+    kept: HashMap<usize, SeqId>,
+}
+
+impl Worker {
+    fn new(args: &Args) -> Result<Self> {
+        let model = Model::open(&args.model).with_context(|| format!("open {}", args.model.display()))?;
+        let options = EngineOptions {
+            threads: Some(args.threads),
+            kv_tokens: 2 * args.context + 4096,
+            kv_format: kv_format(&args.kv)?,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
+        Ok(Self { engine, model, path: args.model.clone(), drawn: 0, kept: HashMap::new() })
+    }
+
+    fn answer(&mut self, line: &str) -> Result<Value> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| -> Result<usize> {
+            let word = words.get(at).with_context(|| format!("`{line}` lacks a number"))?;
+            word.parse().with_context(|| format!("read the number `{word}`"))
+        };
+        let seconds = match words.first().copied() {
+            Some("prefill") => self.timed_prefill(number(1)?)?,
+            Some("decode") => self.timed_decode(number(1)?, number(2)?)?,
+            Some("batch") => self.timed_batch(number(1)?, number(2)?)?,
+            Some("scores") => self.timed_scores(number(1)?, words.get(2).copied().unwrap_or_default())?,
+            Some("perplexity") => return Ok(json!({ "perplexity": self.perplexity(number(1)?)? })),
+            Some("info") => return self.info(),
+            _ => bail!("request `{line}` is not understood"),
+        };
+        Ok(json!({ "seconds": seconds }))
+    }
+
+    fn token(&mut self) -> TokenId {
+        let id = u64::from(self.drawn).wrapping_mul(2_654_435_761) >> 7;
+        self.drawn = self.drawn.wrapping_add(1);
+        (id % self.model.config().vocab_len as u64) as TokenId
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<TokenId> {
+        (0..count).map(|_| self.token()).collect()
+    }
+
+    fn prefill(&mut self, tokens: usize) -> Result<SeqId> {
+        let ids = self.tokens(tokens);
+        let seq = self.engine.create();
+        self.extend(seq, &ids, None)?;
+        Ok(seq)
+    }
+
+    /// Appends `ids` in chunks; logits of the last one, scores of the last chunk.
+    fn extend(&mut self, seq: SeqId, ids: &[TokenId], capture: Option<&Capture>) -> Result<()> {
+        let chunks = ids.len().div_ceil(CHUNK_TOKENS);
+        for (at, chunk) in ids.chunks(CHUNK_TOKENS).enumerate() {
+            let last = at + 1 == chunks;
+            let logits = if last { Wanted::Last } else { Wanted::None };
+            let capture = capture.filter(|_| last);
+            self.engine.step(&[StepSeq { seq, ids: chunk, logits, capture }], &mut ()).context("prefill")?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        for (_, seq) in self.kept.drain() {
+            self.engine.release(seq);
+        }
+    }
+
+    /// Replaces what is kept of this length.
+    fn keep(&mut self, tokens: usize, seq: SeqId) {
+        if let Some(old) = self.kept.insert(tokens, seq) {
+            self.engine.release(old);
+        }
+    }
+
+    fn timed_prefill(&mut self, tokens: usize) -> Result<f64> {
+        if let Some(old) = self.kept.remove(&tokens) {
+            self.engine.release(old);
+        }
+        let start = Instant::now();
+        let seq = self.prefill(tokens)?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.keep(tokens, seq);
+        Ok(seconds)
+    }
+
+    fn timed_decode(&mut self, context: usize, steps: usize) -> Result<f64> {
+        let seq = match self.kept.get(&context) {
+            Some(seq) => *seq,
+            None if context == 0 => self.engine.create(),
+            None => self.prefill(context)?,
+        };
+        self.kept.insert(context, seq);
+        let start = Instant::now();
+        for _ in 0..steps {
+            let id = [self.token()];
+            let batch = [StepSeq { seq, ids: &id, logits: Wanted::Last, capture: None }];
+            self.engine.step(&batch, &mut ()).context("decode")?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        self.engine.truncate(seq, context).context("cut the sequence")?;
+        Ok(seconds)
+    }
+
+    fn timed_batch(&mut self, seqs: usize, steps: usize) -> Result<f64> {
+        let all: Vec<SeqId> = (0..seqs).map(|_| self.prefill(SMALL_CONTEXT)).collect::<Result<_>>()?;
+        let start = Instant::now();
+        for _ in 0..steps {
+            let ids = self.tokens(seqs);
+            let batch: Vec<StepSeq<'_>> = all
+                .iter()
+                .zip(ids.chunks(1))
+                .map(|(seq, ids)| StepSeq { seq: *seq, ids, logits: Wanted::Last, capture: None })
+                .collect();
+            self.engine.step(&batch, &mut ()).context("batched decode")?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        all.into_iter().for_each(|seq| self.engine.release(seq));
+        Ok(seconds)
+    }
+
+    /// The last chunk of a prompt of so many tokens, handing out the attention of its last tokens: of `none`, of
+    /// `all` heads, or of [`CHOSEN_HEADS`] spread over the layers. The chunks before it are the same either way.
+    fn timed_scores(&mut self, tokens: usize, which: &str) -> Result<f64> {
+        let config = self.model.config();
+        let (n_layers, n_heads) = (config.n_layers, config.n_heads);
+        let all = (0..n_layers).flat_map(|layer| (0..n_heads).map(move |head| HeadId { layer, head }));
+        let heads: Vec<HeadId> = match which {
+            "none" => Vec::new(),
+            "all" => all.collect(),
+            "chosen" => all.step_by((n_layers * n_heads).div_ceil(CHOSEN_HEADS)).collect(),
+            _ => bail!("no heads are called `{which}`"),
+        };
+        let before = tokens.checked_sub(CHUNK_TOKENS).context("the prompt is shorter than a chunk")?;
+        if !self.kept.contains_key(&before) {
+            let seq = self.prefill(before)?;
+            self.keep(before, seq);
+        }
+        let seq = self.kept[&before];
+        let ids = self.tokens(CHUNK_TOKENS);
+        let window = CHUNK_TOKENS - WINDOW_TOKENS..CHUNK_TOKENS;
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads });
+        let start = Instant::now();
+        self.extend(seq, &ids, capture.as_ref())?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.engine.truncate(seq, before).context("cut the sequence")?;
+        Ok(seconds)
+    }
+
+    /// `exp` of the mean negative log-probability of each token of the project's own architecture document, after
+    /// the first.
+    fn perplexity(&mut self, tokens: usize) -> Result<f64> {
+        let mut ids = self.model.tokenizer().encode(include_str!("../../../ARCHITECTURE.md"));
+        ids.truncate(tokens);
+        if ids.len() < 2 {
+            bail!("perplexity of {} tokens, must be at least 2", ids.len());
+        }
+        let seq = self.engine.create();
+        let batch = [StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None }];
+        let logits = self.engine.step(&batch, &mut ()).context("prefill")?.remove(0).logits;
+        self.engine.release(seq);
+        let rows = logits.chunks(self.model.config().vocab_len);
+        let sum: f64 = rows.zip(&ids[1..]).map(|(row, id)| surprise(row, *id)).sum();
+        Ok((sum / (ids.len() - 1) as f64).exp())
+    }
+
+    /// What one decoded token reads and what one prefilled token multiplies.
+    fn info(&self) -> Result<Value> {
+        let gguf = Gguf::open(&self.path).context("read the directory of the model file")?;
+        let untied = gguf.has_tensor("output.weight");
+        let head = if untied { "output.weight" } else { "token_embd.weight" };
+        let (mut weight_bytes, mut layer_weights, mut head_weights) = (0usize, 0u64, 0u64);
+        for tensor in gguf.tensors() {
+            if untied && tensor.name() == "token_embd.weight" {
+                continue;
+            }
+            weight_bytes += tensor.data_len();
+            let weights: u64 = tensor.dims().iter().product();
+            if tensor.name() == head {
+                head_weights = weights;
+            } else if tensor.dims().len() > 1 {
+                layer_weights += weights;
+            }
+        }
+        let config = self.model.config();
+        let kv_numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head;
+        Ok(json!({
+            "weight_bytes": weight_bytes,
+            "layer_weights": layer_weights,
+            "head_weights": head_weights,
+            "kv_numbers_per_token": kv_numbers,
+        }))
+    }
+}
+
+fn kv_format(name: &str) -> Result<KvFormat> {
+    match name {
+        "f32" => Ok(KvFormat::F32),
+        "f16" => Ok(KvFormat::F16),
+        "q8" => Ok(KvFormat::Q8),
+        _ => bail!("no KV format is called `{name}`"),
+    }
+}
+
+/// The negative logarithm of the probability that `logits` give to `id`.
+fn surprise(logits: &[f32], id: TokenId) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+    sum.ln() - f64::from(logits[id as usize] - most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surprise_is_minus_the_log_probability() {
+        let logits = [1.0, 1.0, 1.0 + 2f32.ln()];
+        assert!((surprise(&logits, 2) - 2f64.ln()).abs() < 1e-6);
+        assert!((surprise(&logits, 0) - 4f64.ln()).abs() < 1e-6);
+    }
+}
