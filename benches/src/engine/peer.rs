@@ -17,17 +17,19 @@ const SHA256: &str = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db276
 /// The name of what is compared with, for tables.
 pub const NAME: &str = "llama.cpp of llama_cpp_python 0.3.36";
 
-/// Fetches the package by the index's JSON; `pip download` would want its build tools first.
+/// Fetches the package by the index's plain page of links; `pip download` would want its build tools first.
 const FETCH: &str = r#"
-import json, sys, urllib.parse, urllib.request
+import re, sys, urllib.parse, urllib.request
 package, version, out = sys.argv[1:]
-index = f"https://pypi.org/pypi/{package}/{version}/json"
-files = json.load(urllib.request.urlopen(index))["urls"]
-url = next(f["url"] for f in files if f["packagetype"] == "sdist")
-request = urllib.request.urlopen(urllib.parse.urljoin("https://pypi.org/", url))
-total, done, shown = int(request.headers.get("Content-Length") or 0), 0, 0
+index = f"https://pypi.org/simple/{package.replace('_', '-')}/"
+page = urllib.request.urlopen(urllib.request.Request(index, headers={"Accept": "text/html"})).read().decode()
+link = re.search(rf'href="([^"]*{package}-{version}\.tar\.gz[^"]*)"', page)
+if not link:
+    sys.exit(f"{index} has no source of {package} {version}")
+answer = urllib.request.urlopen(urllib.parse.urljoin(index, link[1].replace("&amp;", "&")))
+total, done, shown = int(answer.headers.get("Content-Length") or 0), 0, 0
 with open(out, "wb") as file:
-    while part := request.read(1 << 20):
+    while part := answer.read(1 << 20):
         file.write(part)
         done += len(part)
         if total and done * 10 // total > shown:
