@@ -232,36 +232,58 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
     #[inline(always)]
     fn dots<S: Simd, B: Long>(&self, s: S) -> Tile<S, P, T> {
         let groups = K_LEN / B::GROUP;
-        let mut whole = [[s.splat_int(0); T]; P];
-        let mut before = [[s.splat(0.0); T]; P];
-        let mut part = [[s.splat(0.0); T]; P];
-        for g in 0..groups {
-            if B::FLOAT_PARTS == 2 && g == groups / 2 {
-                before = part;
-                part = [[s.splat(0.0); T]; P];
-            }
-            let dot = self.group::<S, B>(s, g);
-            for p in 0..P {
-                let scale = s.load_units(&self.scales[p][g]);
-                for t in 0..T {
-                    if B::FLOAT_PARTS > 0 {
-                        part[p][t] = s.fma(s.to_float(dot[p][t]), s.from_bits(scale), part[p][t]);
-                    } else {
-                        whole[p][t] = s.add_int(whole[p][t], s.mul_int(dot[p][t], scale));
+        match B::FLOAT_PARTS {
+            0 => self.whole_dots::<S, B>(s, groups),
+            1 => self.float_dots::<S, B>(s, 0, groups),
+            _ => {
+                let before = self.float_dots::<S, B>(s, 0, groups / 2);
+                let mut dots = self.float_dots::<S, B>(s, groups / 2, groups);
+                for p in 0..P {
+                    for t in 0..T {
+                        dots[p][t] = s.add(before[p][t], dots[p][t]);
                     }
                 }
+                dots
             }
         }
-        for p in 0..P {
-            for t in 0..T {
-                match B::FLOAT_PARTS {
-                    0 => part[p][t] = s.to_float(whole[p][t]),
-                    1 => {}
-                    _ => part[p][t] = s.add(before[p][t], part[p][t]),
+    }
+
+    /// `Σ scale Σ w q` over some groups as floats, exact by [`Long::FLOAT_PARTS`].
+    #[inline(always)]
+    fn float_dots<S: Simd, B: Long>(&self, s: S, from: usize, to: usize) -> Tile<S, P, T> {
+        let mut part = [[s.splat(0.0); T]; P];
+        for g in from..to {
+            let dot = self.group::<S, B>(s, g);
+            for p in 0..P {
+                let scale = s.from_bits(s.load_units(&self.scales[p][g]));
+                for t in 0..T {
+                    part[p][t] = s.fma(s.to_float(dot[p][t]), scale, part[p][t]);
                 }
             }
         }
         part
+    }
+
+    /// `Σ scale Σ w q` over the groups in integers, rounded once to a float.
+    #[inline(always)]
+    fn whole_dots<S: Simd, B: Long>(&self, s: S, groups: usize) -> Tile<S, P, T> {
+        let mut whole = [[s.splat_int(0); T]; P];
+        for g in 0..groups {
+            let dot = self.group::<S, B>(s, g);
+            for p in 0..P {
+                let scale = s.load_units(&self.scales[p][g]);
+                for t in 0..T {
+                    whole[p][t] = s.add_int(whole[p][t], s.mul_int(dot[p][t], scale));
+                }
+            }
+        }
+        let mut dots = [[s.splat(0.0); T]; P];
+        for p in 0..P {
+            for t in 0..T {
+                dots[p][t] = s.to_float(whole[p][t]);
+            }
+        }
+        dots
     }
 
     /// `Σ w q` over group `g`.
