@@ -1,12 +1,14 @@
 //! Prints how fast the kernels run on this machine: products of every format for a prompt chunk and for one token,
 //! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing [FORMAT [TOKENS]]`, level by
-//! `BATON_CPU`.
+//! `BATON_CPU`, threads by `THREADS` (1).
 
+use std::error::Error;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use baton_kernels_cpu::{
-    Activations, Dispatch, Format, KernelError, KvBlock, KvFormat, KvStore, Matrix, Queries, RowLayout,
-    Visible, attend_rows, matmul, quantize_row,
+    Activations, Dispatch, Format, KvBlock, KvFormat, KvStore, Matrix, Pool, Queries, RowLayout, Visible,
+    attend_rows, matmul, quantize_row,
 };
 
 /// The fastest of several runs.
@@ -21,7 +23,13 @@ fn fastest(mut run: impl FnMut()) -> Duration {
     best
 }
 
-fn products(format: Format, rows: usize, cols: usize, only: Option<usize>) -> Result<(), KernelError> {
+fn products(
+    pool: &Pool,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    only: Option<usize>,
+) -> Result<(), Box<dyn Error>> {
     let row: Vec<f32> = (0..cols).map(|i| (i as f32 * 0.37).sin()).collect();
     let mut bytes = Vec::new();
     quantize_row(format, &row, &mut bytes)?;
@@ -30,7 +38,7 @@ fn products(format: Format, rows: usize, cols: usize, only: Option<usize>) -> Re
     for t in [1, 4, 8, 16, 32, 512].into_iter().filter(|t| only.is_none_or(|only| only == *t)) {
         let x: Vec<f32> = (0..t * cols).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut out = vec![0.0; t * rows];
-        let time = fastest(|| matmul(&w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
+        let time = fastest(|| matmul(pool, &w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
         let gops = 2.0 * (rows * cols * t) as f64 / time / 1e9;
         let gb = data.len() as f64 / time / 1e9;
         println!(
@@ -60,15 +68,17 @@ fn attention(format: KvFormat, tokens: usize, heads: usize, d: usize, keys: usiz
     );
 }
 
-fn main() -> Result<(), KernelError> {
-    println!("level {:?}, {} threads", Dispatch::current(), rayon::current_num_threads());
+fn main() -> Result<(), Box<dyn Error>> {
+    let threads = std::env::var("THREADS").ok().and_then(|threads| threads.parse().ok());
+    let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN))?;
+    println!("level {:?}, {} threads", Dispatch::current(), pool.threads());
     let mut args = std::env::args().skip(1);
     let format = args.next();
     let tokens = args.next().and_then(|tokens| tokens.parse().ok());
     for wanted in Format::ALL.into_iter().filter(|f| format.as_deref().is_none_or(|name| name == f.name())) {
-        products(wanted, 4_096, 2_048, tokens)?;
+        products(&pool, wanted, 4_096, 2_048, tokens)?;
         // Small enough to end before another program takes the core.
-        products(wanted, 256, 256, tokens)?;
+        products(&pool, wanted, 256, 256, tokens)?;
     }
     if format.is_some_and(|name| name != "attention") {
         return Ok(());

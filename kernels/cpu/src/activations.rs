@@ -10,11 +10,10 @@
 
 use std::sync::OnceLock;
 
-use rayon::prelude::*;
-
 use crate::blocks::{K_LEN, SHORT_LEN};
 use crate::dispatch::versions::versions;
 use crate::exp::ROUND;
+use crate::pool::Pool;
 
 /// Activation rows `[t, cols]`, borrowed as floats.
 #[derive(Debug)]
@@ -64,6 +63,9 @@ impl SumWords {
 /// Below this many values rows are quantized on the calling thread.
 const PARALLEL_MIN: usize = 1 << 16;
 
+/// Rows that a thread quantizes at a time.
+const ROWS_EACH: usize = 8;
+
 impl<'a> Activations<'a> {
     /// Borrows `x` as rows of `cols` values. Cost: nothing until a byte form is asked for, then `O(t cols)`.
     ///
@@ -92,15 +94,34 @@ impl<'a> Activations<'a> {
 
     /// The form for weights in short blocks; `cols` is whole blocks of 32.
     pub(crate) fn short(&self) -> &QuantizedRows {
-        assert!(self.cols.is_multiple_of(SHORT_LEN), "{} columns are not blocks of 32", self.cols);
-        made_once(&self.short, || quantize_rows(self.x, self.cols, SHORT_LEN, SHORT_LEN, quantize_row_32))
+        self.made_short(None)
     }
 
     /// The form for weights in super-blocks; `cols` is whole blocks of 256.
     pub(crate) fn long(&self) -> &QuantizedRows {
+        self.made_long(None)
+    }
+
+    /// Makes the form for weights in blocks of `block_len`, by all threads of the pool.
+    pub(crate) fn prepare(&self, pool: &Pool, block_len: usize) {
+        match block_len {
+            SHORT_LEN => _ = self.made_short(Some(pool)),
+            K_LEN => _ = self.made_long(Some(pool)),
+            _ => {}
+        }
+    }
+
+    fn made_short(&self, pool: Option<&Pool>) -> &QuantizedRows {
+        assert!(self.cols.is_multiple_of(SHORT_LEN), "{} columns are not blocks of 32", self.cols);
+        made_once(&self.short, || {
+            quantize_rows(pool, self.x, self.cols, SHORT_LEN, SHORT_LEN, quantize_row_32)
+        })
+    }
+
+    fn made_long(&self, pool: Option<&Pool>) -> &QuantizedRows {
         assert!(self.cols.is_multiple_of(K_LEN), "{} columns are not blocks of 256", self.cols);
         made_once(&self.long, || {
-            let mut rows = quantize_rows(self.x, self.cols, K_LEN, 16, quantize_row_256);
+            let mut rows = quantize_rows(pool, self.x, self.cols, K_LEN, 16, quantize_row_256);
             rows.words = rows.bias.as_chunks().0.iter().map(SumWords::new).collect();
             rows
         })
@@ -109,8 +130,7 @@ impl<'a> Activations<'a> {
 
 /// The value of `cell`, made by `make` if there is none yet.
 ///
-/// Two threads may both make it (the same bits; one is dropped), but none ever waits inside a cell: a waiting rayon
-/// thread could otherwise pick up a product that needs the very form it is making.
+/// Two threads may both make it (the same bits; one is dropped), but none ever waits inside a cell.
 fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRows) -> &QuantizedRows {
     match cell.get() {
         Some(rows) => rows,
@@ -124,18 +144,27 @@ fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRow
 /// Quantizes one row into `(q, scale, bias)`.
 type QuantizeRow = fn(&[f32], &mut [u8], &mut [f32], &mut [i32]);
 
-fn quantize_rows(x: &[f32], cols: usize, block: usize, group: usize, row: QuantizeRow) -> QuantizedRows {
+fn quantize_rows(
+    pool: Option<&Pool>,
+    x: &[f32],
+    cols: usize,
+    block: usize,
+    group: usize,
+    row: QuantizeRow,
+) -> QuantizedRows {
     let mut q = vec![0u8; x.len()];
     let mut scale = vec![0.0; x.len() / block];
     let mut bias = vec![0; x.len() / group];
-    if x.len() < PARALLEL_MIN {
-        row(x, &mut q, &mut scale, &mut bias);
+    if let Some(pool) = pool.filter(|_| x.len() >= PARALLEL_MIN) {
+        let each = ROWS_EACH * cols;
+        let parts = x
+            .chunks(each)
+            .zip(q.chunks_mut(each))
+            .zip(scale.chunks_mut(each / block))
+            .zip(bias.chunks_mut(each / group));
+        pool.for_each(parts, |(((x, q), scale), bias)| row(x, q, scale, bias));
     } else {
-        x.par_chunks(cols)
-            .zip(q.par_chunks_mut(cols))
-            .zip(scale.par_chunks_mut(cols / block))
-            .zip(bias.par_chunks_mut(cols / group))
-            .for_each(|(((x, q), scale), bias)| row(x, q, scale, bias));
+        row(x, &mut q, &mut scale, &mut bias);
     }
     QuantizedRows { q, scale, bias, words: Vec::new() }
 }

@@ -1,8 +1,8 @@
 //! Quantized formats and the hot loops of a transformer on a CPU.
 //!
 //! What it is for: everything that touches every weight or every cached key once per token. It knows blocks,
-//! rows and matrices; it never knows models, files, sequences or clocks, does no I/O, and starts no threads
-//! (work runs on the rayon pool that the caller installed).
+//! rows and matrices; it never knows models, files, sequences or clocks, and does no I/O. Threads are those of the
+//! [`Pool`] that the caller gives.
 //!
 //! What always holds:
 //! - **One value, one order.** An output element depends only on its own weight row and its own activation row
@@ -13,7 +13,8 @@
 //! - Lengths are checked before a loop starts: data from outside gives a [`KernelError`], a caller's own mistake
 //!   a panic that names the limit and the value.
 //!
-//! `unsafe` is confined to calling code of a CPU level that was detected, and to disjoint writes of one output.
+//! `unsafe` is confined to calling code of a CPU level that was detected, to disjoint writes of one output, and to handing
+//! a borrowed task to the pool's threads.
 
 pub mod activations;
 pub mod attention;
@@ -24,6 +25,7 @@ mod exp;
 pub mod f16;
 pub mod format;
 pub mod matmul;
+pub mod pool;
 pub mod quantize;
 pub mod rows;
 mod simd;
@@ -35,6 +37,7 @@ pub use dispatch::Dispatch;
 pub use error::KernelError;
 pub use exp::exp;
 pub use format::{Format, Matrix};
-pub use matmul::matmul;
+pub use matmul::{matmul, matmuls};
+pub use pool::Pool;
 pub use quantize::quantize_row;
 pub use rows::{RopeStyle, add_assign, dot_f32, rms_norm, rope, softmax, swiglu};

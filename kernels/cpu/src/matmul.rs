@@ -25,12 +25,11 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use crate::activations::Activations;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, visit};
 use crate::dispatch::Dispatch;
 use crate::format::Matrix;
+use crate::pool::Pool;
 use crate::simd::{Floats, Kernel, Simd, run};
 
 use output::Output;
@@ -39,41 +38,51 @@ pub(crate) use scalar::FLOAT_BLOCK;
 
 /// Multiplies every activation row with every weight row, at [`Dispatch::current`].
 ///
-/// Shapes: `w: [rows, cols]`, `x: [t, cols]`, `out: [t, rows]`. Cost: `O(t rows cols)`, parallel over ranges of rows
-/// on the current rayon pool.
+/// Shapes: `w: [rows, cols]`, `x: [t, cols]`, `out: [t, rows]`. Cost: `O(t rows cols)`, parallel over ranges of rows.
 ///
 /// # Panics
 /// Where `w` and `x` differ in columns, or `out` is not `t * rows` long.
-pub fn matmul(w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
-    matmul_at(Dispatch::current(), w, x, out);
+pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
+    matmul_at(Dispatch::current(), pool, w, x, out);
+}
+
+/// [`matmul`] with several matrices that read the same activations, as one job.
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmuls(pool: &Pool, x: &Activations<'_>, products: &mut [(&Matrix<'_>, &mut [f32])]) {
+    matmuls_at(Dispatch::current(), pool, x, products);
 }
 
 /// [`matmul`] at a given level; one that the CPU lacks falls back to the scalar definition.
 ///
 /// # Panics
 /// As [`matmul`].
-pub fn matmul_at(level: Dispatch, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
-    assert_eq!(w.cols(), x.cols(), "columns of the weights and of the activations");
-    assert_eq!(out.len(), x.rows() * w.rows(), "length of the output of a matrix product");
-    if out.is_empty() {
-        return;
+pub fn matmul_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
+    matmuls_at(level, pool, x, &mut [(w, out)]);
+}
+
+fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, products: &mut [(&Matrix<'_>, &mut [f32])]) {
+    let total: usize = products.iter().map(|(w, _)| w.rows()).sum();
+    let mut jobs = Vec::with_capacity(products.len());
+    let mut first = 0;
+    for (w, out) in products.iter_mut() {
+        assert_eq!(w.cols(), x.cols(), "columns of the weights and of the activations");
+        assert_eq!(out.len(), x.rows() * w.rows(), "length of the output of a matrix product");
+        if out.is_empty() {
+            continue;
+        }
+        // The byte form is made before the work is split, by all threads together.
+        x.prepare(pool, w.format().block_len());
+        let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols());
+        jobs.push((Product { level, w, x, out: Output::new(out, w.rows()) }, tasks, first));
+        first += tasks.count();
     }
-    // The byte form is made before the work is split, by all threads together.
-    match w.format().block_len() {
-        SHORT_LEN => _ = x.short(),
-        K_LEN => _ = x.long(),
-        _ => {}
-    }
-    let product = Product { level, w, x, out: Output::new(out, w.rows()) };
-    let tasks = Tasks::split(w.rows(), x.rows(), w.cols());
-    if tasks.count() == 1 {
-        product.compute(0..w.rows(), 0..x.rows());
-    } else {
-        (0..tasks.count()).into_par_iter().for_each(|i| {
-            let (rows, tokens) = tasks.get(i);
-            product.compute(rows, tokens);
-        });
-    }
+    pool.run(first, |i| {
+        let (product, tasks, first) = jobs.iter().rfind(|job| job.2 <= i).expect("the first job begins at 0");
+        let (rows, tokens) = tasks.get(i - first);
+        product.compute(rows, tokens);
+    });
 }
 
 /// Rows of a pair of panels: the unit in which rows are split.
@@ -94,13 +103,13 @@ impl Tasks {
     /// Packing a weight costs about as much as this many multiplications with it.
     const PACK_COST: usize = 3;
 
-    fn split(rows: usize, tokens: usize, cols: usize) -> Self {
-        let threads = rayon::current_num_threads();
-        let cost = rows.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
+    /// Tasks of a product that is `rows` of the `total` rows of a job.
+    fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
+        let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
         // Several pieces a thread, so that a late thread leaves little to wait for.
         let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 4 * threads) };
         let units = rows.div_ceil(UNIT);
-        let units_each = units.div_ceil(pieces);
+        let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
         // Too few rows for the pieces wanted: cut tokens too, though each cut packs the weights again.
         let token_pieces = (pieces / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
         Self { rows, tokens, rows_each: units_each * UNIT, tokens_each: tokens.div_ceil(token_pieces) }

@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use baton_kernels_cpu::Pool;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu_kv::{CpuKv, KvShape};
@@ -30,7 +30,7 @@ pub use crate::backend::cpu_kv::KvFormat;
 /// How an engine is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Threads that compute; as many as the machine has where `None`.
+    /// Threads that compute, the one that calls [`Engine::step`] included; as many as the machine has where `None`.
     pub threads: Option<NonZeroUsize>,
     /// Tokens of the KV cache, over all sequences; rounded up to whole blocks.
     pub kv_tokens: usize,
@@ -63,7 +63,7 @@ pub enum EngineError {
     EmptyWindow,
     /// The operating system gives no threads.
     #[error("start compute threads")]
-    Threads(#[source] ThreadPoolBuildError),
+    Threads(#[source] std::io::Error),
 }
 
 /// Why a step did not happen.
@@ -162,7 +162,6 @@ impl StepControl for () {
 pub struct Engine {
     model: Arc<Model>,
     backend: CpuBackend,
-    pool: ThreadPool,
     shape: AttentionShape,
     table: KvTable,
     kv: CpuKv,
@@ -184,11 +183,8 @@ impl Engine {
         if options.window.is_some_and(|window| window.tokens == 0) {
             return Err(EngineError::EmptyWindow);
         }
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(options.threads.map_or(0, NonZeroUsize::get))
-            .thread_name(|i| format!("engine-{i}"))
-            .build()
-            .map_err(EngineError::Threads)?;
+        let threads = options.threads.or_else(|| std::thread::available_parallelism().ok());
+        let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN)).map_err(EngineError::Threads)?;
         let config = model.config();
         let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
         let kv_shape = KvShape {
@@ -198,8 +194,7 @@ impl Engine {
             format: options.kv_format,
         };
         Ok(Self {
-            backend: CpuBackend,
-            pool,
+            backend: CpuBackend::new(pool),
             shape: AttentionShape {
                 n_heads: config.n_heads,
                 n_kv_heads: config.n_kv_heads,
@@ -287,8 +282,8 @@ impl Engine {
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
         let copies = self.table.reserve(&wants)?;
         let result = self.spans(batch).map_err(StepError::from).and_then(|spans| {
-            let Self { backend, kv, pool, .. } = self;
-            pool.install(|| backend.prepare(kv, &copies, &spans));
+            let Self { backend, kv, .. } = self;
+            backend.prepare(kv, &copies, &spans);
             self.run(batch, &spans, control)
         });
         for entry in batch {
@@ -344,7 +339,7 @@ impl Engine {
         spans: &[SeqSpan],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
-        let Self { model, backend, pool, shape, kv, .. } = self;
+        let Self { model, backend, shape, kv, .. } = self;
         let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -360,9 +355,9 @@ impl Engine {
             ids: &ids,
             captures: &captures,
         };
-        let mut pass = pool.install(|| Pass::begin(input))?;
+        let mut pass = Pass::begin(input)?;
         for layer in 0..config.n_layers {
-            pool.install(|| pass.layer(kv, layer))?;
+            pass.layer(kv, layer)?;
             let (done, total) = (layer + 1, config.n_layers);
             if control.after_layer(done, total).is_break() {
                 return Err(StepError::Cancelled { done, total });
@@ -371,7 +366,7 @@ impl Engine {
         let wanted: Vec<_> =
             batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
         let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
-        let (logits, scores) = pool.install(|| pass.finish(&rows))?;
+        let (logits, scores) = pass.finish(&rows)?;
         let mut logits = logits.as_slice();
         let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);

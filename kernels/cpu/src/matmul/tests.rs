@@ -49,10 +49,18 @@ fn levels() -> impl Iterator<Item = Dispatch> {
 }
 
 fn product(level: Dispatch, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    product_on(&Pool::single(), level, w, x)
+}
+
+fn product_on(pool: &Pool, level: Dispatch, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     let x = Activations::new(x, w.cols());
     let mut out = vec![f32::NAN; x.rows() * w.rows()];
-    matmul_at(level, w, &x, &mut out);
+    matmul_at(level, pool, w, &x, &mut out);
     out
+}
+
+fn threads_of(threads: usize) -> Pool {
+    Pool::new(std::num::NonZeroUsize::new(threads).unwrap()).unwrap()
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
@@ -125,8 +133,7 @@ fn batch_and_threads_change_no_bit() {
             let x = noise.row(tokens * cols);
             let alone: Vec<f32> = x.chunks(cols).flat_map(|row| product(Dispatch::best(), &w, row)).collect();
             for threads in [1, 2, 3, 5] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let together = pool.install(|| product(Dispatch::best(), &w, &x));
+                let together = product_on(&threads_of(threads), Dispatch::best(), &w, &x);
                 assert_eq!(bits(&together), bits(&alone), "{format:?}, {threads} threads");
             }
         }
@@ -136,11 +143,10 @@ fn batch_and_threads_change_no_bit() {
 #[test]
 fn tasks_cover_the_output_once() {
     for threads in [1, 2, 7] {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         for (rows, tokens, cols) in
             [(1, 1, 32), (31, 500, 4_096), (33, 65, 4_096), (5_000, 1, 512), (256, 512, 256)]
         {
-            let tasks = pool.install(|| Tasks::split(rows, tokens, cols));
+            let tasks = Tasks::split(threads, rows, rows, tokens, cols);
             let mut seen = vec![0u8; rows * tokens];
             for i in 0..tasks.count() {
                 let (r, t) = tasks.get(i);
@@ -174,23 +180,21 @@ fn a_fault_in_one_token_stays_there() {
 }
 
 #[test]
-fn one_activation_serves_products_of_one_pool_at_once() {
+fn products_of_one_job_equal_products_of_their_own() {
     let mut noise = Noise(5);
-    let data = weights(&mut noise, Format::Q8_0, 64, 2_048);
-    let w = Matrix::new(Format::Q8_0, 64, 2_048, &data).unwrap();
-    let x = noise.row(64 * 2_048);
-    let want = product(Dispatch::best(), &w, &x);
-    let shared = Activations::new(&x, 2_048);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
-    let outs: Vec<Vec<f32>> = pool.install(|| {
-        (0..16)
-            .into_par_iter()
-            .map(|_| {
-                let mut out = vec![0.0; want.len()];
-                matmul(&w, &shared, &mut out);
-                out
-            })
-            .collect()
-    });
-    assert!(outs.iter().all(|out| bits(out) == bits(&want)));
+    let x = noise.row(9 * 512);
+    let shapes = [(64, Format::Q8_0), (7, Format::Q4K), (300, Format::Q6K), (33, Format::F16)];
+    let data: Vec<Vec<u8>> =
+        shapes.iter().map(|(rows, format)| weights(&mut noise, *format, *rows, 512)).collect();
+    let matrices: Vec<Matrix<'_>> = shapes
+        .iter()
+        .zip(&data)
+        .map(|((rows, format), data)| Matrix::new(*format, *rows, 512, data).unwrap())
+        .collect();
+    let mut outs: Vec<Vec<f32>> = shapes.iter().map(|(rows, _)| vec![f32::NAN; 9 * rows]).collect();
+    let mut products: Vec<_> = matrices.iter().zip(outs.iter_mut().map(Vec::as_mut_slice)).collect();
+    matmuls(&threads_of(3), &Activations::new(&x, 512), &mut products);
+    for (w, out) in matrices.iter().zip(&outs) {
+        assert_eq!(bits(out), bits(&product(Dispatch::best(), w, &x)), "{:?}", w.format());
+    }
 }

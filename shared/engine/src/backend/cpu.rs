@@ -1,12 +1,11 @@
-//! The CPU backend: rows in main memory, arithmetic by the kernels, parallel on the current rayon pool.
+//! The CPU backend: rows in main memory, arithmetic by the kernels, on the kernels' pool of threads.
 
 use std::ops::Range;
 
 use baton_kernels_cpu::{
-    Activations, Queries, RopeStyle, RowLayout, Visible, add_assign, attend_rows, matmul, rms_norm, rope,
-    score_rows, swiglu,
+    Activations, Pool, Queries, RopeStyle, RowLayout, Visible, add_assign, attend_rows, matmuls, rms_norm,
+    rope, score_rows, swiglu,
 };
-use rayon::prelude::*;
 
 use super::cpu_kv::CpuKv;
 use super::{AttentionShape, Backend, ScoreTarget, SeqSpan};
@@ -15,9 +14,17 @@ use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
 use crate::weights::Weight;
 
-/// Stateless: threads belong to the engine's pool.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuBackend;
+/// The threads that compute.
+#[derive(Debug)]
+pub(crate) struct CpuBackend {
+    pool: Pool,
+}
+
+impl CpuBackend {
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self { pool }
+    }
+}
 
 /// Activations, `[t, width]`.
 #[derive(Debug)]
@@ -29,24 +36,27 @@ pub(crate) struct CpuRows {
 /// Fewer numbers than this are not worth waking another thread.
 const PARALLEL_LEN_MIN: usize = 1 << 15;
 
+/// Rows that a thread takes at a time.
+const ROWS_EACH: usize = 16;
+
 /// Query tokens that share one walk over the keys.
 const TILE_TOKENS: usize = 32;
 
 impl CpuRows {
     /// Calls `f(row, numbers)` for every row.
-    fn for_each(&mut self, f: impl Fn(usize, &mut [f32]) + Sync) {
-        let parallel = self.data.len() >= PARALLEL_LEN_MIN;
-        let rows_each = if parallel { 16 } else { self.data.len().max(1) };
+    fn for_each(&mut self, pool: &Pool, f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = self.width;
         let chunk = |(at, rows): (usize, &mut [f32])| {
-            for (row, numbers) in (at * rows_each..).zip(rows.chunks_exact_mut(width)) {
+            for (row, numbers) in (at * ROWS_EACH..).zip(rows.chunks_exact_mut(width)) {
                 f(row, numbers);
             }
         };
-        if parallel {
-            self.data.par_chunks_mut(rows_each * width).enumerate().for_each(chunk);
+        if self.data.len() >= PARALLEL_LEN_MIN {
+            pool.for_each(self.data.chunks_mut(ROWS_EACH * width).enumerate(), chunk);
         } else {
-            chunk((0, &mut self.data));
+            for (row, numbers) in self.data.chunks_exact_mut(width).enumerate() {
+                f(row, numbers);
+            }
         }
     }
 
@@ -98,8 +108,10 @@ impl Tile<'_> {
         // A copy of its own, because queries and outputs share one layout.
         let width = heads * d;
         let first = self.kv_head * width;
-        let own: Vec<f32> =
-            self.rows.clone().flat_map(|row| &q.row(row)[first..first + width]).copied().collect();
+        let mut own = Vec::with_capacity(tokens * width);
+        for row in self.rows.clone() {
+            own.extend_from_slice(&q.row(row)[first..first + width]);
+        }
         let queries = Queries {
             q: &own,
             rows: RowLayout { tokens, heads, d, stride: width },
@@ -139,7 +151,7 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut CpuRows) {
-        out.for_each(|row, numbers| {
+        out.for_each(&self.pool, |row, numbers| {
             table
                 .dequantize_row(ids[row] as usize, numbers)
                 .expect("the table was checked at open, the ids before the step");
@@ -152,32 +164,32 @@ impl Backend for CpuBackend {
     }
 
     fn rms_norm(&self, x: &CpuRows, weight: &[f32], eps: f32, out: &mut CpuRows) {
-        out.for_each(|row, numbers| rms_norm(x.row(row), weight, eps, numbers));
+        out.for_each(&self.pool, |row, numbers| rms_norm(x.row(row), weight, eps, numbers));
     }
 
     fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) {
         let activations = Activations::new(&x.data, x.width);
-        for (weight, out) in into {
-            matmul(weight, &activations, &mut out.data);
-        }
+        let mut products: Vec<_> =
+            into.iter_mut().map(|(weight, out)| (&*weight, out.data.as_mut_slice())).collect();
+        matmuls(&self.pool, &activations, &mut products);
     }
 
     fn add_bias(&self, x: &mut CpuRows, bias: &[f32]) {
         if !bias.is_empty() {
-            x.for_each(|_, numbers| add_assign(numbers, bias));
+            x.for_each(&self.pool, |_, numbers| add_assign(numbers, bias));
         }
     }
 
     fn add(&self, x: &mut CpuRows, y: &CpuRows) {
-        x.for_each(|row, numbers| add_assign(numbers, y.row(row)));
+        x.for_each(&self.pool, |row, numbers| add_assign(numbers, y.row(row)));
     }
 
     fn swiglu(&self, gate: &mut CpuRows, up: &CpuRows) {
-        gate.for_each(|row, numbers| swiglu(numbers, up.row(row)));
+        gate.for_each(&self.pool, |row, numbers| swiglu(numbers, up.row(row)));
     }
 
     fn rope(&self, x: &mut CpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {
-        x.for_each(|row, numbers| {
+        x.for_each(&self.pool, |row, numbers| {
             let (cos, sin) = table.row(row);
             rope(numbers, d_head, 2 * cos.len(), cos, sin, style);
         });
@@ -185,7 +197,7 @@ impl Backend for CpuBackend {
 
     fn append(&self, kv: &mut CpuKv, layer: usize, k: &CpuRows, v: &CpuRows, spans: &[SeqSpan]) {
         for span in spans {
-            kv.append(layer, &k.data, &v.data, span);
+            kv.append(&self.pool, layer, &k.data, &v.data, span);
         }
     }
 
@@ -200,8 +212,7 @@ impl Backend for CpuBackend {
         lse: &mut CpuRows,
     ) {
         let tiles = tiles(spans, shape);
-        let mixed: Vec<Mixed> =
-            tiles.par_iter().with_max_len(1).map(|tile| tile.attend(kv, layer, shape, q)).collect();
+        let mixed = self.pool.map(tiles.len(), |i| tiles[i].attend(kv, layer, shape, q));
         let (heads, d) = (shape.group(), shape.d_head);
         for (tile, mixed) in tiles.iter().zip(mixed) {
             let sources = mixed.out.chunks_exact(heads * d).zip(mixed.lse.chunks_exact(heads));
@@ -227,7 +238,7 @@ impl Backend for CpuBackend {
     ) {
         let (d, keys) = (shape.d_head, span.start + span.rows.len());
         let position = span.start + rows.start - span.rows.start;
-        targets.par_iter_mut().for_each(|target| {
+        self.pool.for_each(targets, |target| {
             let kv_head = target.head / shape.group();
             let blocks = kv.head_blocks(layer, kv_head, &span.blocks, keys, |_| true);
             let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[target.head]).collect();

@@ -3,8 +3,7 @@
 //! One store a block, made when the block is first used, with every head of every layer side by side. A block's
 //! contents outlive their sequences, for the prefix index.
 
-use baton_kernels_cpu::{KvBlock, KvStore};
-use rayon::prelude::*;
+use baton_kernels_cpu::{KvBlock, KvStore, Pool};
 
 use super::SeqSpan;
 use crate::kv::pool::BlockId;
@@ -64,7 +63,7 @@ impl CpuKv {
     }
 
     /// Writes the keys and values of a span's rows, each `[t, g d]`.
-    pub(crate) fn append(&mut self, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
+    pub(crate) fn append(&mut self, pool: &Pool, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
         let (shape, d) = (self.shape, self.shape.d_head);
         let width = shape.n_kv_heads * d;
         let end = span.start + span.rows.len();
@@ -84,14 +83,9 @@ impl CpuKv {
         for index in indices {
             stores.push((index, self.blocks[span.blocks[index].0 as usize].take()));
         }
-        let each = |(index, store): &mut (usize, Option<KvStore>)| {
+        pool.for_each(&mut stores, |(index, store)| {
             write(*index, store.as_mut().expect("prepare has ensured every block of a span"));
-        };
-        if stores.len() > 1 {
-            stores.par_iter_mut().for_each(each);
-        } else {
-            stores.iter_mut().for_each(each);
-        }
+        });
         for (index, store) in stores {
             self.blocks[span.blocks[index].0 as usize] = store;
         }

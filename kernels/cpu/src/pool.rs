@@ -1,0 +1,328 @@
+//! The threads that the loops of this crate run on.
+//!
+//! One job at a time: the calling thread and those workers that are awake share its tasks by a counter. Nobody waits for
+//! a worker that has not joined, so a worker that the machine has put aside costs nothing; one that has is waited for.
+//! Between jobs workers spin for some microseconds, since the next product of a pass follows at once, then give way
+//! to other programs at every look, then sleep.
+//!
+//! What always holds: when [`Pool::run`] returns, every task has run exactly once and no thread touches the job any
+//! more; a task that panics makes [`Pool::run`] panic.
+
+use std::cell::UnsafeCell;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle, yield_now};
+use std::{any::Any, hint, io};
+
+/// Looks at the state between which a waiting thread only pauses.
+const SPINS: u32 = 2_000;
+/// Looks between which it gives way, before it sleeps.
+const YIELDS: u32 = 200;
+
+/// Set while workers may join the job at hand.
+const OPEN: u64 = 1 << 31;
+/// Added for each new job; below it are [`OPEN`] and the number of workers in the job.
+const JOB: u64 = 1 << 32;
+
+type Task<'a> = dyn Fn(usize) + Sync + 'a;
+type Panic = Box<dyn Any + Send>;
+
+/// A fixed number of threads for one caller at a time.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    busy: AtomicBool,
+}
+
+/// The job at hand; valid while workers are in it.
+struct Job {
+    task: *const Task<'static>,
+    total: usize,
+}
+
+struct Shared {
+    /// [`JOB`]s so far, [`OPEN`], workers in the job.
+    state: AtomicU64,
+    job: UnsafeCell<Job>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Panic>>,
+    stop: AtomicBool,
+    /// Workers that sleep on `wake`.
+    sleeping: Mutex<usize>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is written only by `Pool::run` while the state is closed and no worker is in a job, and read by workers
+// that have joined an open one; the state's release and acquire order the two. The task is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is only followed as said above, whichever thread owns the pool.
+unsafe impl Send for Shared {}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's own included.
+    ///
+    /// # Errors
+    /// Where the operating system gives no thread.
+    pub fn new(threads: NonZeroUsize) -> io::Result<Self> {
+        let idle: &Task<'static> = &|_| {};
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(Job { task: idle, total: 0 }),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            sleeping: Mutex::new(0),
+            wake: Condvar::new(),
+        });
+        let mut pool = Self { shared, workers: Vec::new(), busy: AtomicBool::new(false) };
+        for i in 1..threads.get() {
+            let shared = Arc::clone(&pool.shared);
+            pool.workers.push(Builder::new().name(format!("compute-{i}")).spawn(move || shared.work())?);
+        }
+        Ok(pool)
+    }
+
+    /// A pool of the calling thread alone.
+    pub fn single() -> Self {
+        Self::new(NonZeroUsize::MIN).expect("a pool of one starts no thread")
+    }
+
+    /// Threads, the caller's own included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(i)` once for each `i` below `total`, on any thread and in any order. A call from inside a task, or
+    /// while another thread runs a job, runs on the calling thread alone.
+    ///
+    /// # Panics
+    /// Where a task panics, after all others have ended.
+    pub fn run(&self, total: usize, task: impl Fn(usize) + Sync) {
+        if total <= 1 || self.workers.is_empty() || self.busy.swap(true, Ordering::Acquire) {
+            (0..total).for_each(task);
+            return;
+        }
+        let task: &Task<'_> = &task;
+        self.shared.open(task, total);
+        self.shared.take_tasks(task, total);
+        self.shared.close();
+        self.busy.store(false, Ordering::Release);
+        let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `f` with each of the items.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
+    pub fn for_each<T: Send>(&self, items: impl IntoIterator<Item = T>, f: impl Fn(T) + Sync) {
+        let items: Vec<Mutex<Option<T>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+        self.run(items.len(), |i| {
+            let item = items[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+            f(item.expect("each task runs once"));
+        });
+    }
+
+    /// `f(i)` for each `i` below `total`, in order.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
+    pub fn map<T: Send>(&self, total: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let made: Vec<Mutex<Option<T>>> = (0..total).map(|_| Mutex::new(None)).collect();
+        self.run(total, |i| {
+            let value = f(i);
+            *made[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        });
+        let taken = made.into_iter().map(|value| value.into_inner().unwrap_or_else(PoisonError::into_inner));
+        taken.map(|value| value.expect("every task has run")).collect()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        drop(self.shared.sleeping.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what its tasks throw, and has nothing else to fail at.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Lets workers join a job. The caller has seen the end of the one before.
+    fn open(&self, task: &Task<'_>, total: usize) {
+        // SAFETY: only lengthens the lifetime in the type: `close` returns after the last worker has left the job.
+        let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
+        // SAFETY: the state is closed and no worker is in a job, so none reads this.
+        unsafe { *self.job.get() = Job { task, total } };
+        self.next.store(0, Ordering::Relaxed);
+        let state = self.state.load(Ordering::Relaxed);
+        self.state.store((state & !(JOB - 1)).wrapping_add(JOB) | OPEN, Ordering::SeqCst);
+        if *self.sleeping.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
+            self.wake.notify_all();
+        }
+    }
+
+    /// Lets no more workers join, and waits for those that have.
+    fn close(&self) {
+        self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut looks = 0u32;
+        while self.state.load(Ordering::Acquire) & (OPEN - 1) > 0 {
+            looks += 1;
+            if looks < SPINS {
+                hint::spin_loop();
+            } else {
+                yield_now();
+            }
+        }
+    }
+
+    /// Runs tasks until none is left.
+    fn take_tasks(&self, task: &Task<'_>, total: usize) {
+        loop {
+            let i = self.next.fetch_add(1, Ordering::Relaxed);
+            if i >= total {
+                return;
+            }
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(i))) {
+                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+            }
+        }
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let mut done = 0;
+        while let Some(job) = self.join(done) {
+            done = job;
+            // SAFETY: this worker has joined the job, which ends only after it has left; it was written before that.
+            let (task, total) = unsafe {
+                let job = &*self.job.get();
+                (&*job.task, job.total)
+            };
+            self.take_tasks(task, total);
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for an open job other than `done` and joins it; gives its number, or `None` where the pool ends.
+    fn join(&self, done: u64) -> Option<u64> {
+        let mut looks = 0u32;
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            if state & OPEN != 0 && state / JOB != done {
+                if self
+                    .state
+                    .compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Some(state / JOB);
+                }
+                continue;
+            }
+            looks += 1;
+            if looks < SPINS {
+                hint::spin_loop();
+            } else if looks < SPINS + YIELDS {
+                yield_now();
+            } else {
+                self.sleep(done);
+                looks = 0;
+            }
+        }
+    }
+
+    /// Sleeps until a job other than `done` is open or the pool ends.
+    fn sleep(&self, done: u64) {
+        let mut sleeping = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleeping += 1;
+        // Whoever opens a job looks at the number of sleepers afterwards, under the lock held here.
+        while !self.stop.load(Ordering::Acquire) {
+            let state = self.state.load(Ordering::SeqCst);
+            if state & OPEN != 0 && state / JOB != done {
+                break;
+            }
+            sleeping = self.wake.wait(sleeping).unwrap_or_else(PoisonError::into_inner);
+        }
+        *sleeping -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(threads: usize) -> Pool {
+        Pool::new(NonZeroUsize::new(threads).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_task_runs_once_in_every_job() {
+        for threads in [1, 2, 3, 8] {
+            let pool = pool(threads);
+            assert_eq!(pool.threads(), threads);
+            for round in 0..2_000 {
+                let total = round % 37;
+                let seen: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(total, |i| {
+                    seen[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    seen.iter().all(|n| n.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {total} tasks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sleepers_wake() {
+        let pool = pool(4);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(pool.map(100, |i| i * i), (0..100).map(|i| i * i).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn items_are_handed_out_once() {
+        let pool = pool(3);
+        let mut rows = vec![0u64; 1_000];
+        pool.for_each(rows.chunks_mut(7).enumerate(), |(i, chunk)| chunk.fill(i as u64 + 1));
+        assert!(rows.iter().enumerate().all(|(at, v)| *v == at as u64 / 7 + 1));
+    }
+
+    #[test]
+    fn a_job_inside_a_job_runs_in_its_place() {
+        let pool = pool(2);
+        let sums = pool.map(8, |i| pool.map(5, |j| i * j).iter().sum::<usize>());
+        assert_eq!(sums, (0..8).map(|i| 10 * i).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = pool(3);
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(50, |i| assert!(i != 17, "task {i}"));
+        }));
+        let text = caught.unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(*text, "task 17");
+        assert_eq!(pool.map(3, |i| i), [0, 1, 2]);
+    }
+}
