@@ -1,5 +1,5 @@
 //! Prints how fast the kernels run on this machine: products of every format for a prompt chunk and for one token,
-//! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing [FORMAT [TOKENS]]`, level by
+//! and attention. Usage: `cargo run --release -p baton-kernels-cpu --example timing [FORMAT [TOKENS [ROWS]]]`, level by
 //! `BATON_CPU`, threads by `THREADS` (1).
 
 use std::error::Error;
@@ -75,8 +75,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let format = args.next();
     let tokens = args.next().and_then(|tokens| tokens.parse().ok());
+    let rows = args.next().and_then(|rows| rows.parse().ok()).unwrap_or(4_096);
     for wanted in Format::ALL.into_iter().filter(|f| format.as_deref().is_none_or(|name| name == f.name())) {
-        products(&pool, wanted, 4_096, 2_048, tokens)?;
+        products(&pool, wanted, rows, 2_048, tokens)?;
         // Small enough to end before another program takes the core.
         products(&pool, wanted, 256, 256, tokens)?;
     }
