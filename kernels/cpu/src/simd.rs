@@ -87,6 +87,8 @@ pub(crate) trait Simd: Copy {
     fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> Self::I;
     /// The low word of each lane, sign-extended.
     fn low_word(self, v: Self::I) -> Self::I;
+    /// Byte `AT` of each lane, sign-extended.
+    fn byte<const AT: u32>(self, v: Self::I) -> Self::I;
     /// Bytes 0 and 2 of each lane as signed words.
     fn even_bytes(self, v: Self::I) -> Self::I;
     /// Bytes 1 and 3 of each lane as signed words.
@@ -123,6 +125,18 @@ pub(crate) trait Simd: Copy {
     fn widen_bytes(self, bytes: &[u8; 16]) -> Self::F;
     /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of result `j` is unit `j` of `rows[i]`.
     fn transpose(self, rows: [Self::I; 16]) -> [Self::I; 16];
+    /// The first four columns of [`Simd::transpose`], of rows of four units.
+    #[inline(always)]
+    fn transpose_four(self, rows: &[[u8; 16]; 16]) -> [Self::I; 4] {
+        let mut units = [self.splat_int(0); 16];
+        for (unit, row) in units.iter_mut().zip(rows) {
+            let mut bytes = [0; 64];
+            bytes[..16].copy_from_slice(row);
+            *unit = self.units(&bytes);
+        }
+        let [a, b, c, d, ..] = self.transpose(units);
+        [a, b, c, d]
+    }
     /// Asks for the cache line at an address that need not be valid.
     fn prefetch(self, at: *const u8);
 

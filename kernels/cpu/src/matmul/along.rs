@@ -99,7 +99,8 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
         for i in 0..ROWS {
             own[i] = block(rows[i], B::FORMAT, b);
         }
-        let heads = Heads::of::<B>(own);
+        let heads = Heads::of::<B>(s, own);
+        let scales = heads.stored(s);
         let mut q = [[s.splat_int(0); 4]; T];
         for t in 0..T {
             q[t] = activations::<S, B>(s, &x.q.as_chunks().0[(first + t) * blocks + b]);
@@ -109,13 +110,11 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
             for line in 0..bytes.div_ceil(64) {
                 s.prefetch(own[i].as_ptr().wrapping_add(ahead + 64 * line));
             }
-            let (w, scale) = (chunks::<S, B>(s, own[i]), heads.spread::<S, B>(s, i));
+            let (w, scale) = (chunks::<S, B>(s, own[i]), Heads::spread::<B>(s, &scales, i));
             for t in 0..T {
                 dots[t][i] = dot::<S, B>(s, w, q[t], scale);
             }
         }
-        let d = s.mul(s.widen(&heads.d), s.splat(B::UNIT));
-        let m = s.sub(s.splat(-0.0), s.widen(&heads.dmin));
         for t in 0..T {
             let at = (first + t) * blocks + b;
             let mut total = s.reduce(dots[t]);
@@ -124,10 +123,10 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
                 let raised = Heads::weigh(s, &heads.scales, &x.words[at].of_16);
                 total = s.add_int(total, s.mul_int(raised, s.splat_int(-i32::from(B::RAISE))));
             }
-            let mut z = s.mul(s.to_float(total), d);
+            let mut z = s.mul(s.to_float(total), heads.d);
             if B::MINIMA {
                 let minima = Heads::weigh(s, &heads.minima, words::<B>(&x.words[at]));
-                z = s.fma(s.to_float(minima), m, z);
+                z = s.fma(s.to_float(minima), heads.m, z);
             }
             y[t] = s.fma(z, s.splat(x.scale[at]), y[t]);
         }

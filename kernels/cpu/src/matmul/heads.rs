@@ -9,77 +9,106 @@ use super::panel::{ROWS, Rows};
 use super::quants::{interleaved, part};
 use crate::blocks::Long;
 use crate::format::Format;
-use crate::simd::Simd;
+use crate::simd::{Line, Simd};
 
-/// Scales, minima and units of sixteen super-blocks, by row.
-pub(super) struct Heads {
+/// Scales, minima and units of sixteen super-blocks, a lane a row.
+pub(super) struct Heads<S: Simd> {
     /// Four scales of groups of 16 (where the format is interleaved: of 32) as bytes.
-    pub scales: [[u32; ROWS]; 4],
+    pub scales: [S::I; 4],
     /// Four minima of groups of [`Long::GROUP`] as bytes.
-    pub minima: [[u32; ROWS]; 4],
-    pub d: [u16; ROWS],
-    pub dmin: [u16; ROWS],
+    pub minima: [S::I; 4],
+    /// `d`, [`Long::UNIT`] included.
+    pub d: S::F,
+    /// Minus `dmin`.
+    pub m: S::F,
 }
 
-impl Heads {
+impl<S: Simd> Heads<S> {
     #[inline(always)]
-    pub fn of<B: Long>(own: Rows<'_>) -> Self {
+    pub fn of<B: Long>(s: S, own: Rows<'_>) -> Self {
         match B::FORMAT {
-            Format::Q4K => Self::six_bits(own),
-            _ => Self::any::<B>(own),
+            Format::Q4K => Self::six_bits(s, own),
+            Format::Q6K => Self::sixteen_bytes(s, own),
+            _ => Self::any::<B>(s, own),
         }
     }
 
+    /// One row after the other.
     #[inline(always)]
-    fn any<B: Long>(own: Rows<'_>) -> Self {
-        let mut heads =
-            Self { scales: [[0; ROWS]; 4], minima: [[0; ROWS]; 4], d: [0; ROWS], dmin: [0; ROWS] };
+    fn any<B: Long>(s: S, own: Rows<'_>) -> Self {
+        let (mut scales, mut minima) = ([[0; ROWS]; 4], [[0; ROWS]; 4]);
+        let (mut d, mut dmin) = ([0; ROWS], [0; ROWS]);
         let four = |bytes: &[i8; 16], at: [usize; 4]| u32::from_le_bytes(at.map(|g| bytes[g] as u8));
         for i in 0..ROWS {
-            let (scales, minima) = (B::scales(own[i]), B::minima(own[i]));
-            [heads.d[i], heads.dmin[i]] = B::units(own[i]);
+            let (of_16, of_group) = (B::scales(own[i]), B::minima(own[i]));
+            [d[i], dmin[i]] = B::units(own[i]);
             for c in 0..4 {
-                heads.scales[c][i] = four(&scales, [4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3]);
+                let natural = [4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3];
+                scales[c][i] = four(&of_16, natural);
                 if B::MINIMA && B::GROUP == 16 {
-                    heads.minima[c][i] = four(&minima, [4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3]);
+                    minima[c][i] = four(&of_group, natural);
                 } else if B::MINIMA && c < 2 {
-                    heads.minima[c][i] = four(&minima, [8 * c, 8 * c + 2, 8 * c + 4, 8 * c + 6]);
+                    minima[c][i] = four(&of_group, [8 * c, 8 * c + 2, 8 * c + 4, 8 * c + 6]);
                 }
             }
         }
+        let mut heads = Self::empty(s);
+        for c in 0..4 {
+            heads.scales[c] = s.units(&bytes_of(&scales[c]));
+            heads.minima[c] = s.units(&bytes_of(&minima[c]));
+        }
+        heads.d = s.mul(s.widen(&d), s.splat(B::UNIT));
+        heads.m = s.sub(s.splat(-0.0), s.widen(&dmin));
         heads
+    }
+
+    #[inline(always)]
+    fn empty(s: S) -> Self {
+        let (int, float) = (s.splat_int(0), s.splat(0.0));
+        Self { scales: [int; 4], minima: [int; 4], d: float, m: float }
     }
 
     /// Formats that begin with `d`, `dmin` and twelve bytes of six-bit scales and minima; four of a kind at once, as
     /// [`crate::blocks`] takes them apart one by one.
     #[inline(always)]
-    fn six_bits(own: Rows<'_>) -> Self {
-        let mut units = [[0u32; ROWS]; 4];
-        for i in 0..ROWS {
-            let head: &[u8; 16] = part(own[i], 0);
-            for (k, bytes) in head.as_chunks().0.iter().enumerate() {
-                units[k][i] = u32::from_le_bytes(*bytes);
-            }
-        }
-        let mut heads =
-            Self { scales: [[0; ROWS]; 4], minima: [[0; ROWS]; 4], d: [0; ROWS], dmin: [0; ROWS] };
-        for i in 0..ROWS {
-            let (low, mid, high) = (units[1][i], units[2][i], units[3][i]);
-            heads.d[i] = units[0][i] as u16;
-            heads.dmin[i] = (units[0][i] >> 16) as u16;
-            heads.scales[0][i] = low & 0x3f3f_3f3f;
-            heads.minima[0][i] = mid & 0x3f3f_3f3f;
-            heads.scales[1][i] = high & 0x0f0f_0f0f | low >> 2 & 0x3030_3030;
-            heads.minima[1][i] = high >> 4 & 0x0f0f_0f0f | mid >> 2 & 0x3030_3030;
-        }
+    fn six_bits(s: S, own: Rows<'_>) -> Self {
+        let mut heads = Self::empty(s);
+        let [units, low, mid, high] = columns(s, own, 0);
+        heads.scales[0] = s.or(s.low_nibbles(low), s.two_bits::<4>(low));
+        heads.minima[0] = s.or(s.low_nibbles(mid), s.two_bits::<4>(mid));
+        heads.scales[1] = s.or(s.low_nibbles(high), s.two_bits::<6>(low));
+        heads.minima[1] = s.or(s.high_nibbles(high), s.two_bits::<6>(mid));
+        let (d, dmin) = halves(s, units);
+        heads.d = s.widen(&d);
+        heads.m = s.sub(s.splat(-0.0), s.widen(&dmin));
         heads
     }
 
-    /// The scales of row `i` as [`Simd::dot_scaled`] takes them, for each of [`chunks`].
+    /// Q6_K: sixteen scales as they are, with `d` behind them.
     #[inline(always)]
-    pub fn spread<S: Simd, B: Long>(&self, s: S, i: usize) -> [S::I; 4] {
+    fn sixteen_bytes(s: S, own: Rows<'_>) -> Self {
+        let mut heads = Self::empty(s);
+        heads.scales = columns(s, own, 192);
+        let [_, _, _, last] = columns(s, own, 194);
+        heads.d = s.widen(&halves(s, last).1);
+        heads
+    }
+
+    /// The scales as units in memory, to be spread row by row.
+    #[inline(always)]
+    pub fn stored(&self, s: S) -> [[u32; ROWS]; 4] {
+        let mut stored = [[0; ROWS]; 4];
+        for c in 0..4 {
+            stored[c] = units_of(s, self.scales[c]);
+        }
+        stored
+    }
+
+    /// The scales of row `i` as [`Simd::dot_scaled`] takes them, for each of [`super::quants::chunks`].
+    #[inline(always)]
+    pub fn spread<B: Long>(s: S, stored: &[[u32; ROWS]; 4], i: usize) -> [S::I; 4] {
         if interleaved::<B>() {
-            let (low, high) = (self.scales[0][i], self.scales[1][i]);
+            let (low, high) = (stored[0][i], stored[1][i]);
             [
                 s.spread::<0, 0, 2, 2>(low),
                 s.spread::<1, 1, 3, 3>(low),
@@ -88,10 +117,10 @@ impl Heads {
             ]
         } else {
             [
-                s.spread::<0, 1, 2, 3>(self.scales[0][i]),
-                s.spread::<0, 1, 2, 3>(self.scales[1][i]),
-                s.spread::<0, 1, 2, 3>(self.scales[2][i]),
-                s.spread::<0, 1, 2, 3>(self.scales[3][i]),
+                s.spread::<0, 1, 2, 3>(stored[0][i]),
+                s.spread::<0, 1, 2, 3>(stored[1][i]),
+                s.spread::<0, 1, 2, 3>(stored[2][i]),
+                s.spread::<0, 1, 2, 3>(stored[3][i]),
             ]
         }
     }
@@ -100,20 +129,52 @@ impl Heads {
     ///
     /// [`SumWords`]: crate::activations::SumWords
     #[inline(always)]
-    pub fn weigh<S: Simd>(s: S, factors: &[[u32; ROWS]; 4], words: &[i32]) -> S::I {
+    pub fn weigh(s: S, factors: &[S::I; 4], words: &[i32]) -> S::I {
         let mut total = s.splat_int(0);
         for (factors, words) in factors.iter().zip(words.as_chunks::<2>().0) {
-            let four = s.units(&bytes_of(factors));
-            total = s.dot_words(total, s.even_bytes(four), s.splat_int(words[0]));
-            total = s.dot_words(total, s.odd_bytes(four), s.splat_int(words[1]));
+            total = s.dot_words(total, s.even_bytes(*factors), s.splat_int(words[0]));
+            total = s.dot_words(total, s.odd_bytes(*factors), s.splat_int(words[1]));
         }
         total
     }
 }
 
+/// Four units at `at` of each row, as columns.
+#[inline(always)]
+fn columns<S: Simd>(s: S, own: Rows<'_>, at: usize) -> [S::I; 4] {
+    let mut bytes = [[0; 16]; ROWS];
+    for i in 0..ROWS {
+        bytes[i] = *part(own[i], at);
+    }
+    s.transpose_four(&bytes)
+}
+
+/// The low and the high words of sixteen units.
+#[inline(always)]
+fn halves<S: Simd>(s: S, v: S::I) -> ([u16; ROWS], [u16; ROWS]) {
+    let units = units_of(s, v);
+    let (mut low, mut high) = ([0; ROWS], [0; ROWS]);
+    for i in 0..ROWS {
+        (low[i], high[i]) = (units[i] as u16, (units[i] >> 16) as u16);
+    }
+    (low, high)
+}
+
+/// Sixteen units in memory.
+#[inline(always)]
+fn units_of<S: Simd>(s: S, v: S::I) -> [u32; ROWS] {
+    let mut line = Line([0; 64]);
+    s.store_units(v, &mut line);
+    let mut units = [0; ROWS];
+    for (unit, bytes) in units.iter_mut().zip(line.0.as_chunks().0) {
+        *unit = u32::from_ne_bytes(*bytes);
+    }
+    units
+}
+
 /// Sixteen units as their bytes.
 #[inline(always)]
-pub(super) fn bytes_of(units: &[u32; ROWS]) -> [u8; 64] {
+fn bytes_of(units: &[u32; ROWS]) -> [u8; 64] {
     let mut bytes = [0; 64];
     for (to, from) in bytes.as_chunks_mut().0.iter_mut().zip(units) {
         *to = from.to_ne_bytes();

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::heads::{Heads, bytes_of};
+use super::heads::Heads;
 use super::quants::{block, chunks, interleaved, pair, part};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::format::Format;
@@ -104,20 +104,21 @@ impl Panel {
             // An odd last block is taken twice; nothing reads the second.
             let a = blocks.start + 2 * two;
             let b = (a + 1).min(blocks.end - 1);
+            let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
             for i in 0..ROWS {
-                units[i] = pair::<S, B>(s, block(rows[i], B::FORMAT, a), block(rows[i], B::FORMAT, b));
+                let own = [block(rows[i], B::FORMAT, a), block(rows[i], B::FORMAT, b)];
+                units[i] = pair::<S, B>(s, own[0], own[1]);
+                for j in 0..2 {
+                    scale[j][i] = B::scale(own[j]);
+                    minimum[j][i] = B::minimum(own[j]);
+                }
             }
             store(s, s.transpose(units), lines);
-        }
-        for (b, (d, m)) in blocks.zip(self.d.iter_mut().zip(&mut self.m)) {
-            let (mut scale, mut minimum) = ([0; ROWS], [0; ROWS]);
-            for i in 0..ROWS {
-                let block = block(rows[i], B::FORMAT, b);
-                (scale[i], minimum[i]) = (B::scale(block), B::minimum(block));
-            }
-            s.store(s.widen(&scale), &mut d.0);
-            if B::MINIMUM {
-                s.store(s.widen(&minimum), &mut m.0);
+            for (j, at) in (2 * two..blocks.len().min(2 * two + 2)).enumerate() {
+                s.store(s.widen(&scale[j]), &mut self.d[at].0);
+                if B::MINIMUM {
+                    s.store(s.widen(&minimum[j]), &mut self.m[at].0);
+                }
             }
         }
     }
@@ -146,29 +147,38 @@ impl Panel {
     #[inline(always)]
     fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Rows<'_>, at: usize) {
         let groups = K_LEN / B::GROUP;
-        let heads = Heads::of::<B>(own);
-        // Scales lie by groups of 16, but those of interleaved formats by their groups of 32.
-        let apart = if interleaved::<B>() { 1 } else { 16 / groups };
-        for (g, line) in self.scales[at * groups..(at + 1) * groups].iter_mut().enumerate() {
-            let (four, byte) = (&heads.scales[g * apart / 4], g * apart % 4);
-            let mut units = [0; ROWS];
-            for i in 0..ROWS {
-                let scale = i32::from((four[i] >> (8 * byte)) as i8);
-                units[i] = if B::FLOAT_PARTS > 0 { (scale as f32).to_bits() } else { scale as u32 };
+        let heads = Heads::of::<B>(s, own);
+        let lines = &mut self.scales[at * groups..(at + 1) * groups];
+        if B::GROUP == 32 && !interleaved::<B>() {
+            // Scales lie by groups of 16, of which two and two are equal.
+            for (four, lines) in heads.scales.into_iter().zip(lines.as_chunks_mut::<2>().0) {
+                s.store_units(scale::<S, B>(s, s.byte::<0>(four)), &mut lines[0]);
+                s.store_units(scale::<S, B>(s, s.byte::<2>(four)), &mut lines[1]);
             }
-            line.0 = bytes_of(&units);
+        } else {
+            for (four, lines) in heads.scales.into_iter().zip(lines.as_chunks_mut::<4>().0) {
+                s.store_units(scale::<S, B>(s, s.byte::<0>(four)), &mut lines[0]);
+                s.store_units(scale::<S, B>(s, s.byte::<1>(four)), &mut lines[1]);
+                s.store_units(scale::<S, B>(s, s.byte::<2>(four)), &mut lines[2]);
+                s.store_units(scale::<S, B>(s, s.byte::<3>(four)), &mut lines[3]);
+            }
         }
-        s.store(s.mul(s.widen(&heads.d), s.splat(B::UNIT)), &mut self.d[at].0);
+        s.store(heads.d, &mut self.d[at].0);
         if B::MINIMA {
             let lines = &mut self.minima[at * groups / 2..(at + 1) * groups / 2];
-            for (c, lines) in lines.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let four = s.units(&bytes_of(&heads.minima[c]));
+            for (four, lines) in heads.minima.into_iter().zip(lines.as_chunks_mut::<2>().0) {
                 s.store_units(s.even_bytes(four), &mut lines[0]);
                 s.store_units(s.odd_bytes(four), &mut lines[1]);
             }
-            s.store(s.sub(s.splat(-0.0), s.widen(&heads.dmin)), &mut self.m[at].0);
+            s.store(heads.m, &mut self.m[at].0);
         }
     }
+}
+
+/// Integer scales as [`Panel::scales`] keeps them.
+#[inline(always)]
+fn scale<S: Simd, B: Long>(s: S, v: S::I) -> S::I {
+    if B::FLOAT_PARTS > 0 { s.bits(s.to_float(v)) } else { v }
 }
 
 #[inline(always)]

@@ -190,6 +190,12 @@ impl Simd for Avx2 {
         ]
     }
     #[inline(always)]
+    fn byte<const AT: u32>(self, v: IntPair) -> IntPair {
+        let up = checked!(_mm_cvtsi32_si128(24 - 8 * AT as i32));
+        let top = [checked!(_mm256_sll_epi32(v[0], up)), checked!(_mm256_sll_epi32(v[1], up))];
+        self.shift_down::<24>(top)
+    }
+    #[inline(always)]
     fn even_bytes(self, v: IntPair) -> IntPair {
         [
             checked!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v[0]))),

@@ -165,6 +165,16 @@ impl Simd for Avx512 {
         checked!(_mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(v)))
     }
     #[inline(always)]
+    fn byte<const AT: u32>(self, v: __m512i) -> __m512i {
+        let top = match AT {
+            0 => checked!(_mm512_slli_epi32::<24>(v)),
+            1 => checked!(_mm512_slli_epi32::<16>(v)),
+            2 => checked!(_mm512_slli_epi32::<8>(v)),
+            _ => v,
+        };
+        checked!(_mm512_srai_epi32::<24>(top))
+    }
+    #[inline(always)]
     fn even_bytes(self, v: __m512i) -> __m512i {
         checked!(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)))
     }
@@ -250,6 +260,16 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn transpose(self, rows: [__m512i; 16]) -> [__m512i; 16] {
         checked!(transpose(rows))
+    }
+    #[inline(always)]
+    fn transpose_four(self, rows: &[[u8; 16]; 16]) -> [__m512i; 4] {
+        let quarters = rows.as_flattened().as_chunks::<64>().0;
+        checked!(transpose_four([
+            self.units(&quarters[0]),
+            self.units(&quarters[1]),
+            self.units(&quarters[2]),
+            self.units(&quarters[3]),
+        ]))
     }
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
@@ -372,4 +392,24 @@ fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
         out[12 + c] = _mm512_shuffle_i32x4::<0xdd>(low_odd, high_odd);
     }
     out
+}
+
+/// Sixteen rows of four 32-bit units, four rows a register, as four columns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose_four(r: [__m512i; 4]) -> [__m512i; 4] {
+    let index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    // Quarter k of each register: column k of its four rows.
+    let a = _mm512_permutexvar_epi32(index, r[0]);
+    let b = _mm512_permutexvar_epi32(index, r[1]);
+    let c = _mm512_permutexvar_epi32(index, r[2]);
+    let d = _mm512_permutexvar_epi32(index, r[3]);
+    let (ab, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+    let (cd, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+    [
+        _mm512_shuffle_i32x4::<0x88>(ab, cd),
+        _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd),
+        _mm512_shuffle_i32x4::<0xdd>(ab, cd),
+        _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd),
+    ]
 }

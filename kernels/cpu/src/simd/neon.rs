@@ -252,6 +252,11 @@ impl<M: ByteDot> Simd for Neon<M> {
         four!(I => vshrq_n_s32::<16>(vshlq_n_s32::<16>(v[I])))
     }
     #[inline(always)]
+    fn byte<const AT: u32>(self, v: IntFour) -> IntFour {
+        let top = four!(I => vshlq_s32(v[I], vdupq_n_s32(24 - 8 * AT as i32)));
+        self.shift_down::<24>(top)
+    }
+    #[inline(always)]
     fn even_bytes(self, v: IntFour) -> IntFour {
         four!(I => even_bytes(v[I]))
     }

@@ -89,6 +89,10 @@ fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
     lanes(s, s.to_float(s.dot_words(s.splat_int(0), s.odd_bytes(v), ones)), |i| {
         (byte(4 * i + 1) + byte(4 * i + 3)) as f32
     });
+    lanes(s, s.to_float(s.byte::<0>(v)), |i| byte(4 * i) as f32);
+    lanes(s, s.to_float(s.byte::<1>(v)), |i| byte(4 * i + 1) as f32);
+    lanes(s, s.to_float(s.byte::<2>(v)), |i| byte(4 * i + 2) as f32);
+    lanes(s, s.to_float(s.byte::<3>(v)), |i| byte(4 * i + 3) as f32);
     let small = s.even_bytes(v);
     let (low, two) = (s.low_word(small), s.splat_int(-2));
     lanes(s, s.to_float(s.mul_int(low, two)), |i| (-2 * byte(4 * i)) as f32);
@@ -131,6 +135,10 @@ fn transposes<S: Simd>(s: S) {
         for (j, to) in to.iter().enumerate() {
             assert_eq!(to.0[4 * i..4 * i + 4], row[4 * j..4 * j + 4], "row {i}, unit {j}");
         }
+    }
+    let fours: [[u8; 16]; 16] = rows.map(|row| *row.first_chunk().unwrap());
+    for (j, column) in s.transpose_four(&fours).into_iter().enumerate() {
+        assert_eq!(taken_bytes(s, column), to[j].0, "column {j} of four");
     }
     bytes(s, &rows);
 }
