@@ -139,6 +139,8 @@ pub(crate) trait Simd: Copy {
     }
     /// Asks for the cache line at an address that need not be valid.
     fn prefetch(self, at: *const u8);
+    /// As [`Simd::prefetch`], but no nearer than the second cache.
+    fn prefetch_far(self, at: *const u8);
 
     /// [`crate::exp()`] per lane, the same operations in the same order.
     #[inline(always)]

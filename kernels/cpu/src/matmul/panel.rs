@@ -107,6 +107,7 @@ impl Panel {
             let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
             for i in 0..ROWS {
                 let own = [block(rows[i], B::FORMAT, a), block(rows[i], B::FORMAT, b)];
+                ask_ahead(s, own[0], rows[i].len());
                 units[i] = pair::<S, B>(s, own[0], own[1]);
                 for j in 0..2 {
                     scale[j][i] = B::scale(own[j]);
@@ -132,6 +133,7 @@ impl Panel {
             let mut own = rows;
             for i in 0..ROWS {
                 own[i] = block(rows[i], B::FORMAT, b);
+                ask_ahead(s, own[i], rows[i].len());
             }
             let lines = self.weights[at * K_LEN / 4..].first_chunk_mut().expect("reset made the room");
             match B::FORMAT {
@@ -172,6 +174,14 @@ impl Panel {
             }
             s.store(heads.m, &mut self.m[at].0);
         }
+    }
+}
+
+/// Asks for the same block of the row that follows two panels later, to be there when these have been multiplied.
+#[inline(always)]
+fn ask_ahead<S: Simd>(s: S, block: &[u8], row_bytes: usize) {
+    for line in (0..block.len()).step_by(64) {
+        s.prefetch_far(block.as_ptr().wrapping_add(2 * ROWS * row_bytes + line));
     }
 }
 

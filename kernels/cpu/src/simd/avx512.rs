@@ -275,6 +275,10 @@ impl Simd for Avx512 {
     fn prefetch(self, at: *const u8) {
         checked!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
     }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        checked!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+    }
 }
 
 /// Shuffle indices that put byte `of[q]` of each lane into the high halves of the words of quarter `q`.

@@ -374,6 +374,13 @@ impl<M: ByteDot> Simd for Neon<M> {
             asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags))
         }
     }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault, whatever the address.
+        unsafe {
+            asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags))
+        }
+    }
 }
 
 #[inline]
