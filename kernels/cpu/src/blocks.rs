@@ -6,6 +6,8 @@
 //! the two traits and naming it in [`visit`].
 //! Source: the block layouts of ggml (`ggml-common.h`).
 
+mod iq1;
+mod iq1_grid;
 mod long;
 mod short;
 
@@ -13,8 +15,9 @@ use crate::error::KernelError;
 use crate::f16::f16_to_f32;
 use crate::format::Format;
 
-pub(crate) use long::{Q4K, Q6K};
-pub(crate) use short::Q8_0;
+pub(crate) use iq1::{Iq1M, Iq1S, TERNARY_GRID};
+pub(crate) use long::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(crate) use short::{IQ4_VALUES, Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// Weights of a short block.
 pub(crate) const SHORT_LEN: usize = 32;
@@ -84,6 +87,8 @@ pub(crate) trait Visitor {
     fn f32(self) -> Self::Output;
     /// For IEEE binary16.
     fn f16(self) -> Self::Output;
+    /// For bfloat16.
+    fn bf16(self) -> Self::Output;
     /// For a format of short blocks.
     fn short<B: Short>(self) -> Self::Output;
     /// For a format of super-blocks.
@@ -96,10 +101,44 @@ pub(crate) fn visit<V: Visitor>(format: Format, visitor: V) -> V::Output {
     match format {
         Format::F32 => visitor.f32(),
         Format::F16 => visitor.f16(),
+        Format::Bf16 => visitor.bf16(),
+        Format::Q4_0 => visitor.short::<Q4_0>(),
+        Format::Q4_1 => visitor.short::<Q4_1>(),
+        Format::Q5_0 => visitor.short::<Q5_0>(),
+        Format::Q5_1 => visitor.short::<Q5_1>(),
         Format::Q8_0 => visitor.short::<Q8_0>(),
+        Format::Q2K => visitor.long::<Q2K>(),
+        Format::Q3K => visitor.long::<Q3K>(),
         Format::Q4K => visitor.long::<Q4K>(),
+        Format::Q5K => visitor.long::<Q5K>(),
         Format::Q6K => visitor.long::<Q6K>(),
+        Format::Iq1S => visitor.long::<Iq1S>(),
+        Format::Iq1M => visitor.long::<Iq1M>(),
+        Format::Iq4Nl => visitor.short::<Iq4Nl>(),
+        Format::Iq4Xs => visitor.long::<Iq4Xs>(),
     }
+}
+
+/// Where the binary16 numbers of a block lie, for tests that make arbitrary bytes valid: clearing bit `0x40` of the
+/// byte after each offset leaves a finite number. IQ1_M has its number in four nibbles, the highest in the last byte.
+#[cfg(test)]
+pub(crate) const fn halves(format: Format) -> &'static [usize] {
+    match format {
+        Format::F32 | Format::Bf16 => &[],
+        Format::F16 | Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
+        Format::Iq1S | Format::Iq4Nl | Format::Iq4Xs => &[0],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+        Format::Q2K => &[80, 82],
+        Format::Q3K => &[108],
+        Format::Q6K => &[208],
+        Format::Iq1M => &[54],
+    }
+}
+
+/// The value of bfloat16 bits; exact.
+#[inline(always)]
+pub(crate) const fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
 }
 
 /// The bits of the binary16 number at a place in a block.
@@ -109,6 +148,9 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// Writes the floats of one stored row: exactly the values that ggml's dequantization gives.
+///
+/// A scale of 11 bits, an integer scale and a quant make a product of at most 24 bits: every product is exact in
+/// whatever order, and only the last sum of the formats with minima rounds.
 ///
 /// Shapes: `src` whole blocks, `dst: [cols]`.
 ///
@@ -141,6 +183,12 @@ impl Visitor for Dequantize<'_> {
     fn f16(self) {
         for (value, bytes) in self.dst.iter_mut().zip(self.src.as_chunks().0) {
             *value = f16_to_f32(u16::from_le_bytes(*bytes));
+        }
+    }
+
+    fn bf16(self) {
+        for (value, bytes) in self.dst.iter_mut().zip(self.src.as_chunks().0) {
+            *value = bf16_to_f32(u16::from_le_bytes(*bytes));
         }
     }
 

@@ -13,36 +13,99 @@ pub enum Format {
     F32,
     /// IEEE binary16.
     F16,
+    /// bfloat16.
+    Bf16,
+    /// 32 values: binary16 scale, 32 nibbles.
+    Q4_0,
+    /// 32 values: binary16 scale and minimum, 32 nibbles.
+    Q4_1,
+    /// 32 values: binary16 scale, fifth bits, 32 nibbles.
+    Q5_0,
+    /// 32 values: binary16 scale and minimum, fifth bits, 32 nibbles.
+    Q5_1,
     /// 32 values: binary16 scale, 32 signed bytes.
     Q8_0,
+    /// 256 values: sixteen 4-bit scales and minima, bit pairs, binary16 scale and minimum scale.
+    Q2K,
+    /// 256 values: high bits, low bit pairs, sixteen signed 6-bit scales, binary16 scale.
+    Q3K,
     /// 256 values: binary16 scale and minimum scale, eight 6-bit scales and minima, 256 nibbles.
     Q4K,
+    /// 256 values: as [`Self::Q4K`] with fifth bits.
+    Q5K,
     /// 256 values: low nibbles, high bit pairs, sixteen signed 8-bit scales, binary16 scale.
     Q6K,
+    /// 256 values: binary16 scale, ternary vectors of eight by 11-bit codes, eight 3-bit scales, eight signs of an offset.
+    Iq1S,
+    /// 256 values: as [`Self::Iq1S`] with sixteen scales and 32 signs; the binary16 scale is scattered among them.
+    Iq1M,
+    /// 32 values: binary16 scale, 32 nibbles that are places in a table of values.
+    Iq4Nl,
+    /// 256 values: binary16 scale, eight signed 6-bit scales, nibbles as in [`Self::Iq4Nl`].
+    Iq4Xs,
+}
+
+/// What is known of a format: ggml's name and type number, values and bytes of a block.
+struct Facts {
+    name: &'static str,
+    ggml_type: u32,
+    block_len: usize,
+    block_bytes: usize,
 }
 
 impl Format {
     /// Every format of this crate.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4K, Self::Q6K];
+    pub const ALL: [Self; 17] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq1S,
+        Self::Iq1M,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+    ];
+
+    const fn facts(self) -> Facts {
+        let (name, ggml_type, block_len, block_bytes) = match self {
+            Self::F32 => ("F32", 0, 1, 4),
+            Self::F16 => ("F16", 1, 1, 2),
+            Self::Bf16 => ("BF16", 30, 1, 2),
+            Self::Q4_0 => ("Q4_0", 2, 32, 18),
+            Self::Q4_1 => ("Q4_1", 3, 32, 20),
+            Self::Q5_0 => ("Q5_0", 6, 32, 22),
+            Self::Q5_1 => ("Q5_1", 7, 32, 24),
+            Self::Q8_0 => ("Q8_0", 8, 32, 34),
+            Self::Q2K => ("Q2_K", 10, 256, 84),
+            Self::Q3K => ("Q3_K", 11, 256, 110),
+            Self::Q4K => ("Q4_K", 12, 256, 144),
+            Self::Q5K => ("Q5_K", 13, 256, 176),
+            Self::Q6K => ("Q6_K", 14, 256, 210),
+            Self::Iq1S => ("IQ1_S", 19, 256, 50),
+            Self::Iq1M => ("IQ1_M", 29, 256, 56),
+            Self::Iq4Nl => ("IQ4_NL", 20, 32, 18),
+            Self::Iq4Xs => ("IQ4_XS", 23, 256, 136),
+        };
+        Facts { name, ggml_type, block_len, block_bytes }
+    }
 
     /// Values in one block (1 for the float formats).
     pub const fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 => 1,
-            Self::Q8_0 => 32,
-            Self::Q4K | Self::Q6K => 256,
-        }
+        self.facts().block_len
     }
 
     /// Bytes of one block.
     pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-            Self::Q8_0 => 34,
-            Self::Q4K => 144,
-            Self::Q6K => 210,
-        }
+        self.facts().block_bytes
     }
 
     /// Bytes of a row of `cols` values; `None` where the row is not whole blocks or the size overflows.
@@ -54,37 +117,18 @@ impl Format {
     }
 
     /// The format with ggml's type number, where this crate has it.
-    pub const fn from_ggml_type(number: u32) -> Option<Self> {
-        match number {
-            0 => Some(Self::F32),
-            1 => Some(Self::F16),
-            8 => Some(Self::Q8_0),
-            12 => Some(Self::Q4K),
-            14 => Some(Self::Q6K),
-            _ => None,
-        }
+    pub fn from_ggml_type(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.ggml_type() == number)
     }
 
     /// ggml's type number.
     pub const fn ggml_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q8_0 => 8,
-            Self::Q4K => 12,
-            Self::Q6K => 14,
-        }
+        self.facts().ggml_type
     }
 
     /// ggml's name of the format.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Q8_0 => "Q8_0",
-            Self::Q4K => "Q4_K",
-            Self::Q6K => "Q6_K",
-        }
+        self.facts().name
     }
 
     /// [`Self::row_bytes`] with the reason where there is none.
@@ -190,7 +234,9 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::from_ggml_type(format.ggml_type()), Some(format));
         }
-        assert_eq!(Format::from_ggml_type(2), None);
+        // Q8_1, which is for activations, and IQ2_XXS.
+        assert_eq!(Format::from_ggml_type(9), None);
+        assert_eq!(Format::from_ggml_type(16), None);
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! Reference quantizers: floats to ggml's blocks, for making test data and small models.
 //!
-//! Q8_0 gives the bytes of ggml's own reference. The k-quants take each group's range as it is, without ggml's
-//! search for a better scale: valid blocks, slightly larger error. Not a fast path.
+//! The formats in blocks of 32 give the bytes of ggml's own reference. The k-quants take each group's range as it is,
+//! without ggml's search for a better scale, and the ternary formats try few scales: valid blocks, slightly larger
+//! error. Not a fast path.
 
-use crate::blocks::{K_LEN, SHORT_LEN};
+mod iq1;
+mod long;
+mod short;
+
 use crate::error::KernelError;
-use crate::f16::{f16_to_f32, f32_to_f16};
+use crate::f16::f32_to_f16;
 use crate::format::Format;
 
 /// Appends one row of `src` in `format` to `dst`.
@@ -21,18 +25,37 @@ pub fn quantize_row(format: Format, src: &[f32], dst: &mut Vec<u8>) -> Result<()
         return Err(KernelError::NotFinite { format, index });
     }
     dst.reserve(bytes);
+    let (blocks, supers) = (src.as_chunks().0, src.as_chunks().0);
     match format {
         Format::F32 => dst.extend(src.iter().flat_map(|v| v.to_le_bytes())),
         Format::F16 => dst.extend(src.iter().flat_map(|&v| f32_to_f16(v).to_le_bytes())),
-        Format::Q8_0 => src.as_chunks().0.iter().for_each(|x| q8_0_block(x, dst)),
-        Format::Q4K => src.as_chunks().0.iter().for_each(|x| dst.extend(q4k_block(x))),
-        Format::Q6K => src.as_chunks().0.iter().for_each(|x| dst.extend(q6k_block(x))),
+        Format::Bf16 => dst.extend(src.iter().flat_map(|&v| f32_to_bf16(v).to_le_bytes())),
+        Format::Q4_0 => blocks.iter().for_each(|x| short::symmetric_block(x, 4, dst)),
+        Format::Q4_1 => blocks.iter().for_each(|x| short::range_block(x, 4, dst)),
+        Format::Q5_0 => blocks.iter().for_each(|x| short::symmetric_block(x, 5, dst)),
+        Format::Q5_1 => blocks.iter().for_each(|x| short::range_block(x, 5, dst)),
+        Format::Q8_0 => blocks.iter().for_each(|x| short::q8_0_block(x, dst)),
+        Format::Iq4Nl => blocks.iter().for_each(|x| short::iq4_nl_block(x, dst)),
+        Format::Q2K => supers.iter().for_each(|x| dst.extend(long::q2k_block(x))),
+        Format::Q3K => supers.iter().for_each(|x| dst.extend(long::q3k_block(x))),
+        Format::Q4K => supers.iter().for_each(|x| dst.extend(long::q4k_block(x))),
+        Format::Q5K => supers.iter().for_each(|x| dst.extend(long::q5k_block(x))),
+        Format::Q6K => supers.iter().for_each(|x| dst.extend(long::q6k_block(x))),
+        Format::Iq1S => supers.iter().for_each(|x| dst.extend(iq1::iq1_s_block(x))),
+        Format::Iq1M => supers.iter().for_each(|x| dst.extend(iq1::iq1_m_block(x))),
+        Format::Iq4Xs => supers.iter().for_each(|x| dst.extend(long::iq4_xs_block(x))),
     }
     Ok(())
 }
 
-const Q4K_BYTES: usize = Format::Q4K.block_bytes();
-const Q6K_BYTES: usize = Format::Q6K.block_bytes();
+/// The nearest bfloat16, ties to even; overflow gives infinity, NaN a quiet NaN.
+fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
 
 /// `1 / x`, or 0 where there is nothing to scale by.
 fn inverse(x: f32) -> f32 {
@@ -40,64 +63,32 @@ fn inverse(x: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-fn q8_0_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
-    let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    let scale = largest / 127.0;
-    let inverse = inverse(scale);
-    dst.extend(f32_to_f16(scale).to_le_bytes());
-    dst.extend(x.iter().map(|v| (v * inverse).round().clamp(-127.0, 127.0) as i8 as u8));
+/// The first value of the largest magnitude, with its sign.
+fn extreme(x: &[f32]) -> f32 {
+    x.iter().fold(0.0f32, |most, &v| if v.abs() > most.abs() { v } else { most })
 }
 
-fn q4k_block(x: &[f32; K_LEN]) -> [u8; Q4K_BYTES] {
-    let groups = x.as_chunks::<32>().0;
-    let low: [f32; 8] = std::array::from_fn(|j| groups[j].iter().fold(0.0f32, |m, &v| m.min(v)));
-    let step: [f32; 8] = std::array::from_fn(|j| {
-        let high = groups[j].iter().fold(low[j], |m, &v| m.max(v));
-        (high - low[j]) / 15.0
-    });
-    let d = f32_to_f16(step.iter().fold(0.0f32, |m, &v| m.max(v)) / 63.0);
-    let dmin = f32_to_f16(low.iter().fold(0.0f32, |m, &v| m.max(-v)) / 63.0);
-    let six_bits = |value: f32, unit: u16| (value * inverse(f16_to_f32(unit))).round().clamp(0.0, 63.0) as u8;
-    let scale: [u8; 8] = std::array::from_fn(|j| six_bits(step[j], d));
-    let min: [u8; 8] = std::array::from_fn(|j| six_bits(-low[j], dmin));
-
-    let mut out = [0; Q4K_BYTES];
-    out[0..2].copy_from_slice(&d.to_le_bytes());
-    out[2..4].copy_from_slice(&dmin.to_le_bytes());
-    for j in 0..4 {
-        out[4 + j] = scale[j] | (scale[4 + j] >> 4 << 6);
-        out[8 + j] = min[j] | (min[4 + j] >> 4 << 6);
-        out[12 + j] = (scale[4 + j] & 15) | (min[4 + j] << 4);
+/// The place in [`IQ4_VALUES`](crate::blocks::IQ4_VALUES) of the value nearest to `x`; the higher of two as near.
+fn nearest_iq4(x: f32) -> u8 {
+    let values = crate::blocks::IQ4_VALUES.map(f32::from);
+    match values.iter().position(|&v| x < v) {
+        None => 15,
+        Some(0) => 0,
+        Some(above) if x - values[above - 1] < values[above] - x => above as u8 - 1,
+        Some(above) => above as u8,
     }
-    for (i, &v) in x.iter().enumerate() {
-        let j = i / 32;
-        let step = f16_to_f32(d) * f32::from(scale[j]);
-        let low = f16_to_f32(dmin) * f32::from(min[j]);
-        let q = ((v + low) * inverse(step)).round().clamp(0.0, 15.0) as u8;
-        out[16 + 32 * (j / 2) + i % 32] |= q << (4 * (j % 2));
-    }
-    out
 }
 
-fn q6k_block(x: &[f32; K_LEN]) -> [u8; Q6K_BYTES] {
-    let groups = x.as_chunks::<16>().0;
-    let step: [f32; 16] =
-        std::array::from_fn(|j| groups[j].iter().fold(0.0f32, |m, v| m.max(v.abs())) / 31.0);
-    let d = f32_to_f16(step.iter().fold(0.0f32, |m, &v| m.max(v)) / 127.0);
-    let unit = f16_to_f32(d);
-    let scale: [i8; 16] = std::array::from_fn(|j| (step[j] * inverse(unit)).round().clamp(0.0, 127.0) as i8);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
 
-    let mut out = [0; Q6K_BYTES];
-    for (i, &v) in x.iter().enumerate() {
-        let step = unit * f32::from(scale[i / 16]);
-        let q = ((v * inverse(step)).round().clamp(-32.0, 31.0) as i8 + 32) as u8;
-        let (half, pair, byte) = (i / 128, i % 128 / 32, i % 32);
-        out[64 * half + 32 * (pair % 2) + byte] |= (q & 15) << (4 * (pair / 2));
-        out[128 + 32 * half + byte] |= (q >> 4) << (2 * pair);
+    proptest! {
+        #[test]
+        fn bf16_equals_the_reference(bits: u32) {
+            let value = f32::from_bits(bits);
+            prop_assert_eq!(f32_to_bf16(value), half::bf16::from_f32(value).to_bits());
+        }
     }
-    for (byte, &s) in out[192..208].iter_mut().zip(&scale) {
-        *byte = s as u8;
-    }
-    out[208..210].copy_from_slice(&d.to_le_bytes());
-    out
 }

@@ -1,49 +1,11 @@
-//! Stored formats from outside: dequantization against a second derivation of the layouts, quantizers within their
-//! steps, and bad lengths refused.
+//! Stored formats from outside: dequantization against a second derivation of the layouts and against recorded
+//! vectors, quantizers within their steps, and bad lengths refused.
+
+mod layouts;
+mod recorded;
 
 use baton_kernels_cpu::{Format, KernelError, Matrix, dequantize_row, quantize_row};
-use half::f16;
 use proptest::prelude::*;
-
-/// Weight `i` of a block, one at a time and by index arithmetic alone, from the description of ggml's layouts:
-/// shares no code with the crate.
-fn weight(format: Format, block: &[u8], i: usize) -> f32 {
-    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    match format {
-        Format::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
-        Format::F16 => half(0),
-        Format::Q8_0 => half(0) * f32::from(block[2 + i] as i8),
-        Format::Q4K => {
-            // struct { half d, dmin; uint8 scales[12]; uint8 qs[128] }
-            let group = i / 32;
-            let packed = &block[4..16];
-            let (scale, min) = if group < 4 {
-                (packed[group] & 0b11_1111, packed[group + 4] & 0b11_1111)
-            } else {
-                let low = packed[group + 4];
-                (low % 16 + packed[group - 4] / 64 * 16, low / 16 + packed[group] / 64 * 16)
-            };
-            let byte = block[16 + i / 64 * 32 + i % 32];
-            let q = if i % 64 < 32 { byte % 16 } else { byte / 16 };
-            half(0) * f32::from(scale) * f32::from(q) - half(2) * f32::from(min)
-        }
-        Format::Q6K => {
-            // struct { uint8 ql[128], qh[64]; int8 scales[16]; half d }
-            let (part, within) = (i / 128, i % 128);
-            let low = block[part * 64 + within % 64] >> if within < 64 { 0 } else { 4 };
-            let high = block[128 + part * 32 + within % 32] >> (within / 32 * 2);
-            let q = i32::from(low & 15) + 16 * i32::from(high & 3) - 32;
-            half(208) * f32::from(block[192 + i / 16] as i8) * q as f32
-        }
-        _ => unreachable!("a format without a second derivation"),
-    }
-}
-
-fn reference(format: Format, row: &[u8]) -> Vec<f32> {
-    row.chunks(format.block_bytes())
-        .flat_map(|block| (0..format.block_len()).map(|i| weight(format, block, i)))
-        .collect()
-}
 
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
@@ -51,6 +13,38 @@ fn same(a: f32, b: f32) -> bool {
 
 fn any_format() -> impl Strategy<Value = Format> {
     proptest::sample::select(Format::ALL.to_vec())
+}
+
+/// Largest error of a quantized value, in units of the row's largest magnitude: half a step of the coarsest group, or
+/// the whole step by which one end of the range falls short, widened by the rounding of scales and minima.
+fn error_max(format: Format) -> f32 {
+    match format {
+        Format::F32 => 0.0,
+        Format::F16 => 1.0 / 2_048.0,
+        Format::Bf16 => 1.0 / 256.0,
+        Format::Q4_0 => 1.0 / 8.0 + 0.001,
+        Format::Q4_1 => 1.0 / 15.0 + 0.003,
+        Format::Q5_0 => 1.0 / 16.0 + 0.001,
+        Format::Q5_1 => 1.0 / 31.0 + 0.003,
+        Format::Q8_0 => 0.6 / 127.0,
+        Format::Q2K => 2.0 * (0.5 / 3.0 + 1.0 / 15.0),
+        Format::Q3K => 1.0 / 4.0 + 1.0 / 32.0,
+        Format::Q4K => 2.0 * (0.5 / 15.0 + 1.0 / 63.0),
+        Format::Q5K => 2.0 * (0.5 / 31.0 + 1.0 / 63.0),
+        Format::Q6K => 0.5 / 31.0 + 1.0 / 127.0,
+        Format::Iq4Nl => 0.2,
+        Format::Iq4Xs => 14.0 / 127.0 + 1.0 / 32.0,
+        // Small values beside large ones may take the wrong sign; the energy of the error is bounded instead.
+        Format::Iq1S | Format::Iq1M => 2.5,
+        _ => unreachable!("a format without a bound"),
+    }
+}
+
+/// `|x - back| / |x|`.
+fn relative_error(x: &[f32], back: &[f32]) -> f64 {
+    let error: f64 = x.iter().zip(back).map(|(x, back)| f64::from(x - back).powi(2)).sum();
+    let signal: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+    if error == 0.0 { 0.0 } else { (error / signal).sqrt() }
 }
 
 proptest! {
@@ -63,7 +57,7 @@ proptest! {
         let row = &noise[..blocks * format.block_bytes()];
         let mut have = vec![0.0; blocks * format.block_len()];
         dequantize_row(format, row, &mut have).unwrap();
-        for (i, (have, want)) in have.iter().zip(reference(format, row)).enumerate() {
+        for (i, (have, want)) in have.iter().zip(layouts::row(format, row)).enumerate() {
             prop_assert!(same(*have, want), "{format:?} weight {i}: {have} is not {want}");
         }
     }
@@ -71,7 +65,7 @@ proptest! {
     #[test]
     fn quantizers_stay_within_their_steps(
         format in any_format(),
-        size in 1e-3f32..1e3,
+        size in 1e-2f32..1e3,
         shift in -1.0f32..1.0,
         unit in proptest::collection::vec(-1.0f32..1.0, 512),
     ) {
@@ -82,18 +76,12 @@ proptest! {
         let mut back = vec![0.0; 512];
         dequantize_row(format, &row, &mut back).unwrap();
         let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        // Half a step of the coarsest group, widened by the rounding of scales to 6 or 8 bits and to halves.
-        let bound = largest * match format {
-            Format::F32 => 0.0,
-            Format::F16 => 1.0 / 2_048.0,
-            Format::Q8_0 => 0.6 / 127.0,
-            Format::Q4K => 2.0 * (0.5 / 15.0 + 1.0 / 63.0),
-            Format::Q6K => 0.5 / 31.0 + 1.0 / 127.0,
-            _ => unreachable!("a format without a bound"),
-        } + 1e-6;
+        let bound = largest * error_max(format) + 1e-6;
         for (x, back) in x.iter().zip(&back) {
             prop_assert!((x - back).abs() <= bound, "{format:?}: {x} came back as {back}, bound {bound}");
         }
+        let relative = relative_error(&x, &back);
+        prop_assert!(relative <= 1.01, "{format:?}: relative error {relative}");
     }
 
     #[test]
@@ -124,13 +112,49 @@ proptest! {
 fn faults_are_not_quantized() {
     let mut x = vec![0.5; 256];
     x[77] = f32::INFINITY;
-    for format in [Format::Q8_0, Format::Q4K, Format::Q6K] {
+    for format in Format::ALL.into_iter().filter(|format| format.block_len() > 1) {
         let refused = quantize_row(format, &x, &mut Vec::new()).unwrap_err();
         assert_eq!(refused, KernelError::NotFinite { format, index: 77 });
     }
     let mut row = Vec::new();
     quantize_row(Format::F16, &x, &mut row).unwrap();
     assert_eq!(row[154..156], [0x00, 0x7c]);
+}
+
+#[test]
+fn quantizers_keep_most_of_the_signal() {
+    // Noise of a bell's shape: sums of four uniform numbers.
+    let mut state = 7u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let x: Vec<f32> = (0..16_384).map(|_| next() + next() + next() + next()).collect();
+    for format in Format::ALL {
+        let mut row = Vec::new();
+        quantize_row(format, &x, &mut row).unwrap();
+        let mut back = vec![0.0; x.len()];
+        dequantize_row(format, &row, &mut back).unwrap();
+        let relative = relative_error(&x, &back);
+        let bound = match format {
+            Format::F32 => 0.0,
+            Format::F16 => 0.000_25,
+            Format::Bf16 => 0.001_8,
+            Format::Q8_0 => 0.005_3,
+            Format::Q6K => 0.019_5,
+            Format::Q5_0 => 0.042,
+            Format::Q5_1 | Format::Q5K => 0.038,
+            Format::Q4_0 => 0.084,
+            Format::Q4_1 | Format::Q4K => 0.077,
+            Format::Iq4Nl | Format::Iq4Xs => 0.08,
+            Format::Q3K => 0.156,
+            Format::Q2K => 0.33,
+            Format::Iq1M => 0.46,
+            Format::Iq1S => 0.51,
+            _ => unreachable!("a format without a bound"),
+        };
+        assert!(relative <= bound, "{format:?}: relative error {relative} above {bound}");
+    }
 }
 
 #[test]
