@@ -18,7 +18,7 @@ const fn ternary_grid() -> [u64; CODES] {
     let mut grid = [0; CODES];
     let (mut code, mut number) = (0, 0);
     while code < CODES {
-        if CODED[number / 64] >> (number % 64) & 1 == 1 {
+        if CODED[number / 32] >> (number % 32) & 1 == 1 {
             let (mut rest, mut i) = (number as u64, 0);
             while i < 8 {
                 grid[code] |= (rest % 3) << (8 * i);

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use baton_kernels_cpu::Format;
+
 /// Why a GGUF file was refused, or why a value or tensor of it cannot be had.
 ///
 /// Every variant names the limit and the value; keys and names from the file are shown shortened.
@@ -159,7 +161,7 @@ pub enum GgufError {
         found: u32,
     },
     /// A tensor's type is known to ggml but cannot be computed with here.
-    #[error("tensor `{name}` has type {type_name}; F32, F16, Q8_0, Q4_K and Q6_K are supported")]
+    #[error("tensor `{name}` has type {type_name}; supported are {}", Format::ALL.map(Format::name).join(", "))]
     UnsupportedType {
         /// The tensor.
         name: String,

@@ -256,6 +256,6 @@ mod tests {
                 assert_eq!(format.ggml_type(), t.number, "{}", t.name);
             }
         }
-        assert_eq!(shared, 5);
+        assert_eq!(shared, Format::ALL.len());
     }
 }

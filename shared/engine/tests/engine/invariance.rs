@@ -37,11 +37,12 @@ fn check_chunks_and_threads(synthetic: &SyntheticModel, options: &EngineOptions)
 #[test]
 fn chunks_and_threads_change_no_bit() {
     for family in ["llama", "qwen2"] {
-        for format in [Format::F32, Format::F16, Format::Q8_0] {
-            check_chunks_and_threads(&tiny(family, format), &EngineOptions::default());
-        }
-        for format in [Format::Q4K, Format::Q6K] {
-            check_chunks_and_threads(&SyntheticModel::small(family, format, 2), &EngineOptions::default());
+        for format in Format::ALL {
+            let model = match format.block_len() {
+                256 => SyntheticModel::small(family, format, 2),
+                _ => tiny(family, format),
+            };
+            check_chunks_and_threads(&model, &EngineOptions::default());
         }
     }
 }
