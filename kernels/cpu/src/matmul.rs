@@ -198,6 +198,11 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
     }
 
     #[inline(always)]
+    fn bf16(self) {
+        self.packed::<Bf16Rows>();
+    }
+
+    #[inline(always)]
     fn short<B: Short>(self) {
         if self.work.tokens.len() <= along::TOKENS_MAX {
             self.along::<ShortRows<B>>();
@@ -247,6 +252,7 @@ trait Along {
 
 struct F32Rows;
 struct F16Rows;
+struct Bf16Rows;
 struct ShortRows<B>(PhantomData<B>);
 struct LongRows<B>(PhantomData<B>);
 
@@ -285,6 +291,7 @@ macro_rules! float_rows {
 
 float_rows!(F32Rows, pack_f32);
 float_rows!(F16Rows, pack_f16);
+float_rows!(Bf16Rows, pack_bf16);
 
 macro_rules! block_rows {
     ($rows:ident, $blocks:ident, $len:ident, $form:ident, $pack:ident) => {

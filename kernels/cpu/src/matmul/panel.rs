@@ -94,6 +94,25 @@ impl Panel {
         }
     }
 
+    /// Packs columns `cols` of BF16 rows as floats, zeros behind the last.
+    #[inline(always)]
+    pub fn pack_bf16<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+        self.reset(cols.len(), 0, 0, 0);
+        let mut units = [s.splat_int(0); ROWS];
+        for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
+            for i in 0..ROWS {
+                let (whole, tail) = rows[i][2 * cols.start..2 * cols.end].as_chunks::<32>();
+                let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
+                let mut bytes = [0; 64];
+                for (to, half) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
+                    *to = (u32::from(half) << 16).to_ne_bytes();
+                }
+                units[i] = s.units(&bytes);
+            }
+            store(s, s.transpose(units), lines);
+        }
+    }
+
     /// Packs short blocks `blocks`.
     #[inline(always)]
     pub fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: Rows<'_>, blocks: Range<usize>) {

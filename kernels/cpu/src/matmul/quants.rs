@@ -32,11 +32,21 @@ fn taken<S: Simd>(s: S, bytes: &mut [u8; 64], raise: u8) -> S::I {
     s.raised(s.units(bytes))
 }
 
+/// The four bytes at `at` of two blocks, as one number.
+#[inline(always)]
+fn two_units(a: &[u8], b: &[u8], at: usize) -> u64 {
+    u64::from(u32::from_le_bytes(*part(a, at))) | u64::from(u32::from_le_bytes(*part(b, at))) << 32
+}
+
 /// The quants of two short blocks, in the order of the weights.
 #[inline(always)]
 pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
     match B::FORMAT {
         Format::Q8_0 => s.raised(s.joined(part(a, 2), part(b, 2))),
+        Format::Q4_0 => s.nibble_pair(part(a, 2), part(b, 2)),
+        Format::Q4_1 => s.nibble_pair(part(a, 4), part(b, 4)),
+        Format::Q5_0 => s.fifth_bits(s.nibble_pair(part(a, 6), part(b, 6)), two_units(a, b, 2)),
+        Format::Q5_1 => s.fifth_bits(s.nibble_pair(part(a, 8), part(b, 8)), two_units(a, b, 4)),
         _ => {
             let mut bytes = [0; 64];
             let (low, high) = bytes.as_chunks_mut::<SHORT_LEN>().0.split_at_mut(1);

@@ -1,7 +1,7 @@
 //! The definition of a matrix product's elements in plain Rust. Slow, and the oracle of every other level.
 
 use crate::activations::Activations;
-use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, visit};
+use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, bf16_to_f32, visit};
 use crate::f16::f16_to_f32;
 use crate::format::Matrix;
 
@@ -44,6 +44,10 @@ impl Visitor for Element<'_> {
 
     fn f16(self) -> f32 {
         self.floats(self.bytes.as_chunks().0.iter().map(|b| f16_to_f32(u16::from_le_bytes(*b))))
+    }
+
+    fn bf16(self) -> f32 {
+        self.floats(self.bytes.as_chunks().0.iter().map(|b| bf16_to_f32(u16::from_le_bytes(*b))))
     }
 
     fn short<B: Short>(self) -> f32 {

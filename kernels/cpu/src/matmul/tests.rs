@@ -1,6 +1,7 @@
 //! Matrix products: levels against the definition, the definition against `f64`, and invariance.
 
 use super::*;
+use crate::blocks::halves;
 use crate::{Format, dequantize_row, quantize_row};
 
 /// A deterministic stream of floats in -1..1.
@@ -29,14 +30,11 @@ fn weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u
 fn wild_weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u8> {
     let bytes = rows * format.row_bytes(cols).unwrap();
     let mut data: Vec<u8> = (0..bytes).map(|_| (noise.next() * 8_388_608.0) as i32 as u8).collect();
-    let scales: &[usize] = match format {
-        Format::F32 | Format::F16 => return weights(noise, format, rows, cols),
-        Format::Q8_0 => &[0],
-        Format::Q4K => &[0, 2],
-        Format::Q6K => &[208],
-    };
+    if format.block_len() == 1 {
+        return weights(noise, format, rows, cols);
+    }
     for block in data.chunks_mut(format.block_bytes()) {
-        for &at in scales {
+        for &at in halves(format) {
             // Clearing an exponent bit leaves a finite half, subnormals included.
             block[at + 1] &= 0xbf;
         }
