@@ -35,16 +35,20 @@ fn products(
     quantize_row(format, &row, &mut bytes)?;
     let data = bytes.repeat(rows);
     let w = Matrix::new(format, rows, cols, &data)?;
+    let repacked = w.repack();
+    let beside = Matrix::repacked(format, rows, cols, &repacked)?;
     for t in [1, 4, 8, 16, 32, 512].into_iter().filter(|t| only.is_none_or(|only| only == *t)) {
         let x: Vec<f32> = (0..t * cols).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut out = vec![0.0; t * rows];
-        let time = fastest(|| matmul(pool, &w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
-        let gops = 2.0 * (rows * cols * t) as f64 / time / 1e9;
-        let gb = data.len() as f64 / time / 1e9;
-        println!(
-            "{:>5} [{rows}, {cols}] x {t:>3}: {gops:>7.1} Gop/s, weights at {gb:>5.1} GB/s",
-            format.name()
-        );
+        for (w, layout) in [(&w, ""), (&beside, ", repacked")] {
+            let time = fastest(|| matmul(pool, w, &Activations::new(&x, cols), &mut out)).as_secs_f64();
+            let gops = 2.0 * (rows * cols * t) as f64 / time / 1e9;
+            let gb = data.len() as f64 / time / 1e9;
+            println!(
+                "{:>5} [{rows}, {cols}] x {t:>3}: {gops:>7.1} Gop/s, weights at {gb:>5.1} GB/s{layout}",
+                format.name()
+            );
+        }
     }
     Ok(())
 }

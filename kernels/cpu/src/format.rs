@@ -147,8 +147,12 @@ pub struct Matrix<'a> {
     rows: usize,
     cols: usize,
     row_bytes: usize,
+    strips: bool,
     data: &'a [u8],
 }
+
+/// Rows of a strip of a repacked matrix; as many as are multiplied side by side.
+pub(crate) const STRIP_ROWS: usize = 16;
 
 impl<'a> Matrix<'a> {
     /// Borrows `data` as `[rows, cols]` in `format`. No alignment is asked for.
@@ -162,7 +166,67 @@ impl<'a> Matrix<'a> {
         if data.len() != want {
             return Err(KernelError::Length { what: "matrix data", have: data.len(), want });
         }
-        Ok(Self { format, rows, cols, row_bytes, data })
+        Ok(Self { format, rows, cols, row_bytes, strips: false, data })
+    }
+
+    /// Borrows `data` as [`Self::repack`] made it from a matrix of this shape.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn repacked(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self, KernelError> {
+        Ok(Self { strips: format.block_len() > 1, ..Self::new(format, rows, cols, data)? })
+    }
+
+    /// The same numbers with the blocks of sixteen rows in the order in which they are multiplied, so that they are read
+    /// as one stream instead of sixteen; float formats stay as they are. As many bytes; for [`Self::repacked`].
+    pub fn repack(&self) -> Vec<u8> {
+        if self.strips || self.format.block_len() == 1 {
+            return self.data.to_vec();
+        }
+        let mut to = Vec::with_capacity(self.data.len());
+        for first in (0..self.rows).step_by(STRIP_ROWS) {
+            for b in 0..self.blocks() {
+                for row in first..self.rows.min(first + STRIP_ROWS) {
+                    to.extend_from_slice(self.block(row, b));
+                }
+            }
+        }
+        to
+    }
+
+    /// Blocks of a row.
+    pub(crate) const fn blocks(&self) -> usize {
+        self.cols / self.format.block_len()
+    }
+
+    /// Bytes from a block of a row to the next one.
+    pub(crate) fn block_stride(&self, row: usize) -> usize {
+        let first = row / STRIP_ROWS * STRIP_ROWS;
+        let beside = if self.strips { STRIP_ROWS.min(self.rows - first) } else { 1 };
+        beside * self.format.block_bytes()
+    }
+
+    /// The bytes from the first block of row `row` on, up to the end of the matrix.
+    ///
+    /// # Panics
+    /// Where `row` is not below [`Self::rows`].
+    pub(crate) fn from_row(&self, row: usize) -> &'a [u8] {
+        assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
+        if self.strips && self.row_bytes > 0 {
+            let first = row / STRIP_ROWS * STRIP_ROWS;
+            &self.data[first * self.row_bytes + (row - first) * self.format.block_bytes()..]
+        } else {
+            &self.data[row * self.row_bytes..]
+        }
+    }
+
+    /// Block `b` of row `row`.
+    ///
+    /// # Panics
+    /// Where there is no such row or block.
+    pub(crate) fn block(&self, row: usize, b: usize) -> &'a [u8] {
+        assert!(b < self.blocks(), "block {b} of a row of {}", self.blocks());
+        &self.from_row(row)[b * self.block_stride(row)..][..self.format.block_bytes()]
     }
 
     /// The storage format.
@@ -180,15 +244,6 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
-    /// The stored bytes of row `row`.
-    ///
-    /// # Panics
-    /// Where `row` is not below [`Self::rows`].
-    pub fn row(&self, row: usize) -> &'a [u8] {
-        assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
-        &self.data[row * self.row_bytes..(row + 1) * self.row_bytes]
-    }
-
     /// Writes row `row` as floats into `dst` (`[cols]`); the lookup of an embedding table.
     ///
     /// # Errors
@@ -197,7 +252,16 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// Where `row` is not below [`Self::rows`].
     pub fn dequantize_row(&self, row: usize, dst: &mut [f32]) -> Result<(), KernelError> {
-        crate::dequantize_row(self.format, self.row(row), dst)
+        if dst.len() != self.cols {
+            return Err(KernelError::Length { what: "row of floats", have: dst.len(), want: self.cols });
+        }
+        if !self.strips {
+            return crate::dequantize_row(self.format, &self.from_row(row)[..self.row_bytes], dst);
+        }
+        for (b, dst) in dst.chunks_exact_mut(self.format.block_len()).enumerate() {
+            crate::dequantize_row(self.format, self.block(row, b), dst)?;
+        }
+        Ok(())
     }
 }
 
@@ -208,7 +272,7 @@ mod tests {
     #[test]
     fn lengths_are_checked() {
         let data = [0u8; 68];
-        assert_eq!(Matrix::new(Format::Q8_0, 2, 32, &data).unwrap().row(1).len(), 34);
+        assert_eq!(Matrix::new(Format::Q8_0, 2, 32, &data).unwrap().block(1, 0).len(), 34);
         assert_eq!(
             Matrix::new(Format::Q8_0, 2, 33, &data).unwrap_err(),
             KernelError::PartialBlock { format: Format::Q8_0, cols: 33, block_len: 32 }

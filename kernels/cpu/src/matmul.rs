@@ -19,6 +19,7 @@ mod output;
 mod panel;
 mod quants;
 mod scalar;
+mod strip;
 pub(crate) mod tile;
 
 use std::cell::RefCell;
@@ -33,8 +34,9 @@ use crate::pool::Pool;
 use crate::simd::{Floats, Kernel, Simd, run};
 
 use output::Output;
-use panel::{Panel, ROWS, Rows};
+use panel::{Panel, ROWS};
 pub(crate) use scalar::FLOAT_BLOCK;
+use strip::Strip;
 
 /// Multiplies every activation row with every weight row, at [`Dispatch::current`].
 ///
@@ -226,7 +228,7 @@ trait Packed {
     /// Columns that are packed at a time: two panels of them stay in the first cache.
     const COLS: usize;
 
-    fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>);
+    fn pack<S: Simd>(s: S, panel: &mut Panel, rows: &Strip<'_>, cols: Range<usize>);
 
     /// Adds the products of the packed columns with rows `t..t + T` of the activations to the sums of panels `side..`.
     fn tile<S: Simd, const P: usize, const T: usize>(
@@ -244,7 +246,7 @@ trait Packed {
 trait Along {
     fn elements<S: Simd, const T: usize>(
         s: S,
-        rows: Rows<'_>,
+        rows: &Strip<'_>,
         x: &Activations<'_>,
         first: usize,
     ) -> [S::F; T];
@@ -269,7 +271,7 @@ macro_rules! float_rows {
             const COLS: usize = 256;
 
             #[inline(always)]
-            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>) {
+            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: &Strip<'_>, cols: Range<usize>) {
                 panel.$pack(s, rows, cols);
             }
 
@@ -299,7 +301,7 @@ macro_rules! block_rows {
             const COLS: usize = 1024;
 
             #[inline(always)]
-            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: Rows<'_>, cols: Range<usize>) {
+            fn pack<S: Simd>(s: S, panel: &mut Panel, rows: &Strip<'_>, cols: Range<usize>) {
                 panel.$pack::<S, B>(s, rows, cols.start / $len..cols.end / $len);
             }
 
@@ -328,7 +330,7 @@ macro_rules! block_rows {
             #[inline(always)]
             fn elements<S: Simd, const T: usize>(
                 s: S,
-                rows: Rows<'_>,
+                rows: &Strip<'_>,
                 x: &Activations<'_>,
                 first: usize,
             ) -> [S::F; T] {
@@ -369,8 +371,8 @@ impl<S: Simd> AtLevel<'_, S> {
             self.work.scratch.sums.resize(self.work.tokens.len(), [Floats([0.0; ROWS]); 2]);
             for start in (0..cols).step_by(K::COLS) {
                 let cols = start..cols.min(start + K::COLS);
-                let low = product.rows(first);
-                let high = product.rows(first + ROWS);
+                let low = Strip::new(product.w, first);
+                let high = Strip::new(product.w, first + ROWS);
                 let [a, b] = &mut self.work.scratch.panels;
                 self.s.enter(PackTask::<K> { panel: a, rows: low, cols: cols.clone(), kind: PhantomData });
                 if pair {
@@ -450,7 +452,7 @@ impl<S: Simd> AtLevel<'_, S> {
 /// Packing of one panel.
 struct PackTask<'a, K> {
     panel: &'a mut Panel,
-    rows: Rows<'a>,
+    rows: Strip<'a>,
     cols: Range<usize>,
     kind: PhantomData<K>,
 }
@@ -458,7 +460,7 @@ struct PackTask<'a, K> {
 impl<K: Packed> Kernel for PackTask<'_, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        K::pack(s, self.panel, self.rows, self.cols);
+        K::pack(s, self.panel, &self.rows, self.cols);
     }
 }
 
@@ -514,20 +516,14 @@ impl<K: Along, const T: usize> Kernel for StripTask<'_, K, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { product, first, token, .. } = self;
-        let y = K::elements::<S, T>(s, product.rows(first), product.x, token);
+        let y = K::elements::<S, T>(s, &Strip::new(product.w, first), product.x, token);
         for (t, y) in (token..).zip(y) {
             product.write(s, t, first, y);
         }
     }
 }
 
-impl<'a> Product<'a> {
-    /// Sixteen rows from `first` on; past the last one it is repeated.
-    #[inline(always)]
-    fn rows(&self, first: usize) -> Rows<'a> {
-        std::array::from_fn(|i| self.w.row((first + i).min(self.w.rows() - 1)))
-    }
-
+impl Product<'_> {
     /// Writes the elements of sixteen rows from `first` on, those that there are.
     #[inline(always)]
     fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {

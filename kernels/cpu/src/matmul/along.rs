@@ -10,8 +10,9 @@
 )]
 
 use super::heads::Heads;
-use super::panel::{ROWS, Rows};
-use super::quants::{block, chunks, interleaved, pair};
+use super::panel::{Blocks, ROWS};
+use super::quants::{chunks, interleaved, pair};
+use super::strip::Strip;
 use super::tile::{bias, is_biased, words};
 use crate::activations::QuantizedRows;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
@@ -24,13 +25,13 @@ pub(super) const TOKENS_MAX: usize = 3;
 #[inline(always)]
 pub(super) fn short<S: Simd, B: Short, const T: usize>(
     s: S,
-    rows: Rows<'_>,
+    rows: &Strip<'_>,
     x: &QuantizedRows,
     first: usize,
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
-    let blocks = rows[0].len() / bytes;
-    let ahead = ROWS * rows[0].len();
+    let blocks = rows.blocks;
+    let ahead = ROWS * rows.row_bytes;
     let mut y = [s.splat(0.0); T];
     for b in (0..blocks).step_by(2) {
         // An odd last block is taken twice; nothing is made of the second.
@@ -44,7 +45,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
         let mut dots = [[s.splat_int(0); ROWS]; T];
         let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
         for i in 0..ROWS {
-            let own = [block(rows[i], B::FORMAT, two[0]), block(rows[i], B::FORMAT, two[1])];
+            let own = [rows.block(i, two[0], bytes), rows.block(i, two[1], bytes)];
             s.prefetch(own[0].as_ptr().wrapping_add(ahead));
             let w = pair::<S, B>(s, own[0], own[1]);
             for t in 0..T {
@@ -86,18 +87,18 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
 #[inline(always)]
 pub(super) fn long<S: Simd, B: Long, const T: usize>(
     s: S,
-    rows: Rows<'_>,
+    rows: &Strip<'_>,
     x: &QuantizedRows,
     first: usize,
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
-    let blocks = rows[0].len() / bytes;
-    let ahead = ROWS * rows[0].len();
+    let blocks = rows.blocks;
+    let ahead = ROWS * rows.row_bytes;
     let mut y = [s.splat(0.0); T];
     for b in 0..blocks {
-        let mut own = rows;
+        let mut own: Blocks<'_> = [&[]; ROWS];
         for i in 0..ROWS {
-            own[i] = block(rows[i], B::FORMAT, b);
+            own[i] = rows.block(i, b, bytes);
         }
         let heads = Heads::of::<B>(s, own);
         let scales = heads.stored(s);

@@ -5,7 +5,7 @@
     reason = "one index names the same row in arrays of rows and of scales"
 )]
 
-use super::panel::{ROWS, Rows};
+use super::panel::{Blocks, ROWS};
 use super::quants::{interleaved, part};
 use crate::blocks::Long;
 use crate::format::Format;
@@ -25,7 +25,7 @@ pub(super) struct Heads<S: Simd> {
 
 impl<S: Simd> Heads<S> {
     #[inline(always)]
-    pub fn of<B: Long>(s: S, own: Rows<'_>) -> Self {
+    pub fn of<B: Long>(s: S, own: Blocks<'_>) -> Self {
         match B::FORMAT {
             Format::Q4K => Self::six_bits(s, own),
             Format::Q6K => Self::sixteen_bytes(s, own),
@@ -35,7 +35,7 @@ impl<S: Simd> Heads<S> {
 
     /// One row after the other.
     #[inline(always)]
-    fn any<B: Long>(s: S, own: Rows<'_>) -> Self {
+    fn any<B: Long>(s: S, own: Blocks<'_>) -> Self {
         let (mut scales, mut minima) = ([[0; ROWS]; 4], [[0; ROWS]; 4]);
         let (mut d, mut dmin) = ([0; ROWS], [0; ROWS]);
         let four = |bytes: &[i8; 16], at: [usize; 4]| u32::from_le_bytes(at.map(|g| bytes[g] as u8));
@@ -71,7 +71,7 @@ impl<S: Simd> Heads<S> {
     /// Formats that begin with `d`, `dmin` and twelve bytes of six-bit scales and minima; four of a kind at once, as
     /// [`crate::blocks`] takes them apart one by one.
     #[inline(always)]
-    fn six_bits(s: S, own: Rows<'_>) -> Self {
+    fn six_bits(s: S, own: Blocks<'_>) -> Self {
         let mut heads = Self::empty(s);
         let [units, low, mid, high] = columns(s, own, 0);
         heads.scales[0] = s.or(s.low_nibbles(low), s.two_bits::<4>(low));
@@ -86,7 +86,7 @@ impl<S: Simd> Heads<S> {
 
     /// Q6_K: sixteen scales as they are, with `d` behind them.
     #[inline(always)]
-    fn sixteen_bytes(s: S, own: Rows<'_>) -> Self {
+    fn sixteen_bytes(s: S, own: Blocks<'_>) -> Self {
         let mut heads = Self::empty(s);
         heads.scales = columns(s, own, 192);
         let [_, _, _, last] = columns(s, own, 194);
@@ -141,7 +141,7 @@ impl<S: Simd> Heads<S> {
 
 /// Four units at `at` of each row, as columns.
 #[inline(always)]
-fn columns<S: Simd>(s: S, own: Rows<'_>, at: usize) -> [S::I; 4] {
+fn columns<S: Simd>(s: S, own: Blocks<'_>, at: usize) -> [S::I; 4] {
     let mut bytes = [[0; 16]; ROWS];
     for i in 0..ROWS {
         bytes[i] = *part(own[i], at);

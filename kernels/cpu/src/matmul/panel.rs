@@ -12,16 +12,17 @@
 use std::ops::Range;
 
 use super::heads::Heads;
-use super::quants::{block, chunks, interleaved, pair, part};
+use super::quants::{chunks, interleaved, pair, part};
+use super::strip::Strip;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
-use crate::format::Format;
+use crate::format::{Format, STRIP_ROWS};
 use crate::simd::{Floats, Line, Simd};
 
 /// Rows of a panel.
-pub(super) const ROWS: usize = 16;
+pub(super) const ROWS: usize = STRIP_ROWS;
 
-/// The stored bytes of the rows of a panel.
-pub(super) type Rows<'a> = [&'a [u8]; ROWS];
+/// A block of each row of a panel.
+pub(super) type Blocks<'a> = [&'a [u8]; ROWS];
 
 /// One packed panel; its buffers are kept from use to use.
 #[derive(Debug, Default)]
@@ -67,12 +68,12 @@ impl Panel {
 
     /// Packs columns `cols` of F32 rows, zeros behind the last.
     #[inline(always)]
-    pub fn pack_f32<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+    pub fn pack_f32<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows[i][4 * cols.start..4 * cols.end].as_chunks::<64>();
+                let (whole, tail) = rows.run(i, 4 * cols.start..4 * cols.end).as_chunks::<64>();
                 units[i] = if c < whole.len() { s.units(&whole[c]) } else { s.units(&padded(tail)) };
             }
             store(s, s.transpose(units), lines);
@@ -81,12 +82,12 @@ impl Panel {
 
     /// Packs columns `cols` of F16 rows as floats, zeros behind the last.
     #[inline(always)]
-    pub fn pack_f16<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+    pub fn pack_f16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows[i][2 * cols.start..2 * cols.end].as_chunks::<32>();
+                let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
                 let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
                 units[i] = s.bits(s.widen(&row));
             }
@@ -96,12 +97,12 @@ impl Panel {
 
     /// Packs columns `cols` of BF16 rows as floats, zeros behind the last.
     #[inline(always)]
-    pub fn pack_bf16<S: Simd>(&mut self, s: S, rows: Rows<'_>, cols: Range<usize>) {
+    pub fn pack_bf16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows[i][2 * cols.start..2 * cols.end].as_chunks::<32>();
+                let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
                 let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
                 let mut bytes = [0; 64];
                 for (to, half) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
@@ -115,8 +116,9 @@ impl Panel {
 
     /// Packs short blocks `blocks`.
     #[inline(always)]
-    pub fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: Rows<'_>, blocks: Range<usize>) {
+    pub fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
         const STEPS: usize = SHORT_LEN / 4;
+        let bytes = B::FORMAT.block_bytes();
         self.reset(blocks.len() * STEPS, blocks.len(), 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (two, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
@@ -125,8 +127,8 @@ impl Panel {
             let b = (a + 1).min(blocks.end - 1);
             let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
             for i in 0..ROWS {
-                let own = [block(rows[i], B::FORMAT, a), block(rows[i], B::FORMAT, b)];
-                ask_ahead(s, own[0], rows[i].len());
+                let own = [rows.block(i, a, bytes), rows.block(i, b, bytes)];
+                ask_ahead(s, own[0], rows.row_bytes);
                 units[i] = pair::<S, B>(s, own[0], own[1]);
                 for j in 0..2 {
                     scale[j][i] = B::scale(own[j]);
@@ -145,14 +147,14 @@ impl Panel {
 
     /// Packs super-blocks `blocks`.
     #[inline(always)]
-    pub fn pack_long<S: Simd, B: Long>(&mut self, s: S, rows: Rows<'_>, blocks: Range<usize>) {
+    pub fn pack_long<S: Simd, B: Long>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
         let groups = K_LEN / B::GROUP;
         self.reset(blocks.len() * K_LEN / 4, blocks.len(), groups, groups / 2);
         for (at, b) in blocks.enumerate() {
-            let mut own = rows;
+            let mut own: Blocks<'_> = [&[]; ROWS];
             for i in 0..ROWS {
-                own[i] = block(rows[i], B::FORMAT, b);
-                ask_ahead(s, own[i], rows[i].len());
+                own[i] = rows.block(i, b, B::FORMAT.block_bytes());
+                ask_ahead(s, own[i], rows.row_bytes);
             }
             let lines = self.weights[at * K_LEN / 4..].first_chunk_mut().expect("reset made the room");
             match B::FORMAT {
@@ -166,7 +168,7 @@ impl Panel {
 
     /// Scales, minima and units of one super-block of sixteen rows.
     #[inline(always)]
-    fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Rows<'_>, at: usize) {
+    fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Blocks<'_>, at: usize) {
         let groups = K_LEN / B::GROUP;
         let heads = Heads::of::<B>(s, own);
         let lines = &mut self.scales[at * groups..(at + 1) * groups];
@@ -219,7 +221,7 @@ fn store<S: Simd>(s: S, columns: [S::I; ROWS], lines: &mut [Line; ROWS]) {
 
 /// Any format: the quants of each row, then a transpose for each 64 columns.
 #[inline(always)]
-fn pack_chunks<S: Simd, B: Long>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+fn pack_chunks<S: Simd, B: Long>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     assert!(!interleaved::<B>(), "interleaved formats are packed by functions of their own");
     let mut parts = [[s.splat_int(0); ROWS]; 4];
     for i in 0..ROWS {
@@ -235,7 +237,7 @@ fn pack_chunks<S: Simd, B: Long>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN /
 
 /// Transposes bytes of two weights each and takes them apart afterwards: half the shuffles.
 #[inline(always)]
-fn pack_q4k<S: Simd>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+fn pack_q4k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     for (half, lines) in lines.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let mut units = [s.splat_int(0); ROWS];
         for i in 0..ROWS {
@@ -253,7 +255,7 @@ fn pack_q4k<S: Simd>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
 
 /// As [`pack_q4k`], with the high bits of four weights in a byte.
 #[inline(always)]
-fn pack_q6k<S: Simd>(s: S, own: Rows<'_>, lines: &mut [Line; K_LEN / 4]) {
+fn pack_q6k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     let mut units = [s.splat_int(0); ROWS];
     for i in 0..ROWS {
         units[i] = s.units(part(own[i], 128));

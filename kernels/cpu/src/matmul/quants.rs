@@ -7,13 +7,6 @@ use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::format::Format;
 use crate::simd::Simd;
 
-/// The bytes of a block, with the block's length known to the compiler.
-#[inline(always)]
-pub(super) fn block(row: &[u8], format: Format, b: usize) -> &[u8] {
-    let bytes = format.block_bytes();
-    &row[b * bytes..(b + 1) * bytes]
-}
-
 /// A run of `N` bytes at `at`.
 #[inline(always)]
 pub(super) fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {

@@ -7,7 +7,8 @@ use crate::format::Matrix;
 
 /// Output element of weight row `row` and activation row `t`.
 pub(super) fn element(w: &Matrix<'_>, row: usize, x: &Activations<'_>, t: usize) -> f32 {
-    visit(w.format(), Element { bytes: w.row(row), x, t })
+    let stored: Vec<u8> = (0..w.blocks()).flat_map(|b| w.block(row, b)).copied().collect();
+    visit(w.format(), Element { bytes: &stored, x, t })
 }
 
 /// Columns of a float row that are summed on their own.

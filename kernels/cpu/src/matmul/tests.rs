@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::blocks::halves;
-use crate::{Format, dequantize_row, quantize_row};
+use crate::{Format, quantize_row};
 
 /// A deterministic stream of floats in -1..1.
 struct Noise(u64);
@@ -104,7 +104,7 @@ fn the_definition_is_near_exact_arithmetic() {
         let out = product(Dispatch::Scalar, &w, &x);
         let mut floats = vec![0.0; cols];
         for row in 0..rows {
-            dequantize_row(format, w.row(row), &mut floats).unwrap();
+            w.dequantize_row(row, &mut floats).unwrap();
             for t in 0..tokens {
                 let pairs = || floats.iter().zip(&x[t * cols..]).map(|(w, x)| (f64::from(*w), f64::from(*x)));
                 let exact: f64 = pairs().map(|(w, x)| w * x).sum();
@@ -134,6 +134,28 @@ fn batch_and_threads_change_no_bit() {
                 let together = product_on(&threads_of(threads), Dispatch::best(), &w, &x);
                 assert_eq!(bits(&together), bits(&alone), "{format:?}, {threads} threads");
             }
+        }
+    }
+}
+
+#[test]
+fn repacking_changes_no_bit() {
+    let mut noise = Noise(6);
+    for format in Format::ALL {
+        for (rows, tokens) in [(16, 1), (37, 2), (50, 9)] {
+            let data = wild_weights(&mut noise, format, rows, 512);
+            let w = Matrix::new(format, rows, 512, &data).unwrap();
+            let repacked = w.repack();
+            let beside = Matrix::repacked(format, rows, 512, &repacked).unwrap();
+            let x = noise.row(tokens * 512);
+            for level in levels() {
+                let (have, want) = (product(level, &beside, &x), product(level, &w, &x));
+                assert_eq!(bits(&have), bits(&want), "{level:?} {format:?} {rows} x {tokens}");
+            }
+            let (mut have, mut want) = (vec![0.0; 512], vec![0.0; 512]);
+            beside.dequantize_row(rows - 1, &mut have).unwrap();
+            w.dequantize_row(rows - 1, &mut want).unwrap();
+            assert_eq!(bits(&have), bits(&want));
         }
     }
 }
