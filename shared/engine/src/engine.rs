@@ -19,7 +19,7 @@ use crate::backend::cpu_kv::{CpuKv, KvShape};
 use crate::backend::{AttentionShape, Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::forward::{Pass, PassInput, last_row};
-use crate::kv::{BLOCK_TOKENS, KvError, KvTable, SeqId};
+use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixStats, SeqId};
 use crate::model::Model;
 use crate::scores::{AttentionScores, Capture, CaptureError};
 use crate::tokenizer::TokenId;
@@ -38,11 +38,20 @@ pub struct EngineOptions {
     pub kv_format: KvFormat,
     /// Sliding-window attention in place of the model's own.
     pub window: Option<SlidingWindow>,
+    /// Percent of the cache's blocks that may keep prefixes of no present sequence, 0 to 100. Their room is taken
+    /// whenever a sequence needs it; a smaller share bounds the memory that is ever touched.
+    pub prefix_cache_percent: u8,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { threads: None, kv_tokens: 8192, kv_format: KvFormat::F32, window: None }
+        Self {
+            threads: None,
+            kv_tokens: 8192,
+            kv_format: KvFormat::F32,
+            window: None,
+            prefix_cache_percent: 100,
+        }
     }
 }
 
@@ -57,6 +66,12 @@ pub enum EngineError {
         tokens: usize,
         /// The most.
         max: usize,
+    },
+    /// A share of more than everything.
+    #[error("prefix cache of {percent} percent of the kv cache, must be 0 to 100")]
+    PrefixShare {
+        /// The share asked for.
+        percent: u8,
     },
     /// A sliding window that sees no token.
     #[error("sliding window of 0 tokens, must be at least 1")]
@@ -183,6 +198,10 @@ impl Engine {
         if options.window.is_some_and(|window| window.tokens == 0) {
             return Err(EngineError::EmptyWindow);
         }
+        let percent = options.prefix_cache_percent;
+        if percent > 100 {
+            return Err(EngineError::PrefixShare { percent });
+        }
         let threads = options.threads.or_else(|| std::thread::available_parallelism().ok());
         let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN)).map_err(EngineError::Threads)?;
         let config = model.config();
@@ -201,7 +220,7 @@ impl Engine {
                 d_head: config.d_head,
                 window: options.window.or(config.window),
             },
-            table: KvTable::new(n_blocks),
+            table: KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100),
             kv: CpuKv::new(kv_shape),
             model,
         })
@@ -255,13 +274,25 @@ impl Engine {
         self.table.ids(seq)
     }
 
-    /// Tokens that the cache has room for, in whole blocks.
+    /// What shared prefixes have saved, and what is kept of them.
+    pub fn prefix_stats(&self) -> PrefixStats {
+        self.table.prefix_stats()
+    }
+
+    /// Tokens of `ids`, from the first on, whose blocks live sequences hold: [`Self::reuse_prefix`] needs no room
+    /// for them.
+    pub fn held_prefix(&self, ids: &[TokenId]) -> usize {
+        self.table.held_prefix(ids)
+    }
+
+    /// Tokens that the cache has room for, in whole blocks: free ones, and kept prefixes of no present sequence.
     pub fn free_tokens(&self) -> usize {
         self.table.free_tokens()
     }
 
-    /// Takes the longest known run of blocks that hold the first of `ids`, which are to follow the sequence's
-    /// present tokens; returns how many tokens the sequence gained. Never all of `ids`, so that there is a
+    /// Takes the longest known prefix of `ids` over (whole blocks, then a part of one), which are to follow the
+    /// sequence's present tokens; returns how many tokens the sequence gained: none where it ends inside a block.
+    /// May be called again between steps, as other sequences compute what this one needs. Never all of `ids`, so that there is a
     /// token left to compute logits from; leave out of `ids` what must be computed for another reason (the
     /// queries of a [`Capture`]).
     pub fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {

@@ -1,26 +1,29 @@
 //! The KV cache's table: which blocks hold which tokens of which sequence.
 //!
 //! Sequences grow token by token, fork (sharing blocks, copying the partial last one only when one of them
-//! writes into it), are cut back and released. Full blocks stay findable by their content, so that a new
-//! sequence with a known prefix need not compute it again. This module moves no numbers: it says which block
-//! must be copied before a pass writes, and the backend does it.
+//! writes into it), are cut back and released. Full blocks form a tree of prefixes, so that a new sequence with
+//! a known prefix need not compute it again, and sequences that have computed the same prefix beside each other
+//! share its blocks from then on. This module moves no numbers: it says which block must be copied before a pass
+//! writes, and the backend does it.
 //!
 //! What always holds: an operation that fails has changed nothing; a block that two sequences share is never
-//! written to; [`KvTable::reserve`] changes no length, [`KvTable::commit`] does.
+//! written to; every full block of a sequence is a node of the tree; [`KvTable::reserve`] changes no length,
+//! [`KvTable::commit`] does.
 
 use std::collections::HashMap;
 
 use crate::tokenizer::TokenId;
 
-pub(crate) mod chain;
 pub(crate) mod pool;
 
-use chain::ChainHash;
 use pool::{BlockId, BlockPool};
 
 /// Tokens of one block. The order in which attention sums keys follows blocks by absolute position, so this
 /// number is part of the definition of a model's logits.
 pub const BLOCK_TOKENS: usize = 32;
+
+/// A block of which fewer tokens are known is not worth a copy of the whole block.
+const PART_TOKENS_MIN: usize = 8;
 
 /// A sequence of one engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,13 +61,37 @@ pub(crate) struct BlockCopy {
     pub(crate) to: BlockId,
 }
 
+/// What the prefix tree has saved, since the engine began, and what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PrefixStats {
+    /// Sequences whose beginning was looked up.
+    pub queries: u64,
+    /// Of these, sequences of which something was known at once.
+    pub hits: u64,
+    /// Tokens that were looked up so.
+    pub query_tokens: u64,
+    /// Tokens that were not computed; those that sequences found later, between steps, count as well.
+    pub hit_tokens: u64,
+    /// Blocks given up for room.
+    pub evicted_blocks: u64,
+    /// Blocks that no sequence holds and the tree keeps.
+    pub cached_blocks: usize,
+}
+
 #[derive(Debug, Clone, Default)]
 struct Sequence {
     ids: Vec<TokenId>,
-    /// Covers `ids`, and more between reserve and commit.
+    /// Covers `ids`, and more between reserve and commit. Those that `ids` fill are nodes of the tree.
     blocks: Vec<BlockId>,
-    /// Of the full blocks.
-    chain: Vec<ChainHash>,
+    /// Its beginning was looked up.
+    queried: bool,
+}
+
+impl Sequence {
+    /// The node after which the block at `at` stands.
+    fn before(&self, at: usize) -> Option<BlockId> {
+        at.checked_sub(1).map(|before| self.blocks[before])
+    }
 }
 
 /// Sequences and the blocks they hold.
@@ -73,12 +100,14 @@ pub(crate) struct KvTable {
     pool: BlockPool,
     seqs: HashMap<SeqId, Sequence>,
     next: u64,
+    stats: PrefixStats,
 }
 
 impl KvTable {
-    /// A table over `n_blocks` blocks.
-    pub(crate) fn new(n_blocks: u32) -> Self {
-        Self { pool: BlockPool::new(n_blocks), seqs: HashMap::new(), next: 0 }
+    /// A table over `n_blocks` blocks, of which at most `cached_max` are kept for content that no sequence holds.
+    pub(crate) fn new(n_blocks: u32, cached_max: usize) -> Self {
+        let pool = BlockPool::new(n_blocks, cached_max);
+        Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default() }
     }
 
     /// A new, empty sequence.
@@ -93,7 +122,7 @@ impl KvTable {
         let child = Sequence {
             ids: parent.ids[..n_tokens].to_vec(),
             blocks: parent.blocks[..n_tokens.div_ceil(BLOCK_TOKENS)].to_vec(),
-            chain: parent.chain[..n_tokens / BLOCK_TOKENS].to_vec(),
+            queried: true,
         };
         for block in &child.blocks {
             self.pool.retain(*block);
@@ -107,12 +136,11 @@ impl KvTable {
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
         check_within(n_tokens, sequence)?;
         sequence.ids.truncate(n_tokens);
-        sequence.chain.truncate(n_tokens / BLOCK_TOKENS);
         release_past(pool, sequence);
         Ok(())
     }
 
-    /// Forgets the sequence; blocks whose content the index knows stay until their room is needed. Nothing
+    /// Forgets the sequence; blocks whose content the tree knows stay until their room is needed. Nothing
     /// happens where the sequence is unknown.
     pub(crate) fn release(&mut self, seq: SeqId) {
         if let Some(sequence) = self.seqs.remove(&seq) {
@@ -143,23 +171,57 @@ impl KvTable {
         self.pool.available() * BLOCK_TOKENS
     }
 
-    /// Appends the longest run of known blocks that hold the first of `ids`, but never all of `ids`; returns how
-    /// many tokens the sequence gained. Nothing is gained where the sequence ends inside a block.
+    /// What the prefix tree has saved and holds.
+    pub(crate) fn prefix_stats(&self) -> PrefixStats {
+        PrefixStats { evicted_blocks: self.pool.evicted(), cached_blocks: self.pool.cached(), ..self.stats }
+    }
+
+    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences hold: a sequence that takes them
+    /// over needs no room for them.
+    pub(crate) fn held_prefix(&self, ids: &[TokenId]) -> usize {
+        let mut at = None;
+        let mut tokens = 0;
+        for block_ids in ids.chunks_exact(BLOCK_TOKENS) {
+            at = self.pool.find(at, block_ids).filter(|block| self.pool.refs(*block) > 0);
+            if at.is_none() {
+                break;
+            }
+            tokens += BLOCK_TOKENS;
+        }
+        tokens
+    }
+
+    /// Appends the longest run of known blocks that hold the first of `ids`, and the known beginning of the block
+    /// after them, but never all of `ids`; returns how many tokens the sequence gained. Nothing is gained where
+    /// the sequence ends inside a block.
     pub(crate) fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
-        let Self { pool, seqs, .. } = self;
+        let Self { pool, seqs, stats, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
-        if !sequence.ids.len().is_multiple_of(BLOCK_TOKENS) {
+        let before = sequence.ids.len();
+        if !before.is_multiple_of(BLOCK_TOKENS) {
             return 0;
         }
-        let mut gained = 0;
-        for block_ids in ids[..ids.len().saturating_sub(1)].chunks_exact(BLOCK_TOKENS) {
-            let name = sequence.chain.last().unwrap_or(&ChainHash::ROOT).child(block_ids);
-            let Some(block) = pool.find(&name) else { break };
+        let mut rest = &ids[..ids.len().saturating_sub(1)];
+        while let Some((block_ids, after)) = rest.split_at_checked(BLOCK_TOKENS) {
+            let Some(block) = pool.find(sequence.before(sequence.blocks.len()), block_ids) else { break };
             pool.retain(block);
             sequence.blocks.push(block);
-            sequence.chain.push(name);
             sequence.ids.extend_from_slice(block_ids);
-            gained += BLOCK_TOKENS;
+            rest = after;
+        }
+        let part = pool.find_part(sequence.before(sequence.blocks.len()), rest);
+        if let Some((block, n)) = part.filter(|(_, n)| *n >= PART_TOKENS_MIN) {
+            // Shared until the sequence writes behind these tokens: then `reserve` gives it a copy.
+            pool.retain(block);
+            sequence.blocks.push(block);
+            sequence.ids.extend_from_slice(&rest[..n]);
+        }
+        let gained = sequence.ids.len() - before;
+        stats.hit_tokens += gained as u64;
+        if !std::mem::replace(&mut sequence.queried, true) {
+            stats.queries += 1;
+            stats.hits += u64::from(gained > 0);
+            stats.query_tokens += ids.len() as u64;
         }
         gained
     }
@@ -174,6 +236,8 @@ impl KvTable {
         if needed > self.pool.available() {
             return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });
         }
+        // A block that the tree knows is copied rather than taken out of it, where there is room for one more.
+        let keeps_nodes = needed < self.pool.available();
         let Self { pool, seqs, .. } = self;
         let mut copies = Vec::new();
         for (seq, n) in wants {
@@ -181,13 +245,13 @@ impl KvTable {
             let len = sequence.ids.len();
             if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = &mut sequence.blocks[len / BLOCK_TOKENS];
-                if pool.refs(*last) > 1 {
+                if pool.refs(*last) > 1 || (pool.is_node(*last) && keeps_nodes) {
                     let to = pool.allocate().expect("blocks_needed has counted the copies");
                     copies.push(BlockCopy { from: *last, to });
                     pool.release(*last);
                     *last = to;
                 } else {
-                    pool.forget(*last);
+                    pool.unpublish(*last);
                 }
             }
             while sequence.blocks.len() < (len + n).div_ceil(BLOCK_TOKENS) {
@@ -201,13 +265,12 @@ impl KvTable {
     pub(crate) fn commit(&mut self, seq: SeqId, ids: &[TokenId]) -> Result<(), KvError> {
         let Self { pool, seqs, .. } = self;
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
+        let full = sequence.ids.len() / BLOCK_TOKENS;
         sequence.ids.extend_from_slice(ids);
         assert!(sequence.ids.len() <= sequence.blocks.len() * BLOCK_TOKENS, "committed more than reserved");
-        for at in sequence.chain.len()..sequence.ids.len() / BLOCK_TOKENS {
-            let parent = sequence.chain.last().unwrap_or(&ChainHash::ROOT);
-            let name = parent.child(&sequence.ids[at * BLOCK_TOKENS..(at + 1) * BLOCK_TOKENS]);
-            sequence.chain.push(name);
-            pool.publish(sequence.blocks[at], name);
+        for at in full..sequence.ids.len() / BLOCK_TOKENS {
+            let block_ids = &sequence.ids[at * BLOCK_TOKENS..(at + 1) * BLOCK_TOKENS];
+            sequence.blocks[at] = pool.publish(sequence.before(at), block_ids, sequence.blocks[at]);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ pub mod weights;
 pub use config::{ModelConfig, SlidingWindow};
 pub use detokenize::Detokenizer;
 pub use engine::{Engine, EngineError, EngineOptions, SeqOutput, StepControl, StepError, StepSeq, Wanted};
-pub use kv::{BLOCK_TOKENS, KvError, SeqId};
+pub use kv::{BLOCK_TOKENS, KvError, PrefixStats, SeqId};
 pub use model::{Model, ModelError};
 pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use sampling::{Sampler, SamplingParams};

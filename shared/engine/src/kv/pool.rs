@@ -1,24 +1,40 @@
-//! Which blocks of the KV cache are in use, by how many sequences, and which hold content worth keeping.
+//! Which blocks of the KV cache are in use, by how many sequences, and the tree of prefixes they form.
 //!
 //! Bookkeeping only: block contents live in the backend. A block is in one of three states: free (no content),
-//! referenced (by one sequence or more), or cached (no sequence holds it, but the prefix index still knows its
-//! content). Invariant: every block is in exactly one of them, and every index entry names a block that is
-//! referenced or cached.
+//! held (by one sequence or more), or cached (no sequence holds it, but the tree still knows its content). A node
+//! of the tree is a full block: its place says the ids of the block and of everything before it, compared id by
+//! id, so that nobody can write a prompt that names the block of another one.
+//!
+//! What always holds: every block is in exactly one state; a held node's parent is held, so that below a cached
+//! node everything is cached; only leaves are evicted, the one released first before the others, so that a prefix
+//! outlives what follows it; no more than the bound are cached.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::sync::Arc;
 
-use super::chain::ChainHash;
+use crate::tokenizer::TokenId;
 
 /// The place of one block of [`super::BLOCK_TOKENS`] tokens in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(pub(crate) u32);
 
+/// Nodes below one node, by the ids of their blocks; sorted, so that the nearest ids are neighbours.
+type Children = BTreeMap<Arc<[TokenId]>, BlockId>;
+
+#[derive(Debug, Clone)]
+struct Node {
+    parent: Option<BlockId>,
+    ids: Arc<[TokenId]>,
+    children: Children,
+    /// When the last sequence left it: the key of a leaf in `leaves`; meaningful only while it is cached.
+    released_at: u64,
+}
+
 #[derive(Debug, Default, Clone)]
 struct Block {
     refs: u32,
-    name: Option<ChainHash>,
-    /// The key of this block in `cached`; meaningful only while it is there.
-    released_at: u64,
+    node: Option<Node>,
 }
 
 /// All blocks of one cache.
@@ -27,27 +43,44 @@ pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     /// Used as a stack, so that memory already touched is used again first.
     free: Vec<BlockId>,
-    /// By time of release: the first is evicted first.
-    cached: BTreeMap<u64, BlockId>,
-    index: HashMap<ChainHash, BlockId>,
+    /// First blocks of sequences.
+    roots: Children,
+    /// Cached nodes without children, by time of release: the first is evicted first.
+    leaves: BTreeMap<u64, BlockId>,
+    cached: usize,
+    cached_max: usize,
     releases: u64,
+    evicted: u64,
 }
 
 impl BlockPool {
-    /// A pool of `n_blocks` free blocks.
-    pub(crate) fn new(n_blocks: u32) -> Self {
+    /// A pool of `n_blocks` free blocks, of which at most `cached_max` are kept for content that no sequence holds.
+    pub(crate) fn new(n_blocks: u32, cached_max: usize) -> Self {
         Self {
             blocks: vec![Block::default(); n_blocks as usize],
             free: (0..n_blocks).rev().map(BlockId).collect(),
-            cached: BTreeMap::new(),
-            index: HashMap::new(),
+            roots: Children::new(),
+            leaves: BTreeMap::new(),
+            cached: 0,
+            cached_max,
             releases: 0,
+            evicted: 0,
         }
     }
 
     /// Blocks that [`Self::allocate`] can hand out: free ones and cached ones.
     pub(crate) fn available(&self) -> usize {
-        self.free.len() + self.cached.len()
+        self.free.len() + self.cached
+    }
+
+    /// Blocks that no sequence holds and the tree knows.
+    pub(crate) fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Cached blocks that were given up for room, since the beginning.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
     }
 
     /// How many sequences hold the block.
@@ -55,31 +88,35 @@ impl BlockPool {
         self.blocks[id.0 as usize].refs
     }
 
-    /// A block with one reference and no content; evicts the block that was released first where none is free.
-    /// `None` where every block is referenced.
+    /// Whether the tree knows the block's content.
+    pub(crate) fn is_node(&self, id: BlockId) -> bool {
+        self.blocks[id.0 as usize].node.is_some()
+    }
+
+    /// A block with one reference and no content; evicts a leaf where none is free. `None` where every block is
+    /// held.
     pub(crate) fn allocate(&mut self) -> Option<BlockId> {
         let id = match self.free.pop() {
             Some(id) => id,
-            None => {
-                let (_, id) = self.cached.pop_first()?;
-                self.forget(id);
-                id
-            }
+            None => self.evict()?,
         };
         self.blocks[id.0 as usize].refs = 1;
         Some(id)
     }
 
-    /// One more sequence holds the block.
+    /// One more sequence holds the block; it holds the block's parent already.
     pub(crate) fn retain(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         if block.refs == 0 {
-            self.cached.remove(&block.released_at);
+            let node = block.node.as_ref().expect("a block without references and content is not retained");
+            self.leaves.remove(&node.released_at);
+            self.cached -= 1;
         }
         block.refs += 1;
     }
 
-    /// One sequence fewer holds the block; the last one makes it cached where the index knows it, else free.
+    /// One sequence fewer holds the block (and it holds no node below any more); the last one makes it cached where
+    /// the tree knows it, else free.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         assert!(block.refs > 0, "released block {} that no sequence holds", id.0);
@@ -87,58 +124,138 @@ impl BlockPool {
         if block.refs > 0 {
             return;
         }
-        if block.name.is_some() {
-            block.released_at = self.releases;
-            self.cached.insert(self.releases, id);
-            self.releases += 1;
-        } else {
+        let Some(node) = &mut block.node else {
             self.free.push(id);
+            return;
+        };
+        node.released_at = self.releases;
+        self.releases += 1;
+        self.cached += 1;
+        if node.children.is_empty() {
+            self.leaves.insert(node.released_at, id);
+        }
+        while self.cached > self.cached_max {
+            let evicted = self.evict().expect("below a cached node there is a cached leaf");
+            self.free.push(evicted);
         }
     }
 
-    /// Makes a full block findable by its content; where another block of this content is known already, that
-    /// one stays the known one.
-    pub(crate) fn publish(&mut self, id: BlockId, name: ChainHash) {
-        if self.blocks[id.0 as usize].name.is_none() && !self.index.contains_key(&name) {
-            self.index.insert(name, id);
-            self.blocks[id.0 as usize].name = Some(name);
+    /// Makes a full block, held by one sequence, findable as the child of `parent`. Where the tree knows this content
+    /// already, the sequence gets the known block in place of its own, which becomes free. Returns the block to hold.
+    pub(crate) fn publish(&mut self, parent: Option<BlockId>, ids: &[TokenId], id: BlockId) -> BlockId {
+        if let Some(known) = self.find(parent, ids) {
+            self.retain(known);
+            self.release(id);
+            return known;
+        }
+        let ids: Arc<[TokenId]> = ids.into();
+        self.children_mut(parent).insert(ids.clone(), id);
+        let node = Node { parent, ids, children: Children::new(), released_at: 0 };
+        let before = self.blocks[id.0 as usize].node.replace(node);
+        assert!(before.is_none(), "block {} was published twice", id.0);
+        id
+    }
+
+    /// Takes the block out of the tree, because the one sequence that holds it is about to change its content; what
+    /// was cached below it is given up.
+    pub(crate) fn unpublish(&mut self, id: BlockId) {
+        if let Some(node) = self.blocks[id.0 as usize].node.take() {
+            self.children_mut(node.parent).remove(&node.ids);
+            let mut below: Vec<BlockId> = node.children.into_values().collect();
+            while let Some(child) = below.pop() {
+                let block = &mut self.blocks[child.0 as usize];
+                assert_eq!(block.refs, 0, "a held block follows block {} that one sequence holds", id.0);
+                let node = block.node.take().expect("children are nodes");
+                self.leaves.remove(&node.released_at);
+                self.cached -= 1;
+                self.evicted += 1;
+                self.free.push(child);
+                below.extend(node.children.into_values());
+            }
         }
     }
 
-    /// Takes the block out of the index, because its content is about to change or to go.
-    pub(crate) fn forget(&mut self, id: BlockId) {
-        if let Some(name) = self.blocks[id.0 as usize].name.take() {
-            self.index.remove(&name);
+    /// The block that holds `ids` after `parent` (`None`: at the start), if the tree knows one.
+    pub(crate) fn find(&self, parent: Option<BlockId>, ids: &[TokenId]) -> Option<BlockId> {
+        self.children(parent).get(ids).copied()
+    }
+
+    /// The block after `parent` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
+    /// that agree for equally long, the one whose ids come first.
+    pub(crate) fn find_part(&self, parent: Option<BlockId>, ids: &[TokenId]) -> Option<(BlockId, usize)> {
+        let children = self.children(parent);
+        // What shares the longest prefix with a key is its neighbour in sorted order.
+        let below = children.range::<[TokenId], _>((Unbounded, Excluded(ids))).next_back();
+        let above = children.range::<[TokenId], _>((Included(ids), Unbounded)).next();
+        let shared = |key: &[TokenId]| key.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        let mut best: Option<(BlockId, usize)> = None;
+        for (key, id) in below.into_iter().chain(above) {
+            let n = shared(key);
+            if n > best.map_or(0, |(_, most)| most) {
+                best = Some((*id, n));
+            }
+        }
+        best
+    }
+
+    /// Takes the leaf that was released first out of the tree; the caller uses its block.
+    fn evict(&mut self) -> Option<BlockId> {
+        let (_, id) = self.leaves.pop_first()?;
+        let node = self.blocks[id.0 as usize].node.take().expect("leaves are nodes");
+        self.children_mut(node.parent).remove(&node.ids);
+        self.cached -= 1;
+        self.evicted += 1;
+        if let Some(parent) = node.parent {
+            let block = &self.blocks[parent.0 as usize];
+            if let Some(above) =
+                block.node.as_ref().filter(|above| block.refs == 0 && above.children.is_empty())
+            {
+                self.leaves.insert(above.released_at, parent);
+            }
+        }
+        Some(id)
+    }
+
+    fn children(&self, parent: Option<BlockId>) -> &Children {
+        match parent {
+            None => &self.roots,
+            Some(id) => &self.blocks[id.0 as usize].node.as_ref().expect(PARENTS_ARE_NODES).children,
         }
     }
 
-    /// The block of this content, if one is referenced or cached.
-    pub(crate) fn find(&self, name: &ChainHash) -> Option<BlockId> {
-        self.index.get(name).copied()
+    fn children_mut(&mut self, parent: Option<BlockId>) -> &mut Children {
+        match parent {
+            None => &mut self.roots,
+            Some(id) => &mut self.blocks[id.0 as usize].node.as_mut().expect(PARENTS_ARE_NODES).children,
+        }
     }
 
     /// Checks the invariants of the module's description.
     #[cfg(test)]
     pub(crate) fn check(&self) {
-        let mut seen = vec![0u32; self.blocks.len()];
-        for id in &self.free {
-            seen[id.0 as usize] += 1;
-            assert!(self.blocks[id.0 as usize].name.is_none(), "a free block has a name");
-            assert_eq!(self.refs(*id), 0);
+        let free: std::collections::HashSet<_> = self.free.iter().copied().collect();
+        assert_eq!(free.len(), self.free.len(), "a block is free twice");
+        let (mut cached, mut leaves) = (0, 0);
+        for (at, block) in self.blocks.iter().enumerate() {
+            let id = BlockId(at as u32);
+            assert_eq!(free.contains(&id), block.refs == 0 && block.node.is_none(), "block {at}: free");
+            let Some(node) = &block.node else { continue };
+            assert_eq!(self.find(node.parent, &node.ids), Some(id), "block {at} is not where it says");
+            let parent_refs = node.parent.map_or(u32::MAX, |parent| self.refs(parent));
+            assert!(block.refs <= parent_refs, "block {at} is held by more sequences than its parent");
+            for (ids, child) in &node.children {
+                let below = self.blocks[child.0 as usize].node.as_ref().expect("children are nodes");
+                assert_eq!((below.parent, &below.ids), (Some(id), ids), "a child knows its place");
+            }
+            cached += usize::from(block.refs == 0);
+            if block.refs == 0 && node.children.is_empty() {
+                leaves += 1;
+                assert_eq!(self.leaves.get(&node.released_at), Some(&id), "block {at} is an evictable leaf");
+            }
         }
-        for (at, id) in &self.cached {
-            seen[id.0 as usize] += 1;
-            assert_eq!(self.blocks[id.0 as usize].released_at, *at);
-            assert!(self.blocks[id.0 as usize].name.is_some(), "a cached block has no name");
-            assert_eq!(self.refs(*id), 0);
-        }
-        for (block, seen) in self.blocks.iter().zip(&seen) {
-            assert_eq!(u32::from(block.refs > 0) + seen, 1, "a block is in no state or in two");
-        }
-        let named = self.blocks.iter().filter(|block| block.name.is_some()).count();
-        assert_eq!(named, self.index.len());
-        for (name, id) in &self.index {
-            assert_eq!(self.blocks[id.0 as usize].name, Some(*name));
-        }
+        assert_eq!((self.cached, self.leaves.len()), (cached, leaves));
+        assert!(cached <= self.cached_max, "{cached} blocks cached, bound {}", self.cached_max);
     }
 }
+
+const PARENTS_ARE_NODES: &str = "a block is published after the one before it, and outlived by it";

@@ -19,8 +19,12 @@ struct World {
 
 impl World {
     fn new(n_blocks: u32) -> Self {
+        Self::bounded(n_blocks, n_blocks as usize)
+    }
+
+    fn bounded(n_blocks: u32, cached_max: usize) -> Self {
         Self {
-            table: KvTable::new(n_blocks),
+            table: KvTable::new(n_blocks, cached_max),
             contents: Contents::new(),
             naive: Vec::new(),
             n_blocks: n_blocks as usize,
@@ -54,16 +58,22 @@ impl World {
         Ok(())
     }
 
-    /// Every sequence has its ids, and its blocks hold what was written for exactly these ids.
+    /// Every sequence has its ids, its blocks hold what was written for exactly these ids, and sequences with equal
+    /// beginnings share the full blocks of them.
     fn check(&self) {
         self.table.pool.check();
         let mut held = std::collections::HashSet::new();
+        let mut full: HashMap<&[TokenId], BlockId> = HashMap::new();
         for (seq, ids) in &self.naive {
             assert_eq!(self.table.ids(*seq).unwrap(), ids);
             assert_eq!(self.table.len(*seq).unwrap(), ids.len());
             let blocks = self.table.blocks(*seq).unwrap();
             assert_eq!(blocks.len(), ids.len().div_ceil(BLOCK_TOKENS));
             held.extend(blocks.iter().copied());
+            for (at, block) in blocks[..ids.len() / BLOCK_TOKENS].iter().enumerate() {
+                let prefix = &ids[..(at + 1) * BLOCK_TOKENS];
+                assert_eq!(full.entry(prefix).or_insert(*block), block, "one block for one content");
+            }
             for position in 0..ids.len() {
                 let slot = &self.contents[&blocks[position / BLOCK_TOKENS]][position % BLOCK_TOKENS];
                 assert_eq!(slot, &ids[..=position], "position {position} holds another token's keys");
@@ -140,9 +150,14 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             let (seq, ids) = &mut world.naive[at % count];
             let source = &past[from % past.len()];
             let Some(rest) = source.strip_prefix(ids.as_slice()) else { return };
+            let (before, held) = (ids.len(), world.table.held_prefix(source));
             let gained = world.table.reuse_prefix(*seq, rest);
             assert!(gained == 0 || gained < rest.len());
-            assert!(gained.is_multiple_of(BLOCK_TOKENS));
+            let part = gained % BLOCK_TOKENS;
+            assert!(part == 0 || part >= PART_TOKENS_MIN, "{gained} gained");
+            let most = (source.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+            let aligned = before.is_multiple_of(BLOCK_TOKENS);
+            assert!(!aligned || before + gained >= held.min(most), "what is held is found");
             ids.extend_from_slice(&rest[..gained]);
         }
         Op::Reuse { .. } => {}
@@ -152,8 +167,12 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn the_table_equals_plain_lists(ops in prop::collection::vec(op(), 1..60), n_blocks in 2..14u32) {
-        let mut world = World::new(n_blocks);
+    fn the_table_equals_plain_lists(
+        ops in prop::collection::vec(op(), 1..60),
+        n_blocks in 2..14u32,
+        cached_max in 0..14usize,
+    ) {
+        let mut world = World::bounded(n_blocks, cached_max);
         let mut past = Vec::new();
         for op in ops {
             apply(&mut world, &mut past, op);
@@ -179,11 +198,133 @@ fn a_released_prefix_is_found_again_but_never_all_of_it() {
     let ids: Vec<TokenId> = (0..64).collect();
     let mut world = world_with(4, &ids);
     world.table.release(world.naive[0].0);
-    for (wanted, gained) in [(&ids[..], 32), (&[&ids[..], &[9]].concat()[..], 64), (&[7, 7][..], 0)] {
+    let longer = [&ids[..], &[9]].concat();
+    let (forked, early) = ([&ids[..50], &[9; 14]].concat(), [&ids[..39], &[9; 20]].concat());
+    for (wanted, gained) in [
+        (&ids[..], 63),
+        (&longer, 64),
+        (&forked, 50),
+        (&early, 32),
+        (&ids[..41], 40),
+        (&ids[..40], 32),
+        (&[7, 7], 0),
+    ] {
         let seq = world.table.create();
-        assert_eq!(world.table.reuse_prefix(seq, wanted), gained);
+        assert_eq!(world.table.reuse_prefix(seq, wanted), gained, "{wanted:?}");
         assert_eq!(world.table.ids(seq).unwrap(), &wanted[..gained]);
         world.table.release(seq);
+    }
+    let stats = world.table.prefix_stats();
+    assert_eq!((stats.queries, stats.hits, stats.hit_tokens), (7, 6, 63 + 64 + 50 + 32 + 40 + 32));
+    assert_eq!((stats.query_tokens, stats.evicted_blocks), (64 + 65 + 64 + 59 + 41 + 40 + 2, 0));
+    assert_eq!(stats.cached_blocks, 2);
+}
+
+#[test]
+fn the_nearest_block_is_found_among_many() {
+    let mut world = World::new(40);
+    let start = |at: u32| -> Vec<TokenId> {
+        // Blocks that agree with 0, 0, ... for `at` ids and go on larger or smaller.
+        (0..32).map(|i| if i < at { 5 } else { (at % 2) * 9 }).collect()
+    };
+    for at in 0..32 {
+        let seq = world.table.create();
+        world.naive.push((seq, Vec::new()));
+        world.append(&[(world.naive.len() - 1, start(at))], true).unwrap();
+    }
+    for at in PART_TOKENS_MIN as u32..31 {
+        let seq = world.table.create();
+        let wanted: Vec<TokenId> = start(at).into_iter().take(at as usize + 1).chain([77; 40]).collect();
+        assert_eq!(world.table.reuse_prefix(seq, &wanted), at as usize + 1, "{wanted:?}");
+        world.table.release(seq);
+    }
+    world.check();
+}
+
+#[test]
+fn sequences_that_compute_the_same_beside_each_other_share_it_afterwards() {
+    let ids: Vec<TokenId> = (0..80).collect();
+    let mut world = World::new(8);
+    for _ in 0..2 {
+        let seq = world.table.create();
+        world.naive.push((seq, Vec::new()));
+    }
+    world.append(&[(0, ids.clone()), (1, ids.clone())], true).unwrap();
+    world.check();
+    assert_eq!(world.table.free_tokens(), 4 * BLOCK_TOKENS, "two shared blocks and two partial ones");
+    assert_eq!(world.table.held_prefix(&ids), 64);
+    for (seq, _) in std::mem::take(&mut world.naive) {
+        world.table.release(seq);
+    }
+    assert_eq!(world.table.held_prefix(&ids), 0, "nobody holds what is only cached");
+    world.check();
+}
+
+#[test]
+fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
+    // A trunk of two blocks; branches of two blocks each, released in turn, the trunk's first user first of all.
+    let trunk: Vec<TokenId> = (0..64).collect();
+    let branch = |n: u32| [&trunk[..], &[1000 + n; 64][..]].concat();
+    let mut world = World::new(8);
+    for n in 0..3 {
+        let seq = world.table.create();
+        let known = world.table.reuse_prefix(seq, &branch(n));
+        world.naive.push((seq, branch(n)[..known].to_vec()));
+        let at = world.naive.len() - 1;
+        world.append(&[(at, branch(n)[known..].to_vec())], true).unwrap();
+    }
+    for _ in 0..3 {
+        let (seq, _) = world.naive.remove(0);
+        world.table.release(seq);
+        world.check();
+    }
+    let stats = world.table.prefix_stats();
+    assert_eq!((world.table.free_tokens(), stats.cached_blocks), (8 * BLOCK_TOKENS, 8));
+    // Six blocks are taken: the branches go, oldest first, and the trunk stays.
+    let other = world.table.create();
+    world.naive.push((other, Vec::new()));
+    for (blocks, left) in [(2, [64, 128, 128]), (2, [64, 64, 128]), (1, [64, 64, 96]), (1, [64, 64, 64])] {
+        world.append(&[(0, vec![7; blocks * BLOCK_TOKENS])], true).unwrap();
+        for (n, left) in left.into_iter().enumerate() {
+            let seq = world.table.create();
+            let wanted = [&branch(n as u32)[..], &[1]].concat();
+            // Looking must not count as using, so the sequence is given back in the order of the branches.
+            assert_eq!(world.table.reuse_prefix(seq, &wanted), left, "branch {n}");
+            world.table.release(seq);
+        }
+        world.check();
+    }
+    assert_eq!(world.table.prefix_stats().evicted_blocks, 6);
+}
+
+#[test]
+fn what_is_kept_is_bounded() {
+    let mut world = World::bounded(8, 2);
+    let ids: Vec<TokenId> = (0..160).collect();
+    let seq = world.table.create();
+    world.naive.push((seq, Vec::new()));
+    world.append(&[(0, ids.clone())], true).unwrap();
+    world.table.release(world.naive.remove(0).0);
+    world.check();
+    let stats = world.table.prefix_stats();
+    assert_eq!((stats.cached_blocks, stats.evicted_blocks), (2, 3));
+    let seq = world.table.create();
+    assert_eq!(world.table.reuse_prefix(seq, &ids), 64, "the beginning is what stays");
+}
+
+#[test]
+fn a_kept_block_is_copied_before_it_is_changed_where_there_is_room() {
+    let ids: Vec<TokenId> = (0..64).collect();
+    for (n_blocks, left) in [(4, 64), (2, 32)] {
+        let mut world = world_with(n_blocks, &ids);
+        let seq = world.naive[0].0;
+        world.table.truncate(seq, 50).unwrap();
+        world.naive[0].1.truncate(50);
+        world.append(&[(0, vec![9])], true).unwrap();
+        world.check();
+        let again = world.table.create();
+        let wanted = [&ids[..], &[1]].concat();
+        assert_eq!(world.table.reuse_prefix(again, &wanted), left, "of {n_blocks} blocks");
     }
 }
 
