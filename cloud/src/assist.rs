@@ -1,7 +1,5 @@
 //! From an assist request to a job: scene, prompt, r, L, mask, sampling.
 
-use std::time::Duration;
-
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
@@ -92,7 +90,7 @@ impl Draft {
             answer: self.continued,
             cached: 0,
             arrived_at: inner.desk.clock.now(),
-            opened_at: Duration::ZERO,
+            opened_at: None,
             sink,
             outbox: Vec::new(),
         };

@@ -10,10 +10,15 @@ use std::path::{Path, PathBuf};
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use clap::Args;
 
+use crate::scheduler::{MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
 
 /// The model that is looked for where none is named, relative to the working directory or to a checkout's top.
 const DEMO_MODEL: &str = "models/demo-cloud.gguf";
+
+/// Bounds of `--max-stall`: a pass cannot take less than one without prompt tokens.
+const STALL_MIN: f64 = 1.1;
+const STALL_MAX: f64 = 1000.0;
 
 /// Options of `serve`, as written.
 #[derive(Debug, Clone, Args)]
@@ -45,9 +50,19 @@ pub struct ServeOptions {
     /// Requests that may wait for a slot; the next one is answered 429
     #[arg(long, default_value = "64", value_name = "N")]
     pub queue: usize,
-    /// Prompt tokens in one pass: running answers wait at most for so many
-    #[arg(long, default_value = "256", value_name = "N")]
+    /// Prompt tokens in one pass while no answer is being written
+    #[arg(long, default_value = "512", value_name = "N")]
     pub chunk_tokens: NonZeroUsize,
+    /// Prompt tokens in one pass beside running answers: as many as keep the pass below so many passes without any
+    /// (measured all the time)
+    #[arg(long, default_value = "5", value_name = "X", conflicts_with = "mixed_tokens")]
+    pub max_stall: f64,
+    /// Prompt tokens in one pass beside running answers, whatever they cost
+    #[arg(long, value_name = "N")]
+    pub mixed_tokens: Option<NonZeroUsize>,
+    /// Percent of the KV cache that may keep prompts of earlier requests; their room is given up when it is needed
+    #[arg(long, default_value = "100", value_name = "PERCENT")]
+    pub prefix_cache: u8,
     /// If set, every request must carry it as a bearer token
     #[arg(long, env = "BATON_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Option<String>,
@@ -84,7 +99,9 @@ pub struct Config {
     /// Requests that may wait.
     pub queue: usize,
     /// Prompt tokens in one pass.
-    pub chunk_tokens: usize,
+    pub budget: StepBudget,
+    /// Percent of the KV cache that may keep prefixes of no running sequence.
+    pub prefix_cache_percent: u8,
     /// Bearer token that every request must carry.
     pub api_key: Option<String>,
     /// Emulated speed, if any.
@@ -157,7 +174,8 @@ impl ServeOptions {
         let calibration = self.calibration.clone().or_else(|| beside.is_file().then_some(beside));
         let slots = bounded("--slots", self.slots.get(), 1024, "from 1 to 1024")?;
         let queue = bounded("--queue", self.queue, 65_536, "at most 65536")?;
-        let chunk_tokens = bounded("--chunk-tokens", self.chunk_tokens.get(), 65_536, "from 1 to 65536")?;
+        let budget = self.budget()?;
+        let prefix_cache = bounded("--prefix-cache", self.prefix_cache, 100, "from 0 to 100")?;
         let emulation = self.emulation()?;
         Ok(Config {
             model,
@@ -169,10 +187,28 @@ impl ServeOptions {
             kv_tokens: self.kv_tokens,
             slots,
             queue,
-            chunk_tokens,
+            budget,
+            prefix_cache_percent: prefix_cache,
             api_key: self.api_key,
             emulation,
         })
+    }
+
+    fn budget(&self) -> Result<StepBudget, ConfigError> {
+        let chunk_tokens = bounded("--chunk-tokens", self.chunk_tokens.get(), 65_536, "from 1 to 65536")?;
+        let mixed = match self.mixed_tokens {
+            Some(tokens) => {
+                MixedTokens::Fixed(bounded("--mixed-tokens", tokens.get(), 65_536, "from 1 to 65536")?)
+            }
+            None if (STALL_MIN..=STALL_MAX).contains(&self.max_stall) => {
+                MixedTokens::MaxStall(self.max_stall)
+            }
+            None => {
+                let value = self.max_stall.to_string();
+                return Err(ConfigError::Number { option: "--max-stall", value, want: "from 1.1 to 1000" });
+            }
+        };
+        Ok(StepBudget { chunk_tokens, mixed })
     }
 
     fn emulation(&self) -> Result<Option<PassCost>, ConfigError> {
@@ -188,7 +224,12 @@ impl ServeOptions {
     }
 }
 
-fn bounded(option: &'static str, value: usize, max: usize, want: &'static str) -> Result<usize, ConfigError> {
+fn bounded<T: PartialOrd + ToString>(
+    option: &'static str,
+    value: T,
+    max: T,
+    want: &'static str,
+) -> Result<T, ConfigError> {
     if value > max {
         return Err(ConfigError::Number { option, value: value.to_string(), want });
     }
@@ -253,6 +294,9 @@ mod tests {
         assert_eq!(config.database, Database::File("./baton-cloud.db".into()));
         assert!(config.emulation.is_none() && config.calibration.is_none());
         assert!(config.listen.ip().is_loopback());
+        assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
+        let fixed = parsed(&["--mixed-tokens", "48"]).unwrap().budget.mixed;
+        assert_eq!(fixed, MixedTokens::Fixed(48));
     }
 
     #[test]
@@ -271,6 +315,11 @@ mod tests {
         refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
         refused(&["--queue=-1"], "--queue");
         refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
+        refused(&["--mixed-tokens", "70000"], "--mixed-tokens is 70000, it must be from 1 to 65536");
+        refused(&["--max-stall", "1"], "--max-stall is 1, it must be from 1.1 to 1000");
+        refused(&["--max-stall", "NaN"], "--max-stall is NaN");
+        refused(&["--max-stall", "3", "--mixed-tokens", "64"], "cannot be used with");
+        refused(&["--prefix-cache", "101"], "--prefix-cache is 101, it must be from 0 to 100");
         refused(&["--emulate-decode-ms=-1"], "emulated `decode_ms` is -1 ms");
         refused(&["--emulate-prefill-base-ms", "NaN"], "emulated `base_ms` is NaN ms");
         refused(&["--database", "mysql://x"], "is not supported");

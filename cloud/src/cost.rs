@@ -50,9 +50,13 @@ impl Costs {
         Costs { emulation, prefill: Samples::new(0.2), decode: Samples::new(5.0), refine: Samples::new(1.0) }
     }
 
-    /// Takes a pass in. Passes that both prefill and decode say nothing exact about either and are left out.
+    /// Takes a pass in. Passes that both prefill and decode say nothing exact about either and are left out, and so
+    /// are passes that took no time (of a clock that stands still).
     pub fn record_pass(&mut self, pass: PassSample) {
         let ms = pass.elapsed.as_secs_f64() * 1e3;
+        if ms <= 0.0 {
+            return;
+        }
         match (pass.prefill_tokens, pass.decode_rows) {
             (0, 1..) => self.decode.push(ms),
             (tokens @ PREFILL_TOKENS_MIN.., 0) => self.prefill.push(ms / tokens as f64),
@@ -129,6 +133,7 @@ mod tests {
         costs.record_pass(pass(0, 3, 7));
         costs.record_pass(pass(100, 3, 9999));
         costs.record_pass(pass(1, 0, 9999));
+        costs.record_pass(pass(0, 3, 0));
         let now = costs.current();
         assert_eq!((now.base_ms, now.prefill_ms_per_token, now.decode_ms), (0.0, 0.5, 7.0));
         for _ in 0..SAMPLES {

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use baton_engine::PrefixStats;
+
 use crate::cost::{Costs, Measured};
 use crate::job::Job;
 use crate::scheduler::{Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
@@ -54,7 +56,17 @@ struct State {
     core: SchedulerCore,
     arrived: HashMap<JobId, Job>,
     costs: Costs,
+    kv: KvFigures,
     stage: Stage,
+}
+
+/// What the engine's KV cache holds, as of the last pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvFigures {
+    /// Tokens of the blocks that no running sequence holds.
+    pub free_tokens: usize,
+    /// What shared prefixes have saved.
+    pub prefix: PrefixStats,
 }
 
 /// How far the service is in its life.
@@ -78,7 +90,8 @@ pub(crate) enum NotTaken {
 
 impl Desk {
     pub(crate) fn new(core: SchedulerCore, costs: Costs, clock: Clock) -> Desk {
-        let state = State { core, arrived: HashMap::new(), costs, stage: Stage::Open };
+        let kv = KvFigures { free_tokens: core.stats().kv_tokens, ..KvFigures::default() };
+        let state = State { core, arrived: HashMap::new(), costs, kv, stage: Stage::Open };
         Desk { clock, state: Mutex::new(state), wake: Condvar::new(), next_id: AtomicU64::new(1) }
     }
 
@@ -135,6 +148,19 @@ impl Desk {
 
     pub(crate) fn stats(&self) -> SchedulerStats {
         self.lock().core.stats()
+    }
+
+    /// The request that a slot is free for, if any waits.
+    pub(crate) fn next_waiting(&self) -> Option<JobId> {
+        self.lock().core.next_waiting()
+    }
+
+    pub(crate) fn kv(&self) -> KvFigures {
+        self.lock().kv
+    }
+
+    pub(crate) fn set_kv(&self, kv: KvFigures) {
+        self.lock().kv = kv;
     }
 
     pub(crate) fn measured(&self) -> Measured {

@@ -4,8 +4,9 @@
 //! Always: one event for each token index, in order; the texts of all events joined are the whole answer; whatever
 //! waits for the end of a stop string is sent with the last token at the latest.
 
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_engine::AttentionScores;
 use baton_engine::HeadId;
@@ -18,6 +19,7 @@ use baton_protocol::{
     Usage,
 };
 
+use crate::desk::Clock;
 use crate::refining::MaskJob;
 use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
 use crate::stream::{Batch, EventSink};
@@ -55,10 +57,11 @@ pub(crate) struct Job {
     pub(crate) answer: Vec<TokenId>,
     /// How many of `answer` it continues from.
     pub(crate) continued: usize,
-    /// Prompt tokens found in the prefix index.
+    /// Prompt tokens found in the prefix tree when it got its first slot.
     pub(crate) cached: usize,
     pub(crate) arrived_at: Duration,
-    pub(crate) opened_at: Duration,
+    /// When it got its first slot.
+    pub(crate) opened_at: Option<Duration>,
     pub(crate) sink: EventSink,
     /// What goes out when the pass is over.
     pub(crate) outbox: Batch,
@@ -119,6 +122,22 @@ impl Job {
         self.answer.len() - self.continued
     }
 
+    /// What must go through the model before the next token: the prompt, and its own tokens where they must be
+    /// computed again.
+    pub(crate) fn feed(&self) -> Cow<'_, [TokenId]> {
+        match &self.answer[self.continued..] {
+            [] => Cow::Borrowed(&self.prompt),
+            own => Cow::Owned([&self.prompt, own].concat()),
+        }
+    }
+
+    /// How much of [`Self::feed`] may come from the prefix tree; below its length.
+    pub(crate) fn reusable_tokens(&self) -> usize {
+        // Scores are captured when the first token is sampled, never again.
+        let computed = if self.written() == 0 { self.spec.tail_tokens } else { 1 };
+        self.prompt.len() + self.written() - computed
+    }
+
     /// Samples the next token from `logits: [v]` and puts its event into the outbox.
     pub(crate) fn write(&mut self, logits: &[f32]) -> Outcome {
         let index = self.answer.len() as u64;
@@ -159,8 +178,8 @@ impl Job {
 
     /// Puts the mask in front of the first token; `scores` are those of the last prompt chunk.
     ///
-    /// Returns how long the refiner took, where it had to run.
-    pub(crate) fn put_mask(&mut self, scores: Option<&AttentionScores>) -> Option<Duration> {
+    /// Returns how long the refiner took by `clock`, where it had to run.
+    pub(crate) fn put_mask(&mut self, scores: Option<&AttentionScores>, clock: &Clock) -> Option<Duration> {
         match std::mem::replace(&mut self.mask, MaskSource::None) {
             MaskSource::None => None,
             MaskSource::Ready(mask) => {
@@ -168,13 +187,13 @@ impl Job {
                 None
             }
             MaskSource::Scores(mask) => {
-                let started = Instant::now();
+                let started = clock.now();
                 match mask.run(scores) {
                     Ok(event) => self.outbox.push(AssistEvent::Mask(event)),
                     // The device then takes the whole prompt, r = 1: slower, but right.
                     Err(err) => tracing::warn!(job = self.spec.id.0, %err, "no mask for this answer"),
                 }
-                let elapsed = started.elapsed();
+                let elapsed = clock.now().saturating_sub(started);
                 self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
                 Some(elapsed)
             }
@@ -223,10 +242,11 @@ impl Job {
     /// Fills in where the time went until the first token, once the pass that gave it is over.
     pub(crate) fn stamp_first(&mut self, now: Duration, decode_ms: f64) {
         let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
+        let opened_at = self.opened_at.unwrap_or(now);
         for event in &mut self.outbox {
             if let AssistEvent::First(first) = event {
-                first.timing.queue_ms = ms(self.arrived_at, self.opened_at);
-                first.timing.prefill_ms = ms(self.opened_at, now);
+                first.timing.queue_ms = ms(self.arrived_at, opened_at);
+                first.timing.prefill_ms = ms(opened_at, now);
                 first.timing.decode_ms = decode_ms;
             }
         }

@@ -1,16 +1,26 @@
 //! The batching scheduler: which sequences run in the next engine pass, who waits, who is refused.
 //!
-//! Continuous batching with chunked prefill: every pass carries one token of each decoding sequence plus at most
-//! one chunk of prompt tokens, so that a long prompt never holds up a running answer by more than one chunk. A
-//! sequence gives its slot and its KV reservation back in the pass in which it reaches its cap, ends, or is cancelled.
+//! Continuous batching with chunked prefill under a token budget: every pass carries one token of each decoding
+//! sequence, then chunks of prompts, oldest first, as many tokens as the budget leaves ([`StepBudget`]), so that a
+//! long prompt never holds up a running answer for long. A sequence gives its slot back in the pass in which it
+//! reaches its cap, ends, or is cancelled.
 //!
-//! Never: reads a clock, touches the engine, a channel or a random source; allocates KV (it only counts tokens).
-//! Always: reserved KV <= the budget, running sequences <= the slots, one `Close` per accepted sequence, first come
-//! first served at admission (so nobody starves), and the last chunk of a prompt holds its whole scoring window.
+//! Requests are let in when their prompt fits beside what runs; their answers take KV blocks as they grow. Where the
+//! blocks run out, the latest arrival is preempted: it gives its blocks back, waits at the head of the queue with
+//! what it has written, and later computes prompt and answer again (what the prefix tree still knows excepted). The
+//! engine's logits and the sampler do not depend on how a prefix came into the cache, so its tokens stay the same.
+//!
+//! Never: reads a clock, touches the engine, a channel or a random source; allocates KV (it only counts blocks).
+//! Always: a pass fits into the room that the engine has, running sequences <= the slots, one `Close` per accepted
+//! sequence, first come first served (so nobody starves, and the oldest is never preempted), and the last chunk of a
+//! prompt holds its whole scoring window.
 
+mod budget;
 mod core;
 mod plan;
+mod request;
 
+pub use self::budget::{MIXED_TOKENS_MIN, MIXED_TOKENS_UNMEASURED, MixedTokens, StepBudget};
 pub use self::core::SchedulerCore;
 pub use self::plan::{StepPlan, StepRow};
 
@@ -19,18 +29,28 @@ pub use self::plan::{StepPlan, StepRow};
 pub struct JobId(pub u64);
 
 /// What the scheduler may use at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Sequences that run at the same time.
     pub slots: usize,
     /// Sequences that may wait behind them; the next one is refused.
     pub queue: usize,
-    /// KV tokens that all running sequences may reserve together.
+    /// Tokens of the whole KV cache.
     pub kv_tokens: usize,
-    /// Tokens of one KV block: reservations are whole blocks.
+    /// Tokens of one KV block.
     pub kv_block: usize,
-    /// Prompt tokens in one pass, over all sequences.
-    pub chunk_tokens: usize,
+    /// Prompt tokens in one pass.
+    pub budget: StepBudget,
+}
+
+/// What the KV cache can still take, as the engine knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvRoom {
+    /// Tokens of the blocks that are free, or that keep a prefix of no running sequence.
+    pub free_tokens: usize,
+    /// Tokens of whole blocks that begin the request named by [`SchedulerCore::next_waiting`] and that running
+    /// sequences hold: they need no room.
+    pub next_held_tokens: usize,
 }
 
 /// What the scheduler must know about one sequence.
@@ -56,18 +76,29 @@ pub enum Event {
     /// The engine failed on this sequence alone.
     Fail(JobId),
     /// The engine is idle: admit and plan.
-    Turn,
-    /// The sequence exists in the engine; `cached` prompt tokens came from the prefix index.
+    Turn(KvRoom),
+    /// The sequence exists in the engine; `cached` tokens came from the prefix tree.
     Opened {
         /// The sequence.
         id: JobId,
-        /// Prompt tokens already in its KV cache.
+        /// Tokens already in its KV cache.
         cached: usize,
+        /// The room that is left.
+        room: KvRoom,
+    },
+    /// Between passes, a sequence found more of its prompt in the prefix tree: others have computed it.
+    Reused {
+        /// The sequence.
+        id: JobId,
+        /// Tokens that it gained.
+        tokens: usize,
     },
     /// The planned pass ran; one outcome for every row that wanted one.
     StepDone(Vec<(JobId, Outcome)>),
     /// The planned pass was broken off: every sequence is as it was before.
     StepUndone,
+    /// The planned pass did not fit into the KV cache: every sequence is as it was before.
+    StepTooLarge,
 }
 
 /// What sampling gave for one row.
@@ -88,8 +119,11 @@ pub enum Outcome {
 pub enum Effect {
     /// Tell the caller that the sequence was not accepted.
     Refuse(JobId, Refusal),
-    /// Create the sequence in the engine, look into the prefix index, answer [`Event::Opened`].
+    /// Create the sequence in the engine, look into the prefix tree, answer [`Event::Opened`].
     Open(JobId),
+    /// Release the sequence in the engine but keep its request and what it wrote, then give a new [`Event::Turn`]:
+    /// it waits for another [`Effect::Open`].
+    Preempt(JobId),
     /// Run this pass, then answer [`Event::StepDone`] or [`Event::StepUndone`].
     Run(StepPlan),
     /// The sequence is over: release it in the engine, send its terminal event.
@@ -106,11 +140,11 @@ pub enum Refusal {
         /// Prompt tokens that must be computed before a new one would start.
         backlog_tokens: usize,
     },
-    /// It can never fit into the KV budget.
+    /// It can never fit into the KV cache.
     TooLarge {
-        /// KV tokens that it would reserve.
+        /// KV tokens that it needs at its longest.
         need: usize,
-        /// The whole budget.
+        /// The whole cache.
         limit: usize,
     },
 }
@@ -141,10 +175,11 @@ pub struct Closed {
     pub times: SlotTimes,
 }
 
-/// Where the time of one sequence went, in milliseconds.
+/// Where the time of one sequence went, in milliseconds. Time between a preemption and the next slot counts to the
+/// phase that it interrupts, but not as slot time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SlotTimes {
-    /// From submit to its slot.
+    /// From submit to its first slot.
     pub queue_ms: f64,
     /// From its slot to its first token.
     pub prefill_ms: f64,
@@ -165,14 +200,20 @@ pub struct SchedulerStats {
     pub waiting: usize,
     /// Sequences that may wait.
     pub queue: usize,
-    /// KV tokens reserved by running sequences.
-    pub kv_reserved_tokens: usize,
+    /// KV tokens of the blocks that running sequences hold; shared ones count for each.
+    pub kv_held_tokens: usize,
     /// KV tokens in all.
     pub kv_tokens: usize,
     /// Prompt tokens accepted but not computed yet.
     pub backlog_tokens: usize,
+    /// Prompt tokens that a pass holds at most while nobody decodes.
+    pub chunk_tokens: usize,
+    /// The same beside the answers that run now.
+    pub mixed_tokens: usize,
     /// Slot time of all sequences that have ended, in milliseconds.
     pub slot_ms_total: f64,
     /// Sequences that have ended.
     pub closed_total: u64,
+    /// Times that a sequence gave way for want of KV room.
+    pub preemptions_total: u64,
 }

@@ -46,7 +46,8 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
         kv_tokens: config.kv_tokens,
         slots: config.slots,
         queue: config.queue,
-        chunk_tokens: config.chunk_tokens,
+        budget: config.budget,
+        prefix_cache_percent: config.prefix_cache_percent,
         emulation: config.emulation,
         clock: Clock::monotonic(),
     };

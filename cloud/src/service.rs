@@ -20,11 +20,11 @@ use crate::assist;
 use crate::book::{SceneBook, SceneLookupError};
 use crate::completion::{self, CompletionRequest};
 use crate::cost::{Costs, Measured};
-use crate::desk::{Clock, Desk, NotTaken, Stage};
+use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
 use crate::job::Job;
 use crate::planning::PlanError;
 use crate::scene::Scene;
-use crate::scheduler::{Limits, Refusal, SchedulerCore, SchedulerStats};
+use crate::scheduler::{Limits, Refusal, SchedulerCore, SchedulerStats, StepBudget};
 use crate::stream::AssistStream;
 use crate::worker::Worker;
 
@@ -47,7 +47,9 @@ pub struct ServiceOptions {
     /// Requests that may wait.
     pub queue: usize,
     /// Prompt tokens in one pass.
-    pub chunk_tokens: usize,
+    pub budget: StepBudget,
+    /// Percent of the KV cache that may keep prefixes of no running sequence.
+    pub prefix_cache_percent: u8,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
     /// The time.
@@ -64,7 +66,8 @@ impl ServiceOptions {
             kv_tokens: None,
             slots: 8,
             queue: 64,
-            chunk_tokens: 256,
+            budget: StepBudget::default(),
+            prefix_cache_percent: 100,
             emulation: None,
             clock: Clock::monotonic(),
         }
@@ -210,15 +213,19 @@ impl CloudService {
         let context = model.config().context_len;
         let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
         let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
-        let engine_options =
-            EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
+        let engine_options = EngineOptions {
+            threads: options.threads,
+            kv_tokens,
+            prefix_cache_percent: options.prefix_cache_percent,
+            ..EngineOptions::default()
+        };
         let engine = Engine::new(model.clone(), engine_options)?;
         let core = SchedulerCore::new(Limits {
             slots: options.slots,
             queue: options.queue,
             kv_tokens,
             kv_block: BLOCK_TOKENS,
-            chunk_tokens: options.chunk_tokens,
+            budget: options.budget,
         });
         let desk = Arc::new(Desk::new(core, Costs::new(options.emulation), options.clock));
         let inner = Inner {
@@ -283,6 +290,11 @@ impl CloudService {
     /// What is in use now.
     pub fn stats(&self) -> SchedulerStats {
         self.inner.desk.stats()
+    }
+
+    /// What the KV cache holds, as of the last pass.
+    pub fn kv(&self) -> KvFigures {
+        self.inner.desk.kv()
     }
 
     /// What this cloud costs now.

@@ -2,7 +2,8 @@
 //!
 //! A pass has two halves, so that emulated and virtual time fit in between: [`Worker::turn`] computes, the caller
 //! lets [`Pass::wait`] go by, [`Worker::commit`] sends the tokens and frees what has ended.
-//! Never: decides who runs (the scheduler does). Always: a cancelled answer leaves within the pass that runs.
+//! Never: decides who runs (the scheduler does). Always: a cancelled answer leaves within the pass that runs, and a
+//! preempted one goes on with the token that it would have written.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
@@ -11,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use baton_engine::pace_emulation::{PassContent, PassCost};
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{Capture, Engine, SeqId, SeqOutput, StepControl, StepError, StepSeq, Wanted};
-use tracing::error;
+use baton_engine::{Capture, Engine, KvError, SeqId, SeqOutput, StepControl, StepError, StepSeq, Wanted};
+use tracing::{debug, error};
 
 use crate::cost::PassSample;
-use crate::desk::{Desk, Stage};
+use crate::desk::{Desk, KvFigures, Stage};
 use crate::job::Job;
-use crate::scheduler::{Closed, Effect, Event, JobId, Outcome, StepPlan, StepRow};
+use crate::scheduler::{Closed, Effect, Event, JobId, KvRoom, Outcome, StepPlan, StepRow};
 use crate::stream::CancelFlag;
 
 /// Owns the engine; lives on a thread of its own, or in a test that makes time pass by itself.
@@ -27,7 +28,15 @@ pub struct Worker {
     desk: Arc<Desk>,
     emulation: Option<PassCost>,
     jobs: HashMap<JobId, Job>,
-    running: HashMap<JobId, SeqId>,
+    running: HashMap<JobId, Running>,
+}
+
+/// A sequence that holds a slot.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    seq: SeqId,
+    /// A pass of this slot has run.
+    begun: bool,
 }
 
 /// A computed pass whose tokens have not been sent yet.
@@ -35,6 +44,8 @@ pub struct Worker {
 #[must_use = "the tokens of a pass are sent by `Worker::commit`"]
 pub struct Pass {
     content: PassContent,
+    /// By the service's clock.
+    begun_at: Duration,
     elapsed: Duration,
     wait: Duration,
     outcomes: Vec<(JobId, Outcome)>,
@@ -79,23 +90,37 @@ impl Worker {
 
     /// Lets new answers in, cancelled ones out, and computes the next pass; none where nothing runs.
     pub fn turn(&mut self) -> Option<Pass> {
+        let pass = self.next_pass();
+        self.report_kv();
+        pass
+    }
+
+    fn next_pass(&mut self) -> Option<Pass> {
         loop {
             self.desk.take_arrived(&mut self.jobs);
             self.drop_cancelled();
-            let mut effects = VecDeque::from(self.desk.step(Event::Turn));
+            self.share_prefixes();
+            let mut effects = VecDeque::from(self.desk.step(Event::Turn(self.room())));
+            if effects.is_empty() {
+                return None;
+            }
             let mut plan = None;
             while let Some(effect) = effects.pop_front() {
                 match effect {
                     Effect::Open(id) => effects.extend(self.open(id)),
                     Effect::Run(run) => plan = Some(run),
-                    Effect::Close(closed) => self.close(closed),
-                    Effect::Refuse(id, _) => error!(job = id.0, "refused after it was accepted"),
+                    other => self.perform_one(other),
                 }
             }
-            let plan = plan?;
+            // Without a plan, somebody gave way or failed: look again.
+            let Some(plan) = plan else { continue };
             match self.compute(&plan) {
                 Ok(pass) => return Some(pass),
                 Err(StepError::Cancelled { .. }) => self.perform(Event::StepUndone),
+                Err(err @ StepError::Kv(KvError::KvFull { .. })) => {
+                    error!(err = &err as &dyn std::error::Error, "a planned pass does not fit");
+                    self.perform(Event::StepTooLarge);
+                }
                 Err(err) => self.fail(&plan, &err),
             }
         }
@@ -104,11 +129,12 @@ impl Worker {
     /// Sends the tokens of a pass and frees what has ended with it.
     pub fn commit(&mut self, pass: Pass) {
         let content = pass.content;
+        let elapsed = self.desk.clock.now().saturating_sub(pass.begun_at);
         self.desk.record(|costs| {
             costs.record_pass(PassSample {
                 prefill_tokens: content.prefill_tokens,
                 decode_rows: content.decode_rows,
-                elapsed: pass.elapsed,
+                elapsed,
             });
         });
         let (now, decode_ms) = (self.desk.clock.now(), self.desk.measured().decode_ms);
@@ -134,9 +160,43 @@ impl Worker {
 
     fn perform(&mut self, event: Event) {
         for effect in self.desk.step(event) {
-            match effect {
-                Effect::Close(closed) => self.close(closed),
-                other => error!(?other, "an effect that only a turn gives"),
+            self.perform_one(effect);
+        }
+    }
+
+    fn perform_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::Close(closed) => self.close(closed),
+            Effect::Preempt(id) => self.preempt(id),
+            other => error!(?other, "an effect that only a turn gives"),
+        }
+    }
+
+    /// What the KV cache can take now.
+    fn room(&self) -> KvRoom {
+        let next = self.desk.next_waiting().and_then(|id| self.jobs.get(&id));
+        let held = |job: &Job| self.engine.held_prefix(&job.feed()[..job.reusable_tokens()]);
+        KvRoom { free_tokens: self.engine.free_tokens(), next_held_tokens: next.map_or(0, held) }
+    }
+
+    fn report_kv(&self) {
+        let (free_tokens, prefix) = (self.engine.free_tokens(), self.engine.prefix_stats());
+        self.desk.set_kv(KvFigures { free_tokens, prefix });
+    }
+
+    /// Prompts under way take over what others have computed meanwhile: requests of one scene that come together
+    /// compute their common prefix once.
+    fn share_prefixes(&mut self) {
+        for (id, running) in &self.running {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let (held, reusable) = (self.engine.len(running.seq).unwrap_or(0), job.reusable_tokens());
+            if held >= reusable {
+                continue;
+            }
+            // The last one of those given is never taken.
+            let tokens = self.engine.reuse_prefix(running.seq, &job.feed()[held..=reusable]);
+            if tokens > 0 {
+                self.desk.step(Event::Reused { id: *id, tokens });
             }
         }
     }
@@ -160,19 +220,29 @@ impl Worker {
             return self.desk.step(Event::Fail(id));
         };
         let seq = self.engine.create();
-        self.running.insert(id, seq);
-        job.opened_at = self.desk.clock.now();
+        self.running.insert(id, Running { seq, begun: false });
         // The scoring window is always computed, so that there are queries to score with.
-        let reusable = job.prompt.len() - job.spec.tail_tokens;
-        if reusable > 0 {
-            job.cached = self.engine.reuse_prefix(seq, &job.prompt[..reusable]);
+        let cached = self.engine.reuse_prefix(seq, &job.feed()[..=job.reusable_tokens()]);
+        if job.opened_at.is_none() {
+            job.opened_at = Some(self.desk.clock.now());
+            job.cached = cached;
         }
-        self.desk.step(Event::Opened { id, cached: job.cached })
+        let room = self.room();
+        self.desk.step(Event::Opened { id, cached, room })
+    }
+
+    fn preempt(&mut self, id: JobId) {
+        if let Some(running) = self.running.remove(&id) {
+            debug!(job = id.0, free_tokens = self.engine.free_tokens(), "gives way");
+            self.engine.release(running.seq);
+        }
     }
 
     fn close(&mut self, closed: Closed) {
-        if let Some(seq) = self.running.remove(&closed.id) {
-            self.engine.release(seq);
+        if let Some(running) = self.running.remove(&closed.id) {
+            self.engine.release(running.seq);
+            // Before its reader hears of the end.
+            self.report_kv();
         }
         if let Some(job) = self.jobs.remove(&closed.id) {
             job.close(&closed);
@@ -189,7 +259,7 @@ impl Worker {
     }
 
     fn compute(&mut self, plan: &StepPlan) -> Result<Pass, StepError> {
-        let started = Instant::now();
+        let (begun_at, started) = (self.desk.clock.now(), Instant::now());
         let rows: Vec<Row> = plan.rows.iter().filter_map(|row| self.row(row)).collect();
         let batch: Vec<StepSeq<'_>> = rows.iter().map(Row::step).collect();
         let mut control = CancelWatch { flags: rows.iter().map(|row| row.cancel.clone()).collect() };
@@ -199,6 +269,11 @@ impl Worker {
             prefill_tokens: plan.prefill_tokens(),
             decode_rows: plan.decode_rows(),
         };
+        for row in &rows {
+            if let Some(running) = self.running.get_mut(&row.id) {
+                running.begun = true;
+            }
+        }
         let mut outcomes = Vec::new();
         for (row, output) in rows.iter().zip(outputs) {
             if let Some(outcome) = self.write(row, output) {
@@ -207,21 +282,21 @@ impl Worker {
         }
         let elapsed = started.elapsed();
         let wait = self.emulation.map_or(Duration::ZERO, |cost| cost.wait(content, elapsed));
-        Ok(Pass { content, elapsed, wait, outcomes })
+        Ok(Pass { content, begun_at, elapsed, wait, outcomes })
     }
 
     fn row(&self, row: &StepRow) -> Option<Row> {
         let id = row.id();
-        let (job, seq) = (self.jobs.get(&id)?, *self.running.get(&id)?);
+        let (job, Running { seq, begun }) = (self.jobs.get(&id)?, *self.running.get(&id)?);
         let (ids, begins, capture) = match row {
             StepRow::Decode { .. } => (vec![*job.answer.last()?], false, None),
             StepRow::Prefill { tokens, last, .. } => {
-                let window = job.window.as_ref().filter(|_| *last);
+                let window = job.window.as_ref().filter(|_| *last && job.written() == 0);
                 let capture = window.map(|window| Capture {
                     window: window.tokens.start - tokens.start..window.tokens.end - tokens.start,
                     heads: window.heads.clone(),
                 });
-                (job.prompt[tokens.clone()].to_vec(), tokens.start == job.cached, capture)
+                (job.feed()[tokens.clone()].to_vec(), !begun, capture)
             }
         };
         let logits = if row.samples() { Wanted::Last } else { Wanted::None };
@@ -235,7 +310,7 @@ impl Worker {
         }
         let job = self.jobs.get_mut(&row.id)?;
         if job.written() == 0
-            && let Some(elapsed) = job.put_mask(output.scores.as_ref())
+            && let Some(elapsed) = job.put_mask(output.scores.as_ref(), &self.desk.clock)
         {
             self.desk.record(|costs| costs.record_refine(elapsed));
         }

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use baton_engine::BLOCK_TOKENS;
 use baton_protocol::ErrorCode;
 use serde_json::{Value, json};
 
@@ -29,14 +30,26 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiErro
 pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
     let stats = app.service.stats();
     let measured = app.service.measured();
+    let kv = app.service.kv();
     Json(json!({
         "slots_used": stats.running,
         "slots": stats.slots,
         "queue_len": stats.waiting,
         "queue_len_max": stats.queue,
         "kv_tokens": stats.kv_tokens,
-        "kv_tokens_free": stats.kv_tokens - stats.kv_reserved_tokens,
+        "kv_tokens_free": kv.free_tokens,
+        "preemptions_total": stats.preemptions_total,
+        "prefix_cache": {
+            "queries_total": kv.prefix.queries,
+            "hits_total": kv.prefix.hits,
+            "query_tokens_total": kv.prefix.query_tokens,
+            "hit_tokens_total": kv.prefix.hit_tokens,
+            "evicted_blocks_total": kv.prefix.evicted_blocks,
+            "cached_tokens": kv.prefix.cached_blocks * BLOCK_TOKENS,
+        },
         "prefill_backlog_tokens": stats.backlog_tokens,
+        "chunk_tokens": stats.chunk_tokens,
+        "mixed_tokens": stats.mixed_tokens,
         "slot_ms_total": stats.slot_ms_total,
         "requests_ended_total": stats.closed_total,
         "measured": {

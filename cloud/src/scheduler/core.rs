@@ -3,43 +3,63 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::plan::{StepPlan, StepRow, chunk_len};
-use super::{
-    CloseReason, Closed, Effect, Event, JobId, JobSpec, Limits, Outcome, Refusal, SchedulerStats, SlotTimes,
-};
+use super::budget::PassTimes;
+use super::plan::{Room, StepPlan, StepRow, chunk_len};
+use super::request::Request;
+use super::{CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Refusal, SchedulerStats};
 
-/// Queue, slots and KV budget as pure state; one pass is planned at a time.
+/// Queue, slots and the KV cache's room as pure state; one pass is planned at a time.
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
-    waiting: VecDeque<Waiting>,
+    /// Preempted requests first, then in order of arrival.
+    waiting: VecDeque<Request>,
+    /// In order of arrival.
     running: Vec<Slot>,
-    in_flight: Option<StepPlan>,
+    in_flight: Option<InFlight>,
+    /// As the engine said last.
+    room: KvRoom,
+    times: PassTimes,
+    arrivals: u64,
     slot_ms_total: f64,
     closed_total: u64,
+    preemptions_total: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    spec: JobSpec,
-    queued_at: Duration,
+struct InFlight {
+    plan: StepPlan,
+    planned_at: Duration,
 }
 
 #[derive(Debug)]
 struct Slot {
-    spec: JobSpec,
+    request: Request,
     phase: Phase,
-    queued_at: Duration,
-    opened_at: Duration,
-    first_at: Option<Duration>,
-    written: usize,
+    since: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Opening,
-    Prefill { done: usize },
+    Prefill {
+        /// Tokens in the KV cache.
+        done: usize,
+        /// The block they end in belongs to another sequence's prefix: one more block is needed to go on.
+        borrowed: bool,
+    },
     Decode,
+}
+
+impl Slot {
+    /// Tokens in the KV cache. The token written last is not there before the next pass.
+    fn held(&self) -> usize {
+        match self.phase {
+            Phase::Opening => 0,
+            Phase::Prefill { done, .. } => done,
+            Phase::Decode => self.request.feed_tokens() - 1,
+        }
+    }
 }
 
 impl SchedulerCore {
@@ -49,7 +69,7 @@ impl SchedulerCore {
     /// If a limit is zero (the queue may be): the settings are checked before.
     pub fn new(limits: Limits) -> SchedulerCore {
         assert!(
-            limits.slots > 0 && limits.kv_tokens > 0 && limits.kv_block > 0 && limits.chunk_tokens > 0,
+            limits.slots > 0 && limits.kv_tokens > 0 && limits.kv_block > 0 && limits.budget.chunk_tokens > 0,
             "scheduler limits are positive: {limits:?}"
         );
         SchedulerCore {
@@ -57,8 +77,12 @@ impl SchedulerCore {
             waiting: VecDeque::new(),
             running: Vec::with_capacity(limits.slots),
             in_flight: None,
+            room: KvRoom::default(),
+            times: PassTimes::default(),
+            arrivals: 0,
             slot_ms_total: 0.0,
             closed_total: 0,
+            preemptions_total: 0,
         }
     }
 
@@ -68,28 +92,54 @@ impl SchedulerCore {
             Event::Submit(spec) => self.submit(spec, now),
             Event::Cancel(id) => self.end(id, CloseReason::Cancelled, now).into_iter().collect(),
             Event::Fail(id) => self.end(id, CloseReason::Failed, now).into_iter().collect(),
-            Event::Turn => self.turn(now),
-            Event::Opened { id, cached } => self.opened(id, cached),
+            Event::Turn(room) => {
+                self.room = room;
+                self.turn(now)
+            }
+            Event::Opened { id, cached, room } => {
+                self.room = room;
+                self.reused(id, cached);
+                self.turn(now)
+            }
+            Event::Reused { id, tokens } => {
+                self.reused(id, tokens);
+                Vec::new()
+            }
             Event::StepDone(outcomes) => self.step_done(&outcomes, now),
             Event::StepUndone => {
                 self.in_flight = None;
                 Vec::new()
             }
+            Event::StepTooLarge => {
+                self.in_flight = None;
+                self.make_room(now)
+            }
         }
+    }
+
+    /// The request that a slot is free for, if any waits: its prefix is what [`KvRoom::next_held_tokens`] is about.
+    pub fn next_waiting(&self) -> Option<JobId> {
+        let free = self.running.len() < self.limits.slots && self.in_flight.is_none();
+        self.waiting.front().filter(|_| free).map(|next| next.spec.id)
     }
 
     /// What is in use now.
     pub fn stats(&self) -> SchedulerStats {
+        let decoding = self.running.iter().filter(|slot| slot.phase == Phase::Decode).count();
         SchedulerStats {
             running: self.running.len(),
             slots: self.limits.slots,
             waiting: self.waiting.len(),
             queue: self.limits.queue,
-            kv_reserved_tokens: self.kv_reserved(),
+            kv_held_tokens: self.running.iter().map(|slot| self.blocks(slot.held())).sum::<usize>()
+                * self.limits.kv_block,
             kv_tokens: self.limits.kv_tokens,
             backlog_tokens: self.backlog(),
+            chunk_tokens: self.limits.budget.chunk_tokens,
+            mixed_tokens: self.times.mixed_tokens(self.limits.budget, decoding.max(1)),
             slot_ms_total: self.slot_ms_total,
             closed_total: self.closed_total,
+            preemptions_total: self.preemptions_total,
         }
     }
 
@@ -103,7 +153,7 @@ impl SchedulerCore {
             spec.max_tokens > 0 && (1..=spec.prompt_tokens).contains(&spec.tail_tokens),
             "a sequence has a prompt, a tail within it and a cap: {spec:?}"
         );
-        let need = self.reservation(&spec);
+        let need = (spec.prompt_tokens + spec.max_tokens).next_multiple_of(self.limits.kv_block);
         if need > self.limits.kv_tokens {
             return vec![Effect::Refuse(spec.id, Refusal::TooLarge { need, limit: self.limits.kv_tokens })];
         }
@@ -111,7 +161,8 @@ impl SchedulerCore {
             let refusal = Refusal::Full { waiting: self.waiting.len(), backlog_tokens: self.backlog() };
             return vec![Effect::Refuse(spec.id, refusal)];
         }
-        self.waiting.push_back(Waiting { spec, queued_at: now });
+        self.waiting.push_back(Request::new(spec, self.arrivals, now));
+        self.arrivals += 1;
         Vec::new()
     }
 
@@ -119,115 +170,146 @@ impl SchedulerCore {
         if self.in_flight.is_some() || self.opening() {
             return Vec::new();
         }
-        let mut effects = Vec::new();
-        while self.running.len() < self.limits.slots {
-            let fits = self.waiting.front().is_some_and(|next| {
-                self.kv_reserved() + self.reservation(&next.spec) <= self.limits.kv_tokens
-            });
-            let Some(next) = self.waiting.pop_front_if(|_| fits) else { break };
-            effects.push(Effect::Open(next.spec.id));
-            self.running.push(Slot {
-                spec: next.spec,
-                phase: Phase::Opening,
-                queued_at: next.queued_at,
-                opened_at: now,
-                first_at: None,
-                written: 0,
-            });
+        match self.admit(now) {
+            Some(open) => vec![open],
+            None => self.run(now),
         }
-        if effects.is_empty() { self.run() } else { effects }
     }
 
-    fn opened(&mut self, id: JobId, cached: usize) -> Vec<Effect> {
-        if let Some(slot) = self.running.iter_mut().find(|slot| slot.spec.id == id) {
-            assert!(
-                cached + slot.spec.tail_tokens <= slot.spec.prompt_tokens,
-                "a prefix hit never covers the scoring window: {cached} cached of {:?}",
-                slot.spec
-            );
-            slot.phase = Phase::Prefill { done: cached };
+    /// Lets the request that waits first in, where there is a slot and room for its prompt and first token, for the
+    /// rest of the prompts that run, and for one more block of every sequence. What its answer needs besides comes
+    /// by and by, or by preemption.
+    fn admit(&mut self, now: Duration) -> Option<Effect> {
+        self.next_waiting()?;
+        let next = self.waiting.front()?;
+        let need = self.blocks(next.feed_tokens() + 1);
+        let shared = self.room.next_held_tokens / self.limits.kv_block;
+        let spoken: usize = self.running.iter().map(|slot| self.missing(slot)).sum();
+        let free = self.room.free_tokens / self.limits.kv_block;
+        if !self.running.is_empty() && need.saturating_sub(shared) + spoken + self.running.len() > free {
+            return None;
         }
-        if self.opening() { Vec::new() } else { self.run() }
+        let mut request = self.waiting.pop_front()?;
+        let id = request.spec.id;
+        request.opened_at.get_or_insert(now);
+        let at = self.running.partition_point(|slot| slot.request.arrival < request.arrival);
+        self.running.insert(at, Slot { request, phase: Phase::Opening, since: now });
+        Some(Effect::Open(id))
     }
 
-    /// Plans the next pass over everything that runs.
-    fn run(&mut self) -> Vec<Effect> {
+    /// The sequence has `tokens` more tokens that it need not compute.
+    fn reused(&mut self, id: JobId, tokens: usize) {
+        let Some(slot) = self.running.iter_mut().find(|slot| slot.request.spec.id == id) else { return };
+        let done = slot.held() + tokens;
+        assert!(
+            done + slot.request.tail_tokens() <= slot.request.feed_tokens(),
+            "a known prefix never covers the scoring window: {done} known of {:?}",
+            slot.request
+        );
+        slot.phase = Phase::Prefill { done, borrowed: !done.is_multiple_of(self.limits.kv_block) };
+    }
+
+    /// Plans the next pass: one token of everybody who writes, then prompts, in order of arrival.
+    fn run(&mut self, now: Duration) -> Vec<Effect> {
         let mut plan = StepPlan::default();
+        let mut free = self.room.free_tokens / self.limits.kv_block;
         for slot in self.running.iter().filter(|slot| slot.phase == Phase::Decode) {
-            plan.rows.push(StepRow::Decode { id: slot.spec.id });
+            let Some(left) = free.checked_sub(self.growth(slot.held(), slot.held() + 1)) else {
+                return self.make_room(now);
+            };
+            free = left;
+            plan.rows.push(StepRow::Decode { id: slot.request.spec.id });
         }
-        let mut budget = self.limits.chunk_tokens;
-        for slot in &self.running {
-            let Phase::Prefill { done } = slot.phase else { continue };
-            let left = slot.spec.prompt_tokens - done;
-            let len = chunk_len(left, slot.spec.tail_tokens, budget, self.limits.chunk_tokens);
+        self.add_prompts(&mut plan, free);
+        if plan.rows.is_empty() {
+            return if self.running.is_empty() { Vec::new() } else { self.make_room(now) };
+        }
+        self.in_flight = Some(InFlight { plan: plan.clone(), planned_at: now });
+        vec![Effect::Run(plan)]
+    }
+
+    /// Fills the pass's budget with chunks of prompts, where `free` blocks are left.
+    fn add_prompts(&self, plan: &mut StepPlan, mut free: usize) {
+        let whole = match plan.rows.len() {
+            0 => self.limits.budget.chunk_tokens,
+            rows => self.times.mixed_tokens(self.limits.budget, rows),
+        };
+        let mut budget = whole;
+        let prefilling = self.running.iter().filter(|slot| matches!(slot.phase, Phase::Prefill { .. }));
+        let mut behind = prefilling.clone().count();
+        for slot in prefilling {
+            let Phase::Prefill { done, borrowed } = slot.phase else { continue };
+            behind -= 1;
+            let (total, own) = (slot.request.feed_tokens(), usize::from(borrowed));
+            let in_block = done.next_multiple_of(self.limits.kv_block) - done;
+            let kv = match free.checked_sub(own) {
+                Some(free) => in_block + free * self.limits.kv_block,
+                None => 0,
+            };
+            let room = Room { budget, whole, kv, others: behind > 0 };
+            let len = chunk_len(total - done, slot.request.tail_tokens(), room);
             if len == 0 {
                 continue;
             }
             budget = budget.saturating_sub(len);
-            plan.rows.push(StepRow::Prefill {
-                id: slot.spec.id,
-                tokens: done..done + len,
-                last: len == left,
-            });
+            free -= own + self.growth(done, done + len);
+            let (id, tokens) = (slot.request.spec.id, done..done + len);
+            plan.rows.push(StepRow::Prefill { id, last: tokens.end == total, tokens });
         }
-        if plan.rows.is_empty() {
-            return Vec::new();
+    }
+
+    /// The KV cache is too full for the next pass: the latest arrival gives way until there is room again.
+    fn make_room(&mut self, now: Duration) -> Vec<Effect> {
+        let Some(mut slot) = self.running.pop() else { return Vec::new() };
+        let id = slot.request.spec.id;
+        if self.running.is_empty() {
+            // Alone it fits, as was checked when it came: the engine has less room than it said.
+            self.running.push(slot);
+            return self.end(id, CloseReason::Failed, now).into_iter().collect();
         }
-        self.in_flight = Some(plan.clone());
-        vec![Effect::Run(plan)]
+        slot.request.slot_time += now.saturating_sub(slot.since);
+        self.waiting.push_front(slot.request);
+        self.preemptions_total += 1;
+        vec![Effect::Preempt(id)]
     }
 
     fn step_done(&mut self, outcomes: &[(JobId, Outcome)], now: Duration) -> Vec<Effect> {
-        let plan = self.in_flight.take().expect("a pass ends only after one was planned");
+        let InFlight { plan, planned_at } =
+            self.in_flight.take().expect("a pass ends only after one was planned");
+        self.times.record(&plan, now.saturating_sub(planned_at));
         let mut effects = Vec::new();
         for row in &plan.rows {
             let id = row.id();
             // A sequence that was cancelled while the pass ran has left already.
-            let Some(slot) = self.running.iter_mut().find(|slot| slot.spec.id == id) else { continue };
+            let Some(slot) = self.running.iter_mut().find(|slot| slot.request.spec.id == id) else {
+                continue;
+            };
             if let StepRow::Prefill { tokens, last, .. } = row {
-                slot.phase = if *last { Phase::Decode } else { Phase::Prefill { done: tokens.end } };
+                let done = tokens.end;
+                slot.phase = if *last { Phase::Decode } else { Phase::Prefill { done, borrowed: false } };
             }
             if !row.samples() {
                 continue;
             }
-            slot.first_at.get_or_insert(now);
             let outcome =
                 outcomes.iter().find(|(of, _)| *of == id).map_or(Outcome::Failed, |(_, outcome)| *outcome);
-            let reason = match outcome {
-                Outcome::Token | Outcome::LastToken => {
-                    slot.written += 1;
-                    let stop = outcome == Outcome::LastToken;
-                    let cap = slot.written >= slot.spec.max_tokens;
-                    if stop { Some(CloseReason::Stop) } else { cap.then_some(CloseReason::Cap) }
-                }
-                Outcome::EndOfText => Some(CloseReason::Stop),
-                Outcome::Failed => Some(CloseReason::Failed),
-            };
+            let reason = slot.request.wrote(outcome, now);
             effects.extend(reason.and_then(|reason| self.end(id, reason, now)));
         }
         effects
     }
 
-    /// Takes a sequence out, wherever it is; its slot and reservation are free at once.
+    /// Takes a sequence out, wherever it is; its slot is free at once.
     fn end(&mut self, id: JobId, reason: CloseReason, now: Duration) -> Option<Effect> {
-        let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
-        let closed = if let Some(at) = self.running.iter().position(|slot| slot.spec.id == id) {
-            let slot = self.running.remove(at);
-            let first = slot.first_at.unwrap_or(now);
-            let times = SlotTimes {
-                queue_ms: ms(slot.queued_at, slot.opened_at),
-                prefill_ms: ms(slot.opened_at, first),
-                decode_ms: ms(first, now),
-                slot_ms: ms(slot.opened_at, now),
-            };
-            Closed { id, reason, tokens: slot.written, times }
+        let request = if let Some(at) = self.running.iter().position(|slot| slot.request.spec.id == id) {
+            let mut slot = self.running.remove(at);
+            slot.request.slot_time += now.saturating_sub(slot.since);
+            slot.request
         } else {
-            let at = self.waiting.iter().position(|waiting| waiting.spec.id == id)?;
-            let waiting = self.waiting.remove(at).expect("the position was found above");
-            let times = SlotTimes { queue_ms: ms(waiting.queued_at, now), ..SlotTimes::default() };
-            Closed { id, reason, tokens: 0, times }
+            let at = self.waiting.iter().position(|request| request.spec.id == id)?;
+            self.waiting.remove(at).expect("the position was found above")
         };
+        let closed = request.closed(reason, now);
         self.slot_ms_total += closed.times.slot_ms;
         self.closed_total += 1;
         Some(Effect::Close(closed))
@@ -237,26 +319,31 @@ impl SchedulerCore {
         self.running.iter().any(|slot| slot.phase == Phase::Opening)
     }
 
-    /// KV tokens of a sequence at its longest, in whole blocks.
-    fn reservation(&self, spec: &JobSpec) -> usize {
-        (spec.prompt_tokens + spec.max_tokens).next_multiple_of(self.limits.kv_block)
+    fn blocks(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.limits.kv_block)
     }
 
-    fn kv_reserved(&self) -> usize {
-        self.running.iter().map(|slot| self.reservation(&slot.spec)).sum()
+    /// Blocks that a sequence takes when it grows.
+    fn growth(&self, from: usize, to: usize) -> usize {
+        self.blocks(to) - self.blocks(from)
+    }
+
+    /// Blocks that a prompt under way will still take, with its first answer token.
+    fn missing(&self, slot: &Slot) -> usize {
+        match slot.phase {
+            Phase::Opening | Phase::Decode => 0,
+            Phase::Prefill { done, borrowed } => {
+                self.growth(done, slot.request.feed_tokens() + 1) + usize::from(borrowed)
+            }
+        }
     }
 
     fn backlog(&self) -> usize {
-        let waiting: usize = self.waiting.iter().map(|waiting| waiting.spec.prompt_tokens).sum();
-        let running: usize = self
-            .running
-            .iter()
-            .map(|slot| match slot.phase {
-                Phase::Opening => slot.spec.prompt_tokens,
-                Phase::Prefill { done } => slot.spec.prompt_tokens - done,
-                Phase::Decode => 0,
-            })
-            .sum();
-        waiting + running
+        let waiting: usize = self.waiting.iter().map(Request::feed_tokens).sum();
+        let running = self.running.iter().map(|slot| match slot.phase {
+            Phase::Opening | Phase::Prefill { .. } => slot.request.feed_tokens() - slot.held(),
+            Phase::Decode => 0,
+        });
+        waiting + running.sum::<usize>()
     }
 }

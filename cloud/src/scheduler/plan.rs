@@ -6,10 +6,13 @@ use std::ops::Range;
 
 use super::JobId;
 
+/// A prompt that needs more passes than this does not take a whole pass while others wait behind it.
+const LONG_PASSES: usize = 4;
+
 /// One engine pass: rows of distinct sequences.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPlan {
-    /// Decoding sequences first, then prompt chunks in order of admission.
+    /// Decoding sequences first, then prompt chunks in order of arrival.
     pub rows: Vec<StepRow>,
 }
 
@@ -28,13 +31,14 @@ impl StepPlan {
 /// One sequence's part of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepRow {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt; after a preemption, of the prompt and what was written behind it.
     Prefill {
         /// The sequence.
         id: JobId,
-        /// Which tokens of its prompt.
+        /// Which tokens.
         tokens: Range<usize>,
-        /// Whether the prompt ends here: then the first answer token is sampled and the window's scores are captured.
+        /// Whether they end here: then the next answer token is sampled, and the window's scores are captured where
+        /// it is the first.
         last: bool,
     },
     /// The token written last, to get the next one.
@@ -65,16 +69,33 @@ impl StepRow {
     }
 }
 
-/// Tokens of the next chunk: `left` prompt tokens remain, of which the last `tail` must stay together; `budget` of
-/// `chunk` tokens is still free in this pass. 0: nothing of this prompt fits now.
+/// What a pass has left for one more chunk, in tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Of the pass's budget.
+    pub(super) budget: usize,
+    /// The pass's whole budget.
+    pub(super) whole: usize,
+    /// What the sequence can grow by in the KV cache.
+    pub(super) kv: usize,
+    /// Whether other prompts wait behind this one.
+    pub(super) others: bool,
+}
+
+/// Tokens of the next chunk: `left` prompt tokens remain, of which the last `tail` must stay together. 0: nothing
+/// of this prompt fits now.
 ///
-/// A tail longer than a whole chunk runs in a pass of its own, so that it always runs.
-pub(super) fn chunk_len(left: usize, tail: usize, budget: usize, chunk: usize) -> usize {
-    if left <= budget {
+/// A tail longer than the budget runs in a pass without other chunks, so that it always runs. A prompt of many
+/// passes leaves a quarter of each to those behind it, so that short ones do not wait for all of it.
+pub(super) fn chunk_len(left: usize, tail: usize, room: Room) -> usize {
+    let Room { budget, whole, kv, others } = room;
+    let share = if others && left > LONG_PASSES * whole { (whole - whole / 4).max(1) } else { whole };
+    let limit = budget.min(kv).min(share);
+    if left <= limit {
         left
     } else if left > tail {
-        budget.min(left - tail)
-    } else if budget == chunk {
+        limit.min(left - tail)
+    } else if budget == whole && left <= kv {
         left
     } else {
         0
@@ -83,25 +104,47 @@ pub(super) fn chunk_len(left: usize, tail: usize, budget: usize, chunk: usize) -
 
 #[cfg(test)]
 mod tests {
-    use super::chunk_len;
+    use super::{Room, chunk_len};
+
+    const ROOM: Room = Room { budget: 64, whole: 64, kv: 10_000, others: false };
 
     #[track_caller]
-    fn check(left: usize, tail: usize, budget: usize, want: usize) {
-        assert_eq!(chunk_len(left, tail, budget, 64), want, "left {left} tail {tail} budget {budget}");
+    fn check(left: usize, tail: usize, room: Room, want: usize) {
+        assert_eq!(chunk_len(left, tail, room), want, "left {left} tail {tail} {room:?}");
     }
 
     #[test]
     fn the_tail_stays_whole() {
-        check(10, 4, 64, 10);
-        check(64, 40, 64, 64);
-        check(65, 40, 64, 25);
-        check(100, 40, 64, 60);
-        check(1000, 40, 64, 64);
-        check(40, 40, 64, 40);
-        check(40, 40, 20, 0);
-        check(41, 40, 20, 1);
-        check(80, 80, 64, 80);
-        check(81, 80, 64, 1);
-        check(5, 1, 0, 0);
+        check(10, 4, ROOM, 10);
+        check(64, 40, ROOM, 64);
+        check(65, 40, ROOM, 25);
+        check(100, 40, ROOM, 60);
+        check(1000, 40, ROOM, 64);
+        check(40, 40, ROOM, 40);
+        check(80, 80, ROOM, 80);
+        check(81, 80, ROOM, 1);
+        let some = Room { budget: 20, ..ROOM };
+        check(40, 40, some, 0);
+        check(41, 40, some, 1);
+        check(5, 1, Room { budget: 0, ..ROOM }, 0);
+    }
+
+    #[test]
+    fn a_chunk_fits_the_cache() {
+        let full = Room { kv: 30, ..ROOM };
+        check(100, 1, full, 30);
+        check(31, 31, full, 0);
+        check(30, 30, full, 30);
+        check(31, 30, full, 1);
+        check(5, 1, Room { kv: 0, ..ROOM }, 0);
+    }
+
+    #[test]
+    fn a_long_prompt_leaves_a_quarter_to_those_behind_it() {
+        let shared = Room { others: true, ..ROOM };
+        check(257, 1, shared, 48);
+        check(256, 1, shared, 64);
+        check(257, 1, ROOM, 64);
+        check(5000, 1, Room { budget: 1, whole: 1, ..shared }, 1);
     }
 }

@@ -75,7 +75,7 @@ async fn a_reader_that_goes_away_frees_its_slot() {
     drop(open);
     server.idle().await;
     let stats = server.service.stats();
-    assert_eq!((stats.kv_reserved_tokens, stats.closed_total), (0, 1));
+    assert_eq!((stats.kv_held_tokens, stats.closed_total), (0, 1));
     assert!(
         stats.slot_ms_total < 20_000.0,
         "1,500 tokens would hold it for 37 s, it was {} ms",

@@ -7,6 +7,7 @@ mod api;
 mod api_refusals;
 mod chat;
 mod client;
+mod preemption;
 mod program;
 mod scheduler;
 mod service;

@@ -9,7 +9,8 @@ use baton_engine::{Engine, EngineOptions, StepSeq, Wanted};
 use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
 
 use crate::world::{
-    HandClock, QUESTION, answer, by_hand, document, drain, end, model, options, request, run_all, tokens,
+    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, model, options, request, run_all,
+    tokens,
 };
 
 fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {
@@ -77,7 +78,7 @@ fn l_tokens_then_the_slot_is_free() {
         let end = end(&events);
         assert_eq!((end.reason, end.usage.completion_tokens), (EndReason::Cap, u64::from(cap)));
         let stats = service.stats();
-        assert_eq!((stats.running, stats.waiting, stats.kv_reserved_tokens), (0, 0, 0));
+        assert_eq!((stats.running, stats.waiting, stats.kv_held_tokens), (0, 0, 0));
         assert_eq!(worker.free_kv_tokens(), free, "nothing leaks");
     }
     let [_, AssistEvent::First(first), ..] =
@@ -95,13 +96,14 @@ fn an_answer_does_not_depend_on_its_neighbours_or_chunks() {
     let alone: Vec<_> = requests
         .iter()
         .map(|request| {
-            let (service, mut worker) = by_hand(ServiceOptions { chunk_tokens: 4096, ..options() });
+            let (service, mut worker) = by_hand(ServiceOptions { budget: chunks(4096), ..options() });
             let events = answer(&service, &mut worker, request);
             (mask(&events).cloned(), tokens(&events))
         })
         .collect();
     for chunk_tokens in [1, 17, 64, 300] {
-        let (service, mut worker) = by_hand(ServiceOptions { chunk_tokens, slots: 3, ..options() });
+        let (service, mut worker) =
+            by_hand(ServiceOptions { budget: chunks(chunk_tokens), slots: 3, ..options() });
         let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
         run_all(&mut worker);
         for (stream, want) in streams.iter_mut().zip(&alone) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use baton_cloud::Clock;
 use baton_cloud::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::scheduler::{MixedTokens, StepBudget};
 use baton_cloud::service::{CloudService, ServiceOptions};
 use baton_cloud::stream::AssistStream;
 use baton_cloud::worker::Worker;
@@ -60,10 +61,15 @@ impl HandClock {
     }
 }
 
+/// At most so many prompt tokens in a pass, whatever else is in it.
+pub fn chunks(tokens: usize) -> StepBudget {
+    StepBudget { chunk_tokens: tokens, mixed: MixedTokens::Fixed(tokens) }
+}
+
 pub fn options() -> ServiceOptions {
     ServiceOptions {
         threads: std::num::NonZeroUsize::new(1),
-        chunk_tokens: 64,
+        budget: chunks(64),
         ..ServiceOptions::named("tiny")
     }
 }

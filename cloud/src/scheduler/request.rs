@@ -1,0 +1,76 @@
+//! One request's own state, wherever it is: waiting, in a slot, or preempted and waiting again.
+//!
+//! Pure. Always: what it wrote is kept while it waits, so that its reader sees nothing but a pause.
+
+use std::time::Duration;
+
+use super::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) spec: JobSpec,
+    /// Order of arrival.
+    pub(super) arrival: u64,
+    pub(super) queued_at: Duration,
+    /// When it got its first slot.
+    pub(super) opened_at: Option<Duration>,
+    pub(super) first_at: Option<Duration>,
+    pub(super) written: usize,
+    /// Time in slots that it has left.
+    pub(super) slot_time: Duration,
+}
+
+impl Request {
+    pub(super) fn new(spec: JobSpec, arrival: u64, now: Duration) -> Request {
+        Request {
+            spec,
+            arrival,
+            queued_at: now,
+            opened_at: None,
+            first_at: None,
+            written: 0,
+            slot_time: Duration::ZERO,
+        }
+    }
+
+    /// Tokens that must go through the model before the next one can be sampled: the prompt and what is written.
+    pub(super) fn feed_tokens(&self) -> usize {
+        self.spec.prompt_tokens + self.written
+    }
+
+    /// Of these, how many one pass must hold together. Scores were captured when the first token was sampled.
+    pub(super) fn tail_tokens(&self) -> usize {
+        if self.written == 0 { self.spec.tail_tokens } else { 1 }
+    }
+
+    /// Takes what was sampled in; a reason where that ends the answer.
+    pub(super) fn wrote(&mut self, outcome: Outcome, now: Duration) -> Option<CloseReason> {
+        self.first_at.get_or_insert(now);
+        match outcome {
+            Outcome::Token | Outcome::LastToken => {
+                self.written += 1;
+                let cap = self.written >= self.spec.max_tokens;
+                match outcome {
+                    Outcome::LastToken => Some(CloseReason::Stop),
+                    _ => cap.then_some(CloseReason::Cap),
+                }
+            }
+            Outcome::EndOfText => Some(CloseReason::Stop),
+            Outcome::Failed => Some(CloseReason::Failed),
+        }
+    }
+
+    /// Its end; `slot_time` holds its last slot already.
+    pub(super) fn closed(self, reason: CloseReason, now: Duration) -> Closed {
+        let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
+        let opened = self.opened_at.unwrap_or(now);
+        let first = self.first_at.unwrap_or(now);
+        let times = SlotTimes {
+            queue_ms: ms(self.queued_at, opened),
+            prefill_ms: ms(opened, first),
+            decode_ms: ms(first, now),
+            slot_ms: self.slot_time.as_secs_f64() * 1e3,
+        };
+        Closed { id: self.spec.id, reason, tokens: self.written, times }
+    }
+}
