@@ -15,6 +15,7 @@ use crate::relay::{
 use crate::worker::{EngineWorker, WorkerError};
 use baton_engine::Model;
 use baton_engine::sampling::SamplingParams;
+use baton_engine::speculation::SpeculationStats;
 use baton_engine::stop::{StopError, StopStrings};
 use baton_engine::tokenizer::Tokenizer;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
@@ -249,6 +250,10 @@ impl Agent {
         self.device.as_ref().map(|d| d.worker.cost())
     }
 
+    fn speculation(&self) -> Option<SpeculationStats> {
+        self.device.as_ref().and_then(|d| d.worker.speculation())
+    }
+
     /// Answers one question; text and notes go to `events` as they come. Dropping the receiver cancels the answer.
     ///
     /// # Errors
@@ -267,11 +272,14 @@ impl Agent {
             // A reader that is gone is noticed by the drive loop.
             let _gone = events.send(AnswerEvent::Note(note.clone())).await;
         }
+        let before = self.speculation();
         let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
         if let Some(ms) = outcome.timeline.ttft_cloud_ms {
             self.cloud_ttft.lock().unwrap_or_else(PoisonError::into_inner).add(ms);
         }
-        Ok(AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len())))
+        let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
+        report.speculation = self.speculation().zip(before).map(|(now, before)| now.since(&before).into());
+        Ok(report)
     }
 
     fn mode(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {

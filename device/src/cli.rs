@@ -68,6 +68,11 @@ struct CommonArgs {
     /// Tokens of prompt and answer that the device holds
     #[arg(long, default_value_t = 8192, value_name = "N")]
     kv_tokens: usize,
+    /// Write several tokens in one pass where earlier text or a smaller model proposes them; the answer stays the
+    /// same: auto (from earlier text, while that is faster), off, lookup (always), draft=FILE (a smaller GGUF model
+    /// with the same tokenizer, while that is faster)
+    #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW")]
+    speculate: crate::local::Speculation,
     /// What kind of device this is, for the cloud's optimizer
     #[arg(long, default_value = "desktop", value_name = "CLASS")]
     device_class: String,
@@ -168,6 +173,10 @@ mod tests {
             "0.5",
         ]);
         assert!(cli.is_ok(), "{cli:?}");
+        let draft = ["baton", "ask", "d", "q", "--speculate", "draft=small.gguf"];
+        assert!(Cli::try_parse_from(draft).is_ok());
+        let err = Cli::try_parse_from(["baton", "ask", "d", "q", "--speculate", "fast"]).unwrap_err();
+        assert!(err.to_string().contains("want auto, off, lookup or draft=FILE"), "{err}");
         for bad in [&["baton", "ask", "doc.txt"][..], &["baton", "ask", "d", "q", "--refine-mode", "best"]] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
         }

@@ -4,20 +4,23 @@
 //! long it took. Holds one sequence; what the KV cache shares with the next prompt is kept.
 //! Always holds: progress is reported at least every 1/16 of a prompt; the cloud's tokens go through the model in
 //! the last prefill pass, whose last position already gives the device's own first token; reports are a function of
-//! the commands alone.
+//! the commands alone (how many tokens one pass writes depends on [`LocalEngine::took`] as well, which tokens does not).
 
 mod command;
 mod decode;
 mod shorten;
+mod speculate;
 mod verify;
 
 pub use command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
+pub use speculate::{Decoded, Speculation, SpeculationError};
 
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::Sampler;
+use baton_engine::speculation::Speculator;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
     Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepError, StepSeq, Wanted,
@@ -43,6 +46,8 @@ pub struct PassOutcome {
     pub reports: Vec<EngineReport>,
     /// What the pass held, for emulated and measured cost.
     pub content: PassContent,
+    /// What a decoding pass did.
+    pub decoded: Option<Decoded>,
     /// The pass was cancelled; nothing changed.
     pub cancelled: bool,
 }
@@ -75,6 +80,7 @@ pub struct LocalEngine {
     seq: SeqId,
     capacity: usize,
     job: Option<Job>,
+    speculator: Option<Speculator>,
 }
 
 impl LocalEngine {
@@ -86,7 +92,7 @@ impl LocalEngine {
         let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
         let seq = engine.create();
-        Ok(Self { engine, seq, capacity, job: None })
+        Ok(Self { engine, seq, capacity, job: None, speculator: None })
     }
 
     /// The model.
@@ -140,7 +146,8 @@ impl LocalEngine {
         })
     }
 
-    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token.
+    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token (and those
+    /// proposed behind it).
     pub fn pass(&mut self, control: &mut dyn StepControl) -> PassOutcome {
         let Some(mut job) = self.job.take() else { return PassOutcome::default() };
         let prompt = job.prompt;

@@ -3,9 +3,10 @@
 //! The only place where the local engine meets a clock. Never blocks async code; a dropped report channel drops the
 //! answer. Emulation stretches a pass to max(real, model) and is interrupted by a newer answer.
 
-use crate::local::{EngineCommand, EngineReport, LocalEngine};
+use crate::local::{EngineCommand, EngineReport, LocalEngine, PassOutcome};
 use baton_engine::StepControl;
-use baton_engine::pace_emulation::{PassContent, PassCost};
+use baton_engine::pace_emulation::PassCost;
+use baton_engine::speculation::SpeculationStats;
 use baton_pacing::DeviceCost;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -45,6 +46,7 @@ pub struct EngineWorker {
     messages: Option<SyncSender<Message>>,
     interrupt: Arc<AtomicBool>,
     cost: Arc<Mutex<DeviceCost>>,
+    speculation: Arc<Mutex<Option<SpeculationStats>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,6 +57,7 @@ impl EngineWorker {
     /// [`WorkerError::Spawn`].
     pub fn start(mut engine: LocalEngine, emulate: PassCost) -> Result<Self, WorkerError> {
         let cost = Arc::new(Mutex::new(measure(&mut engine, emulate)));
+        let speculation = Arc::new(Mutex::new(engine.speculation()));
         let interrupt = Arc::new(AtomicBool::new(false));
         let (messages, inbox) = sync_channel(COMMANDS_MAX);
         let mut thread = Thread {
@@ -65,17 +68,23 @@ impl EngineWorker {
             reports: None,
             interrupt: interrupt.clone(),
             cost: cost.clone(),
+            speculation: speculation.clone(),
         };
         let thread = std::thread::Builder::new()
             .name("baton-engine".into())
             .spawn(move || thread.run())
             .map_err(WorkerError::Spawn)?;
-        Ok(Self { messages: Some(messages), interrupt, cost, thread: Some(thread) })
+        Ok(Self { messages: Some(messages), interrupt, cost, speculation, thread: Some(thread) })
     }
 
     /// What the device costs, as measured so far.
     pub fn cost(&self) -> DeviceCost {
         *self.cost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came of proposed tokens since the start; none where none are proposed.
+    pub fn speculation(&self) -> Option<SpeculationStats> {
+        *self.speculation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new answer: its reports come here, and nobody else's do any more.
@@ -141,6 +150,7 @@ struct Thread {
     reports: Option<mpsc::Sender<EngineReport>>,
     interrupt: Arc<AtomicBool>,
     cost: Arc<Mutex<DeviceCost>>,
+    speculation: Arc<Mutex<Option<SpeculationStats>>>,
 }
 
 impl Thread {
@@ -204,7 +214,7 @@ impl Thread {
         if !self.wait(until) {
             return;
         }
-        self.learn(outcome.content, begun.elapsed());
+        self.learn(&outcome, begun.elapsed());
         self.report(outcome.reports);
     }
 
@@ -232,15 +242,17 @@ impl Thread {
         }
     }
 
-    fn learn(&self, content: PassContent, took: Duration) {
-        let mut cost = self.cost.lock().unwrap_or_else(PoisonError::into_inner);
+    fn learn(&mut self, outcome: &PassOutcome, took: Duration) {
         let took_ms = took.as_secs_f64() * 1e3;
         let toward = |old: f64, new: f64| 0.8 * old + 0.2 * new;
-        if content.decode_rows > 0 {
-            cost.decode_ms = toward(cost.decode_ms, took_ms);
-        } else if content.prefill_tokens >= PROBE_TOKENS / 4 {
+        let mut cost = self.cost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(decoded) = outcome.decoded {
+            self.engine.took(decoded, took_ms);
+            *self.speculation.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.speculation();
+            cost.decode_ms = toward(cost.decode_ms, took_ms / decoded.written.max(1) as f64);
+        } else if outcome.content.prefill_tokens >= PROBE_TOKENS / 4 {
             cost.prefill_ms_per_token =
-                toward(cost.prefill_ms_per_token, took_ms / content.prefill_tokens as f64);
+                toward(cost.prefill_ms_per_token, took_ms / outcome.content.prefill_tokens as f64);
         }
     }
 }

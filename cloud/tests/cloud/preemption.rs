@@ -107,7 +107,7 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
     let request = request("doc-qa", &document(30), 5);
     let mut streams: Vec<_> = (0..4).map(|_| service.assist(&request).unwrap()).collect();
     let computed = run(&mut worker);
-    let ends: Vec<_> = streams.iter_mut().map(|stream| drain(stream)).collect();
+    let ends: Vec<_> = streams.iter_mut().map(drain).collect();
     assert!(ends.iter().all(|events| tokens(events) == tokens(&ends[0])));
     let prompt = end(&ends[0]).usage.prompt_tokens as usize;
     // Each computes its scoring window, and chunks run beside each other while the first one is under way.

@@ -1,6 +1,7 @@
 //! One answer as a JSON object, for `--json`, the demo and tests.
 
 use crate::relay::{Ending, Note, Outcome, Source, Timeline};
+use baton_engine::speculation::SpeculationStats;
 use baton_pacing::{GapStats, Millis};
 use serde::Serialize;
 
@@ -28,9 +29,39 @@ pub struct AnswerReport {
     pub gap_sd_ms: f64,
     /// Bytes of the request body as sent.
     pub request_bytes: Option<usize>,
+    /// What came of proposed tokens; absent where none are proposed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationReport>,
     /// Times and counts.
     #[serde(flatten)]
     pub timeline: Timeline,
+}
+
+/// Proposed tokens of one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SpeculationReport {
+    /// Decoding passes of this device.
+    pub passes: u64,
+    /// Tokens that they wrote.
+    pub tokens: u64,
+    /// Tokens proposed.
+    pub proposed: u64,
+    /// Of these, tokens that the model wrote.
+    pub accepted: u64,
+    /// What plain decoding would have taken, by what was taken.
+    pub speed_up: Option<f64>,
+}
+
+impl From<SpeculationStats> for SpeculationReport {
+    fn from(stats: SpeculationStats) -> Self {
+        Self {
+            passes: stats.steps,
+            tokens: stats.written,
+            proposed: stats.proposed,
+            accepted: stats.accepted,
+            speed_up: stats.speed_up(),
+        }
+    }
 }
 
 /// An error for programs.
@@ -63,6 +94,7 @@ impl AnswerReport {
             gap_p99_ms: gaps.p99_ms,
             gap_sd_ms: gaps.sd_ms,
             request_bytes,
+            speculation: None,
             timeline,
         }
     }

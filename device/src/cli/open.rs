@@ -54,9 +54,12 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let emulate = emulation(common)?;
     let options =
         EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
+    let speculation = common.speculate.clone();
     let load = move || -> anyhow::Result<DeviceModel> {
         let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
+        let speculator = speculation.speculator(&model, options.clone())?;
         let engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
+        let engine = engine.with_speculation(speculator);
         Ok(DeviceModel { worker: EngineWorker::start(engine, emulate)?, model })
     };
     let device = tokio::task::spawn_blocking(load).await.context("load the model")??;

@@ -84,6 +84,16 @@ pub(super) fn print_trace(report: &AnswerReport) {
     if let Some(agreement) = t.agreement {
         eprintln!("agreement                {:.0} % of the cloud's tokens", agreement * 100.0);
     }
+    if let Some(s) = report.speculation.filter(|s| s.passes > 0) {
+        eprintln!(
+            "speculation              {} tokens in {} passes, {} of {} proposed right{}",
+            s.tokens,
+            s.passes,
+            s.accepted,
+            s.proposed,
+            s.speed_up.map_or(String::new(), |x| format!(", {x:.2} times as fast"))
+        );
+    }
     let mut last = None;
     for shown in &t.shown {
         let gap = last.map_or(0.0, |at| shown.at_ms - at);

@@ -7,7 +7,7 @@
 
 use super::command::{EngineEnd, EngineReport, Keep, PromptId};
 use super::verify::Verification;
-use super::{Job, LocalEngine, PassOutcome, Stage};
+use super::{Decoded, Job, LocalEngine, PassOutcome, Stage};
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
@@ -49,10 +49,22 @@ impl OwnText {
 /// An answer being written.
 pub(super) struct Decoder {
     /// The answer's ids so far; the last one is not in the KV cache yet.
-    ids: Vec<TokenId>,
+    pub(super) ids: Vec<TokenId>,
     /// Answer index of the next reported token.
-    index: usize,
+    pub(super) index: usize,
     text: Option<OwnText>,
+}
+
+impl Decoder {
+    /// What the next tokens must agree with.
+    fn residual(&self) -> &[u8] {
+        self.text.as_ref().map_or(&[], |own| &own.residual)
+    }
+
+    /// Whether the next token must agree with text that is shown already.
+    pub(super) fn is_healing(&self) -> bool {
+        !self.residual().is_empty()
+    }
 }
 
 /// Index of the token that begins the last word of the text.
@@ -187,6 +199,8 @@ impl LocalEngine {
         job.stage = Stage::Idle;
     }
 
+    /// Runs the last token and proposed ones behind it through the model, and writes what the model chooses: as far
+    /// as the proposals agree, and one token more.
     pub(super) fn decode_pass(
         &mut self,
         job: &mut Job,
@@ -194,15 +208,33 @@ impl LocalEngine {
         outcome: &mut PassOutcome,
     ) -> Result<(), StepError> {
         let tokenizer = self.engine.model().tokenizer().clone();
+        let proposed = self.proposed(job, control)?;
         let Stage::Decode(decoder) = &job.stage else { return Ok(()) };
-        let ids = &decoder.ids[decoder.ids.len() - 1..];
-        let step = StepSeq { seq: self.seq, ids, logits: Wanted::Last, capture: None };
+        let held = self.held();
+        let ids = [&decoder.ids[decoder.ids.len() - 1..], &proposed].concat();
+        let wanted = if proposed.is_empty() { Wanted::Last } else { Wanted::All };
+        let step = StepSeq { seq: self.seq, ids: &ids, logits: wanted, capture: None };
         let mut output = self.engine.step(&[step], control)?;
-        outcome.content = PassContent { prompts_begun: 0, prefill_tokens: 0, decode_rows: 1 };
+        outcome.content = PassContent { prompts_begun: 0, prefill_tokens: proposed.len(), decode_rows: 1 };
         let logits = output.pop().map(|o| o.logits).unwrap_or_default();
-        let residual = decoder.text.as_ref().map_or(&[][..], |own| &own.residual);
-        let token = sample_agreeing(job, &tokenizer, &logits, &decoder.ids, residual);
-        self.write(job, token, &tokenizer, &mut outcome.reports);
+        let (mut written, mut accepted) = (0, 0);
+        for logits in logits.chunks_exact(self.engine.model().config().vocab_len) {
+            let Stage::Decode(decoder) = &job.stage else { break };
+            let token = sample_agreeing(job, &tokenizer, logits, &decoder.ids, decoder.residual());
+            self.write(job, token, &tokenizer, &mut outcome.reports);
+            written += 1;
+            if proposed.get(accepted) != Some(&token) {
+                break;
+            }
+            accepted += 1;
+        }
+        if accepted < proposed.len() {
+            self.engine.truncate(self.seq, held + 1 + accepted)?;
+        }
+        if let Some(speculator) = &mut self.speculator {
+            speculator.observe(proposed.len(), accepted, written);
+        }
+        outcome.decoded = Some(Decoded { proposed: proposed.len(), written });
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! The local engine: passes, verification, shared prefixes, prompts that do not fit.
 
+mod speculation;
+
 use super::*;
 use baton_engine::gguf::Gguf;
 use baton_engine::sampling::SamplingParams;

@@ -17,6 +17,7 @@ pub mod prompt;
 pub mod rope;
 pub mod sampling;
 pub mod scores;
+pub mod speculation;
 pub mod stop;
 pub mod synthetic;
 pub mod template;

@@ -1,8 +1,8 @@
 //! With a real engine on a model of random weights: the relay writes what the cloud alone would have written.
 
 use super::*;
-use crate::local::LocalEngine;
 use crate::local::tests::{continuation, model};
+use crate::local::{LocalEngine, Speculation};
 use baton_engine::EngineOptions;
 use baton_engine::sampling::SamplingParams;
 
@@ -50,8 +50,17 @@ fn text_of(ids: &[u32]) -> String {
 
 fn relay(spec: &AnswerSpec, script: Vec<(f64, RelayEvent)>) -> Outcome {
     let config = RelayConfig { refine: false, ..config() };
-    let core = RelayCore::new(config, spec.clone(), rules(&[]));
-    Sim::new(core, local(), script).run()
+    let run = |engine: LocalEngine| {
+        let core = RelayCore::new(config.clone(), spec.clone(), rules(&[]));
+        Sim::new(core, engine, script.clone()).run()
+    };
+    let outcome = run(local());
+    // Proposed tokens change how many come at once, never which.
+    let engine = local();
+    let speculator = Speculation::Lookup.speculator(engine.model(), EngineOptions::default()).unwrap();
+    let speculated = run(engine.with_speculation(speculator));
+    assert_eq!((&speculated.answer, &speculated.ending), (&outcome.answer, &outcome.ending));
+    outcome
 }
 
 #[test]

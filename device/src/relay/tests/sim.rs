@@ -142,7 +142,12 @@ impl VirtualEngine for ScriptedEngine {
             |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
         if let Some(index) = self.next {
             let report = self.write(index);
-            return PassOutcome { reports: vec![report], content: content(0, 1), cancelled: false };
+            return PassOutcome {
+                reports: vec![report],
+                content: content(0, 1),
+                decoded: None,
+                cancelled: false,
+            };
         }
         let target = if self.prefix_only { self.total } else { self.total - 1 };
         if self.fail_at.is_some_and(|at| self.done + CHUNK > at) {
@@ -158,14 +163,14 @@ impl VirtualEngine for ScriptedEngine {
             if self.done == target && !self.prefix_only && self.accepted.is_none() {
                 reports.push(EngineReport::Ready { prompt });
             }
-            return PassOutcome { reports, content: content(n, 0), cancelled: false };
+            return PassOutcome { reports, content: content(n, 0), decoded: None, cancelled: false };
         }
         let accepted = self.accepted.take().expect("there is work");
         self.decide = Some(accepted);
         let own = (0..=accepted).map(self.token).collect();
         let verified = Verified { own, compared: accepted, agreed: 0, differs_at_bytes: Vec::new() };
         let reports = vec![EngineReport::Verified { prompt, verified }];
-        PassOutcome { reports, content: content(accepted + 1, 0), cancelled: false }
+        PassOutcome { reports, content: content(accepted + 1, 0), decoded: None, cancelled: false }
     }
 }
 
