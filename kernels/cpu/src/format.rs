@@ -195,11 +195,13 @@ impl<'a> Matrix<'a> {
     }
 
     /// Blocks of a row.
+    #[inline]
     pub(crate) const fn blocks(&self) -> usize {
         self.cols / self.format.block_len()
     }
 
     /// Bytes from a block of a row to the next one.
+    #[inline]
     pub(crate) fn block_stride(&self, row: usize) -> usize {
         let first = row / STRIP_ROWS * STRIP_ROWS;
         let beside = if self.strips { STRIP_ROWS.min(self.rows - first) } else { 1 };
@@ -210,6 +212,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// Where `row` is not below [`Self::rows`].
+    #[inline]
     pub(crate) fn from_row(&self, row: usize) -> &'a [u8] {
         assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
         if self.strips && self.row_bytes > 0 {
@@ -224,6 +227,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// Where there is no such row or block.
+    #[inline]
     pub(crate) fn block(&self, row: usize, b: usize) -> &'a [u8] {
         assert!(b < self.blocks(), "block {b} of a row of {}", self.blocks());
         &self.from_row(row)[b * self.block_stride(row)..][..self.format.block_bytes()]

@@ -108,12 +108,13 @@ impl Tasks {
     /// Tasks of a product that is `rows` of the `total` rows of a job.
     fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
         let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
-        // Several pieces a thread, so that a late thread leaves little to wait for.
-        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 4 * threads) };
+        // Many pieces a thread, so that a late thread leaves little to wait for.
+        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 12 * threads) };
         let units = rows.div_ceil(UNIT);
         let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
         // Too few rows for the pieces wanted: cut tokens too, though each cut packs the weights again.
-        let token_pieces = (pieces / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
+        let wanted = pieces.min(4 * threads);
+        let token_pieces = (wanted / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
         Self { rows, tokens, rows_each: units_each * UNIT, tokens_each: tokens.div_ceil(token_pieces) }
     }
 
