@@ -13,7 +13,6 @@ use super::Queries;
 use super::store::{HALF as LANES, Keys, KvBlock, Values};
 use crate::activations::{quantize_block, sum_bytes};
 use crate::blocks::SHORT_LEN;
-use crate::exp::exp;
 use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
@@ -103,11 +102,14 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     let Scratch { keys, values, masks, rows, bytes } = scratch;
     rows.reset(n_rows, width);
     bytes.fill(queries, blocks);
-    for block in blocks {
+    for (i, block) in blocks.iter().enumerate() {
+        let next = blocks.get(i + 1).map_or([(std::ptr::null(), 0); 4], KvBlock::places);
+        ask_for(s, [next[0], next[2]]);
         if !see(queries, block.first, block.n, masks) {
             continue;
         }
         let step = Step { queries, keys: chunk(s, block, keys), bytes, values: value_rows(s, block, values) };
+        ask_for(s, [next[1], next[3]]);
         let mut r = 0;
         while r < n_rows {
             let mask = masks[r / layout.heads];
@@ -127,6 +129,16 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     for (r, lse) in lse.iter_mut().enumerate() {
         let out = &mut out[layout.at(r / layout.heads, r % layout.heads)];
         *lse = rows.finish(r, out);
+    }
+}
+
+/// Asks for parts of the next block: blocks lie too far apart for the CPU to see where it is.
+#[inline(always)]
+fn ask_for<S: Simd>(s: S, places: [(*const u8, usize); 2]) {
+    for (start, bytes) in places {
+        for line in (0..bytes).step_by(64) {
+            s.prefetch_far(start.wrapping_add(line));
+        }
     }
 }
 
@@ -174,12 +186,20 @@ fn value_rows<'a, S: Simd>(s: S, block: &KvBlock<'a>, copy: &'a mut Vec<f32>) ->
         }
         Values::Q8 { q, scale } => {
             let stride = block.d.next_multiple_of(SHORT_LEN);
-            copy.resize(block.n * stride, 0.0);
-            let groups = copy.as_chunks_mut::<SHORT_LEN>().0.iter_mut().zip(q.as_chunks::<SHORT_LEN>().0);
-            for ((to, from), scale) in groups.zip(scale) {
-                let scale = s.splat(crate::f16::f16_to_f32(*scale));
-                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
-                    s.store(s.mul(s.widen_bytes(from), scale), to);
+            copy.resize(super::CHUNK * stride, 0.0);
+            // Of 32 tokens, so whole lanes of scales; what lies behind the last key is computed and not read.
+            let sixteen = copy.as_chunks_mut::<{ LANES * SHORT_LEN }>().0.iter_mut();
+            let sixteen = sixteen.zip(q.as_chunks::<{ LANES * SHORT_LEN }>().0);
+            for ((to, from), scale) in sixteen.zip(scale.as_chunks().0) {
+                let mut scales = [0.0; LANES];
+                s.store(s.widen(scale), &mut scales);
+                let groups =
+                    to.as_chunks_mut::<SHORT_LEN>().0.iter_mut().zip(from.as_chunks::<SHORT_LEN>().0);
+                for ((to, from), scale) in groups.zip(scales) {
+                    let scale = s.splat(scale);
+                    for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
+                        s.store(s.mul(s.widen_bytes(from), scale), to);
+                    }
                 }
             }
             return ValueRows { rows: copy, stride };
@@ -303,19 +323,27 @@ impl Step<'_> {
         let (hidden, none) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
         let scale = s.splat(self.queries.scale);
         let mut weights = [[[0.0; LANES]; 2]; T];
-        let mut fade = [0.0; T];
+        let mut sums = [0.0; T];
+        // What is left of the sums so far, all rows at once.
+        let mut older = [f32::NEG_INFINITY; LANES];
         for t in 0..T {
             let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
             let high = s.keep(seen[1], s.mul(dots[1][t], scale), hidden);
             let top = larger(state.top[first + t], s.tree_largest(s.larger(low, high)));
             let low = s.keep(seen[0], s.exp(s.sub(low, s.splat(top))), none);
             let high = s.keep(seen[1], s.exp(s.sub(high, s.splat(top))), none);
-            fade[t] = exp(state.top[first + t] - top);
-            state.sum[first + t] = state.sum[first + t].mul_add(fade[t], s.tree_sum(s.add(low, high)));
+            older[t] = state.top[first + t] - top;
+            sums[t] = s.tree_sum(s.add(low, high));
             state.top[first + t] = top;
             s.store(low, &mut weights[t][0]);
             s.store(high, &mut weights[t][1]);
         }
+        let mut fade = [0.0; LANES];
+        s.store(s.exp(s.load(&older)), &mut fade);
+        for t in 0..T {
+            state.sum[first + t] = state.sum[first + t].mul_add(fade[t], sums[t]);
+        }
+        let fade = *fade.first_chunk().expect("no more rows than lanes");
         let width = self.queries.rows.d.next_multiple_of(LANES);
         let acc = &mut state.acc[first * width..(first + T) * width];
         weigh_all(s, acc, &fade, &weights, mask, self.values);

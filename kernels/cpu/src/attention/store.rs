@@ -86,6 +86,27 @@ pub struct KvBlock<'a> {
     pub(super) first: usize,
 }
 
+impl KvBlock<'_> {
+    /// Where its keys, values and scales lie: address and length in bytes of each.
+    pub(super) fn places(&self) -> [(*const u8, usize); 4] {
+        fn place<T>(part: &[T]) -> (*const u8, usize) {
+            (part.as_ptr().cast(), size_of_val(part))
+        }
+        let none = place::<u8>(&[]);
+        let (k, k_scale) = match self.k {
+            Keys::F32(lines) => (place(lines), none),
+            Keys::F16(lines) => (place(lines), none),
+            Keys::Q8 { lines, scale } => (place(lines), place(scale)),
+        };
+        let (v, v_scale) = match self.v {
+            Values::F32(rows) => (place(rows), none),
+            Values::F16(rows) => (place(rows), none),
+            Values::Q8 { q, scale } => (place(q), place(scale)),
+        };
+        [k, v, k_scale, v_scale]
+    }
+}
+
 /// Part `i` of `parts` equal ones.
 fn nth<T>(all: &[T], i: usize, len: usize) -> &[T] {
     &all[i * len..(i + 1) * len]
