@@ -20,11 +20,14 @@ pub enum Dispatch {
     Neon,
     /// 64-bit ARM with NEON and byte dot products (Armv8.2 dotprod).
     NeonDotprod,
+    /// As [`Self::NeonDotprod`], with 8-bit integer matrix products (Armv8.6 i8mm).
+    NeonI8mm,
 }
 
 impl Dispatch {
     /// Every level of every architecture; those of one architecture slowest first.
-    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod];
+    pub const ALL: [Self; 6] =
+        [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
 
     /// Whether this CPU has the level.
     pub fn is_available(self) -> bool {
@@ -34,6 +37,7 @@ impl Dispatch {
             Self::Avx512Vnni => has_avx512_vnni(),
             Self::Neon => has_neon(),
             Self::NeonDotprod => has_neon_dotprod(),
+            Self::NeonI8mm => has_neon_dotprod() && has_neon_i8mm(),
         }
     }
 
@@ -43,7 +47,7 @@ impl Dispatch {
     }
 
     /// The level in use: the one that the environment variable `BATON_CPU` names, read once (`scalar`, `avx2`,
-    /// `avx512`, `neon`, `neon-dotprod`), where the CPU has it; else [`Self::best`].
+    /// `avx512`, `neon`, `neon-dotprod`, `neon-i8mm`), where the CPU has it; else [`Self::best`].
     pub fn current() -> Self {
         static CURRENT: OnceLock<Dispatch> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(std::env::var("BATON_CPU").ok().as_deref()))
@@ -57,6 +61,7 @@ impl Dispatch {
             Self::Avx512Vnni => "avx512",
             Self::Neon => "neon",
             Self::NeonDotprod => "neon-dotprod",
+            Self::NeonI8mm => "neon-i8mm",
         }
     }
 
@@ -101,6 +106,11 @@ pub(crate) fn has_neon_dotprod() -> bool {
     has_neon() && std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn has_neon_i8mm() -> bool {
+    std::arch::is_aarch64_feature_detected!("i8mm")
+}
+
 #[cfg(not(target_arch = "aarch64"))]
 pub(crate) fn has_neon() -> bool {
     false
@@ -108,6 +118,11 @@ pub(crate) fn has_neon() -> bool {
 
 #[cfg(not(target_arch = "aarch64"))]
 pub(crate) fn has_neon_dotprod() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+pub(crate) fn has_neon_i8mm() -> bool {
     false
 }
 

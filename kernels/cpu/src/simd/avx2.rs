@@ -38,6 +38,7 @@ impl Simd for Avx2 {
     type I = IntPair;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
+    const TOKENS: usize = 3;
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) {

@@ -1,88 +1,22 @@
-//! The lanes of [`Simd`] in fours of NEON registers, with byte dot products by widening multiplication or `sdot`.
+//! The lanes of [`Simd`] in fours of NEON registers; [`bytes`] holds the levels, which differ in their byte products.
 
 #![allow(
     clippy::needless_range_loop,
     reason = "one index names the same row in the source and in the transpose; see `simd` on closures"
 )]
 
+mod bytes;
+
 use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{Kernel, Line, Simd};
-use crate::dispatch::{has_neon, has_neon_dotprod};
+use bytes::Bytes;
+pub(crate) use bytes::{Dotprod, I8mm, Widening};
 
 /// Witness that the CPU has NEON and what `M` needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neon<M>(M);
-
-/// How four products of bytes are summed in each lane.
-pub(crate) trait ByteDot: Copy {
-    /// See [`Simd::enter`].
-    fn enter<K: Kernel>(s: Neon<Self>, kernel: K);
-
-    /// Lane `i` plus the dot product of bytes `4 i..4 i + 4`, signed, no `x` being -128.
-    fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t;
-}
-
-/// Byte dot products with the instructions of every 64-bit ARM CPU.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Widening(());
-
-/// Byte dot products by `sdot`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Dotprod(());
-
-impl Neon<Widening> {
-    /// A witness, where the CPU has the level.
-    pub fn detect() -> Option<Self> {
-        has_neon().then_some(Self(Widening(())))
-    }
-}
-
-impl Neon<Dotprod> {
-    /// A witness, where the CPU has the level.
-    pub fn detect() -> Option<Self> {
-        has_neon_dotprod().then_some(Self(Dotprod(())))
-    }
-}
-
-impl ByteDot for Widening {
-    #[inline(always)]
-    fn enter<K: Kernel>(s: Neon<Self>, kernel: K) {
-        #[inline(never)]
-        #[target_feature(enable = "neon")]
-        fn entered<K: Kernel>(s: Neon<Widening>, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `s` exists only where `has_neon` found this feature.
-        unsafe { entered(s, kernel) }
-    }
-
-    #[inline(always)]
-    fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-        // SAFETY: a witness exists only where `has_neon` found the feature.
-        unsafe { dot_widening(acc, w, x) }
-    }
-}
-
-impl ByteDot for Dotprod {
-    #[inline(always)]
-    fn enter<K: Kernel>(s: Neon<Self>, kernel: K) {
-        #[inline(never)]
-        #[target_feature(enable = "neon,dotprod")]
-        fn entered<K: Kernel>(s: Neon<Dotprod>, kernel: K) {
-            kernel.run(s);
-        }
-        // SAFETY: `s` exists only where `has_neon_dotprod` found these features.
-        unsafe { entered(s, kernel) }
-    }
-
-    #[inline(always)]
-    fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-        // SAFETY: a witness exists only where `has_neon_dotprod` found the feature.
-        unsafe { dot_dotprod(acc, w, x) }
-    }
-}
 
 /// Wraps one intrinsic, or function of this module, whose only demand is NEON.
 macro_rules! checked {
@@ -112,11 +46,12 @@ macro_rules! four {
 type Four = [float32x4_t; 4];
 type IntFour = [int32x4_t; 4];
 
-impl<M: ByteDot> Simd for Neon<M> {
+impl<M: Bytes> Simd for Neon<M> {
     type F = Four;
     type I = IntFour;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
+    const TOKENS: usize = M::TOKENS;
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) {
@@ -230,6 +165,15 @@ impl<M: ByteDot> Simd for Neon<M> {
             sums[i] = self.0.dot(acc[i], w[i], x[i]);
         }
         sums
+    }
+    #[inline(always)]
+    fn dot_steps<const P: usize, const T: usize, const SIGNED: bool>(
+        self,
+        dot: [[IntFour; T]; P],
+        w: [&[Line]; P],
+        x: [&[u8]; T],
+    ) -> [[IntFour; T]; P] {
+        M::dot_steps::<P, T, SIGNED>(self, dot, w, x)
     }
     #[inline(always)]
     fn dot_scaled(self, acc: IntFour, w: IntFour, x: IntFour, scale: IntFour) -> IntFour {
@@ -517,34 +461,6 @@ fn widen(halves: &[u16; 4]) -> float32x4_t {
     // SAFETY: the reference is valid for the four halves that are read.
     let halves = unsafe { vld1_u16(halves.as_ptr()) };
     vcvt_f32_f16(vreinterpret_f16_u16(halves))
-}
-
-/// Sums of two products fit 16 bits (128 * 127 * 2 = 32,512) since no activation is -128.
-#[inline]
-#[target_feature(enable = "neon")]
-fn dot_widening(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-    let (w, x) = (vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
-    let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
-    let high = vmull_high_s8(w, x);
-    vpadalq_s16(acc, vpaddq_s16(low, high))
-}
-
-/// `sdot`, whose intrinsic is not stable.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn dot_dotprod(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-    let mut sum = acc;
-    // SAFETY: the instruction reads and writes the named registers alone; the feature is this function's.
-    unsafe {
-        asm!(
-            "sdot {sum:v}.4s, {w:v}.16b, {x:v}.16b",
-            sum = inout(vreg) sum,
-            w = in(vreg) w,
-            x = in(vreg) x,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sum
 }
 
 /// A 4 x 4 transpose of 32-bit units.
