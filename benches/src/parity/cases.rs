@@ -1,7 +1,7 @@
 //! The models and prompts of the comparison: decided by seeds, the same on every machine.
 
 use anyhow::{Context as _, Result};
-use baton_engine::synthetic::SyntheticModel;
+use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_kernels_cpu::Format;
 
 /// A model of random weights.
@@ -20,27 +20,87 @@ impl Case {
     }
 }
 
+/// The formats that both first families are held to.
 const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Q8_0, Format::Q4K, Format::Q6K];
 
-/// Every family in every format. Llama with an output matrix of its own, Qwen2 with tied embeddings.
+/// Family members beside plain llama and qwen2, each with what is particular to it.
+const MEMBERS: [&str; 9] =
+    ["mixtral", "qwen2moe", "qwen2-yarn", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3", "phi3-short"];
+
+/// Llama and qwen2 in every format, llama with an output matrix of its own and qwen2 with tied embeddings; every
+/// other family in a float format and a quantized one.
 pub fn random_models() -> Vec<Case> {
     let mut cases = Vec::new();
+    let mut add = |name: &str, format: Format, change: &dyn Fn(&mut SyntheticModel)| {
+        let mut shape = SyntheticModel {
+            n_layers: 4,
+            n_heads: 8,
+            n_kv_heads: 2,
+            d_head: 32,
+            d_ff: 768,
+            ..SyntheticModel::small("llama", format, 1000 + cases.len() as u64)
+        };
+        change(&mut shape);
+        cases.push(Case { name: format!("{name}-{}", format.name()), format, shape });
+    };
     for family in ["llama", "qwen2"] {
         for format in FORMATS {
-            let seed = 1000 + cases.len() as u64;
-            let shape = SyntheticModel {
-                n_layers: 4,
-                n_heads: 8,
-                n_kv_heads: 2,
-                d_head: 32,
-                d_ff: 768,
-                tied: family == "qwen2",
-                ..SyntheticModel::small(family, format, seed)
-            };
-            cases.push(Case { name: format!("{family}-{}", format.name()), format, shape });
+            add(family, format, &|shape| {
+                shape.family = family;
+                shape.tied = family == "qwen2";
+            });
+        }
+    }
+    for member in MEMBERS {
+        for format in [Format::F32, Format::Q4K] {
+            add(member, format, &|shape| particular(member, shape));
         }
     }
     cases
+}
+
+/// Makes the shape that of a member. Positions of the prompts reach past every window and every first context.
+fn particular(member: &str, shape: &mut SyntheticModel) {
+    let experts = Some(SyntheticExperts { count: 8, used: 2, d_ff: 256, shared_d_ff: 512 });
+    let number = |key, value| (key, ExtraValue::F32(value));
+    let count = |key, value| (key, ExtraValue::U32(value));
+    match member {
+        "mixtral" => (shape.experts, shape.d_ff) = (experts, 256),
+        "qwen2moe" => (shape.family, shape.tied, shape.experts) = ("qwen2moe", false, experts),
+        "qwen2-yarn" => {
+            shape.family = "qwen2";
+            shape.extra = vec![
+                ("rope.scaling.type", ExtraValue::Text("yarn")),
+                number("rope.scaling.factor", 4.0),
+                count("rope.scaling.original_context_length", 64),
+            ];
+        }
+        "qwen3" => (shape.family, shape.d_head) = ("qwen3", 64),
+        "qwen3moe" => (shape.family, shape.d_head, shape.experts) = ("qwen3moe", 64, experts),
+        "gemma" => (shape.family, shape.d_head) = ("gemma", 64),
+        "gemma3" => {
+            (shape.family, shape.d_head) = ("gemma3", 64);
+            shape.extra = vec![
+                count("attention.sliding_window", 40),
+                count("attention.sliding_window_pattern", 2),
+                number("rope.freq_base", 1e6),
+                ("rope.scaling.type", ExtraValue::Text("linear")),
+                number("rope.scaling.factor", 8.0),
+            ];
+        }
+        // Half of the dimensions turn. Llama.cpp leaves phi3's window out: its prompts are shorter than it.
+        _ => {
+            let factors = |more: f32| (0..8).map(|pair| 1.0 + more * pair as f32).collect();
+            shape.family = "phi3";
+            shape.rope_factors = Some([factors(0.5), factors(0.1)]);
+            shape.extra = vec![
+                count("rope.dimension_count", 16),
+                count("attention.sliding_window", 100),
+                count("rope.scaling.original_context_length", if member == "phi3" { 256 } else { 1024 }),
+                number("rope.scaling.attn_factor", 1.1),
+            ];
+        }
+    }
 }
 
 /// Token ids of the comparison with candle: bytes, each prompt of its own.

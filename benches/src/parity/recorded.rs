@@ -120,7 +120,7 @@ pub fn compare(report: &mut Report, record: &Record, cases: &[Case], models: &Pa
 /// The format of most of a model's arithmetic.
 fn format_of(model: &Model) -> Result<Format> {
     use baton_engine::weights::Part;
-    Ok(model.weights().acquire(0, Part::Ffn)?.ffn()?.gate.format())
+    Ok(model.weights().acquire(0, Part::Attention)?.attention()?.o.format())
 }
 
 fn compare_one(

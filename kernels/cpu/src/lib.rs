@@ -40,4 +40,6 @@ pub use format::{Format, Matrix};
 pub use matmul::{matmul, matmuls};
 pub use pool::Pool;
 pub use quantize::quantize_row;
-pub use rows::{RopeStyle, add_assign, dot_f32, rms_norm, rope, softmax, swiglu};
+pub use rows::{
+    RopeStyle, add_assign, add_scaled, dot_f32, geglu, rms_norm, rms_norm_heads, rope, scale, softmax, swiglu,
+};

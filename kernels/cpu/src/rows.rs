@@ -9,6 +9,11 @@ use crate::exp::exp;
 /// Lanes of the sums of this module.
 const LANES: usize = 16;
 
+/// `2 sqrt(2 / pi)` of the hyperbolic-tangent form of GELU.
+const GELU_SLOPE: f32 = 1.595_769_1;
+/// Its factor of the cube.
+const GELU_CUBE: f32 = 0.044_715;
+
 /// Which elements of a head a rotation pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -97,6 +102,63 @@ versions! {
         assert_eq!(gate.len(), up.len(), "lengths of gate and up");
         for (gate, up) in gate.iter_mut().zip(up) {
             *gate = *gate / (1.0 + exp(-*gate)) * up;
+        }
+    }
+}
+
+versions! {
+    /// `gate = gelu(gate) * up`, with the hyperbolic-tangent form of GELU: `gelu(x) = x / (1 + e^-2u)`,
+    /// `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x (1 + tanh u) / 2`. Source: Hendrycks and Gimpel 2016,
+    /// GELU; Shazeer 2020, GEGLU.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn geglu / geglu_at(gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "lengths of gate and up");
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let x = *gate;
+            let twice_u = GELU_SLOPE * x * (1.0 + GELU_CUBE * x * x);
+            *gate = x / (1.0 + exp(-twice_u)) * up;
+        }
+    }
+}
+
+versions! {
+    /// RMS norm of each head of one row, in place; `weight` is as long as a head, and one head may be the row.
+    /// Source: Henry et al. 2020, query-key normalization; Zhang and Sennrich 2019, RMSNorm.
+    ///
+    /// # Panics
+    /// Where `x` is not whole heads.
+    pub fn rms_norm_heads / rms_norm_heads_at(x: &mut [f32], weight: &[f32], eps: f32) {
+        let d = weight.len();
+        assert!(d > 0 && x.len().is_multiple_of(d), "{} values are not heads of {d}", x.len());
+        for head in x.chunks_exact_mut(d) {
+            let inverse = 1.0 / (dot_body(head, head) / d as f32 + eps).sqrt();
+            for (x, weight) in head.iter_mut().zip(weight) {
+                *x = *x * inverse * weight;
+            }
+        }
+    }
+}
+
+versions! {
+    /// `x *= factor`.
+    pub fn scale / scale_at(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
+        }
+    }
+}
+
+versions! {
+    /// `x += factor * y`, the product rounded before the sum: experts of a mixture into their row.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn add_scaled / add_scaled_at(x: &mut [f32], y: &[f32], factor: f32) {
+        assert_eq!(x.len(), y.len(), "lengths of the two rows of a sum");
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += factor * y;
         }
     }
 }

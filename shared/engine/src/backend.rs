@@ -35,6 +35,8 @@ pub(crate) struct AttentionShape {
     pub(crate) n_heads: usize,
     pub(crate) n_kv_heads: usize,
     pub(crate) d_head: usize,
+    /// The factor of query-key products.
+    pub(crate) scale: f32,
     pub(crate) window: Option<SlidingWindow>,
 }
 
@@ -42,11 +44,6 @@ impl AttentionShape {
     /// Query heads that share a key head.
     pub(crate) fn group(&self) -> usize {
         self.n_heads / self.n_kv_heads
-    }
-
-    /// The factor of query-key products.
-    pub(crate) fn scale(&self) -> f32 {
-        (1.0 / (self.d_head as f64).sqrt()) as f32
     }
 
     /// Whether any query from `position` on may see a key of the block that begins at `first`.
@@ -87,6 +84,12 @@ pub(crate) trait Backend: Send + Sync {
     /// RMS norm of each row.
     fn rms_norm(&self, x: &Self::Rows, weight: &[f32], eps: f32, out: &mut Self::Rows);
 
+    /// RMS norm of each head of each row, in place; heads are as wide as `weight`. Nothing where it is empty.
+    fn norm_heads(&self, x: &mut Self::Rows, weight: &[f32], eps: f32);
+
+    /// `x *= factor`.
+    fn scale(&self, x: &mut Self::Rows, factor: f32);
+
     /// Each output becomes `x W^T`.
     fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]);
 
@@ -99,13 +102,20 @@ pub(crate) trait Backend: Send + Sync {
     /// `gate = silu(gate) * up`.
     fn swiglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
 
+    /// `gate = gelu(gate) * up`.
+    fn geglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
+
+    /// For every `i`: row `rows[i]` of `x` gains `factors[i]` times row `i` of `y`.
+    fn add_scaled(&self, x: &mut Self::Rows, rows: &[usize], factors: &[f32], y: &Self::Rows);
+
     /// Turns every head of each row by the row's position.
     fn rope(&self, x: &mut Self::Rows, d_head: usize, table: &RopeTable, style: RopeStyle);
 
     /// Writes the keys and values of every span into its blocks.
     fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
 
-    /// Attention of every row over its own sequence. `lse` is `[t, h]`: the log-sum-exp of each row's scaled
+    /// Attention of every row of the spans over its own sequence; other rows of `out` and `lse` keep what they
+    /// hold. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is `[t, h]`: the log-sum-exp of each row's scaled
     /// scores.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
     fn attend(
@@ -142,7 +152,7 @@ mod tests {
     use super::*;
 
     fn shape(window: Option<SlidingWindow>) -> AttentionShape {
-        AttentionShape { n_heads: 4, n_kv_heads: 2, d_head: 16, window }
+        AttentionShape { n_heads: 4, n_kv_heads: 2, d_head: 16, scale: 0.25, window }
     }
 
     #[test]
@@ -156,6 +166,6 @@ mod tests {
         }
         let endless = SlidingWindow { tokens: usize::MAX, sinks: usize::MAX };
         assert!(shape(Some(endless)).sees_block(7, 0));
-        assert_eq!((windowed.group(), windowed.scale()), (2, 0.25));
+        assert_eq!(windowed.group(), 2);
     }
 }

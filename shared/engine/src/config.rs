@@ -3,7 +3,7 @@
 //! Reads metadata only; tensors are checked against the result by [`crate::weights`]. Invariant: the numbers of
 //! a [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
 
-use crate::family::{self, Family};
+use crate::family::{self, Family, Presence};
 use crate::gguf::{Gguf, GgufError, Metadata};
 use crate::rope::{Rope, RopeScaling};
 
@@ -14,6 +14,30 @@ pub struct SlidingWindow {
     pub tokens: usize,
     /// First tokens of the sequence that every query sees as well. Source: StreamingLLM, Xiao 2023.
     pub sinks: usize,
+}
+
+/// The mixture of experts in every feed-forward layer of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a token goes through, 1 to `count`.
+    pub used: usize,
+    /// Width of one expert.
+    pub d_ff: usize,
+    /// Width of the expert that every token goes through, where there is one.
+    pub shared_d_ff: Option<usize>,
+    /// The chosen experts' probabilities are divided by their sum.
+    pub normalized: bool,
+}
+
+/// Layers that see a sliding window and turn by frequencies of their own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalLayers {
+    /// Of so many neighbouring layers all but the last are local; > 0.
+    pub period: usize,
+    /// Their rotary positions.
+    pub rope: Rope,
 }
 
 /// The shape of one model.
@@ -38,12 +62,20 @@ pub struct ModelConfig {
     pub vocab_len: usize,
     /// Most tokens of one sequence.
     pub context_len: usize,
-    /// Rotary positions.
+    /// Rotary positions; of the layers that are not local.
     pub rope: Rope,
+    /// Most tokens of one sequence before the rotary positions were stretched; `context_len` where they were not.
+    pub original_context_len: usize,
     /// Added to the mean square by RMS norms.
     pub norm_eps: f32,
-    /// Sliding-window attention, where the model has it.
+    /// The factor of query-key products.
+    pub attention_scale: f32,
+    /// Sliding-window attention, where the model has it: in every layer, or in the local ones.
     pub window: Option<SlidingWindow>,
+    /// Which layers are local; `None` where all are alike.
+    pub local: Option<LocalLayers>,
+    /// The feed-forward layers' experts; `None` where they are dense.
+    pub experts: Option<Experts>,
 }
 
 /// What is wrong with a model's metadata.
@@ -99,24 +131,44 @@ impl ModelConfig {
         keys.check("vocab_size", vocab_len, (1..=vocab_bound).contains(&vocab_len), || {
             format!("1 to {vocab_bound}")
         })?;
-        let norm_eps = keys.positive("attention.layer_norm_rms_epsilon")?;
+        let n_layers = keys.count("block_count")?;
+        let d_ff = keys.count("feed_forward_length")?;
+        let context_len = keys.count("context_length")?;
+        let original_context_len =
+            keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(context_len);
+        let rope = keys.rope(d_head, original_context_len)?;
+        let window = keys
+            .opt_u32("attention.sliding_window")?
+            .filter(|tokens| *tokens > 0)
+            .map(|tokens| SlidingWindow { tokens: tokens as usize, sinks: 0 });
         Ok(Self {
-            family,
-            n_layers: keys.count("block_count")?,
+            n_layers,
             n_heads,
             n_kv_heads,
             d_model,
             d_head,
-            d_ff: keys.count("feed_forward_length")?,
+            d_ff,
             vocab_len,
-            context_len: keys.count("context_length")?,
-            rope: keys.rope(d_head)?,
-            norm_eps,
-            window: keys
-                .opt_u32("attention.sliding_window")?
-                .filter(|tokens| *tokens > 0)
-                .map(|tokens| SlidingWindow { tokens: tokens as usize, sinks: 0 }),
+            context_len,
+            original_context_len,
+            norm_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
+            attention_scale: keys.attention_scale(family, n_layers, d_model / n_heads, d_head)?,
+            local: keys.local_layers(family, window.is_some(), &rope)?,
+            experts: keys.experts(family, d_ff)?,
+            rope,
+            window,
+            family,
         })
+    }
+
+    /// Whether the layer sees a sliding window only, where other layers see everything.
+    pub fn is_local(&self, layer: usize) -> bool {
+        self.local.as_ref().is_some_and(|local| layer % local.period != local.period - 1)
+    }
+
+    /// The sliding window of a layer.
+    pub fn window_at(&self, layer: usize) -> Option<SlidingWindow> {
+        self.window.filter(|_| self.local.is_none() || self.is_local(layer))
     }
 
     /// Width of all query heads together.
@@ -194,18 +246,90 @@ impl Keys<'_> {
         }
     }
 
+    /// Refuses numbers that say of something that it is computed, but not how this engine does it: each key with
+    /// the values that change nothing.
     fn refuse_unsupported(&self) -> Result<(), ConfigError> {
-        for name in ["expert_count", "attention.max_alibi_bias", "attention.clamp_kqv"] {
+        for (name, harmless) in [
+            ("attention.max_alibi_bias", [0.0, 0.0]),
+            ("attention.clamp_kqv", [0.0, 0.0]),
+            ("attn_logit_softcapping", [0.0, 0.0]),
+            ("final_logit_softcapping", [0.0, 0.0]),
+            ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
+            ("expert_weights_scale", [0.0, 1.0]),
+        ] {
             let key = self.key(name);
-            let set = match name {
-                "expert_count" => self.metadata.opt_u32(&key)?.map(f64::from),
-                _ => self.metadata.opt_f32(&key)?.map(f64::from),
-            };
-            if let Some(value) = set.filter(|value| *value != 0.0) {
+            let set = self.metadata.opt_f32(&key)?;
+            if let Some(value) = set.filter(|value| !harmless.contains(value)) {
                 return Err(ConfigError::Unsupported { key, value: value.to_string() });
             }
         }
+        // Softmax is gating function 1.
+        for (name, harmless) in
+            [("expert_group_count", 0..2), ("leading_dense_block_count", 0..1), ("expert_gating_func", 0..2)]
+        {
+            if let Some(value) = self.opt_u32(name)?.filter(|value| !harmless.contains(value)) {
+                return Err(ConfigError::Unsupported { key: self.key(name), value: value.to_string() });
+            }
+        }
         Ok(())
+    }
+
+    fn experts(&self, family: &Family, d_ff: usize) -> Result<Option<Experts>, ConfigError> {
+        let given = self.opt_u32("expert_count")?.filter(|count| *count > 0);
+        let rule = match (family.experts, given) {
+            (None, Some(count)) => {
+                let key = self.key("expert_count");
+                return Err(ConfigError::Unsupported { key, value: count.to_string() });
+            }
+            (None, None) => return Ok(None),
+            (Some(rule), None) if rule.presence != Presence::Required => return Ok(None),
+            (Some(rule), _) => rule,
+        };
+        let count = self.count("expert_count")?;
+        let used = self.count("expert_used_count")?;
+        self.check("expert_used_count", used, used <= count, || format!("at most the {count} experts"))?;
+        let own_width = if rule.own_width { self.opt_count("expert_feed_forward_length")? } else { None };
+        let shared_width = self.opt_count("expert_shared_feed_forward_length")?;
+        Ok(Some(Experts {
+            count,
+            used,
+            d_ff: match own_width {
+                Some(width) => width,
+                None if rule.own_width => (d_ff / used).max(1),
+                None => d_ff,
+            },
+            shared_d_ff: rule.shared.then(|| shared_width.unwrap_or(d_ff)),
+            normalized: rule.normalized,
+        }))
+    }
+
+    fn local_layers(
+        &self,
+        family: &Family,
+        windowed: bool,
+        global: &Rope,
+    ) -> Result<Option<LocalLayers>, ConfigError> {
+        let Some(rule) = family.local.filter(|_| windowed) else { return Ok(None) };
+        let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(rule.period as usize);
+        let freq_base = self.opt_positive("rope.freq_base_swa")?.unwrap_or(rule.freq_base);
+        let rope = Rope { freq_base, scaling: RopeScaling::None, ..global.clone() };
+        Ok(Some(LocalLayers { period, rope }))
+    }
+
+    fn attention_scale(
+        &self,
+        family: &Family,
+        n_layers: usize,
+        d_of_model: usize,
+        d_head: usize,
+    ) -> Result<f32, ConfigError> {
+        let given = self.metadata.opt_f32(&self.key("attention.scale"))?.filter(|scale| *scale != 0.0);
+        if let Some(scale) = given {
+            return self.check_positive("attention.scale", scale);
+        }
+        let by_model = family.model_scale_layers.is_some_and(|layers| layers as usize == n_layers);
+        let width = if by_model { d_of_model.max(1) } else { d_head };
+        Ok((1.0 / (width as f64).sqrt()) as f32)
     }
 
     fn d_head(&self, d_model: usize, n_heads: usize) -> Result<usize, ConfigError> {
@@ -226,15 +350,17 @@ impl Keys<'_> {
         Ok(d_head)
     }
 
-    fn rope(&self, d_head: usize) -> Result<Rope, ConfigError> {
+    fn rope(&self, d_head: usize, original_context_len: usize) -> Result<Rope, ConfigError> {
         let rot_dims = self.opt_count("rope.dimension_count")?.unwrap_or(d_head);
         let holds = rot_dims.is_multiple_of(2) && rot_dims <= d_head;
         self.check("rope.dimension_count", rot_dims, holds, || format!("even and at most {d_head}"))?;
         let freq_base = self.opt_positive("rope.freq_base")?.unwrap_or(10_000.0);
-        Ok(Rope { rot_dims, freq_base, scaling: self.rope_scaling()?, freq_divisors: None })
+        let magnitude = self.opt_positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let scaling = self.rope_scaling(freq_base, original_context_len)?;
+        Ok(Rope { rot_dims, freq_base, scaling, magnitude, freq_divisors: None })
     }
 
-    fn rope_scaling(&self) -> Result<RopeScaling, ConfigError> {
+    fn rope_scaling(&self, freq_base: f32, original_context_len: usize) -> Result<RopeScaling, ConfigError> {
         let kind_key = self.key("rope.scaling.type");
         let kind = self.metadata.opt_str(&kind_key)?;
         match kind {
@@ -243,11 +369,32 @@ impl Keys<'_> {
                 Some(factor) => Ok(RopeScaling::Linear { factor }),
                 None => Ok(RopeScaling::None),
             },
-            Some("none") => Ok(RopeScaling::None),
+            // The divisors of "longrope" are tensors.
+            Some("none" | "longrope") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: self.positive("rope.scaling.factor")? }),
             Some("llama3") => self.llama3_scaling(),
+            Some("yarn") => self.yarn_scaling(freq_base, original_context_len),
             Some(kind) => Err(ConfigError::Unsupported { key: kind_key, value: kind.to_owned() }),
         }
+    }
+
+    fn yarn_scaling(&self, freq_base: f32, original_context_len: usize) -> Result<RopeScaling, ConfigError> {
+        let beta_fast = self.opt_positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
+        let beta_slow = self.opt_positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
+        for (name, value, limit, what) in [
+            ("rope.scaling.yarn_beta_fast", beta_fast, beta_slow, "the turns of a stretched pair"),
+            ("rope.freq_base", freq_base, 1.0, "so that pairs differ"),
+        ] {
+            if value <= limit {
+                return Err(self.out_of_range(name, value.to_string(), format!("> {limit}, {what}")));
+            }
+        }
+        Ok(RopeScaling::Yarn {
+            factor: self.positive("rope.scaling.factor")?,
+            beta_fast,
+            beta_slow,
+            original_context: original_context_len as u32,
+        })
     }
 
     fn llama3_scaling(&self) -> Result<RopeScaling, ConfigError> {

@@ -16,7 +16,7 @@ use baton_kernels_cpu::Pool;
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu_kv::{CpuKv, KvShape};
-use crate::backend::{AttentionShape, Backend, SeqSpan};
+use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::forward::{Pass, PassInput, last_row};
 use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixStats, SeqId};
@@ -36,7 +36,7 @@ pub struct EngineOptions {
     pub kv_tokens: usize,
     /// How keys and values are kept.
     pub kv_format: KvFormat,
-    /// Sliding-window attention in place of the model's own.
+    /// Sliding-window attention in every layer, in place of the model's own.
     pub window: Option<SlidingWindow>,
     /// Percent of the cache's blocks that may keep prefixes of no present sequence, 0 to 100. Their room is taken
     /// whenever a sequence needs it; a smaller share bounds the memory that is ever touched.
@@ -177,7 +177,8 @@ impl StepControl for () {
 pub struct Engine {
     model: Arc<Model>,
     backend: CpuBackend,
-    shape: AttentionShape,
+    /// In place of the model's own.
+    window: Option<SlidingWindow>,
     table: KvTable,
     kv: CpuKv,
 }
@@ -214,12 +215,7 @@ impl Engine {
         };
         Ok(Self {
             backend: CpuBackend::new(pool),
-            shape: AttentionShape {
-                n_heads: config.n_heads,
-                n_kv_heads: config.n_kv_heads,
-                d_head: config.d_head,
-                window: options.window.or(config.window),
-            },
+            window: options.window,
             table: KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100),
             kv: CpuKv::new(kv_shape),
             model,
@@ -370,21 +366,24 @@ impl Engine {
         spans: &[SeqSpan],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
-        let Self { model, backend, shape, kv, .. } = self;
+        let Self { model, backend, window, kv, .. } = self;
         let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
         if ids.is_empty() {
             return Ok(Vec::new());
         }
         let captures: Vec<_> = batch.iter().map(|entry| entry.capture).collect();
+        let wanted: Vec<_> =
+            batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
         let config = model.config();
         let input = PassInput {
             backend: &*backend,
             config,
-            shape: *shape,
+            window: *window,
             source: model.weights(),
             spans,
             ids: &ids,
             captures: &captures,
+            wanted: &wanted,
         };
         let mut pass = Pass::begin(input)?;
         for layer in 0..config.n_layers {
@@ -394,10 +393,7 @@ impl Engine {
                 return Err(StepError::Cancelled { done, total });
             }
         }
-        let wanted: Vec<_> =
-            batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
-        let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
-        let (logits, scores) = pass.finish(&rows)?;
+        let (logits, scores) = pass.finish()?;
         let mut logits = logits.as_slice();
         let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);

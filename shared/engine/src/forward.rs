@@ -2,35 +2,47 @@
 //!
 //! Written once over a weight source (where weights live) and a backend (what computes); knows neither. Rows
 //! of one pass may belong to many sequences, prefill chunks and decode rows alike. Invariant: what a row
-//! becomes depends on its own token, its position and its sequence's cache alone.
+//! becomes depends on its own token, its position and its sequence's cache alone. The last layer computes keys and
+//! values of every row, all else only for rows whose logits or scores are wanted.
 
 use std::ops::Range;
 
 use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
-use crate::config::ModelConfig;
+use crate::config::{Experts, ModelConfig, SlidingWindow};
+use crate::family::Activation;
 use crate::rope::RopeTable;
+use crate::routing::{route, sigmoid};
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
-use crate::weights::{AttentionWeights, FfnWeights, Part, WeightError, WeightSource};
+use crate::weights::{
+    AttentionWeights, FfnBody, FfnWeights, GatedWeights, Part, SharedExpert, Weight, WeightError,
+    WeightSource,
+};
 
 /// Everything a pass reads and does not change.
 pub(crate) struct PassInput<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) config: &'a ModelConfig,
-    pub(crate) shape: AttentionShape,
+    /// Sliding window of every layer, in place of the model's own.
+    pub(crate) window: Option<SlidingWindow>,
     pub(crate) source: &'a dyn WeightSource,
     pub(crate) spans: &'a [SeqSpan],
     /// Of every row.
     pub(crate) ids: &'a [TokenId],
     /// Of every span.
     pub(crate) captures: &'a [Option<&'a Capture>],
+    /// Of every span, the rows whose logits are wanted; within the span's rows.
+    pub(crate) wanted: &'a [Range<usize>],
 }
 
 /// A pass under way: the residual stream and scratch of the same height.
 pub(crate) struct Pass<'a, B: Backend> {
     input: PassInput<'a, B>,
     rope: RopeTable,
-    /// Residual stream, `[t, e]`.
+    /// Of local layers, where the model has them.
+    local_rope: Option<RopeTable>,
+    /// Residual stream, `[t, e]`; in the last layer it and `normed`, `mixed`
+    /// and `scratch` shrink to the wanted rows.
     x: B::Rows,
     /// A half's input after its norm, and later its output, `[t, e]`.
     normed: B::Rows,
@@ -44,23 +56,55 @@ pub(crate) struct Pass<'a, B: Backend> {
     mixed: B::Rows,
     /// `[t, h]`.
     lse: B::Rows,
-    /// `[t, f]`.
-    gate: B::Rows,
-    /// `[t, f]`.
-    up: B::Rows,
+    /// What dense feed-forward layers compute in.
+    scratch: Gated<B::Rows>,
+    /// Rows of the residual stream.
+    n_rows: usize,
     scores: Vec<Option<AttentionScores>>,
+}
+
+/// The two halves of a gated network, `[t, f]` each.
+struct Gated<R> {
+    gate: R,
+    up: R,
+}
+
+impl<R> Gated<R> {
+    fn new<B: Backend<Rows = R>>(backend: &B, t: usize, f: usize) -> Self {
+        Self { gate: backend.rows(t, f), up: backend.rows(t, f) }
+    }
+
+    /// `gate = act(x gate^T) * (x up^T)`: all but the projection down.
+    fn run<B: Backend<Rows = R>>(
+        &mut self,
+        backend: &B,
+        activation: Activation,
+        weights: &GatedWeights<'_>,
+        x: &R,
+    ) {
+        backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)]);
+        match activation {
+            Activation::Silu => backend.swiglu(&mut self.gate, &self.up),
+            Activation::Gelu => backend.geglu(&mut self.gate, &self.up),
+        }
+    }
 }
 
 impl<'a, B: Backend> Pass<'a, B> {
     /// Embeds the ids. The rows of `spans` are those of `ids`, in order.
     pub(crate) fn begin(input: PassInput<'a, B>) -> Result<Self, WeightError> {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
-        let positions = input.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        let positions = || input.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
         let rows = |width| backend.rows(t, width);
         let mut x = rows(config.d_model);
         backend.embed(&input.source.embedding()?, input.ids, &mut x);
+        if config.family.scaled_embedding {
+            backend.scale(&mut x, (config.d_model as f32).sqrt());
+        }
+        let dense_ff = if config.experts.is_none() { config.d_ff } else { 1 };
         Ok(Self {
-            rope: config.rope.table(positions),
+            rope: config.rope.table(positions()),
+            local_rope: config.local.as_ref().map(|local| local.rope.table(positions())),
             x,
             normed: rows(config.d_model),
             q: rows(config.d_q()),
@@ -68,8 +112,8 @@ impl<'a, B: Backend> Pass<'a, B> {
             v: rows(config.d_kv()),
             mixed: rows(config.d_q()),
             lse: rows(config.n_heads),
-            gate: rows(config.d_ff),
-            up: rows(config.d_ff),
+            scratch: Gated::new(backend, t, dense_ff),
+            n_rows: t,
             scores: input.spans.iter().zip(input.captures).map(empty_scores).collect(),
             input,
         })
@@ -78,19 +122,28 @@ impl<'a, B: Backend> Pass<'a, B> {
     /// Runs one layer; layers run in order.
     pub(crate) fn layer(&mut self, kv: &mut B::Kv, layer: usize) -> Result<(), WeightError> {
         let source = self.input.source;
-        source.hint(layer, Part::Ffn);
-        let weights = source.acquire(layer, Part::Attention)?.attention()?;
-        self.attention(kv, layer, &weights);
-        if layer + 1 < self.input.config.n_layers {
-            source.hint(layer + 1, Part::Attention);
+        let last = layer + 1 == self.input.config.n_layers;
+        let ends_here = last && self.input.wanted.iter().all(Range::is_empty);
+        if !ends_here {
+            source.hint(layer, Part::Ffn);
         }
+        let weights = source.acquire(layer, Part::Attention)?.attention()?;
+        self.keys_and_values(kv, layer, &weights);
+        self.attend(kv, layer, last);
+        if ends_here {
+            return Ok(());
+        }
+        if last {
+            self.keep_wanted();
+        }
+        self.mix(&weights);
         let weights = source.acquire(layer, Part::Ffn)?.ffn()?;
-        self.feed_forward(&weights);
-        Ok(())
+        self.feed_forward(layer, &weights)
     }
 
-    fn attention(&mut self, kv: &mut B::Kv, layer: usize, weights: &AttentionWeights<'_>) {
-        let PassInput { backend, config, shape, spans, .. } = self.input;
+    /// Queries, and keys and values into the cache, of every row.
+    fn keys_and_values(&mut self, kv: &mut B::Kv, layer: usize, weights: &AttentionWeights<'_>) {
+        let PassInput { backend, config, spans, .. } = self.input;
         backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
         backend.project(
             &self.normed,
@@ -100,26 +153,146 @@ impl<'a, B: Backend> Pass<'a, B> {
         backend.add_bias(&mut self.q, q_bias);
         backend.add_bias(&mut self.k, k_bias);
         backend.add_bias(&mut self.v, v_bias);
-        backend.rope(&mut self.q, config.d_head, &self.rope, config.family.rope_style);
-        backend.rope(&mut self.k, config.d_head, &self.rope, config.family.rope_style);
+        let [q_norm, k_norm] = weights.head_norms;
+        backend.norm_heads(&mut self.q, q_norm, config.norm_eps);
+        backend.norm_heads(&mut self.k, k_norm, config.norm_eps);
+        let local = self.local_rope.as_ref().filter(|_| config.is_local(layer));
+        let table = local.unwrap_or(&self.rope);
+        backend.rope(&mut self.q, config.d_head, table, config.family.rope_style);
+        backend.rope(&mut self.k, config.d_head, table, config.family.rope_style);
         backend.append(kv, layer, &self.k, &self.v, spans);
-        backend.attend(kv, layer, &shape, &self.q, spans, &mut self.mixed, &mut self.lse);
-        self.capture(kv, layer);
+    }
+
+    /// Attention, and the scores that are asked for.
+    fn attend(&mut self, kv: &B::Kv, layer: usize, last: bool) {
+        let PassInput { backend, spans, .. } = self.input;
+        let shape = self.shape(layer);
+        let needed = if last { self.needed_spans(layer) } else { Vec::new() };
+        let spans = if last { &needed } else { spans };
+        if !spans.is_empty() {
+            backend.attend(kv, layer, &shape, &self.q, spans, &mut self.mixed, &mut self.lse);
+            self.capture(kv, layer, &shape);
+        }
+    }
+
+    fn shape(&self, layer: usize) -> AttentionShape {
+        let PassInput { config, window, .. } = self.input;
+        AttentionShape {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            d_head: config.d_head,
+            scale: config.attention_scale,
+            window: window.or_else(|| config.window_at(layer)),
+        }
+    }
+
+    /// The parts of the spans that the last layer attends for: wanted rows, and queries of captured scores.
+    fn needed_spans(&self, layer: usize) -> Vec<SeqSpan> {
+        let PassInput { spans, captures, wanted, .. } = self.input;
+        let mut parts = Vec::new();
+        for ((span, capture), wanted) in spans.iter().zip(captures).zip(wanted) {
+            let captured = capture.filter(|capture| capture.heads.iter().any(|id| id.layer == layer));
+            let captured = captured.map_or(0..0, |capture| rows_of(span, capture));
+            for rows in union(wanted.clone(), captured) {
+                let start = span.start + rows.start - span.rows.start;
+                parts.push(SeqSpan { rows, start, blocks: span.blocks.clone() });
+            }
+        }
+        parts
+    }
+
+    /// Leaves nothing but the wanted rows to compute.
+    fn keep_wanted(&mut self) {
+        let PassInput { backend, config, ids, wanted, .. } = self.input;
+        let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
+        if rows.len() == ids.len() {
+            return;
+        }
+        self.n_rows = rows.len();
+        self.x = backend.gather(&self.x, &rows);
+        self.mixed = backend.gather(&self.mixed, &rows);
+        self.normed = backend.rows(rows.len(), config.d_model);
+        if config.experts.is_none() {
+            self.scratch = Gated::new(backend, rows.len(), config.d_ff);
+        }
+    }
+
+    /// Adds what attention found to the residual stream.
+    fn mix(&mut self, weights: &AttentionWeights<'_>) {
+        let PassInput { backend, config, .. } = self.input;
         backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)]);
+        backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
         backend.add(&mut self.x, &self.normed);
     }
 
-    fn feed_forward(&mut self, weights: &FfnWeights<'_>) {
+    fn feed_forward(&mut self, layer: usize, weights: &FfnWeights<'_>) -> Result<(), WeightError> {
         let PassInput { backend, config, .. } = self.input;
         backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
-        backend.project(&self.normed, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)]);
-        backend.swiglu(&mut self.gate, &self.up);
-        backend.project(&self.gate, &mut [(weights.down, &mut self.normed)]);
+        match &weights.body {
+            FfnBody::Dense(network) => {
+                self.hint_next_layer(layer);
+                self.scratch.run(backend, config.family.activation, network, &self.normed);
+                backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)]);
+            }
+            FfnBody::Experts { router, shared } => {
+                if let Some(experts) = &config.experts {
+                    self.normed = self.mixture(layer, experts, *router, shared.as_ref())?;
+                }
+            }
+        }
+        backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
         backend.add(&mut self.x, &self.normed);
+        Ok(())
     }
 
-    fn capture(&mut self, kv: &B::Kv, layer: usize) {
-        let PassInput { backend, shape, spans, captures, .. } = self.input;
+    fn hint_next_layer(&self, layer: usize) {
+        if layer + 1 < self.input.config.n_layers {
+            self.input.source.hint(layer + 1, Part::Attention);
+        }
+    }
+
+    /// What the experts make of the rows: each expert once, for all of its rows, in the order of their ids.
+    fn mixture(
+        &self,
+        layer: usize,
+        experts: &Experts,
+        router: Weight<'_>,
+        shared: Option<&SharedExpert<'_>>,
+    ) -> Result<B::Rows, WeightError> {
+        let PassInput { backend, config, source, .. } = self.input;
+        let mut logits = backend.rows(self.n_rows, experts.count);
+        backend.project(&self.normed, &mut [(router, &mut logits)]);
+        let routes = route(backend.read(logits), experts);
+        let mut sum = backend.rows(self.n_rows, config.d_model);
+        let add = |sum: &mut B::Rows, weights: &GatedWeights<'_>, f, rows: &[usize], factors: &[f32]| {
+            let x = backend.gather(&self.normed, rows);
+            let mut scratch = Gated::new(backend, rows.len(), f);
+            scratch.run(backend, config.family.activation, weights, &x);
+            let mut out = backend.rows(rows.len(), config.d_model);
+            backend.project(&scratch.gate, &mut [(weights.down, &mut out)]);
+            backend.add_scaled(sum, rows, factors, &out);
+        };
+        for (at, route) in routes.iter().enumerate() {
+            match routes.get(at + 1) {
+                Some(next) => source.hint(layer, Part::Expert(next.expert)),
+                None => self.hint_next_layer(layer),
+            }
+            let weights = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
+            add(&mut sum, &weights, experts.d_ff, &route.rows, &route.factors);
+        }
+        if let (Some(shared), Some(f)) = (shared, experts.shared_d_ff) {
+            let mut gate = backend.rows(self.n_rows, 1);
+            backend.project(&self.normed, &mut [(shared.gate, &mut gate)]);
+            let mut factors = backend.read(gate);
+            sigmoid(&mut factors);
+            let rows: Vec<usize> = (0..self.n_rows).collect();
+            add(&mut sum, &shared.network, f, &rows, &factors);
+        }
+        Ok(sum)
+    }
+
+    fn capture(&mut self, kv: &B::Kv, layer: usize, shape: &AttentionShape) {
+        let PassInput { backend, spans, captures, .. } = self.input;
         for ((span, capture), scores) in spans.iter().zip(captures).zip(&mut self.scores) {
             let (Some(capture), Some(scores)) = (capture, scores) else { continue };
             let sums = scores.mean.chunks_exact_mut(scores.keys);
@@ -131,34 +304,47 @@ impl<'a, B: Backend> Pass<'a, B> {
                 .map(|(id, sum)| ScoreTarget { head: id.head, sum })
                 .collect();
             if !targets.is_empty() {
-                let rows = span.rows.start + capture.window.start..span.rows.start + capture.window.end;
-                backend.score(kv, layer, &shape, &self.q, &self.lse, span, rows, &mut targets);
+                let rows = rows_of(span, capture);
+                backend.score(kv, layer, shape, &self.q, &self.lse, span, rows, &mut targets);
             }
         }
     }
 
-    /// The logits of chosen rows, `[rows, v]`, and the scores of every span; after the last layer.
-    pub(crate) fn finish(
-        self,
-        rows: &[usize],
-    ) -> Result<(Vec<f32>, Vec<Option<AttentionScores>>), WeightError> {
-        let PassInput { backend, config, source, captures, .. } = self.input;
+    /// The logits of the wanted rows, `[rows, v]`, and the scores of every span; after the last layer.
+    pub(crate) fn finish(self) -> Result<(Vec<f32>, Vec<Option<AttentionScores>>), WeightError> {
+        let PassInput { backend, config, source, captures, wanted, .. } = self.input;
         let mut scores = self.scores;
         for (scores, capture) in scores.iter_mut().zip(captures) {
             if let (Some(scores), Some(capture)) = (scores, capture) {
                 scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
             }
         }
-        if rows.is_empty() {
+        if wanted.iter().all(Range::is_empty) {
             return Ok((Vec::new(), scores));
         }
         let output = source.output()?;
-        let x = backend.gather(&self.x, rows);
-        let mut normed = backend.rows(rows.len(), config.d_model);
-        backend.rms_norm(&x, output.norm, config.norm_eps, &mut normed);
-        let mut logits = backend.rows(rows.len(), config.vocab_len);
+        let mut normed = self.normed;
+        backend.rms_norm(&self.x, output.norm, config.norm_eps, &mut normed);
+        let mut logits = backend.rows(self.n_rows, config.vocab_len);
         backend.project(&normed, &mut [(output.head, &mut logits)]);
         Ok((backend.read(logits), scores))
+    }
+}
+
+/// The rows of the queries whose scores are captured.
+fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
+    span.rows.start + capture.window.start..span.rows.start + capture.window.end
+}
+
+/// Both ranges in order, as one where they meet; empty ones left out.
+fn union(a: Range<usize>, b: Range<usize>) -> Vec<Range<usize>> {
+    let mut parts = [a, b];
+    parts.sort_by_key(|range| range.start);
+    let [first, second] = parts;
+    if first.is_empty() || second.is_empty() || second.start > first.end {
+        [first, second].into_iter().filter(|range| !range.is_empty()).collect()
+    } else {
+        vec![first.start..first.end.max(second.end)]
     }
 }
 
@@ -172,4 +358,25 @@ fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<Attent
 /// Rows of a span whose logits are wanted.
 pub(crate) fn last_row(span: &SeqSpan) -> Range<usize> {
     span.rows.end - 1..span.rows.end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(a: Range<usize>, b: Range<usize>, want: &[Range<usize>]) {
+        assert_eq!(union(a.clone(), b.clone()), want);
+        assert_eq!(union(b, a), want);
+    }
+
+    #[test]
+    fn unions_hold_every_row_once() {
+        check(9..10, 0..0, &[9..10]);
+        check(9..9, 0..0, &[]);
+        check(9..10, 2..5, &[2..5, 9..10]);
+        check(5..10, 2..5, std::slice::from_ref(&(2..10)));
+        check(0..10, 2..5, std::slice::from_ref(&(0..10)));
+        check(3..10, 2..5, std::slice::from_ref(&(2..10)));
+    }
 }

@@ -15,6 +15,7 @@ pub mod model;
 pub mod pace_emulation;
 pub mod prompt;
 pub mod rope;
+mod routing;
 pub mod sampling;
 pub mod scores;
 pub mod speculation;

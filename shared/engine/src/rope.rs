@@ -2,7 +2,7 @@
 //!
 //! Angles are computed in f64 from the absolute position alone, so a token's rotation does not depend on the
 //! batch or chunk it arrives in. Source: RoFormer, Su 2021, section 3.4; the Llama 3 scaling is that of Meta's
-//! reference code (`apply_scaling`).
+//! reference code (`apply_scaling`); YaRN is that of Peng et al. 2023, with ggml's rounding of the ramp's ends.
 
 use std::f64::consts::TAU;
 
@@ -28,6 +28,19 @@ pub enum RopeScaling {
         /// Tokens that the model was first trained at.
         original_context: u32,
     },
+    /// Pairs that turn often within the original context are kept, those that turn seldom divided by `factor`, a
+    /// ramp over the pairs between; all rotations are lengthened by `1 + 0.1 ln(factor)`. Source: YaRN, Peng 2023,
+    /// sections 3.2 to 3.4.
+    Yarn {
+        /// The stretch, > 0.
+        factor: f32,
+        /// Turns within the original context from which a pair is kept; > `beta_slow`.
+        beta_fast: f32,
+        /// Turns below which a pair is stretched in full, > 0.
+        beta_slow: f32,
+        /// Tokens that the model was first trained at.
+        original_context: u32,
+    },
 }
 
 /// The rotary embedding of one model.
@@ -39,7 +52,10 @@ pub struct Rope {
     pub freq_base: f32,
     /// The stretch.
     pub scaling: RopeScaling,
-    /// Divisors from the file's `rope_freqs.weight`, one a pair, where it has them.
+    /// Factor of every cosine and sine, > 0: models stretched past their first context attend more sharply. The
+    /// one that YaRN implies comes on top.
+    pub magnitude: f32,
+    /// Divisors from the file's `rope_freqs.weight` or `rope_factors_*.weight`, one a pair, where it has them.
     pub freq_divisors: Option<Vec<f32>>,
 }
 
@@ -51,7 +67,7 @@ impl Rope {
             .map(|pair| {
                 let exponent = -(2.0 * pair as f64) / self.rot_dims as f64;
                 let freq = f64::from(self.freq_base).powf(exponent);
-                let freq = scale(freq, self.scaling);
+                let freq = self.scale(pair, freq);
                 self.freq_divisors.as_ref().map_or(freq, |divisors| freq / f64::from(divisors[pair]))
             })
             .collect()
@@ -60,15 +76,49 @@ impl Rope {
     /// Cosines and sines for every position given, each `[positions, rot_dims / 2]`.
     pub fn table(&self, positions: impl Iterator<Item = usize>) -> RopeTable {
         let frequencies = self.frequencies();
+        let length = self.length();
         let mut table = RopeTable { pairs: frequencies.len(), cos: Vec::new(), sin: Vec::new() };
         for position in positions {
             for freq in &frequencies {
                 let (sin, cos) = (position as f64 * freq).sin_cos();
-                table.cos.push(cos as f32);
-                table.sin.push(sin as f32);
+                table.cos.push((length * cos) as f32);
+                table.sin.push((length * sin) as f32);
             }
         }
         table
+    }
+
+    /// What a rotation multiplies lengths by.
+    fn length(&self) -> f64 {
+        let stretch = match self.scaling {
+            RopeScaling::Yarn { factor, .. } => 1.0 + 0.1 * f64::from(factor.max(1.0)).ln(),
+            _ => 1.0,
+        };
+        f64::from(self.magnitude) * stretch
+    }
+
+    fn scale(&self, pair: usize, freq: f64) -> f64 {
+        match self.scaling {
+            RopeScaling::None => freq,
+            RopeScaling::Linear { factor } => freq / f64::from(factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
+                let turns = f64::from(original_context) * freq / TAU;
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                kept * freq + (1.0 - kept) * freq / f64::from(factor)
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+                // The pair, as a real number, that turns `turns` times within the original context.
+                let pair_of = |turns: f32| {
+                    let ratio = f64::from(original_context) / (f64::from(turns) * TAU);
+                    self.rot_dims as f64 * ratio.ln() / (2.0 * f64::from(self.freq_base).ln())
+                };
+                let low = pair_of(beta_fast).floor().max(0.0);
+                let high = pair_of(beta_slow).ceil().min(self.rot_dims as f64 - 1.0);
+                let stretched = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                (1.0 - stretched) * freq + stretched * freq / f64::from(factor)
+            }
+        }
     }
 }
 
@@ -88,25 +138,12 @@ impl RopeTable {
     }
 }
 
-fn scale(freq: f64, scaling: RopeScaling) -> f64 {
-    match scaling {
-        RopeScaling::None => freq,
-        RopeScaling::Linear { factor } => freq / f64::from(factor),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
-            let turns = f64::from(original_context) * freq / TAU;
-            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-            kept * freq + (1.0 - kept) * freq / f64::from(factor)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> Rope {
-        Rope { rot_dims: 8, freq_base: 10_000.0, scaling, freq_divisors: None }
+        Rope { rot_dims: 8, freq_base: 10_000.0, scaling, magnitude: 1.0, freq_divisors: None }
     }
 
     #[track_caller]
@@ -137,11 +174,39 @@ mod tests {
             high_freq_factor: 4.0,
             original_context: 8192,
         };
-        check_close(scale(1.0, scaling), 1.0);
-        check_close(scale(1e-5, scaling), 1e-5 / 8.0);
+        let llama3 = rope(scaling);
+        check_close(llama3.scale(0, 1.0), 1.0);
+        check_close(llama3.scale(0, 1e-5), 1e-5 / 8.0);
         // A wavelength of 8192 / 2 tokens lies a third of the way from stretched to kept.
         let middle = TAU / 4096.0;
-        check_close(scale(middle, scaling), middle * (1.0 / 3.0 + 2.0 / 3.0 / 8.0));
+        check_close(llama3.scale(0, middle), middle * (1.0 / 3.0 + 2.0 / 3.0 / 8.0));
+    }
+
+    #[test]
+    fn yarn_keeps_the_first_pairs_stretches_the_last_and_lengthens() {
+        let yarn = |rot_dims| Rope {
+            rot_dims,
+            ..rope(RopeScaling::Yarn { factor: 4.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 4096 })
+        };
+        // Pairs 20.9 and 45.03 of 64 turn 32 times and once, so the ramp runs from 20 to 46.
+        let (plain, stretched) =
+            (Rope { rot_dims: 128, ..rope(RopeScaling::None) }.frequencies(), yarn(128).frequencies());
+        for (pair, stretch) in [(0, 0.0), (20, 0.0), (33, 0.5), (46, 1.0), (63, 1.0)] {
+            check_close(stretched[pair], plain[pair] * (1.0 - 0.75 * stretch));
+        }
+        let table = yarn(128).table(std::iter::once(0));
+        check_close(f64::from(table.row(0).0[5]), f64::from((1.0 + 0.1 * 4f64.ln()) as f32));
+        // A ramp without room still has finite ends.
+        assert!(yarn(2).frequencies().iter().all(|freq| freq.is_finite()));
+    }
+
+    #[test]
+    fn the_magnitude_lengthens_every_rotation() {
+        let table = Rope { magnitude: 1.5, ..rope(RopeScaling::None) }.table(std::iter::once(3));
+        let (cos, sin) = table.row(0);
+        for pair in 0..4 {
+            assert!((cos[pair].hypot(sin[pair]) - 1.5).abs() < 1e-6);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use baton_kernels_cpu::KernelError;
 
 use crate::gguf::{GgufWriteError, GgufWriter};
 
+mod layers;
 mod quant;
 mod shapes;
 mod weights;
@@ -46,11 +47,29 @@ pub struct SyntheticModel {
     pub extra: Vec<(&'static str, ExtraValue)>,
     /// Divisors of the rotary frequencies, `[d_head / 2]`, written as `rope_freqs.weight`.
     pub rope_divisors: Option<Vec<f32>>,
+    /// Divisors for long and for short contexts, `[rotated dimensions / 2]` each, written as
+    /// `rope_factors_long.weight` and `rope_factors_short.weight`.
+    pub rope_factors: Option<[Vec<f32>; 2]>,
+    /// The feed-forward layers' experts; dense layers where `None`.
+    pub experts: Option<SyntheticExperts>,
     /// For measuring streams: tokens past the control tokens are words, and the end token's row of the projection
     /// to logits is zeros, so that an answer does not end by itself.
     pub endless: bool,
     /// Decides every weight.
     pub seed: u64,
+}
+
+/// The experts of a [`SyntheticModel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SyntheticExperts {
+    /// Experts of a layer.
+    pub count: u32,
+    /// Experts that a token goes through.
+    pub used: u32,
+    /// Width of one expert; written only where the family's experts have a width of their own.
+    pub d_ff: u32,
+    /// Width of the shared expert, written where the family has one.
+    pub shared_d_ff: u32,
 }
 
 /// A metadata value of [`SyntheticModel::extra`].
@@ -117,6 +136,8 @@ impl SyntheticModel {
             tied: true,
             extra: Vec::new(),
             rope_divisors: None,
+            rope_factors: None,
+            experts: None,
             endless: false,
             seed,
         }
@@ -197,6 +218,7 @@ impl SyntheticModel {
         ] {
             writer.set(&key(name), value);
         }
+        self.expert_keys(writer);
         writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-5f32);
         writer.set(&key("rope.freq_base"), 10_000f32);
         for (name, value) in &self.extra {
@@ -233,11 +255,11 @@ impl SyntheticModel {
     }
 
     fn tensors(&self, weights: &mut Weights<'_>) -> Result<(), SyntheticError> {
-        let (e, f, v) = (self.d_model, self.d_ff, self.vocab_len);
-        let (q, kv) = (self.n_heads * self.d_head, self.n_kv_heads * self.d_head);
+        let (e, v) = (self.d_model, self.vocab_len);
         // Such that the logits of neighbouring tokens differ and attention is neither flat nor one-hot.
         // A tied table is smaller, so that a token's own logit does not dwarf the others.
-        weights.matrix("token_embd.weight", v, e, if self.tied { 4.0 / f64::from(e).sqrt() } else { 1.0 })?;
+        let embedded = if self.tied { 4.0 / f64::from(e).sqrt() } else { 1.0 };
+        weights.matrix("token_embd.weight", v, e, embedded / self.embedding_scale())?;
         weights.vector("output_norm.weight", e, 1.0, 0.2)?;
         if !self.tied {
             weights.matrix("output.weight", v, e, 1.0 / f64::from(e).sqrt())?;
@@ -245,23 +267,12 @@ impl SyntheticModel {
         if let Some(divisors) = &self.rope_divisors {
             weights.values("rope_freqs.weight", divisors)?;
         }
+        if let Some([long, short]) = &self.rope_factors {
+            weights.values("rope_factors_long.weight", long)?;
+            weights.values("rope_factors_short.weight", short)?;
+        }
         for layer in 0..self.n_layers {
-            let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-            let std = |cols: u32| 1.4 / f64::from(cols).sqrt();
-            weights.vector(&name("attn_norm.weight"), e, 1.0, 0.2)?;
-            weights.matrix(&name("attn_q.weight"), q, e, std(e))?;
-            weights.matrix(&name("attn_k.weight"), kv, e, std(e))?;
-            weights.matrix(&name("attn_v.weight"), kv, e, std(e))?;
-            weights.matrix(&name("attn_output.weight"), e, q, std(q))?;
-            if self.family == "qwen2" {
-                weights.vector(&name("attn_q.bias"), q, 0.0, 0.5)?;
-                weights.vector(&name("attn_k.bias"), kv, 0.0, 0.5)?;
-                weights.vector(&name("attn_v.bias"), kv, 0.0, 0.5)?;
-            }
-            weights.vector(&name("ffn_norm.weight"), e, 1.0, 0.2)?;
-            weights.matrix(&name("ffn_gate.weight"), f, e, std(e))?;
-            weights.matrix(&name("ffn_up.weight"), f, e, std(e))?;
-            weights.matrix(&name("ffn_down.weight"), e, f, std(f))?;
+            self.layer(weights, layer)?;
         }
         Ok(())
     }

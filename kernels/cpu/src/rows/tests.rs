@@ -86,11 +86,64 @@ fn every_tail_and_level_gives_one_swiglu_and_softmax() {
 }
 
 #[test]
+fn every_tail_and_level_gives_one_geglu() {
+    for len in 0..70 {
+        let (gate, up) = (row(7, len), row(8, len));
+        let mut scalar = gate.clone();
+        geglu_at(Dispatch::Scalar, &mut scalar, &up);
+        for i in 0..len {
+            let g = f64::from(gate[i]);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+            close(scalar[i], 0.5 * g * (1.0 + u.tanh()) * f64::from(up[i]), 1e-6);
+        }
+        for level in levels() {
+            let mut have = gate.clone();
+            geglu_at(level, &mut have, &up);
+            assert_eq!(bits(&have), bits(&scalar), "{level:?}, length {len}");
+        }
+    }
+}
+
+#[test]
+fn every_tail_and_level_gives_one_norm_of_heads() {
+    for d in 1..40 {
+        let (x, weight) = (row(9, 3 * d), row(10, d));
+        let mut scalar = x.clone();
+        rms_norm_heads_at(Dispatch::Scalar, &mut scalar, &weight, 1e-6);
+        for (head, have) in x.chunks(d).zip(scalar.chunks(d)) {
+            let mut alone = vec![0.0; d];
+            rms_norm(head, &weight, 1e-6, &mut alone);
+            assert_eq!(bits(have), bits(&alone), "a head is normed like a row of its own, width {d}");
+        }
+        for level in levels() {
+            let mut have = x.clone();
+            rms_norm_heads_at(level, &mut have, &weight, 1e-6);
+            assert_eq!(bits(&have), bits(&scalar), "{level:?}, width {d}");
+        }
+    }
+}
+
+#[test]
+fn every_tail_and_level_scales_and_adds_alike() {
+    for len in 0..70 {
+        let (x, y) = (row(11, len), row(12, len));
+        for level in levels() {
+            let (mut scaled, mut sum) = (x.clone(), x.clone());
+            scale_at(level, &mut scaled, 0.3);
+            add_scaled_at(level, &mut sum, &y, 0.3);
+            assert!((0..len).all(|i| scaled[i] == x[i] * 0.3 && sum[i] == x[i] + 0.3 * y[i]), "{level:?}");
+        }
+    }
+}
+
+#[test]
 fn extreme_gates_are_finite() {
-    let mut gate = [1e30f32, -1e30, 88.0, -88.0, 0.0];
-    swiglu(&mut gate, &[1.0; 5]);
-    assert_eq!(gate[..2], [1e30, -0.0]);
-    assert!(gate.iter().all(|v| v.is_finite()));
+    for gated in [swiglu, geglu] {
+        let mut gate = [1e30f32, -1e30, 88.0, -88.0, 0.0];
+        gated(&mut gate, &[1.0; 5]);
+        assert_eq!(gate[..2], [1e30, -0.0]);
+        assert!(gate.iter().all(|v| v.is_finite()));
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use baton_kernels_cpu::{
-    Activations, Pool, Queries, RopeStyle, RowLayout, Visible, add_assign, attend_rows, matmuls, rms_norm,
-    rope, score_rows, swiglu,
+    Activations, Pool, Queries, RopeStyle, RowLayout, Visible, add_assign, add_scaled, attend_rows, geglu,
+    matmuls, rms_norm, rms_norm_heads, rope, scale, score_rows, swiglu,
 };
 
 use super::cpu_kv::CpuKv;
@@ -116,7 +116,7 @@ impl Tile<'_> {
             q: &own,
             rows: RowLayout { tokens, heads, d, stride: width },
             visible: visible(shape, position),
-            scale: shape.scale(),
+            scale: shape.scale,
         };
         let mut mixed = Mixed { out: vec![0.0; tokens * width], lse: vec![0.0; tokens * heads] };
         attend_rows(&queries, &blocks, &mut mixed.out, &mut mixed.lse);
@@ -167,6 +167,16 @@ impl Backend for CpuBackend {
         out.for_each(&self.pool, |row, numbers| rms_norm(x.row(row), weight, eps, numbers));
     }
 
+    fn norm_heads(&self, x: &mut CpuRows, weight: &[f32], eps: f32) {
+        if !weight.is_empty() {
+            x.for_each(&self.pool, |_, numbers| rms_norm_heads(numbers, weight, eps));
+        }
+    }
+
+    fn scale(&self, x: &mut CpuRows, factor: f32) {
+        x.for_each(&self.pool, |_, numbers| scale(numbers, factor));
+    }
+
     fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) {
         let activations = Activations::new(&x.data, x.width);
         let mut products: Vec<_> =
@@ -186,6 +196,17 @@ impl Backend for CpuBackend {
 
     fn swiglu(&self, gate: &mut CpuRows, up: &CpuRows) {
         gate.for_each(&self.pool, |row, numbers| swiglu(numbers, up.row(row)));
+    }
+
+    fn geglu(&self, gate: &mut CpuRows, up: &CpuRows) {
+        gate.for_each(&self.pool, |row, numbers| geglu(numbers, up.row(row)));
+    }
+
+    fn add_scaled(&self, x: &mut CpuRows, rows: &[usize], factors: &[f32], y: &CpuRows) {
+        let width = x.width;
+        for (i, (row, factor)) in rows.iter().zip(factors).enumerate() {
+            add_scaled(&mut x.data[row * width..(row + 1) * width], y.row(i), *factor);
+        }
     }
 
     fn rope(&self, x: &mut CpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {
@@ -246,7 +267,7 @@ impl Backend for CpuBackend {
                 q: &q.data[rows.start * q.width + target.head * d..],
                 rows: RowLayout { tokens: rows.len(), heads: 1, d, stride: q.width },
                 visible: visible(shape, position),
-                scale: shape.scale(),
+                scale: shape.scale,
             };
             score_rows(&queries, &blocks, &lse, target.sum);
         });

@@ -150,6 +150,8 @@ impl SyntheticModel {
             tied: shape.tied,
             extra,
             rope_divisors: shape.rope_stretch.map(|stretch| divisors(shape, stretch)),
+            rope_factors: None,
+            experts: None,
             endless: true,
             seed,
         })

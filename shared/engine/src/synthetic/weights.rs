@@ -1,8 +1,8 @@
 //! Drawing the values of tensors, and writing them as they are drawn.
 //!
-//! The formats of [`super::Quant`] are applied here. Small matrices are drawn value by value. A large one would take minutes, so each run of its rows is one of
-//! [`POOL_LEN`] drawn and quantized beforehand: its rows differ, its values have the same distribution, and
-//! writing it costs little more than copying.
+//! The formats of [`super::Quant`] are applied here. Small matrices are drawn value by value. A large one would take
+//! minutes, so each run of its rows is one of [`POOL_LEN`] drawn and quantized beforehand: its rows differ, its
+//! values have the same distribution, and writing it costs little more than copying.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -61,8 +61,13 @@ impl<'a> Weights<'a> {
         cols: u32,
         std: f64,
     ) -> Result<(), SyntheticError> {
-        let format = self.quant.of(name, cols, self.n_layers, self.tied);
-        self.shaped(name, &[cols, rows], format, std)
+        self.stack(name, &[cols, rows], std)
+    }
+
+    /// A stack of matrices, columns first, in the format that its name and width call for.
+    pub(super) fn stack(&mut self, name: &str, dims: &[u32], std: f64) -> Result<(), SyntheticError> {
+        let format = self.quant.of(name, dims[0], self.n_layers, self.tied);
+        self.shaped(name, dims, format, std)
     }
 
     /// A tensor of any dimensions, columns first.

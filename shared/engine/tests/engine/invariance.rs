@@ -9,7 +9,7 @@ use baton_engine::{Engine, EngineOptions, Model, SeqId, SlidingWindow, StepSeq, 
 use baton_kernels_cpu::Format;
 use proptest::prelude::*;
 
-use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
+use crate::{all_logits, assert_same_bits, engine, family, open, prompt, tiny};
 
 /// Token by token, alone, on one thread: the plainest way to run a prompt.
 fn plain(model: &Arc<Model>, options: &EngineOptions, ids: &[u32]) -> Vec<f32> {
@@ -36,6 +36,11 @@ fn check_chunks_and_threads(synthetic: &SyntheticModel, options: &EngineOptions)
 
 #[test]
 fn chunks_and_threads_change_no_bit() {
+    for name in ["mixtral", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"] {
+        for format in [Format::F32, Format::Q8_0] {
+            check_chunks_and_threads(&family(name, format), &EngineOptions::default());
+        }
+    }
     for family in ["llama", "qwen2"] {
         for format in Format::ALL {
             let model = match format.block_len() {
@@ -96,8 +101,12 @@ fn script() -> impl Strategy<Value = Vec<[usize; 3]>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn batches_change_no_bit(script in script(), threads in 1..4usize, qwen in any::<bool>()) {
-        let model = open(&tiny(if qwen { "qwen2" } else { "llama" }, Format::Q8_0));
+    fn batches_change_no_bit(
+        script in script(),
+        threads in 1..4usize,
+        name in prop::sample::select(vec!["llama", "qwen2", "mixtral", "qwen2moe", "gemma3", "phi3"]),
+    ) {
+        let model = open(&family(name, Format::Q8_0));
         let options = EngineOptions::default();
         let prompts = [prompt(4, 130), prompt(5, 20), prompt(6, 130)];
         let vocab_len = model.config().vocab_len;

@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::SyntheticModel;
+use baton_engine::synthetic::{SyntheticExperts, SyntheticModel};
 use baton_engine::{Capture, Engine, EngineOptions, Model, SeqId, SeqOutput, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 
@@ -27,6 +27,14 @@ fn tiny(family: &'static str, format: Format) -> SyntheticModel {
         context_len: 400,
         ..SyntheticModel::small(family, format, 7)
     }
+}
+
+/// A tiny model of a family, with experts where it has them; `mixtral` is llama's with experts.
+fn family(name: &'static str, format: Format) -> SyntheticModel {
+    let architecture = if name == "mixtral" { "llama" } else { name };
+    let experts = SyntheticExperts { count: 5, used: 2, d_ff: 32, shared_d_ff: 64 };
+    let mixture = ["mixtral", "qwen2moe", "qwen3moe"].contains(&name);
+    SyntheticModel { experts: mixture.then_some(experts), ..tiny(architecture, format) }
 }
 
 fn open(synthetic: &SyntheticModel) -> Arc<Model> {

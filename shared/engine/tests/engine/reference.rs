@@ -1,176 +1,14 @@
-//! The engine against a plain re-derivation in f64: full matrices, one token list, no cache, no kernels but
-//! the decoding of blocks.
+//! The engine against its definition in f64, every family and option.
 
-use std::f64::consts::TAU;
+use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
+use baton_engine::{Capture, EngineOptions, HeadId, SlidingWindow, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
 
-use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{ExtraValue, SyntheticModel};
-use baton_engine::{Capture, EngineOptions, HeadId, SlidingWindow};
-use baton_kernels_cpu::{Format, dequantize_row};
+use crate::{all_logits, engine, family, one, open, prompt, tiny};
 
-use crate::{all_logits, engine, one, open, prompt, tiny};
+mod definition;
 
-type Rows = Vec<Vec<f64>>;
-
-/// What the re-derivation gives: logits, and softmax weights by `[layer][head][query][key]`.
-struct Reference {
-    logits: Rows,
-    weights: Vec<Vec<Rows>>,
-}
-
-struct File<'a> {
-    gguf: &'a Gguf,
-}
-
-impl File<'_> {
-    fn tensor(&self, name: &str) -> Option<Rows> {
-        let view = self.gguf.find_tensor(name).unwrap()?;
-        let cols = view.dims[0] as usize;
-        let rows = view.dims.get(1).map_or(1, |rows| *rows as usize);
-        let mut values = vec![0f32; rows * cols];
-        dequantize_row(view.format, view.data, &mut values).unwrap();
-        Some(values.chunks(cols).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect())
-    }
-
-    fn row(&self, name: &str) -> Vec<f64> {
-        self.tensor(name).unwrap().remove(0)
-    }
-}
-
-fn norm(x: &Rows, weight: &[f64]) -> Rows {
-    let one = |row: &Vec<f64>| {
-        let mean_square = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-        row.iter().zip(weight).map(|(v, w)| v / (mean_square + 1e-5).sqrt() * w).collect()
-    };
-    x.iter().map(one).collect()
-}
-
-fn product(x: &Rows, w: &Rows, bias: Option<&Rows>) -> Rows {
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let one = |row: &Vec<f64>| {
-        let bias = |at: usize| bias.map_or(0.0, |bias| bias[0][at]);
-        w.iter().enumerate().map(|(at, w)| dot(row, w) + bias(at)).collect()
-    };
-    x.iter().map(one).collect()
-}
-
-/// Radians per position of pair `pair` of `pairs`, by the definitions of the scalings.
-fn frequency(model: &SyntheticModel, pair: usize, pairs: usize) -> f64 {
-    let extra = |key: &str| {
-        model.extra.iter().find(|(name, _)| *name == key).map(|(_, value)| match value {
-            ExtraValue::U32(value) => f64::from(*value),
-            ExtraValue::F32(value) => f64::from(*value),
-            ExtraValue::Text(_) => f64::NAN,
-        })
-    };
-    let divisor = model.rope_divisors.as_ref().map_or(1.0, |divisors| f64::from(divisors[pair]));
-    let base = 10_000f64.powf(-(pair as f64) / pairs as f64) / divisor;
-    let Some(factor) = extra("rope.scaling.factor") else { return base };
-    let Some(original) = extra("rope.scaling.original_context_length") else { return base / factor };
-    let wavelength = TAU / base;
-    if wavelength < original / 4.0 {
-        base
-    } else if wavelength > original {
-        base / factor
-    } else {
-        let smooth = (original / wavelength - 1.0) / 3.0;
-        (1.0 - smooth) * base / factor + smooth * base
-    }
-}
-
-fn rotate(x: &mut Rows, model: &SyntheticModel) {
-    let d = model.d_head as usize;
-    for (position, row) in x.iter_mut().enumerate() {
-        for head in row.chunks_mut(d) {
-            for pair in 0..d / 2 {
-                let (a, b) =
-                    if model.family == "qwen2" { (pair, pair + d / 2) } else { (2 * pair, 2 * pair + 1) };
-                let angle = position as f64 * frequency(model, pair, d / 2);
-                let (x, y) = (head[a], head[b]);
-                head[a] = x * angle.cos() - y * angle.sin();
-                head[b] = x * angle.sin() + y * angle.cos();
-            }
-        }
-    }
-}
-
-/// Softmax weights of one head, `[query][key]`.
-fn head_weights(
-    q: &Rows,
-    k: &Rows,
-    q_at: usize,
-    k_at: usize,
-    d: usize,
-    window: Option<SlidingWindow>,
-) -> Rows {
-    let sees = |query: usize, key: usize| {
-        key <= query && window.is_none_or(|w| key < w.sinks || query - key < w.tokens)
-    };
-    let one = |(query, row): (usize, &Vec<f64>)| {
-        let exps: Vec<f64> = k
-            .iter()
-            .enumerate()
-            .map(|(key, k)| {
-                let dot: f64 = (0..d).map(|i| row[q_at + i] * k[k_at + i]).sum();
-                if sees(query, key) { (dot / (d as f64).sqrt()).exp() } else { 0.0 }
-            })
-            .collect();
-        let sum: f64 = exps.iter().sum();
-        exps.into_iter().map(|e| e / sum).collect()
-    };
-    q.iter().enumerate().map(one).collect()
-}
-
-fn add(x: &mut Rows, y: &Rows) {
-    for (x, y) in x.iter_mut().flatten().zip(y.iter().flatten()) {
-        *x += y;
-    }
-}
-
-fn reference(model: &SyntheticModel, ids: &[u32], window: Option<SlidingWindow>) -> Reference {
-    let gguf = Gguf::from_bytes(model.to_gguf().unwrap()).unwrap();
-    let file = File { gguf: &gguf };
-    let table = file.tensor("token_embd.weight").unwrap();
-    let mut x: Rows = ids.iter().map(|id| table[*id as usize].clone()).collect();
-    let (d, heads) = (model.d_head as usize, model.n_heads as usize);
-    let group = heads / model.n_kv_heads as usize;
-    let mut weights = Vec::new();
-    for layer in 0..model.n_layers {
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-        let normed = norm(&x, &file.row(&name("attn_norm.weight")));
-        let project = |which: &str| {
-            let weight = file.tensor(&name(&format!("attn_{which}.weight"))).unwrap();
-            product(&normed, &weight, file.tensor(&name(&format!("attn_{which}.bias"))).as_ref())
-        };
-        let (mut q, mut k, v) = (project("q"), project("k"), project("v"));
-        rotate(&mut q, model);
-        rotate(&mut k, model);
-        let layer_weights: Vec<Rows> =
-            (0..heads).map(|head| head_weights(&q, &k, head * d, head / group * d, d, window)).collect();
-        let mixed: Rows = (0..ids.len())
-            .map(|query| {
-                let at = |i: usize| (i / d, i / d / group * d + i % d);
-                (0..heads * d)
-                    .map(|i| {
-                        (0..=query).map(|key| layer_weights[at(i).0][query][key] * v[key][at(i).1]).sum()
-                    })
-                    .collect()
-            })
-            .collect();
-        weights.push(layer_weights);
-        add(&mut x, &product(&mixed, &file.tensor(&name("attn_output.weight")).unwrap(), None));
-        let normed = norm(&x, &file.row(&name("ffn_norm.weight")));
-        let half = |which: &str| product(&normed, &file.tensor(&name(which)).unwrap(), None);
-        let (mut gate, up) = (half("ffn_gate.weight"), half("ffn_up.weight"));
-        for (gate, up) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
-            *gate = *gate / (1.0 + (-*gate).exp()) * up;
-        }
-        add(&mut x, &product(&gate, &file.tensor(&name("ffn_down.weight")).unwrap(), None));
-    }
-    let normed = norm(&x, &file.row("output_norm.weight"));
-    let head = file.tensor("output.weight").unwrap_or(table);
-    Reference { logits: product(&normed, &head, None), weights }
-}
+use definition::{Rows, reference};
 
 /// `|have - want| / |want|` over all numbers.
 fn relative_error(have: &[f32], want: &Rows) -> f64 {
@@ -217,12 +55,17 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
 
 const SLACK_F32: f64 = 1e-5;
 
+/// Architecture keys; `mixtral` is llama's with experts.
+const FAMILIES: [&str; 9] =
+    ["llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"];
+
 #[test]
-fn both_families_equal_the_definition() {
-    for family in ["llama", "qwen2"] {
-        check(&tiny(family, Format::F32), EngineOptions::default(), SLACK_F32);
+fn every_family_equals_its_definition() {
+    for name in FAMILIES {
+        check(&family(name, Format::F32), EngineOptions::default(), SLACK_F32);
+        let tied = name == "gemma";
         check(
-            &SyntheticModel { tied: false, ..tiny(family, Format::F16) },
+            &SyntheticModel { tied, seed: 8, ..family(name, Format::F16) },
             EngineOptions::default(),
             SLACK_F32,
         );
@@ -259,11 +102,124 @@ fn rotary_scalings_follow_their_definitions() {
         number("rope.scaling.factor", 8.0),
         ("rope.scaling.original_context_length", ExtraValue::U32(200)),
     ];
-    for extra in [linear, llama3] {
-        let model = SyntheticModel { extra, ..tiny("llama", Format::F32) };
-        check(&model, EngineOptions::default(), SLACK_F32);
+    let yarn = vec![
+        kind("yarn"),
+        number("rope.scaling.factor", 4.0),
+        ("rope.scaling.original_context_length", ExtraValue::U32(100)),
+    ];
+    let sharper = vec![kind("none"), number("rope.scaling.attn_factor", 1.2)];
+    for extra in [linear, llama3, yarn, sharper] {
+        for name in ["llama", "qwen2"] {
+            let model = SyntheticModel { extra: extra.clone(), ..tiny(name, Format::F32) };
+            check(&model, EngineOptions::default(), SLACK_F32);
+        }
     }
     let divisors = Some((0..8).map(|i| 1.0 + i as f32).collect());
     let model = SyntheticModel { rope_divisors: divisors, ..tiny("llama", Format::F32) };
     check(&model, EngineOptions::default(), SLACK_F32);
+}
+
+#[test]
+fn a_stretched_context_has_divisors_of_its_own() {
+    let factors = || Some([0, 3].map(|more| (0..6).map(|i| 1.0 + (i + more) as f32).collect()));
+    for original in [100, 400] {
+        let extra = vec![
+            ("rope.dimension_count", ExtraValue::U32(12)),
+            ("rope.scaling.original_context_length", ExtraValue::U32(original)),
+            ("rope.scaling.attn_factor", ExtraValue::F32(1.1)),
+        ];
+        let model = SyntheticModel { extra, rope_factors: factors(), ..tiny("phi3", Format::F32) };
+        check(&model, EngineOptions::default(), SLACK_F32);
+    }
+}
+
+#[test]
+fn windows_and_rotations_of_local_layers_are_their_own() {
+    let extra = |window, pattern| {
+        vec![
+            ("attention.sliding_window", ExtraValue::U32(window)),
+            ("attention.sliding_window_pattern", ExtraValue::U32(pattern)),
+            ("rope.freq_base", ExtraValue::F32(1e6)),
+            ("rope.scaling.type", ExtraValue::Text("linear")),
+            ("rope.scaling.factor", ExtraValue::F32(8.0)),
+        ]
+    };
+    // The second has no local layer, the third no window and so none either.
+    for (window, pattern) in [(40, 2), (40, 1), (0, 3)] {
+        let extra = if window == 0 { Vec::new() } else { extra(window, pattern) };
+        let model = SyntheticModel { extra, ..tiny("gemma3", Format::F32) };
+        check(&model, EngineOptions::default(), SLACK_F32);
+    }
+    let window = Some(SlidingWindow { tokens: 33, sinks: 2 });
+    let model = SyntheticModel { extra: extra(40, 2), ..tiny("gemma3", Format::F32) };
+    check(&model, EngineOptions { window, ..EngineOptions::default() }, SLACK_F32);
+    let extra = vec![("attention.sliding_window", ExtraValue::U32(50))];
+    check(&SyntheticModel { extra, ..tiny("phi3", Format::F32) }, EngineOptions::default(), SLACK_F32);
+}
+
+#[test]
+fn query_key_products_are_scaled_as_the_model_says() {
+    let extra = vec![("attention.scale", ExtraValue::F32(0.125))];
+    check(&SyntheticModel { extra, ..tiny("llama", Format::F32) }, EngineOptions::default(), SLACK_F32);
+    let large = SyntheticModel {
+        n_layers: 62,
+        d_model: 32,
+        n_heads: 4,
+        n_kv_heads: 2,
+        ..tiny("gemma3", Format::F32)
+    };
+    check(&large, EngineOptions::default(), 1e-4);
+}
+
+#[test]
+fn any_number_of_experts_may_be_used() {
+    for (count, used) in [(1, 1), (3, 3), (7, 1)] {
+        let experts = Some(SyntheticExperts { count, used, d_ff: 32, shared_d_ff: 64 });
+        for name in ["llama", "qwen2moe"] {
+            check(
+                &SyntheticModel { experts, ..tiny(name, Format::F32) },
+                EngineOptions::default(),
+                SLACK_F32,
+            );
+        }
+    }
+}
+
+/// The last layer leaves out what nobody asked for; what is asked for stays what it is.
+#[test]
+fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
+    let ids = prompt(5, 90);
+    for name in FAMILIES {
+        let model = open(&family(name, Format::F32));
+        let heads: Vec<HeadId> = (0..3).map(|layer| HeadId { layer, head: 4 }).collect();
+        let captures = [12..30, 80..90].map(|window| Capture { window, heads: heads.clone() });
+        for capture in &captures {
+            let mut engine = engine(&model, 2, EngineOptions::default());
+            let seq = engine.create();
+            let want = one(&mut engine, seq, &ids, Some(capture));
+            for wanted in [Wanted::None, Wanted::Last] {
+                // Beside a sequence of which all is wanted.
+                let seqs = [engine.create(), engine.create()];
+                let batch = [
+                    StepSeq { seq: seqs[0], ids: &ids, logits: wanted, capture: Some(capture) },
+                    StepSeq { seq: seqs[1], ids: &ids[..7], logits: Wanted::All, capture: None },
+                ];
+                let have = engine.step(&batch, &mut ()).unwrap();
+                assert_eq!(have[0].scores, want.scores, "{name} {wanted:?}");
+                let from =
+                    if wanted == Wanted::None { want.logits.len() } else { 89 * want.logits.len() / 90 };
+                assert_eq!(have[0].logits, want.logits[from..], "{name} {wanted:?}");
+                assert_eq!(have[1].logits, want.logits[..7 * want.logits.len() / 90], "{name}");
+            }
+            // Tokens whose logits nobody wanted are in the cache like any others.
+            let quiet = engine.create();
+            for (ids, logits) in [(&ids[..50], Wanted::None), (&ids[50..], Wanted::All)] {
+                let step = StepSeq { seq: quiet, ids, logits, capture: None };
+                let have = engine.step(&[step], &mut ()).unwrap();
+                if logits == Wanted::All {
+                    assert_eq!(have[0].logits, want.logits[50 * want.logits.len() / 90..], "{name}");
+                }
+            }
+        }
+    }
 }

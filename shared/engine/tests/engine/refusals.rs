@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use baton_engine::gguf::Gguf;
 use baton_engine::model::ModelError;
-use baton_engine::synthetic::{ExtraValue, SyntheticModel};
+use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_engine::{
     Capture, Engine, EngineError, EngineOptions, HeadId, KvError, Model, SlidingWindow, StepError, StepSeq,
     Wanted,
@@ -12,7 +12,7 @@ use baton_engine::{
 use baton_kernels_cpu::Format;
 use proptest::prelude::*;
 
-use crate::{engine, open, tiny};
+use crate::{engine, family, open, tiny};
 
 #[track_caller]
 fn check_model(change: impl FnOnce(&mut SyntheticModel), want: &str) {
@@ -42,8 +42,12 @@ fn models_that_cannot_be_run_are_refused() {
     check_model(|model| model.n_kv_heads = 4, "must be a divisor of the 6 query heads");
     check_model(|model| model.d_head = 15, "must be even");
     check_model(|model| model.n_layers = 0, "`llama.block_count` is 0, must be 1 to");
-    check_model(extra("rope.scaling.type", ExtraValue::Text("yarn")), "`llama.rope.scaling.type` = yarn");
-    check_model(extra("expert_count", ExtraValue::U32(8)), "`llama.expert_count` = 8 is not supported");
+    check_model(extra("rope.scaling.type", ExtraValue::Text("ntk")), "`llama.rope.scaling.type` = ntk");
+    check_model(
+        extra("attn_logit_softcapping", ExtraValue::F32(50.0)),
+        "`llama.attn_logit_softcapping` = 50",
+    );
+    check_model(extra("final_logit_softcapping", ExtraValue::F32(30.0)), "= 30 is not supported");
     check_model(
         |model| {
             model.extra.push(("rope.scaling.type", ExtraValue::Text("linear")));
@@ -54,6 +58,111 @@ fn models_that_cannot_be_run_are_refused() {
     check_model(|model| model.rope_divisors = Some(vec![1.0; 7]), "has dimensions [7], must be [8]");
     check_model(|model| model.rope_divisors = Some(vec![0.0; 8]), "`rope_freqs.weight` holds 0 at 0");
     check_model(|model| model.rope_divisors = Some(vec![f32::NAN; 8]), "holds NaN at 0");
+}
+
+#[test]
+fn families_refuse_what_they_do_not_have() {
+    let of = |name, change: fn(&mut SyntheticModel), want| {
+        check_model(
+            |model| {
+                *model = family(name, Format::F32);
+                change(model);
+            },
+            want,
+        );
+    };
+    let experts = Some(SyntheticExperts { count: 4, used: 2, d_ff: 32, shared_d_ff: 32 });
+    check_model(
+        |model| *model = SyntheticModel { experts, ..tiny("qwen3", Format::F32) },
+        "`qwen3.expert_count` = 4 is not supported",
+    );
+    of("gemma", |model| model.family = "gemma2", "architecture `gemma2` is not supported");
+    of("gemma", |model| model.tied = false, "tensor `output.weight` is not part of a gemma model");
+    // Files of one family that call themselves another.
+    for (name, becomes, want) in [("qwen3", b"qwen2", "attn_q.bias"), ("qwen2", b"qwen3", "attn_q_norm.weight")] {
+        let mut bytes = family(name, Format::F32).to_gguf().unwrap();
+        let from = name.as_bytes();
+        while let Some(at) = bytes.windows(5).position(|window| window == from) {
+            bytes[at..at + 5].copy_from_slice(becomes);
+        }
+        check_bytes(bytes, want);
+    }
+}
+
+#[test]
+fn experts_out_of_range_are_refused() {
+    let with = |name, count, used, key, value, want| {
+        check_model(
+            |model| {
+                let experts = Some(SyntheticExperts { count, used, d_ff: 32, shared_d_ff: 32 });
+                *model = SyntheticModel { experts, ..tiny(name, Format::F32) };
+                model.extra.push((key, ExtraValue::U32(value)));
+            },
+            want,
+        );
+    };
+    with(
+        "qwen3moe",
+        4,
+        2,
+        "expert_used_count",
+        5,
+        "`qwen3moe.expert_used_count` is 5, must be at most the 4 experts",
+    );
+    with("qwen3moe", 4, 2, "expert_used_count", 0, "`qwen3moe.expert_used_count` is 0, must be 1 to");
+    with("qwen3moe", 4, 2, "expert_count", 0, "`qwen3moe.expert_count` is 0, must be 1 to");
+    with("llama", 4, 2, "expert_count", 0, "tensor");
+    with("llama", 4, 2, "expert_count", 5, "has dimensions [64, 4], must be [64, 5]");
+    with("qwen2moe", 4, 2, "expert_feed_forward_length", 33, "must be [64, 33, 4]");
+    with("qwen2moe", 4, 2, "expert_shared_feed_forward_length", 31, "must be [64, 31]");
+    with("qwen3moe", 4, 2, "expert_gating_func", 2, "`qwen3moe.expert_gating_func` = 2 is not supported");
+    with("qwen3moe", 4, 2, "leading_dense_block_count", 1, "= 1 is not supported");
+    with("qwen3moe", 4, 2, "expert_group_count", 2, "= 2 is not supported");
+}
+
+#[test]
+fn rotations_and_windows_out_of_range_are_refused() {
+    let extra = |key, value| move |model: &mut SyntheticModel| model.extra.push((key, value));
+    let yarn = |key, value| {
+        move |model: &mut SyntheticModel| {
+            model.extra.push(("rope.scaling.type", ExtraValue::Text("yarn")));
+            model.extra.push(("rope.scaling.factor", ExtraValue::F32(4.0)));
+            model.extra.push((key, ExtraValue::F32(value)));
+        }
+    };
+    check_model(extra("rope.scaling.type", ExtraValue::Text("yarn")), "llama.rope.scaling.factor");
+    check_model(
+        yarn("rope.scaling.factor", -1.0),
+        "`llama.rope.scaling.factor` is -1, must be finite and > 0",
+    );
+    check_model(yarn("rope.scaling.yarn_beta_fast", 1.0), "yarn_beta_fast` is 1, must be > 1");
+    check_model(yarn("rope.freq_base", 1.0), "`llama.rope.freq_base` is 1, must be > 1");
+    check_model(yarn("rope.scaling.yarn_log_multiplier", 0.1), "= 0.1 is not supported");
+    check_model(extra("rope.scaling.attn_factor", ExtraValue::F32(0.0)), "attn_factor` is 0, must be finite");
+    check_model(extra("attention.scale", ExtraValue::F32(-1.0)), "attention.scale` is -1, must be finite");
+    check_model(
+        |model| model.rope_factors = Some([vec![1.0; 8], vec![1.0; 7]]),
+        "`rope_factors_short.weight` has dimensions [7], must be [8]",
+    );
+    check_model(
+        |model| model.rope_factors = Some([vec![-1.0; 8], vec![1.0; 8]]),
+        "`rope_factors_long.weight` holds -1 at 0",
+    );
+    check_model(
+        |model| {
+            model.rope_divisors = Some(vec![1.0; 8]);
+            model.rope_factors = Some([vec![1.0; 8], vec![1.0; 8]]);
+        },
+        "tensor `rope_factors_long.weight` is not part of a llama model",
+    );
+    check_model(
+        |model| {
+            *model = tiny("gemma3", Format::F32);
+            model.extra.push(("attention.sliding_window", ExtraValue::U32(40)));
+            model.extra.push(("attention.sliding_window_pattern", ExtraValue::U32(0)));
+        },
+        "`gemma3.attention.sliding_window_pattern` is 0, must be 1 to",
+    );
 }
 
 /// The bytes of a good model with one stretch replaced by another of the same length.
@@ -126,11 +235,13 @@ proptest! {
     #[test]
     fn any_change_of_the_header_gives_a_model_that_runs_or_an_error(
         changes in prop::collection::vec((0..8192usize, any::<u8>()), 1..4),
-        qwen in any::<bool>(),
+        which in 0..5usize,
     ) {
-        static FILES: LazyLock<[Vec<u8>; 2]> =
-            LazyLock::new(|| ["llama", "qwen2"].map(|family| tiny(family, Format::F32).to_gguf().unwrap()));
-        let mut bytes = FILES[usize::from(qwen)].clone();
+        static FILES: LazyLock<[Vec<u8>; 5]> = LazyLock::new(|| {
+            ["llama", "qwen2", "qwen2moe", "gemma3", "phi3"]
+                .map(|name| family(name, Format::F32).to_gguf().unwrap())
+        });
+        let mut bytes = FILES[which].clone();
         for (at, byte) in changes {
             bytes[at] = byte;
         }

@@ -1,0 +1,426 @@
+//! Weights borrowed from a mapped model file.
+//!
+//! Finds every tensor of the model by its GGUF name and checks it once. Matrices stay where they are in the
+//! file: those that a file holds fused (query, key and value; gate and up; all experts of a layer) are ranges of
+//! rows of one tensor. Norms and biases are kept as f32 copies.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_kernels_cpu::{Format, KernelError, Matrix, dequantize_row};
+
+use super::{
+    AttentionWeights, FfnBody, FfnWeights, GatedWeights, OutputWeights, Part, PartWeights, SharedExpert,
+    TensorError, Weight, WeightError, WeightSource,
+};
+use crate::config::{Experts, ModelConfig};
+use crate::family::Presence;
+use crate::gguf::{Gguf, TensorPlace, TensorView};
+
+/// A checked matrix in the file.
+#[derive(Debug, Clone, Copy)]
+struct MatrixAt {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    /// Of the tensor, which may have more rows than these.
+    place: TensorPlace,
+    first_row: usize,
+}
+
+impl MatrixAt {
+    /// Some of the rows.
+    fn rows(&self, rows: Range<usize>) -> Self {
+        Self { rows: rows.len(), first_row: self.first_row + rows.start, ..*self }
+    }
+}
+
+struct GatedAt {
+    gate: MatrixAt,
+    up: MatrixAt,
+    down: MatrixAt,
+}
+
+enum FfnAt {
+    Dense(GatedAt),
+    Experts {
+        router: MatrixAt,
+        /// The experts' matrices one below the other.
+        stacked: GatedAt,
+        count: usize,
+        shared: Option<(MatrixAt, GatedAt)>,
+    },
+}
+
+struct LayerAt {
+    attn_norm: Vec<f32>,
+    qkvo: [MatrixAt; 4],
+    biases: [Vec<f32>; 3],
+    head_norms: [Vec<f32>; 2],
+    attn_post_norm: Vec<f32>,
+    ffn_norm: Vec<f32>,
+    ffn: FfnAt,
+    ffn_post_norm: Vec<f32>,
+}
+
+/// Weights borrowed from a mapped model file. Norms and biases are kept as f32 copies.
+pub struct MappedWeights {
+    gguf: Arc<Gguf>,
+    embedding: MatrixAt,
+    output_norm: Vec<f32>,
+    /// `None` where the model ties it to the embedding table.
+    head: Option<MatrixAt>,
+    layers: Vec<LayerAt>,
+}
+
+/// Rows of the embedding table in `gguf`.
+///
+/// # Errors
+/// [`TensorError`] where the table is missing or not a matrix.
+pub fn vocab_len(gguf: &Gguf) -> Result<usize, TensorError> {
+    let view = gguf.tensor(EMBEDDING)?;
+    match view.dims {
+        [_, rows] => Ok(usize::try_from(*rows).unwrap_or(usize::MAX)),
+        dims => Err(TensorError::Shape {
+            name: EMBEDDING.to_owned(),
+            found: dims.to_vec(),
+            want: vec![dims.first().copied().unwrap_or(0), 1],
+        }),
+    }
+}
+
+/// The divisors of rotary frequencies that the file may hold, `[rot_dims / 2]`: one list, or two of which the
+/// longer context has its own. A model whose context was stretched runs on the long ones from its first token,
+/// so that a token's logits do not depend on how long its sequence becomes.
+///
+/// # Errors
+/// [`TensorError`] where they are malformed, not finite or not > 0, or one of two is missing.
+pub fn rope_divisors(gguf: &Gguf, config: &ModelConfig) -> Result<Option<Vec<f32>>, TensorError> {
+    let divisors = |name: &str| {
+        let divisors = vector(gguf, name, config.rope.rot_dims / 2)?;
+        match divisors.iter().position(|divisor| *divisor <= 0.0) {
+            Some(at) => Err(TensorError::Value { name: name.to_owned(), value: divisors[at], at }),
+            None => Ok(divisors),
+        }
+    };
+    if gguf.has_tensor(ROPE_FREQS) {
+        return divisors(ROPE_FREQS).map(Some);
+    }
+    if !gguf.has_tensor(ROPE_LONG) && !gguf.has_tensor(ROPE_SHORT) {
+        return Ok(None);
+    }
+    let (long, short) = (divisors(ROPE_LONG)?, divisors(ROPE_SHORT)?);
+    Ok(Some(if config.context_len > config.original_context_len { long } else { short }))
+}
+
+const EMBEDDING: &str = "token_embd.weight";
+const OUTPUT_NORM: &str = "output_norm.weight";
+const OUTPUT: &str = "output.weight";
+const ROPE_FREQS: &str = "rope_freqs.weight";
+const ROPE_LONG: &str = "rope_factors_long.weight";
+const ROPE_SHORT: &str = "rope_factors_short.weight";
+/// Left in old files by their converter; the forward pass computes the same numbers itself.
+const ROTARY_LEFTOVER: &str = "attn_rot_embd.weight";
+
+impl MappedWeights {
+    /// Finds every tensor of the model and checks it against `config`.
+    ///
+    /// # Errors
+    /// [`TensorError`] for what is missing, of a wrong shape, or unknown.
+    pub fn new(gguf: Arc<Gguf>, config: &ModelConfig) -> Result<Self, TensorError> {
+        let (e, v) = (config.d_model, config.vocab_len);
+        let mut tensors = Tensors::new(&gguf, config);
+        let embedding = tensors.matrix(EMBEDDING, v, e)?;
+        let output_norm = tensors.vector(OUTPUT_NORM, e)?;
+        let head = match config.family.output {
+            Presence::Required => Some(tensors.matrix(OUTPUT, v, e)?),
+            Presence::Optional if gguf.has_tensor(OUTPUT) => Some(tensors.matrix(OUTPUT, v, e)?),
+            Presence::Optional | Presence::Never => None,
+        };
+        let mut layers = Vec::new();
+        for layer in 0..config.n_layers {
+            layers.push(tensors.layer(layer)?);
+        }
+        tensors.refuse_unknown()?;
+        Ok(Self { embedding, output_norm, head, layers, gguf })
+    }
+
+    /// A borrowed matrix.
+    fn matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
+        let bytes = self.gguf.bytes_at(at.place);
+        let row_bytes = at.format.row_bytes(at.cols).unwrap_or(0);
+        let rows = at.first_row * row_bytes..(at.first_row + at.rows) * row_bytes;
+        Ok(Matrix::new(at.format, at.rows, at.cols, &bytes[rows])?)
+    }
+
+    fn gated(&self, at: &GatedAt) -> Result<GatedWeights<'_>, WeightError> {
+        Ok(GatedWeights {
+            gate: self.matrix(&at.gate)?,
+            up: self.matrix(&at.up)?,
+            down: self.matrix(&at.down)?,
+        })
+    }
+
+    fn attention(&self, at: &LayerAt) -> Result<[Weight<'_>; 4], WeightError> {
+        let [q, k, v, o] = &at.qkvo;
+        Ok([self.matrix(q)?, self.matrix(k)?, self.matrix(v)?, self.matrix(o)?])
+    }
+
+    fn ffn(&self, at: &FfnAt) -> Result<FfnBody<'_>, WeightError> {
+        match at {
+            FfnAt::Dense(gated) => Ok(FfnBody::Dense(self.gated(gated)?)),
+            FfnAt::Experts { router, shared, .. } => {
+                let shared = match shared {
+                    Some((gate, network)) => {
+                        Some(SharedExpert { gate: self.matrix(gate)?, network: self.gated(network)? })
+                    }
+                    None => None,
+                };
+                Ok(FfnBody::Experts { router: self.matrix(router)?, shared })
+            }
+        }
+    }
+
+    fn expert(&self, at: &FfnAt, layer: usize, expert: usize) -> Result<GatedWeights<'_>, WeightError> {
+        match at {
+            FfnAt::Experts { stacked, count, .. } if expert < *count => {
+                let one = |all: &MatrixAt| {
+                    let rows = all.rows / count;
+                    self.matrix(&all.rows(expert * rows..(expert + 1) * rows))
+                };
+                Ok(GatedWeights {
+                    gate: one(&stacked.gate)?,
+                    up: one(&stacked.up)?,
+                    down: one(&stacked.down)?,
+                })
+            }
+            FfnAt::Experts { count, .. } => {
+                Err(WeightError::NoSuchExpert { expert, n_experts: *count, layer })
+            }
+            FfnAt::Dense(_) => Err(WeightError::NoSuchExpert { expert, n_experts: 0, layer }),
+        }
+    }
+}
+
+impl std::fmt::Debug for MappedWeights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MappedWeights").field("layers", &self.layers.len()).finish_non_exhaustive()
+    }
+}
+
+impl WeightSource for MappedWeights {
+    fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
+        let n_layers = self.layers.len();
+        let at = self.layers.get(layer).ok_or(WeightError::NoSuchLayer { layer, n_layers })?;
+        match part {
+            Part::Attention => {
+                let [q, k, v, o] = self.attention(at)?;
+                Ok(PartWeights::Attention(AttentionWeights {
+                    norm: &at.attn_norm,
+                    q,
+                    k,
+                    v,
+                    o,
+                    biases: at.biases.each_ref().map(Vec::as_slice),
+                    head_norms: at.head_norms.each_ref().map(Vec::as_slice),
+                    post_norm: &at.attn_post_norm,
+                }))
+            }
+            Part::Ffn => Ok(PartWeights::Ffn(FfnWeights {
+                norm: &at.ffn_norm,
+                body: self.ffn(&at.ffn)?,
+                post_norm: &at.ffn_post_norm,
+            })),
+            Part::Expert(expert) => Ok(PartWeights::Expert(self.expert(&at.ffn, layer, expert)?)),
+        }
+    }
+
+    fn embedding(&self) -> Result<Weight<'_>, WeightError> {
+        self.matrix(&self.embedding)
+    }
+
+    fn output(&self) -> Result<OutputWeights<'_>, WeightError> {
+        let head = self.matrix(self.head.as_ref().unwrap_or(&self.embedding))?;
+        Ok(OutputWeights { norm: &self.output_norm, head })
+    }
+
+    /// Nothing: the operating system reads mapped pages ahead by itself.
+    fn hint(&self, _layer: usize, _part: Part) {}
+}
+
+/// Takes a model's tensors out of a file, and knows which were left.
+struct Tensors<'a> {
+    gguf: &'a Gguf,
+    config: &'a ModelConfig,
+    taken: Vec<String>,
+}
+
+impl<'a> Tensors<'a> {
+    fn new(gguf: &'a Gguf, config: &'a ModelConfig) -> Self {
+        // What `rope_divisors` has read: one list, else two.
+        let rope = if gguf.has_tensor(ROPE_FREQS) { &[ROPE_FREQS][..] } else { &[ROPE_LONG, ROPE_SHORT] };
+        Self { gguf, config, taken: rope.iter().map(|name| (*name).to_owned()).collect() }
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<LayerAt, TensorError> {
+        let config = self.config;
+        let (e, d, q, kv) = (config.d_model, config.d_head, config.d_q(), config.d_kv());
+        let family = config.family;
+        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
+        let [q_at, k_at, v_at] = if family.fused {
+            let all = self.matrix(&name("attn_qkv.weight"), q + 2 * kv, e)?;
+            [all.rows(0..q), all.rows(q..q + kv), all.rows(q + kv..q + 2 * kv)]
+        } else {
+            [
+                self.matrix(&name("attn_q.weight"), q, e)?,
+                self.matrix(&name("attn_k.weight"), kv, e)?,
+                self.matrix(&name("attn_v.weight"), kv, e)?,
+            ]
+        };
+        self.taken.push(name(ROTARY_LEFTOVER));
+        let only = |holds| if holds { Presence::Required } else { Presence::Never };
+        let (head_norms, post_norms) = (only(family.head_norms), only(family.post_norms));
+        Ok(LayerAt {
+            attn_norm: self.vector(&name("attn_norm.weight"), e)?,
+            qkvo: [q_at, k_at, v_at, self.matrix(&name("attn_output.weight"), e, q)?],
+            biases: [
+                self.vector_if(family.qkv_bias, &name("attn_q.bias"), q)?,
+                self.vector_if(family.qkv_bias, &name("attn_k.bias"), kv)?,
+                self.vector_if(family.qkv_bias, &name("attn_v.bias"), kv)?,
+            ],
+            head_norms: [
+                self.vector_if(head_norms, &name("attn_q_norm.weight"), d)?,
+                self.vector_if(head_norms, &name("attn_k_norm.weight"), d)?,
+            ],
+            attn_post_norm: self.vector_if(post_norms, &name("post_attention_norm.weight"), e)?,
+            ffn_norm: self.vector(&name("ffn_norm.weight"), e)?,
+            ffn: match config.experts {
+                Some(experts) => self.experts(&name, experts)?,
+                None => FfnAt::Dense(self.dense(&name)?),
+            },
+            ffn_post_norm: self.vector_if(post_norms, &name("post_ffw_norm.weight"), e)?,
+        })
+    }
+
+    fn dense(&mut self, name: &impl Fn(&str) -> String) -> Result<GatedAt, TensorError> {
+        let (e, f) = (self.config.d_model, self.config.d_ff);
+        if self.config.family.fused {
+            let both = self.matrix(&name("ffn_up.weight"), 2 * f, e)?;
+            let down = self.matrix(&name("ffn_down.weight"), e, f)?;
+            return Ok(GatedAt { gate: both.rows(0..f), up: both.rows(f..2 * f), down });
+        }
+        self.gated(name, "", f)
+    }
+
+    /// A network of three matrices whose names end in `suffix`.
+    fn gated(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        suffix: &str,
+        f: usize,
+    ) -> Result<GatedAt, TensorError> {
+        let e = self.config.d_model;
+        Ok(GatedAt {
+            gate: self.matrix(&name(&format!("ffn_gate{suffix}.weight")), f, e)?,
+            up: self.matrix(&name(&format!("ffn_up{suffix}.weight")), f, e)?,
+            down: self.matrix(&name(&format!("ffn_down{suffix}.weight")), e, f)?,
+        })
+    }
+
+    fn experts(&mut self, name: &impl Fn(&str) -> String, experts: Experts) -> Result<FfnAt, TensorError> {
+        let (e, f, n) = (self.config.d_model, experts.d_ff, experts.count);
+        let router = self.matrix(&name("ffn_gate_inp.weight"), n, e)?;
+        let stacked = GatedAt {
+            gate: self.stack(&name("ffn_gate_exps.weight"), n, f, e)?,
+            up: self.stack(&name("ffn_up_exps.weight"), n, f, e)?,
+            down: self.stack(&name("ffn_down_exps.weight"), n, e, f)?,
+        };
+        let shared = match experts.shared_d_ff {
+            Some(f) => {
+                let gate = self.row(&name("ffn_gate_inp_shexp.weight"), e)?;
+                Some((gate, self.gated(name, "_shexp", f)?))
+            }
+            None => None,
+        };
+        Ok(FfnAt::Experts { router, stacked, count: n, shared })
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<MatrixAt, TensorError> {
+        self.shaped(name, &[cols as u64, rows as u64], rows, cols)
+    }
+
+    /// `count` matrices `[rows, cols]`, as one of `count * rows` rows.
+    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<MatrixAt, TensorError> {
+        self.shaped(name, &[cols as u64, rows as u64, count as u64], count.saturating_mul(rows), cols)
+    }
+
+    /// A matrix of one row, which may be stored as a vector.
+    fn row(&mut self, name: &str, cols: usize) -> Result<MatrixAt, TensorError> {
+        let dims = [cols as u64, 1];
+        let n_dims = self.gguf.tensor(name)?.dims.len().clamp(1, 2);
+        self.shaped(name, &dims[..n_dims], 1, cols)
+    }
+
+    fn shaped(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixAt, TensorError> {
+        let view = self.gguf.tensor(name)?;
+        check_dims(&view, dims)?;
+        Matrix::new(view.format, rows, cols, view.data).map_err(|err| bad_matrix(name, err))?;
+        self.taken.push(name.to_owned());
+        Ok(MatrixAt { format: view.format, rows, cols, place: view.place, first_row: 0 })
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
+        self.taken.push(name.to_owned());
+        vector(self.gguf, name, len)
+    }
+
+    /// Empty where the vector is not there and need not be.
+    fn vector_if(&mut self, presence: Presence, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
+        match presence {
+            Presence::Never => Ok(Vec::new()),
+            Presence::Optional if !self.gguf.has_tensor(name) => Ok(Vec::new()),
+            Presence::Optional | Presence::Required => self.vector(name, len),
+        }
+    }
+
+    fn refuse_unknown(mut self) -> Result<(), TensorError> {
+        self.taken.sort_unstable();
+        let left = |name: &str| self.taken.binary_search_by(|taken| taken.as_str().cmp(name)).is_err();
+        match self.gguf.tensors().find(|tensor| left(tensor.name())) {
+            Some(tensor) => Err(TensorError::Unexpected {
+                name: tensor.name().to_owned(),
+                family: self.config.family.name,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn vector(gguf: &Gguf, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
+    let view = gguf.tensor(name)?;
+    check_dims(&view, &[len as u64])?;
+    Matrix::new(view.format, 1, len, view.data).map_err(|err| bad_matrix(name, err))?;
+    let mut values = vec![0.0; len];
+    dequantize_row(view.format, view.data, &mut values).map_err(|err| bad_matrix(name, err))?;
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(at) => Err(TensorError::Value { name: name.to_owned(), value: values[at], at }),
+        None => Ok(values),
+    }
+}
+
+fn check_dims(view: &TensorView<'_>, want: &[u64]) -> Result<(), TensorError> {
+    if view.dims == want {
+        return Ok(());
+    }
+    Err(TensorError::Shape { name: view.name.to_owned(), found: view.dims.to_vec(), want: want.to_vec() })
+}
+
+fn bad_matrix(name: &str, err: KernelError) -> TensorError {
+    TensorError::Matrix { name: name.to_owned(), err }
+}
