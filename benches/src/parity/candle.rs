@@ -159,9 +159,8 @@ impl Reference {
         if !self.is_yarn() {
             return Ok(plain.map(|frequency| frequency / factor).collect());
         }
-        let pair_of = |turns: f64| {
-            dims as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln())
-        };
+        let pair_of =
+            |turns: f64| dims as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
         let (low, high) = (pair_of(32.0).floor().max(0.0), pair_of(1.0).ceil().min(dims as f64 - 1.0));
         let blend = |(pair, frequency): (usize, f64)| {
             let stretched = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);

@@ -14,11 +14,6 @@ fn std(cols: u32) -> f64 {
     1.4 / f64::from(cols).sqrt()
 }
 
-/// Of the router: its numbers differ by several units, so that rounding elsewhere seldom changes the choice.
-fn router_std(cols: u32) -> f64 {
-    4.0 / f64::from(cols).sqrt()
-}
-
 impl SyntheticModel {
     /// What the family implies; of an unknown family what llama implies.
     fn rules(&self) -> &'static Family {
@@ -128,7 +123,7 @@ impl SyntheticModel {
         let own_width = rule.is_some_and(|rule| rule.own_width);
         let f = if own_width { experts.d_ff } else { self.d_ff };
         // Converters leave routers in F32.
-        weights.shaped(&name("ffn_gate_inp.weight"), &[e, experts.count], Format::F32, router_std(e))?;
+        weights.shaped(&name("ffn_gate_inp.weight"), &[e, experts.count], Format::F32, std(e))?;
         self.gated(weights, name, "_exps", &[f, experts.count])?;
         if rule.is_some_and(|rule| rule.shared) {
             weights.vector(&name("ffn_gate_inp_shexp.weight"), e, 0.0, std(e))?;

@@ -79,7 +79,9 @@ fn families_refuse_what_they_do_not_have() {
     of("gemma", |model| model.family = "gemma2", "architecture `gemma2` is not supported");
     of("gemma", |model| model.tied = false, "tensor `output.weight` is not part of a gemma model");
     // Files of one family that call themselves another.
-    for (name, becomes, want) in [("qwen3", b"qwen2", "attn_q.bias"), ("qwen2", b"qwen3", "attn_q_norm.weight")] {
+    for (name, becomes, want) in
+        [("qwen3", b"qwen2", "attn_q.bias"), ("qwen2", b"qwen3", "attn_q_norm.weight")]
+    {
         let mut bytes = family(name, Format::F32).to_gguf().unwrap();
         let from = name.as_bytes();
         while let Some(at) = bytes.windows(5).position(|window| window == from) {
