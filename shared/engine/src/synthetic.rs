@@ -202,7 +202,7 @@ impl SyntheticModel {
         writer.set("general.architecture", self.family);
         writer.set(
             "general.name",
-            format!("synthetic {} {} seed {}", self.family, self.quant.name(), self.seed),
+            format!("synthetic {} {} seed {}", self.display_name(), self.quant.name(), self.seed),
         );
         for (name, value) in [
             ("block_count", self.n_layers),

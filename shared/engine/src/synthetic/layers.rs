@@ -25,6 +25,11 @@ impl SyntheticModel {
         if self.rules().scaled_embedding { f64::from(self.d_model).sqrt() } else { 1.0 }
     }
 
+    /// The family as the model's name says it. Of a model called "phi3", llama.cpp expects Phi-3's vocabulary.
+    pub(super) fn display_name(&self) -> &'static str {
+        if self.family == "phi3" { "phi" } else { self.family }
+    }
+
     fn expert_rule(&self) -> Option<ExpertRule> {
         self.rules().experts
     }
