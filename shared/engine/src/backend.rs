@@ -115,8 +115,8 @@ pub(crate) trait Backend: Send + Sync {
     fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
 
     /// Attention of every row of the spans over its own sequence; other rows of `out` and `lse` keep what they
-    /// hold. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is `[t, h]`: the log-sum-exp of each row's scaled
-    /// scores.
+    /// hold. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is `[t, h]`: the
+    /// log-sum-exp of each row's scaled scores.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
     fn attend(
         &self,
