@@ -1,8 +1,9 @@
-//! The command line: `baton ask`, `baton chat`, `baton serve`.
+//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`.
 
 mod ask;
 mod chat;
 mod document;
+mod model;
 mod open;
 mod serve;
 mod terminal;
@@ -26,6 +27,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Serve the OpenAI chat API to programs on this machine
     Serve(serve::ServeArgs),
+    /// Work with model files
+    Model(model::ModelArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -150,6 +153,7 @@ impl Cli {
             Command::Ask(args) => ask::run(args).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Serve(args) => serve::run(args).await,
+            Command::Model(args) => model::run(args).await,
         }
     }
 }
@@ -177,7 +181,14 @@ mod tests {
         assert!(Cli::try_parse_from(draft).is_ok());
         let err = Cli::try_parse_from(["baton", "ask", "d", "q", "--speculate", "fast"]).unwrap_err();
         assert!(err.to_string().contains("want auto, off, lookup or draft=FILE"), "{err}");
-        for bad in [&["baton", "ask", "doc.txt"][..], &["baton", "ask", "d", "q", "--refine-mode", "best"]] {
+        let import =
+            ["baton", "model", "import", "dir", "--out", "m.gguf", "--quant", "q8_0", "--lora", "a=0.5"];
+        assert!(Cli::try_parse_from(import).is_ok());
+        for bad in [
+            &["baton", "ask", "doc.txt"][..],
+            &["baton", "model", "import", "dir"],
+            &["baton", "ask", "d", "q", "--refine-mode", "best"],
+        ] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
         }
     }

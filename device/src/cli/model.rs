@@ -1,0 +1,222 @@
+//! `baton model import`: a Hugging Face folder to a GGUF file.
+
+use anyhow::{Context, anyhow};
+use baton_import::{AdapterDir, ImportOptions, Progress, Quantization, Summary, import};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+#[derive(Debug, Args)]
+pub(super) struct ModelArgs {
+    #[command(subcommand)]
+    command: ModelCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ModelCommand {
+    /// Make one quantized GGUF file of a Hugging Face folder, with LoRA adapters merged in
+    #[command(after_help = supported())]
+    Import(ImportArgs),
+}
+
+#[derive(Debug, Args)]
+struct ImportArgs {
+    /// Folder with config.json, safetensors weights (F32, F16 or BF16) and a tokenizer
+    dir: PathBuf,
+    /// File to write; nothing is left of it if the import fails or is stopped
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Formats of the weights
+    #[arg(long, default_value_t = Quantization::Q4_K_M, value_name = "NAME")]
+    quant: Quantization,
+    /// LoRA adapter folder to merge, and how much of it, as in `DIR=0.5` (may be given several times)
+    #[arg(long, value_name = "DIR[=WEIGHT]", value_parser = adapter)]
+    lora: Vec<AdapterDir>,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// What can be imported, for `--help`.
+fn supported() -> String {
+    let quantizations: Vec<String> = Quantization::all().map(|quant| quant.to_string()).collect();
+    format!(
+        "Quantizations: {}\nModel classes (architectures in config.json): {}",
+        quantizations.join(", "),
+        baton_import::supported().join(", ")
+    )
+}
+
+/// `DIR` or `DIR=WEIGHT`; a folder whose name ends in `=NUMBER` can be given with `=1` behind it.
+fn adapter(text: &str) -> Result<AdapterDir, String> {
+    let (dir, weight) = match text.rsplit_once('=').map(|(dir, weight)| (dir, weight.parse::<f32>())) {
+        Some((dir, Ok(weight))) => (dir, weight),
+        _ => (text, 1.0),
+    };
+    if dir.is_empty() || !weight.is_finite() {
+        return Err(format!("`{text}` is no folder with a finite weight"));
+    }
+    Ok(AdapterDir { dir: PathBuf::from(dir), weight })
+}
+
+/// The last line of `--json`.
+#[derive(Debug, Serialize)]
+struct ImportReport {
+    file: PathBuf,
+    file_bytes: u64,
+    name: String,
+    architecture: &'static str,
+    quantization: String,
+    tokenizer: &'static str,
+    pre_tokenizer: &'static str,
+    vocab_len: usize,
+    n_weights: u64,
+    n_tensors: usize,
+    formats: BTreeMap<&'static str, usize>,
+    adapters: Vec<AdapterReport>,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct AdapterReport {
+    dir: PathBuf,
+    weight: f32,
+    matrices: usize,
+}
+
+pub(super) async fn run(args: ModelArgs) -> anyhow::Result<()> {
+    let ModelCommand::Import(args) = args.command;
+    let options = ImportOptions {
+        dir: args.dir,
+        out: args.out,
+        replace: args.force,
+        quantization: args.quant,
+        adapters: args.lora,
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let started = Instant::now();
+    let work = tokio::task::spawn_blocking({
+        let (options, stop) = (options.clone(), Arc::clone(&stop));
+        move || {
+            let mut shown = Shown::default();
+            import(&options, &mut |progress| {
+                shown.show(progress);
+                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        }
+    });
+    tokio::pin!(work);
+    let result = tokio::select! {
+        result = &mut work => result,
+        _ = tokio::signal::ctrl_c() => {
+            stop.store(true, Ordering::Relaxed);
+            // The import ends at its next band, and removes what it wrote.
+            work.await
+        }
+    };
+    if std::io::stderr().is_terminal() {
+        eprintln!();
+    }
+    let summary = result.map_err(|err| anyhow!(err))?;
+    let summary = summary.with_context(|| format!("import `{}`", options.dir.display()))?;
+    let report = report(&options, summary, started.elapsed().as_secs_f64());
+    if args.json {
+        println!("{}", serde_json::to_string(&report).context("write the report")?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn report(options: &ImportOptions, summary: Summary, seconds: f64) -> ImportReport {
+    let adapters = options.adapters.iter().zip(summary.adapted);
+    ImportReport {
+        file: options.out.clone(),
+        file_bytes: summary.file_bytes,
+        name: summary.name,
+        architecture: summary.architecture,
+        quantization: options.quantization.to_string(),
+        tokenizer: summary.tokenizer.0,
+        pre_tokenizer: summary.tokenizer.1,
+        vocab_len: summary.vocab_len,
+        n_weights: summary.n_weights,
+        n_tensors: summary.n_tensors,
+        formats: summary.formats,
+        adapters: adapters
+            .map(|(adapter, matrices)| AdapterReport {
+                dir: adapter.dir.clone(),
+                weight: adapter.weight,
+                matrices,
+            })
+            .collect(),
+        seconds,
+    }
+}
+
+fn print(report: &ImportReport) {
+    let formats: Vec<String> = report.formats.iter().map(|(name, n)| format!("{n} {name}")).collect();
+    println!("{}: {} ({}), {}", report.file.display(), report.name, report.architecture, report.quantization);
+    println!("{} tensors: {}", report.n_tensors, formats.join(", "));
+    for adapter in &report.adapters {
+        println!("merged {} x {}: {} matrices", adapter.weight, adapter.dir.display(), adapter.matrices);
+    }
+    let bits = report.file_bytes as f64 * 8.0 / report.n_weights as f64;
+    println!("{} weights in {} bytes, {bits:.2} bits a weight", report.n_weights, report.file_bytes);
+}
+
+/// Progress on standard error: one line that is written over on a terminal, a line each tenth elsewhere.
+#[derive(Debug, Default)]
+struct Shown {
+    percent: Option<u64>,
+}
+
+impl Shown {
+    fn show(&mut self, progress: Progress<'_>) {
+        let percent = progress.bytes_done * 100 / progress.bytes_total.max(1);
+        let mut err = std::io::stderr().lock();
+        let is_terminal = err.is_terminal();
+        let step = if is_terminal { 1 } else { 10 };
+        if self.percent.is_some_and(|shown| shown / step == percent / step) {
+            return;
+        }
+        self.percent = Some(percent);
+        let (idx, all) = (progress.tensor_idx + 1, progress.n_tensors);
+        let line = format!("{percent:>3} %  tensor {idx} of {all}: {}", progress.tensor);
+        // Progress that cannot be shown is no reason to stop.
+        let _ = match is_terminal {
+            true => write!(err, "\r{line:<72}").and_then(|()| err.flush()),
+            false => writeln!(err, "{line}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, want: Option<(&str, f32)>) {
+        let found = adapter(text).ok().map(|adapter| (adapter.dir.display().to_string(), adapter.weight));
+        assert_eq!(found, want.map(|(dir, weight)| (dir.to_owned(), weight)), "{text}");
+    }
+
+    #[test]
+    fn adapters_are_folders_with_weights() {
+        check("a/b", Some(("a/b", 1.0)));
+        check("a/b=0.5", Some(("a/b", 0.5)));
+        check("a=b", Some(("a=b", 1.0)));
+        check("a=2=-1", Some(("a=2", -1.0)));
+        check("=1", None);
+        check("a=inf", None);
+        check("", None);
+    }
+}

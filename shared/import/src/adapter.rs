@@ -1,0 +1,199 @@
+//! LoRA adapters of the PEFT library: low-rank changes that are added to the weights before they are quantized.
+//!
+//! `W + weight * scale * B A`, with `scale = lora_alpha / r`, or `lora_alpha / sqrt(r)` for rank-stabilized ones.
+//! Sources: Hu 2021, "LoRA", section 4.1; Kalajdzievski 2023, "rsLoRA". What is more than that (other magnitudes,
+//! replaced modules, trained biases, changed embeddings) is refused, never left out.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::ImportError;
+use crate::json::JsonFile;
+use crate::safetensors::TensorFiles;
+
+/// Where the modules' names begin.
+const PREFIX: &str = "base_model.model.";
+
+/// The two halves of one change.
+#[derive(Debug, Clone)]
+struct Pair {
+    a: String,
+    b: String,
+    rank: usize,
+    /// Everything that the product is multiplied with.
+    scale: f64,
+}
+
+/// An opened adapter.
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    files: TensorFiles,
+    /// By the name of the matrix in the model's folder.
+    pairs: BTreeMap<String, Pair>,
+}
+
+/// The change of one matrix: `[rows, r]` and `[r, cols]`.
+#[derive(Debug)]
+pub(crate) struct Change {
+    a: Tensor,
+    b: Tensor,
+    scale: f64,
+}
+
+impl Adapter {
+    /// Opens the adapter in `dir`; `shapes` are rows and columns of the model's matrices.
+    pub(crate) fn open(
+        dir: &Path,
+        weight: f32,
+        shapes: &BTreeMap<&str, (usize, usize)>,
+    ) -> Result<Adapter, ImportError> {
+        let json = JsonFile::open(dir.join("adapter_config.json"))?;
+        check_kind(&json)?;
+        let path = dir.join("adapter_model.safetensors");
+        if !path.is_file() {
+            return Err(ImportError::MissingFile { path });
+        }
+        let files = TensorFiles::open(&path)?;
+        let alpha = json.f64("lora_alpha")?;
+        let alphas = json.opt_object("alpha_pattern")?;
+        let stabilized = json.opt_bool("use_rslora")?.unwrap_or(false);
+        let mut pairs = BTreeMap::new();
+        for name in files.names() {
+            let Some((module, half)) = split_name(name) else {
+                let what = "want `…lora_A.weight` or `…lora_B.weight` of a linear layer".to_owned();
+                return Err(ImportError::AdapterTensor { name: name.to_owned(), what });
+            };
+            if half == "B" {
+                continue;
+            }
+            let (a, matrix) = (name.to_owned(), format!("{module}.weight"));
+            let b = a.replace(".lora_A.", ".lora_B.");
+            let rank = check_shapes(&files, &a, &b, shapes.get(matrix.as_str()).copied())?;
+            let alpha = alpha_of(module, alphas.as_ref())?.unwrap_or(alpha);
+            let divisor = if stabilized { (rank as f64).sqrt() } else { rank as f64 };
+            pairs.insert(matrix, Pair { a, b, rank, scale: f64::from(weight) * alpha / divisor });
+        }
+        let n_halves = files.names().count();
+        if pairs.is_empty() || n_halves != 2 * pairs.len() {
+            let (name, n) = (path.display().to_string(), pairs.len());
+            let what =
+                format!("{n} `lora_A` among {n_halves} tensors, want as many as `lora_B`, and at least 1");
+            return Err(ImportError::AdapterTensor { name, what });
+        }
+        Ok(Adapter { files, pairs })
+    }
+
+    /// Matrices that the adapter changes.
+    pub(crate) fn len(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// The change of a matrix of `[rows, cols]`; `None` where the adapter leaves it as it is.
+    pub(crate) fn change(
+        &self,
+        matrix: &str,
+        (rows, cols): (usize, usize),
+    ) -> Result<Option<Change>, ImportError> {
+        let Some(pair) = self.pairs.get(matrix) else { return Ok(None) };
+        let load = |name: &str, rows: usize, cols: usize| {
+            let values = self.files.rows(name, 0..rows, cols)?;
+            Tensor::from_vec(values, (rows, cols), &Device::Cpu)
+                .map_err(|err| ImportError::Convert { name: name.to_owned(), err })
+        };
+        let (a, b) = (load(&pair.a, pair.rank, cols)?, load(&pair.b, rows, pair.rank)?);
+        Ok(Some(Change { a, b, scale: pair.scale }))
+    }
+}
+
+impl Change {
+    /// Adds the change of some rows to their values.
+    pub(crate) fn add_to(&self, values: &mut [f32], rows: Range<usize>) -> candle_core::Result<()> {
+        let b = self.b.narrow(0, rows.start, rows.len())?;
+        let product =
+            (b.matmul(&self.a)? * self.scale)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        values.iter_mut().zip(product).for_each(|(value, change)| *value += change);
+        Ok(())
+    }
+}
+
+/// Refuses what is no plain LoRA.
+fn check_kind(json: &JsonFile) -> Result<(), ImportError> {
+    if json.opt_str("peft_type")?.unwrap_or("LORA") != "LORA" {
+        return Err(json.unsupported("peft_type", "LORA"));
+    }
+    for key in ["fan_in_fan_out", "use_dora", "lora_bias", "use_qalora"] {
+        if json.opt_bool(key)? == Some(true) {
+            return Err(json.unsupported(key, "false"));
+        }
+    }
+    if json.opt_str("bias")?.unwrap_or("none") != "none" {
+        return Err(json.unsupported("bias", "none"));
+    }
+    for key in ["modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters"] {
+        let is_empty = |value: &serde_json::Value| {
+            value.as_array().is_some_and(Vec::is_empty)
+                || value.as_object().is_some_and(serde_json::Map::is_empty)
+        };
+        if json.get(key).is_some_and(|value| !is_empty(value)) {
+            return Err(json.unsupported(key, "empty"));
+        }
+    }
+    Ok(())
+}
+
+/// A tensor's module in the model and its half, `A` or `B`.
+fn split_name(name: &str) -> Option<(&str, &'static str)> {
+    let name = name.strip_prefix(PREFIX)?;
+    [
+        ("A", ".lora_A.weight"),
+        ("A", ".lora_A.default.weight"),
+        ("B", ".lora_B.weight"),
+        ("B", ".lora_B.default.weight"),
+    ]
+    .into_iter()
+    .find_map(|(half, end)| name.strip_suffix(end).map(|module| (module, half)))
+}
+
+/// The rank of a pair whose shapes fit the matrix of `shape`.
+fn check_shapes(
+    files: &TensorFiles,
+    a: &str,
+    b: &str,
+    shape: Option<(usize, usize)>,
+) -> Result<usize, ImportError> {
+    let wrong = |name: &str, what: String| Err(ImportError::AdapterTensor { name: name.to_owned(), what });
+    let Some((rows, cols)) = shape else {
+        return wrong(a, "the model has no linear layer of this name".to_owned());
+    };
+    let (Some(stored_a), Some(stored_b)) = (files.find(a), files.find(b)) else {
+        return wrong(b, "is missing, its `lora_A` is there".to_owned());
+    };
+    stored_a.dtype(a)?;
+    stored_b.dtype(b)?;
+    let rank = match stored_a.shape.as_slice() {
+        &[rank, found] if found == cols && rank > 0 => rank,
+        found => return wrong(a, format!("has shape {found:?}, must be [r, {cols}]")),
+    };
+    if stored_b.shape != [rows, rank] {
+        return wrong(b, format!("has shape {:?}, must be [{rows}, {rank}]", stored_b.shape));
+    }
+    Ok(rank)
+}
+
+/// The alpha of a module that has one of its own. Keys are the ends of names; PEFT allows patterns, too, which no
+/// tool writes.
+fn alpha_of(module: &str, alphas: Option<&JsonFile>) -> Result<Option<f64>, ImportError> {
+    let Some(alphas) = alphas else { return Ok(None) };
+    for key in alphas.map().keys() {
+        if !key.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
+            return Err(alphas.unsupported(key, "under a key that is the end of a module's name"));
+        }
+        if module == key || module.strip_suffix(key.as_str()).is_some_and(|rest| rest.ends_with('.')) {
+            return alphas.f64(key).map(Some);
+        }
+    }
+    Ok(None)
+}

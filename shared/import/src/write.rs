@@ -1,0 +1,260 @@
+//! Writing the file: weights pass through in bands of rows, under a temporary name until all is well.
+//!
+//! A band is read, changed by the adapters, put in order, checked, quantized on all cores and written; nothing else
+//! of the model is in memory. Always holds: the file at the name asked for is whole or absent.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use baton_engine::gguf::{GgufStream, GgufWriteError, GgufWriter};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+use crate::Progress;
+use crate::adapter::{Adapter, Change};
+use crate::error::ImportError;
+use crate::mix::format_name;
+use crate::plan::{Content, Plan, PlannedTensor};
+use crate::safetensors::TensorFiles;
+
+/// Weights of a band: 16 MiB as f32.
+const BAND: usize = 4 << 20;
+/// Fewer than this are not worth a thread.
+const VALUES_ALONE: usize = 1 << 14;
+/// Largest number of a binary16.
+const F16_MAX: f32 = 65_504.0;
+
+/// The file while it is written; removed unless it is kept.
+#[derive(Debug)]
+pub(crate) struct Output {
+    wanted: PathBuf,
+    temporary: PathBuf,
+    kept: bool,
+}
+
+impl Output {
+    /// Makes sure that the file can be written, by beginning it under another name in the same folder.
+    pub(crate) fn create(wanted: &Path, replace: bool) -> Result<Output, ImportError> {
+        if !replace && wanted.exists() {
+            return Err(ImportError::OutExists { path: wanted.to_owned() });
+        }
+        let mut name = OsString::from(".");
+        name.push(wanted.file_name().unwrap_or_else(|| "model".as_ref()));
+        name.push(format!(".{}.partial", std::process::id()));
+        let temporary = wanted.with_file_name(name);
+        let write = |err: std::io::Error| ImportError::Write { path: temporary.clone(), err: err.into() };
+        OpenOptions::new().write(true).create(true).truncate(true).open(&temporary).map_err(write)?;
+        Ok(Output { wanted: wanted.to_owned(), temporary, kept: false })
+    }
+
+    /// Where the file is for now.
+    pub(crate) fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Writes everything; gives the length of the file.
+    pub(crate) fn write(
+        &self,
+        mut writer: GgufWriter<'_>,
+        sources: &Sources<'_>,
+        progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<u64, ImportError> {
+        let fail = |err| ImportError::Write { path: self.wanted.clone(), err };
+        for tensor in &sources.plan.tensors {
+            writer.declare(&tensor.name, &tensor.dims, tensor.storage()?).map_err(fail)?;
+        }
+        let open = OpenOptions::new().write(true).open(&self.temporary);
+        let file = open.map_err(|err| fail(err.into()))?;
+        let stream = writer.begin(BufWriter::with_capacity(1 << 20, file)).map_err(fail)?;
+        let bytes_total = sources.plan.tensors.iter().map(PlannedTensor::data_len).sum();
+        let mut bands = Bands { stream, path: &self.wanted, bytes_done: 0 };
+        for (tensor_idx, tensor) in sources.plan.tensors.iter().enumerate() {
+            let mut tell = |bytes_done| {
+                let n_tensors = sources.plan.tensors.len();
+                match progress(Progress {
+                    tensor: &tensor.name,
+                    tensor_idx,
+                    n_tensors,
+                    bytes_done,
+                    bytes_total,
+                }) {
+                    ControlFlow::Continue(()) => Ok(()),
+                    ControlFlow::Break(()) => Err(ImportError::Cancelled),
+                }
+            };
+            bands.tensor(tensor, sources, &mut tell)?;
+        }
+        let mut file = bands.stream.finish().map_err(fail)?;
+        let sync =
+            file.flush().and_then(|()| file.get_ref().sync_all()).and_then(|()| file.get_ref().metadata());
+        Ok(sync.map_err(|err| fail(err.into()))?.len())
+    }
+
+    /// Gives the file its name.
+    pub(crate) fn keep(mut self) -> Result<(), ImportError> {
+        let write = |err: std::io::Error| ImportError::Write { path: self.wanted.clone(), err: err.into() };
+        fs::rename(&self.temporary, &self.wanted).map_err(write)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Nothing is left to be done where even that fails.
+            drop(fs::remove_file(&self.temporary));
+        }
+    }
+}
+
+/// What weights are made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) files: &'a TensorFiles,
+    pub(crate) adapters: &'a [Adapter],
+}
+
+/// The stream, and how much went into it.
+struct Bands<'a> {
+    stream: GgufStream<BufWriter<File>>,
+    path: &'a Path,
+    bytes_done: u64,
+}
+
+impl Bands<'_> {
+    fn tensor(
+        &mut self,
+        tensor: &PlannedTensor,
+        sources: &Sources<'_>,
+        tell: &mut dyn FnMut(u64) -> Result<(), ImportError>,
+    ) -> Result<(), ImportError> {
+        let (names, rows, cols, pairs_in, offset) = match &tensor.content {
+            Content::Values(values) => {
+                tell(self.bytes_done)?;
+                return self.put(tensor, values, values.len());
+            }
+            Content::Stored { names, rows, cols, pairs_in, offset } => {
+                (names, *rows, *cols, *pairs_in, *offset)
+            }
+        };
+        // Whole heads, where their rows change places.
+        let unit = pairs_in.unwrap_or(1);
+        let band_rows = (BAND / cols / unit).max(1) * unit;
+        for name in names {
+            let changes = changes(name, (rows, cols), sources.adapters)?;
+            for start in (0..rows).step_by(band_rows) {
+                tell(self.bytes_done)?;
+                let band = start..rows.min(start + band_rows);
+                let mut values = sources.files.rows(name, band.clone(), cols)?;
+                for change in &changes {
+                    let convert = |err| ImportError::Convert { name: name.clone(), err };
+                    change.add_to(&mut values, band.clone()).map_err(convert)?;
+                }
+                values.iter_mut().for_each(|value| *value += offset);
+                if let Some(d_head) = pairs_in {
+                    values = in_pairs(&values, d_head, cols);
+                }
+                self.put(tensor, &values, cols)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Quantizes a band of rows and writes it.
+    fn put(&mut self, tensor: &PlannedTensor, values: &[f32], cols: usize) -> Result<(), ImportError> {
+        check_range(tensor, values)?;
+        let convert = |err| ImportError::Convert { name: tensor.name.clone(), err };
+        for piece in encode(values, cols, tensor.format).map_err(convert)? {
+            let write = |err: GgufWriteError| ImportError::Write { path: self.path.to_owned(), err };
+            self.stream.put(&piece).map_err(write)?;
+            self.bytes_done += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+fn changes(name: &str, shape: (usize, usize), adapters: &[Adapter]) -> Result<Vec<Change>, ImportError> {
+    adapters.iter().filter_map(|adapter| adapter.change(name, shape).transpose()).collect()
+}
+
+/// Rows of heads `[d, cols]` each, from halves to neighbouring pairs: row `j d/2 + i` of a head becomes row `2 i + j`.
+///
+/// Hugging Face turns dimension `i` with `i + d/2`; GGUF's llama family turns `2 i` with `2 i + 1`.
+fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
+    let half = d_head / 2;
+    let mut out = Vec::with_capacity(values.len());
+    for head in values.chunks_exact(d_head * cols) {
+        for row in 0..d_head {
+            let from = (row % 2) * half + row / 2;
+            out.extend_from_slice(&head[from * cols..(from + 1) * cols]);
+        }
+    }
+    out
+}
+
+fn check_range(tensor: &PlannedTensor, values: &[f32]) -> Result<(), ImportError> {
+    let max = if tensor.format == GgmlDType::F16 { F16_MAX } else { f32::MAX };
+    match values.iter().find(|value| value.is_nan() || value.abs() > max) {
+        Some(&value) => {
+            Err(ImportError::Value { name: tensor.name.clone(), value, format: format_name(tensor.format) })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Quantizes rows on all cores; the pieces come in the order of the rows.
+fn encode(values: &[f32], cols: usize, format: GgmlDType) -> candle_core::Result<Vec<Vec<u8>>> {
+    let piece = |values: &[f32]| {
+        let tensor = Tensor::from_slice(values, (values.len() / cols, cols), &Device::Cpu)?;
+        Ok(QTensor::quantize(&tensor, format)?.data()?.into_owned())
+    };
+    let n_threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let rows = (values.len() / cols).div_ceil(n_threads).max(1);
+    if values.len() < VALUES_ALONE {
+        return Ok(vec![piece(values)?]);
+    }
+    thread::scope(|scope| {
+        let workers: Vec<_> =
+            values.chunks(rows * cols).map(|values| scope.spawn(move || piece(values))).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, candle_core::Result<Vec<u8>>>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_become_pairs() {
+        // Two heads of four rows, two columns: a row's first number is its place in its head.
+        let rows = |order: [f32; 4]| order.into_iter().flat_map(|row| [row, row + 10.0]).collect::<Vec<_>>();
+        let from = [rows([0.0, 1.0, 2.0, 3.0]), rows([4.0, 5.0, 6.0, 7.0])].concat();
+        let want = [rows([0.0, 2.0, 1.0, 3.0]), rows([4.0, 6.0, 5.0, 7.0])].concat();
+        assert_eq!(in_pairs(&from, 4, 2), want);
+    }
+
+    #[test]
+    fn a_file_that_is_not_kept_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let wanted = dir.path().join("m.gguf");
+        let output = Output::create(&wanted, false).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        drop(output);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        Output::create(&wanted, false).unwrap().keep().unwrap();
+        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(names, std::slice::from_ref(&wanted));
+        assert!(matches!(Output::create(&wanted, false), Err(ImportError::OutExists { .. })));
+        assert!(Output::create(&wanted, true).is_ok());
+    }
+}
