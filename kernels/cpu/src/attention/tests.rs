@@ -24,7 +24,6 @@ fn bits(x: &[f32]) -> Vec<u32> {
 /// Keys and values of one KV head between two others, in blocks.
 struct Cache {
     stores: Vec<KvStore>,
-    d: usize,
     keys: usize,
 }
 
@@ -59,7 +58,7 @@ impl Cache {
             first += n;
             stores.push(store);
         }
-        Self { stores, d, keys }
+        Self { stores, keys }
     }
 
     fn blocks(&self, block_len: usize) -> Vec<KvBlock<'_>> {

@@ -69,7 +69,7 @@ fn every_family_equals_its_definition() {
             EngineOptions::default(),
             SLACK_F32,
         );
-        check(&tiny(family, Format::Bf16), EngineOptions::default(), SLACK_F32);
+        check(&family(name, Format::Bf16), EngineOptions::default(), SLACK_F32);
     }
 }
 
