@@ -1,3 +1,5 @@
+//! Files of random weights: tensors, formats and bytes as the shapes say, whatever way they are written.
+
 use std::sync::Arc;
 
 use super::*;

@@ -150,12 +150,13 @@ fn every_quantization_costs_what_its_bits_do() {
     let mut last = (String::new(), u64::MAX);
     for quantization in Quantization::all() {
         let summary = folder.import(quantization).unwrap();
+        // Beside the weights' own rounding that of activations to 8 bits, which alone makes about 0.03.
         let limit = match quantization.to_string().as_bytes() {
             [b'F', ..] | [b'B', ..] => 0.01,
-            [b'Q', b'8', ..] => 0.02,
-            [b'Q', b'6', ..] => 0.05,
-            [b'Q', b'5', ..] => 0.1,
-            [b'Q', b'4', ..] => 0.2,
+            [b'Q', b'8', ..] => 0.05,
+            [b'Q', b'6', ..] => 0.1,
+            [b'Q', b'5', ..] => 0.15,
+            [b'Q', b'4', ..] => 0.25,
             [b'Q', b'3', ..] => 0.4,
             _ => 0.7,
         };
@@ -181,5 +182,5 @@ fn rows_that_blocks_do_not_fit() {
     assert_eq!(formats, [("F32", 1 + 2 * LAYERS), ("Q5_0", 1 + 7 * LAYERS - 2), ("Q8_0", 1 + 2)]);
     let want = reference::logits(&folder, Traits::default(), &ids(), &[]);
     let far = spread(&engine_logits(&folder.model()), &want);
-    assert!(far < 0.15, "{far}");
+    assert!(far < 0.2, "{far}");
 }
