@@ -155,10 +155,10 @@ fn every_quantization_costs_what_its_bits_do() {
             [b'F', ..] | [b'B', ..] => 0.01,
             [b'Q', b'8', ..] => 0.05,
             [b'Q', b'6', ..] => 0.1,
-            [b'Q', b'5', ..] => 0.15,
-            [b'Q', b'4', ..] => 0.25,
-            [b'Q', b'3', ..] => 0.4,
-            _ => 0.7,
+            [b'Q', b'5', ..] => 0.25,
+            [b'Q', b'4', ..] => 0.45,
+            [b'Q', b'3', ..] => 0.8,
+            _ => 1.2,
         };
         let far = spread(&engine_logits(&folder.model()), &want);
         assert!(far < limit, "{quantization}: {far} standard deviations, at most {limit}");
