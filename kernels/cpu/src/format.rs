@@ -213,7 +213,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// Where `row` is not below [`Self::rows`].
     #[inline]
-    pub(crate) fn from_row(&self, row: usize) -> &'a [u8] {
+    pub(crate) fn row_onward(&self, row: usize) -> &'a [u8] {
         assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
         if self.strips && self.row_bytes > 0 {
             let first = row / STRIP_ROWS * STRIP_ROWS;
@@ -230,7 +230,7 @@ impl<'a> Matrix<'a> {
     #[inline]
     pub(crate) fn block(&self, row: usize, b: usize) -> &'a [u8] {
         assert!(b < self.blocks(), "block {b} of a row of {}", self.blocks());
-        &self.from_row(row)[b * self.block_stride(row)..][..self.format.block_bytes()]
+        &self.row_onward(row)[b * self.block_stride(row)..][..self.format.block_bytes()]
     }
 
     /// The storage format.
@@ -260,7 +260,7 @@ impl<'a> Matrix<'a> {
             return Err(KernelError::Length { what: "row of floats", have: dst.len(), want: self.cols });
         }
         if !self.strips {
-            return crate::dequantize_row(self.format, &self.from_row(row)[..self.row_bytes], dst);
+            return crate::dequantize_row(self.format, &self.row_onward(row)[..self.row_bytes], dst);
         }
         for (b, dst) in dst.chunks_exact_mut(self.format.block_len()).enumerate() {
             crate::dequantize_row(self.format, self.block(row, b), dst)?;

@@ -499,8 +499,8 @@ impl<K: Packed, const P: usize, const T: usize> Kernel for TileTask<'_, K, P, T>
         K::tile::<S, P, T>(s, panels, product.x, token, self.cols, side, sums);
         if let Some(first) = self.done {
             for (t, sums) in sums.iter().enumerate() {
-                for p in side..side + P {
-                    product.write(s, token + t, first + p * ROWS, s.load(&sums[p].0));
+                for (p, sums) in sums.iter().enumerate().skip(side).take(P) {
+                    product.write(s, token + t, first + p * ROWS, s.load(&sums.0));
                 }
             }
         }

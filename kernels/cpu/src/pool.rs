@@ -209,11 +209,10 @@ impl Shared {
         while let Some(job) = self.join(done) {
             done = job;
             // SAFETY: this worker has joined the job, which ends only after it has left; it was written before that.
-            let (task, total) = unsafe {
-                let job = &*self.job.get();
-                (&*job.task, job.total)
-            };
-            self.take_tasks(task, total);
+            let job = unsafe { &*self.job.get() };
+            // SAFETY: the borrow of the task lasts until the job has ended (see `close`).
+            let task = unsafe { &*job.task };
+            self.take_tasks(task, job.total);
             self.state.fetch_sub(1, Ordering::Release);
         }
     }

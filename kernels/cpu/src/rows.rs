@@ -10,7 +10,7 @@ use crate::exp::exp;
 const LANES: usize = 16;
 
 /// `2 sqrt(2 / pi)` of the hyperbolic-tangent form of GELU.
-const GELU_SLOPE: f32 = 1.595_769_1;
+const GELU_SLOPE: f32 = 1.595_769;
 /// Its factor of the cube.
 const GELU_CUBE: f32 = 0.044_715;
 

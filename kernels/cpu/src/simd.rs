@@ -132,7 +132,7 @@ pub(crate) trait Simd: Copy {
     /// The bits of sixteen floats.
     fn bits(self, v: Self::F) -> Self::I;
     /// The floats of sixteen 32-bit patterns.
-    fn from_bits(self, v: Self::I) -> Self::F;
+    fn floats_of(self, v: Self::I) -> Self::F;
     /// Sixteen binary16 values as floats, exactly.
     fn widen(self, halves: &[u16; 16]) -> Self::F;
     /// Sixteen signed bytes as floats.

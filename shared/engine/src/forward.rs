@@ -344,7 +344,7 @@ fn union(a: Range<usize>, b: Range<usize>) -> Vec<Range<usize>> {
     if first.is_empty() || second.is_empty() || second.start > first.end {
         [first, second].into_iter().filter(|range| !range.is_empty()).collect()
     } else {
-        vec![first.start..first.end.max(second.end)]
+        std::iter::once(first.start..first.end.max(second.end)).collect()
     }
 }
 
@@ -361,6 +361,7 @@ pub(crate) fn last_row(span: &SeqSpan) -> Range<usize> {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 mod tests {
     use super::*;
 

@@ -21,7 +21,7 @@ impl<'a> Strip<'a> {
         let row = |i: usize| (first + i).min(w.rows() - 1);
         let at = row(0);
         Self {
-            rows: std::array::from_fn(|i| w.from_row(row(i))),
+            rows: std::array::from_fn(|i| w.row_onward(row(i))),
             stride: w.block_stride(at),
             blocks: w.blocks(),
             row_bytes: w.blocks() * w.format().block_bytes(),

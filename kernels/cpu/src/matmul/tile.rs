@@ -239,7 +239,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         for g in from..to {
             let dot = self.group::<S, B>(s, g);
             for p in 0..P {
-                let scale = s.from_bits(s.load_units(&self.scales[p][g]));
+                let scale = s.floats_of(s.load_units(&self.scales[p][g]));
                 for t in 0..T {
                     part[p][t] = s.fma(s.to_float(dot[p][t]), scale, part[p][t]);
                 }

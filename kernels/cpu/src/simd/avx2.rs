@@ -271,7 +271,7 @@ impl Simd for Avx2 {
         [checked!(_mm256_castps_si256(v[0])), checked!(_mm256_castps_si256(v[1]))]
     }
     #[inline(always)]
-    fn from_bits(self, v: IntPair) -> Pair {
+    fn floats_of(self, v: IntPair) -> Pair {
         [checked!(_mm256_castsi256_ps(v[0])), checked!(_mm256_castsi256_ps(v[1]))]
     }
     #[inline(always)]

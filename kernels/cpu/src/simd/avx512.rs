@@ -245,7 +245,7 @@ impl Simd for Avx512 {
         checked!(_mm512_castps_si512(v))
     }
     #[inline(always)]
-    fn from_bits(self, v: __m512i) -> __m512 {
+    fn floats_of(self, v: __m512i) -> __m512 {
         checked!(_mm512_castsi512_ps(v))
     }
     #[inline(always)]

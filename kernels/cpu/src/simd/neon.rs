@@ -274,7 +274,7 @@ impl<M: Bytes> Simd for Neon<M> {
         four!(I => vreinterpretq_s32_f32(v[I]))
     }
     #[inline(always)]
-    fn from_bits(self, v: IntFour) -> Four {
+    fn floats_of(self, v: IntFour) -> Four {
         four!(I => vreinterpretq_f32_s32(v[I]))
     }
     #[inline(always)]

@@ -149,7 +149,7 @@ fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
     let sixteen = bytes.first_chunk().unwrap();
     lanes(s, s.widen_bytes(sixteen), |i| byte(i) as f32);
     let line = [1.5f32; 16];
-    lanes(s, s.from_bits(s.bits(s.load(&line))), |i| line[i]);
+    lanes(s, s.floats_of(s.bits(s.load(&line))), |i| line[i]);
 }
 
 fn exponentials<S: Simd>(s: S) {

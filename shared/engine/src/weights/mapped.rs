@@ -41,6 +41,7 @@ struct GatedAt {
     down: MatrixAt,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one for each layer, whichever it is")]
 enum FfnAt {
     Dense(GatedAt),
     Experts {
