@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 
 mod adapters;
+mod classes;
 mod folder;
 mod logits;
 mod output;
