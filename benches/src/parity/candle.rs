@@ -5,8 +5,14 @@ use std::collections::HashMap;
 use std::io::Cursor;
 
 use anyhow::{Context as _, Result, bail};
+use baton_kernels_cpu::Format;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{D, DType, Device, Tensor};
+
+/// Whether candle has the format.
+pub fn reads(format: Format) -> bool {
+    !format.name().starts_with("IQ")
+}
 
 /// The dequantized model.
 pub struct Reference {
