@@ -1,9 +1,9 @@
 //! `baton-bench parity`: the engine's logits against two others that share none of its code.
 //!
 //! 1. **candle**: a plain f32 forward pass in candle-core over weights that candle's own GGUF code dequantized,
-//!    on models of random weights, every format and family.
-//! 2. **llama.cpp**: log-probabilities recorded once by `record_logits.py`, on the same models and on the demo
-//!    models. The record names each file by its SHA-256.
+//!    on models of random weights, every family, and every format that candle has.
+//! 2. **llama.cpp**: log-probabilities recorded once by `record_logits.py`, on models of every
+//!    family and every format, and on the demo models. The record names each file by its SHA-256.
 //!
 //! Float formats are held to a relative error of the logits. Quantized formats round their activations to 8 bits
 //! by design, so they are held to the choice of the best token, wherever the reference's two best differ by more
