@@ -404,13 +404,13 @@ impl<S: Simd> AtLevel<'_, S> {
     fn tokens<K: Packed, const P: usize>(&mut self, side: usize, cols: Range<usize>, done: Option<usize>) {
         let n = self.work.tokens.len();
         let mut t = 0;
-        if S::TOKENS == 6 {
+        if S::WIDE {
             while t + 6 <= n && n - t != 8 {
                 self.tile::<K, P, 6>(side, t, cols.clone(), done);
                 t += 6;
             }
         }
-        if S::TOKENS >= 4 {
+        if S::WIDE || S::PAIRS {
             while t + 4 <= n {
                 self.tile::<K, P, 4>(side, t, cols.clone(), done);
                 t += 4;

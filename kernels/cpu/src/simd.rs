@@ -39,8 +39,8 @@ pub(crate) trait Simd: Copy {
     /// Whether signed weight bytes are packed plus 128, since the level multiplies unsigned by signed.
     const RAISES_SIGNED: bool;
 
-    /// Activation rows that a tile of products takes at best: 3, 4 or 6.
-    const TOKENS: usize;
+    /// Whether [`Simd::dot_pairs`] beats step after step.
+    const PAIRS: bool;
 
     /// Runs a kernel as a function of its own, compiled for the level. Kernels are kept small by entering smaller ones:
     /// in a very large function the compiler stops inlining what must be inlined.
@@ -82,16 +82,11 @@ pub(crate) trait Simd: Copy {
     /// Lane `i` plus the dot product of four bytes of `w`, signed (packed as [`Simd::RAISES_SIGNED`] says, the raise
     /// still to be taken off), and four bytes of `x` in -127..=127.
     fn dot_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// Adds to lane `i` of `dot[p][t]` the dot product of row `i` of `w[p]`, a line a step, and as many times four
-    /// bytes of `x[t]`: by [`Simd::dot_signed`] or else by [`Simd::dot_small`]. The steps are even in number.
+    /// Adds to lane `i` of `dot[t]` the dot product of row `i` of `w`, a line a step, and as many times four bytes of
+    /// `x[t]`, as [`Simd::dot_signed`]. Both the steps and the activation rows are even in number.
     #[inline(always)]
-    fn dot_steps<const P: usize, const T: usize, const SIGNED: bool>(
-        self,
-        dot: [[Self::I; T]; P],
-        w: [&[Line]; P],
-        x: [&[u8]; T],
-    ) -> [[Self::I; T]; P] {
-        in_steps::<Self, P, T, SIGNED>(self, dot, w, x)
+    fn dot_pairs<const T: usize>(self, dot: [Self::I; T], w: &[Line], x: [&[u8]; T]) -> [Self::I; T] {
+        in_steps(self, dot, w, x)
     }
     /// Lane `i` plus the dot product of [`Simd::dot_small`] times the lane's scale, as [`Simd::spread`] gives it.
     fn dot_scaled(self, acc: Self::I, w: Self::I, x: Self::I, scale: Self::I) -> Self::I;
@@ -173,31 +168,13 @@ pub(crate) trait Simd: Copy {
     }
 }
 
-/// [`Simd::dot_steps`], step by step.
+/// [`Simd::dot_pairs`], step after step.
 #[inline(always)]
-fn in_steps<S: Simd, const P: usize, const T: usize, const SIGNED: bool>(
-    s: S,
-    mut dot: [[S::I; T]; P],
-    w: [&[Line]; P],
-    x: [&[u8]; T],
-) -> [[S::I; T]; P] {
-    let steps = w[0].len();
-    let w: [&[Line]; P] = std::array::from_fn(|p| &w[p][..steps]);
-    let x: [&[[u8; 4]]; T] = std::array::from_fn(|t| &x[t].as_chunks().0[..steps]);
-    for k in 0..steps {
-        let mut lines = [s.splat_int(0); P];
-        for p in 0..P {
-            lines[p] = s.load_units(&w[p][k]);
-        }
-        for t in 0..T {
-            let four = s.splat_int(i32::from_le_bytes(x[t][k]));
-            for p in 0..P {
-                dot[p][t] = if SIGNED {
-                    s.dot_signed(dot[p][t], lines[p], four)
-                } else {
-                    s.dot_small(dot[p][t], lines[p], four)
-                };
-            }
+fn in_steps<S: Simd, const T: usize>(s: S, mut dot: [S::I; T], w: &[Line], x: [&[u8]; T]) -> [S::I; T] {
+    for (k, line) in w.iter().enumerate() {
+        let w = s.load_units(line);
+        for (dot, x) in dot.iter_mut().zip(x) {
+            *dot = s.dot_signed(*dot, w, s.splat_int(i32::from_le_bytes(x.as_chunks().0[k])));
         }
     }
     dot

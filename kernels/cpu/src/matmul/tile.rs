@@ -90,6 +90,12 @@ pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
     store(s, y, side, sums);
 }
 
+/// Four activations as the level's dot products take them, the same in every lane.
+#[inline(always)]
+fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
+    s.splat_int(i32::from_le_bytes([q[at], q[at + 1], q[at + 2], q[at + 3]]))
+}
+
 /// Whether dot products of a level with weights raised by `raise` need a bias.
 #[inline(always)]
 pub(super) const fn is_biased<S: Simd>(raise: u8) -> bool {
@@ -142,12 +148,28 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
                 }
             }
         }
-        let (w, x) = (std::array::from_fn(|p| &weights[p][b][..]), std::array::from_fn(|t| &q[t][b][..]));
-        dot = if B::RAISE == 128 {
-            s.dot_steps::<P, T, true>(dot, w, x)
+        if S::PAIRS && T.is_multiple_of(2) {
+            for p in 0..P {
+                dot[p] = s.dot_pairs(dot[p], &weights[p][b], std::array::from_fn(|t| &q[t][b][..]));
+            }
         } else {
-            s.dot_steps::<P, T, false>(dot, w, x)
-        };
+            for k in 0..STEPS {
+                let mut w = [s.splat_int(0); P];
+                for p in 0..P {
+                    w[p] = s.load_units(&weights[p][b][k]);
+                }
+                for t in 0..T {
+                    let x = four(s, &q[t][b], 4 * k);
+                    for p in 0..P {
+                        dot[p][t] = if B::RAISE == 128 {
+                            s.dot_signed(dot[p][t], w[p], x)
+                        } else {
+                            s.dot_small(dot[p][t], w[p], x)
+                        };
+                    }
+                }
+            }
+        }
         for p in 0..P {
             for t in 0..T {
                 let mut z = s.mul(s.to_float(dot[p][t]), s.load(&d[p][b].0));
@@ -288,13 +310,30 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
             }
         }
         let steps = B::GROUP / 4;
-        let w = std::array::from_fn(|p| &self.weights[p][g * steps..(g + 1) * steps]);
-        let x = std::array::from_fn(|t| &self.q[t][g * B::GROUP..(g + 1) * B::GROUP]);
-        if B::RAISE == 128 {
-            s.dot_steps::<P, T, true>(dot, w, x)
-        } else {
-            s.dot_steps::<P, T, false>(dot, w, x)
+        if S::PAIRS && T.is_multiple_of(2) {
+            let x = std::array::from_fn(|t| &self.q[t][g * B::GROUP..(g + 1) * B::GROUP]);
+            for p in 0..P {
+                dot[p] = s.dot_pairs(dot[p], &self.weights[p][g * steps..(g + 1) * steps], x);
+            }
+            return dot;
         }
+        for k in g * steps..(g + 1) * steps {
+            let mut w = [s.splat_int(0); P];
+            for p in 0..P {
+                w[p] = s.load_units(&self.weights[p][k]);
+            }
+            for t in 0..T {
+                let x = four(s, self.q[t], 4 * k);
+                for p in 0..P {
+                    dot[p][t] = if B::RAISE == 128 {
+                        s.dot_signed(dot[p][t], w[p], x)
+                    } else {
+                        s.dot_small(dot[p][t], w[p], x)
+                    };
+                }
+            }
+        }
+        dot
     }
 
     /// `Σ minimum Σ q` over the groups.

@@ -38,7 +38,7 @@ impl Simd for Avx2 {
     type I = IntPair;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
-    const TOKENS: usize = 3;
+    const PAIRS: bool = false;
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) {

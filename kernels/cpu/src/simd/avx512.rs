@@ -34,7 +34,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     const WIDE: bool = true;
     const RAISES_SIGNED: bool = true;
-    const TOKENS: usize = 6;
+    const PAIRS: bool = false;
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) {

@@ -51,7 +51,7 @@ impl<M: Bytes> Simd for Neon<M> {
     type I = IntFour;
     const WIDE: bool = false;
     const RAISES_SIGNED: bool = false;
-    const TOKENS: usize = M::TOKENS;
+    const PAIRS: bool = M::PAIRS;
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) {
@@ -167,13 +167,8 @@ impl<M: Bytes> Simd for Neon<M> {
         sums
     }
     #[inline(always)]
-    fn dot_steps<const P: usize, const T: usize, const SIGNED: bool>(
-        self,
-        dot: [[IntFour; T]; P],
-        w: [&[Line]; P],
-        x: [&[u8]; T],
-    ) -> [[IntFour; T]; P] {
-        M::dot_steps::<P, T, SIGNED>(self, dot, w, x)
+    fn dot_pairs<const T: usize>(self, dot: [IntFour; T], w: &[Line], x: [&[u8]; T]) -> [IntFour; T] {
+        M::dot_pairs(self, dot, w, x)
     }
     #[inline(always)]
     fn dot_scaled(self, acc: IntFour, w: IntFour, x: IntFour, scale: IntFour) -> IntFour {

@@ -27,9 +27,8 @@ impl Kernel for Check {
     fn run<S: Simd>(self, s: S) {
         floats(s);
         integers(s);
-        steps::<S, 1>(s);
-        steps::<S, 3>(s);
-        steps::<S, 4>(s);
+        pairs::<S, 2>(s);
+        pairs::<S, 4>(s);
         exponentials(s);
         transposes(s);
     }
@@ -81,34 +80,25 @@ fn integers<S: Simd>(s: S) {
     words(s, &signed);
 }
 
-/// Products of several activation rows with eight steps of small and of signed weights.
-fn steps<S: Simd, const T: usize>(s: S) {
-    let small: [Line; 8] =
-        std::array::from_fn(|k| Line(std::array::from_fn(|i| [63, (k * 31 + i * 5) as u8 % 64][i % 2])));
-    let signed: [[u8; 64]; 8] =
+/// Products of pairs of activation rows with eight steps of signed weights.
+fn pairs<S: Simd, const T: usize>(s: S) {
+    let weights: [[u8; 64]; 8] =
         std::array::from_fn(|k| std::array::from_fn(|i| [0x80, (k * 64 + i * 13) as u8, 0x7f][(k + i) % 3]));
     let raise = if S::RAISES_SIGNED { 0x80 } else { 0 };
-    let raised = signed.map(|line| Line(line.map(|b| b ^ raise)));
+    let lines = weights.map(|line| Line(line.map(|b| b ^ raise)));
     let x: [[i8; 32]; T] = std::array::from_fn(|t| {
         std::array::from_fn(|c| [127, -127, (c * 7 + t * 41) as i8 / 2][(c + t) % 3])
     });
     let bytes = x.map(|row| row.map(|v| v as u8));
-    let x_bytes = bytes.each_ref().map(<[u8; 32]>::as_slice);
-    let dot = |i: usize, t: usize, weight: &dyn Fn(usize, usize) -> i32| -> i32 {
-        (0..32).map(|c| weight(c / 4, 4 * i + c % 4) * i32::from(x[t][c])).sum()
-    };
-    let mut start = [[s.splat_int(0); T]; 1];
-    for (t, start) in start[0].iter_mut().enumerate() {
+    let mut start = [s.splat_int(0); T];
+    for (t, start) in start.iter_mut().enumerate() {
         *start = s.splat_int(t as i32 - 9);
     }
-    let [of_small] = s.dot_steps::<1, T, false>(start, [&small], x_bytes);
-    let [of_signed] = s.dot_steps::<1, T, true>(start, [&raised], x_bytes);
-    for t in 0..T {
-        let from = t as i32 - 9;
-        let small = |k: usize, at: usize| i32::from(small[k].0[at]);
-        lanes(s, s.to_float(of_small[t]), |i| (from + dot(i, t, &small)) as f32);
-        let stored = |k: usize, at: usize| i32::from(signed[k][at] as i8) + i32::from(raise);
-        lanes(s, s.to_float(of_signed[t]), |i| (from + dot(i, t, &stored)) as f32);
+    let dots = s.dot_pairs(start, &lines, bytes.each_ref().map(<[u8; 32]>::as_slice));
+    for (t, dot) in dots.into_iter().enumerate() {
+        let weight = |i: usize, c: usize| i32::from(weights[c / 4][4 * i + c % 4] as i8) + i32::from(raise);
+        let want = |i: usize| (0..32).map(|c| weight(i, c) * i32::from(x[t][c])).sum::<i32>() + t as i32 - 9;
+        lanes(s, s.to_float(dot), |i| want(i) as f32);
     }
 }
 

@@ -9,8 +9,8 @@ use crate::simd::{Kernel, Line, Simd, in_steps};
 
 /// What the NEON levels differ in. A value is the witness that the CPU has the level.
 pub(crate) trait Bytes: Copy {
-    /// See [`Simd::TOKENS`].
-    const TOKENS: usize;
+    /// See [`Simd::PAIRS`].
+    const PAIRS: bool;
 
     /// A witness, where the CPU has the level.
     fn detect() -> Option<Self>;
@@ -21,15 +21,15 @@ pub(crate) trait Bytes: Copy {
     /// Lane `i` plus the dot product of bytes `4 i..4 i + 4`, signed, no `x` being -128.
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t;
 
-    /// See [`Simd::dot_steps`]; no level minds which bytes are signed.
+    /// See [`Simd::dot_pairs`].
     #[inline(always)]
-    fn dot_steps<const P: usize, const T: usize, const SIGNED: bool>(
+    fn dot_pairs<const T: usize>(
         s: Neon<Self>,
-        dot: [[IntFour; T]; P],
-        w: [&[Line]; P],
+        dot: [IntFour; T],
+        w: &[Line],
         x: [&[u8]; T],
-    ) -> [[IntFour; T]; P] {
-        in_steps::<Neon<Self>, P, T, SIGNED>(s, dot, w, x)
+    ) -> [IntFour; T] {
+        in_steps(s, dot, w, x)
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Dotprod(());
 pub(crate) struct I8mm(Dotprod);
 
 impl Bytes for Widening {
-    const TOKENS: usize = 3;
+    const PAIRS: bool = false;
 
     fn detect() -> Option<Self> {
         has_neon().then_some(Self(()))
@@ -78,7 +78,7 @@ impl Bytes for Widening {
 }
 
 impl Bytes for Dotprod {
-    const TOKENS: usize = 3;
+    const PAIRS: bool = false;
 
     fn detect() -> Option<Self> {
         has_neon_dotprod().then_some(Self(()))
@@ -103,7 +103,7 @@ impl Bytes for Dotprod {
 }
 
 impl Bytes for I8mm {
-    const TOKENS: usize = 4;
+    const PAIRS: bool = true;
 
     fn detect() -> Option<Self> {
         Dotprod::detect().filter(|_| has_neon_i8mm()).map(Self)
@@ -126,20 +126,14 @@ impl Bytes for I8mm {
     }
 
     #[inline(always)]
-    fn dot_steps<const P: usize, const T: usize, const SIGNED: bool>(
+    fn dot_pairs<const T: usize>(
         s: Neon<Self>,
-        mut dot: [[IntFour; T]; P],
-        w: [&[Line]; P],
+        dot: [IntFour; T],
+        w: &[Line],
         x: [&[u8]; T],
-    ) -> [[IntFour; T]; P] {
-        if T % 2 == 1 {
-            return in_steps::<Neon<Self>, P, T, SIGNED>(s, dot, w, x);
-        }
-        for p in 0..P {
-            // SAFETY: a witness exists only where `has_neon_i8mm` found the feature.
-            dot[p] = unsafe { dot_pairs(s, dot[p], w[p], x) };
-        }
-        dot
+    ) -> [IntFour; T] {
+        // SAFETY: a witness exists only where `has_neon_i8mm` found the feature.
+        unsafe { dot_pairs(s, dot, w, x) }
     }
 }
 
@@ -200,8 +194,7 @@ fn two_rows(a: &[u8; 8], b: &[u8; 8]) -> int32x4_t {
     vreinterpretq_s32_u8(vcombine_u8(a, b))
 }
 
-/// [`Simd::dot_steps`] for an even number of activation rows: eight columns of two weight rows meet those of two
-/// activation rows in each product.
+/// [`Simd::dot_pairs`]: eight columns of two weight rows meet those of two activation rows in each product.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dot_pairs<const T: usize>(
