@@ -41,6 +41,9 @@ pub struct ServeOptions {
     /// Threads of the engine; the default is one for each core
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
+    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    #[arg(long, default_value = "0", value_name = "MIB")]
+    pub repack_mib: u32,
     /// KV cache in tokens, for all sequences together; the default is four whole contexts
     #[arg(long, value_name = "N")]
     pub kv_tokens: Option<NonZeroUsize>,
@@ -92,6 +95,8 @@ pub struct Config {
     pub calibration: Option<PathBuf>,
     /// Threads of the engine.
     pub threads: Option<NonZeroUsize>,
+    /// Memory for repacked weights, MiB.
+    pub repack_mib: u32,
     /// KV cache in tokens; none: by the model's context.
     pub kv_tokens: Option<NonZeroUsize>,
     /// Sequences that run at the same time.
@@ -184,6 +189,7 @@ impl ServeOptions {
             model_name,
             calibration,
             threads: self.threads,
+            repack_mib: self.repack_mib,
             kv_tokens: self.kv_tokens,
             slots,
             queue,

@@ -30,8 +30,8 @@ const SCENES_PERIOD: Duration = Duration::from_secs(1);
 /// # Errors
 /// Whatever keeps it from listening: model, calibration, database, address.
 pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
-    let model =
-        Model::open(&config.model).with_context(|| format!("open model `{}`", config.model.display()))?;
+    let model = Model::open_repacked(&config.model, u64::from(config.repack_mib) << 20)
+        .with_context(|| format!("open model `{}`", config.model.display()))?;
     let calibration =
         config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
     let store = Store::open(&config.database).await.context("open the database")?;

@@ -68,6 +68,9 @@ struct CommonArgs {
     /// Compute threads [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<std::num::NonZeroUsize>,
+    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    #[arg(long, default_value_t = 0, value_name = "MIB")]
+    repack_mib: u32,
     /// Tokens of prompt and answer that the device holds
     #[arg(long, default_value_t = 8192, value_name = "N")]
     kv_tokens: usize,

@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::speed::start_ours;
+use super::process::Worker;
+use super::speed::{start_ours, start_own};
 use super::{Args, Subject, subject};
 use crate::report::Report;
 
@@ -16,6 +17,10 @@ const PROMPT_TOKENS: usize = 512;
 const DECODE_TOKENS: usize = 16;
 /// Beside the KV cache.
 const OVERHEAD_MAX_MB: f64 = 128.0;
+/// Of the speed with repacked weights, what decoding from the mapped file must reach.
+const MAPPED_MIN: f64 = 0.9;
+/// Measurements of each.
+const LAYOUT_TURNS: usize = 5;
 
 /// Measures and adds the table and the check.
 pub fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
@@ -39,8 +44,11 @@ fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<(
     let memory = worker.memory()?;
     let kv_bytes = 2.0 * numbers * (PROMPT_TOKENS + DECODE_TOKENS) as f64;
     let beside = (memory.unreclaimable as f64 - kv_bytes) / 1e6;
+    let (mapped, repacked) = layouts(args, subject, &mut worker)?;
     let rows = [
         ("decode, tokens/s", rate),
+        ("decode straight from the map, median tokens/s", mapped),
+        ("decode with repacked weights, median tokens/s", repacked),
         ("unreclaimable, MB", memory.unreclaimable as f64 / 1e6),
         ("of it KV cache, MB", kv_bytes / 1e6),
         ("peak with the mapped file, MB", memory.peak as f64 / 1e6),
@@ -57,6 +65,35 @@ fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<(
             beside,
             OVERHEAD_MAX_MB,
         );
+        report.check_at_least(
+            format!("{} Q4_K_M: decode straight from the map against repacked", subject.name),
+            mapped / repacked,
+            MAPPED_MIN,
+        );
     }
     Ok(())
+}
+
+/// Decoding straight from the mapped file and with repacked weights by turns: median tokens per second of each.
+fn layouts(args: &Args, subject: &Subject, mapped: &mut Worker) -> Result<(f64, f64)> {
+    let mut repacked = start_own(args, subject, "f16", &["--repack"])?;
+    repacked.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
+    let mut rates = [Vec::new(), Vec::new()];
+    for turn in 1..=LAYOUT_TURNS {
+        for (worker, rates) in [&mut *mapped, &mut repacked].into_iter().zip(&mut rates) {
+            let seconds = worker.seconds(&format!("decode {PROMPT_TOKENS} {DECODE_TOKENS}"))?;
+            rates.push(DECODE_TOKENS as f64 / seconds);
+        }
+        eprintln!(
+            "{} {turn}/{LAYOUT_TURNS}: decode from the map {:.1}, repacked {:.1} tokens/s",
+            subject.name,
+            rates[0][turn - 1],
+            rates[1][turn - 1]
+        );
+    }
+    let [mapped, repacked] = rates.map(|mut rates| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    });
+    Ok((mapped, repacked))
 }

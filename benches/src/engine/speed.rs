@@ -176,10 +176,16 @@ fn progress(args: &Args, subject: &Subject, figure: Figure, at: usize, samples: 
 
 /// Baton's worker on the model, with keys and values kept as `kv`.
 pub fn start_ours(args: &Args, subject: &Subject, kv: &str) -> Result<Worker> {
+    start_own(args, subject, kv, &[])
+}
+
+/// [`start_ours`] with further options.
+pub fn start_own(args: &Args, subject: &Subject, kv: &str, more: &[&str]) -> Result<Worker> {
     let own = std::env::current_exe().context("find the running program")?;
     let mut command = Command::new(own);
     command.arg("engine-worker").arg(&subject.path).args(["--kv", kv]);
     command.args(["--threads", &args.threads.to_string(), "--context", &CONTEXT_TOKENS.to_string()]);
+    command.args(more);
     Worker::start(if kv == "q8" { OURS_Q8 } else { OURS }, &mut command)
 }
 

@@ -44,6 +44,9 @@ pub struct Args {
     /// Longest sequence
     #[arg(long)]
     context: usize,
+    /// Repack all weights at load
+    #[arg(long)]
+    repack: bool,
 }
 
 /// Answers requests until standard input ends.
@@ -78,7 +81,9 @@ struct Worker {
 
 impl Worker {
     fn new(args: &Args) -> Result<Self> {
-        let model = Model::open(&args.model).with_context(|| format!("open {}", args.model.display()))?;
+        let budget = if args.repack { u64::MAX } else { 0 };
+        let model = Model::open_repacked(&args.model, budget)
+            .with_context(|| format!("open {}", args.model.display()))?;
         let options = EngineOptions {
             threads: Some(args.threads),
             kv_tokens: 2 * args.context + 4096,

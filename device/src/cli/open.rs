@@ -55,8 +55,10 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let options =
         EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
     let speculation = common.speculate.clone();
+    let repack = u64::from(common.repack_mib) << 20;
     let load = move || -> anyhow::Result<DeviceModel> {
-        let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
+        let model = Model::open_repacked(&path, repack)
+            .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
         let engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
         let engine = engine.with_speculation(speculator);

@@ -4,6 +4,7 @@
 //! file: those that a file holds fused (query, key and value; gate and up; all experts of a layer) are ranges of
 //! rows of one tensor. Norms and biases are kept as f32 copies.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -64,9 +65,12 @@ struct LayerAt {
     ffn_post_norm: Vec<f32>,
 }
 
-/// Weights borrowed from a mapped model file. Norms and biases are kept as f32 copies.
+/// Weights borrowed from a mapped model file. Norms and biases are kept as f32 copies; so are matrices that were
+/// repacked, while the others are read where they lie.
 pub struct MappedWeights {
     gguf: Arc<Gguf>,
+    /// Copies made by [`MappedWeights::repack`], by where the matrix lies in memory.
+    repacked: HashMap<usize, Vec<u8>>,
     embedding: MatrixAt,
     output_norm: Vec<f32>,
     /// `None` where the model ties it to the embedding table.
@@ -143,15 +147,48 @@ impl MappedWeights {
             layers.push(tensors.layer(layer)?);
         }
         tensors.refuse_unknown()?;
-        Ok(Self { embedding, output_norm, head, layers, gguf })
+        Ok(Self { embedding, output_norm, head, layers, gguf, repacked: HashMap::new() })
+    }
+
+    /// Copies quantized matrices into an order that is read faster, layer by layer and the output last, as long as all
+    /// copies together stay within `budget` bytes; returns how many they take. Experts are left where they lie, since a
+    /// token needs few of them.
+    pub fn repack(&mut self, budget: u64) -> u64 {
+        let mut wanted: Vec<MatrixAt> = Vec::new();
+        for layer in &self.layers {
+            wanted.extend(layer.qkvo);
+            if let FfnAt::Dense(gated) = &layer.ffn {
+                wanted.extend([gated.gate, gated.up, gated.down]);
+            }
+        }
+        wanted.push(self.head.unwrap_or(self.embedding));
+        let mut taken = 0;
+        for at in &wanted {
+            let bytes = self.bytes(at);
+            let (place, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
+            if at.format.block_len() > 1 && taken + len <= budget && !self.repacked.contains_key(&place) {
+                let matrix = Matrix::new(at.format, at.rows, at.cols, bytes);
+                let copy = matrix.expect("every matrix was checked when the source was made").repack();
+                self.repacked.insert(place, copy);
+                taken += len;
+            }
+        }
+        taken
+    }
+
+    /// The stored bytes of a matrix.
+    fn bytes(&self, at: &MatrixAt) -> &[u8] {
+        let row_bytes = at.format.row_bytes(at.cols).unwrap_or(0);
+        &self.gguf.bytes_at(at.place)[at.first_row * row_bytes..(at.first_row + at.rows) * row_bytes]
     }
 
     /// A borrowed matrix.
     fn matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
-        let bytes = self.gguf.bytes_at(at.place);
-        let row_bytes = at.format.row_bytes(at.cols).unwrap_or(0);
-        let rows = at.first_row * row_bytes..(at.first_row + at.rows) * row_bytes;
-        Ok(Matrix::new(at.format, at.rows, at.cols, &bytes[rows])?)
+        let bytes = self.bytes(at);
+        match self.repacked.get(&(bytes.as_ptr() as usize)).filter(|copy| copy.len() == bytes.len()) {
+            Some(copy) => Ok(Matrix::repacked(at.format, at.rows, at.cols, copy)?),
+            None => Ok(Matrix::new(at.format, at.rows, at.cols, bytes)?),
+        }
     }
 
     fn gated(&self, at: &GatedAt) -> Result<GatedWeights<'_>, WeightError> {

@@ -134,3 +134,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn repacked_weights_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
+    for (name, format) in [("llama", Format::Q4K), ("qwen2", Format::Q8_0), ("llama", Format::F16)] {
+        let path = folder.path().join("m.gguf");
+        let bytes = SyntheticModel::small(name, format, 3).to_gguf().unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        let half = bytes.len() as u64 / 2;
+        let logits = |budget: u64| {
+            let model = Model::open_repacked(&path, budget).unwrap();
+            let mut engine = Engine::new(model, EngineOptions::default()).unwrap();
+            let seq = engine.create();
+            let step = StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None };
+            let out = engine.step(&[step], &mut ()).unwrap();
+            out[0].logits.iter().map(|v| v.to_bits()).collect::<Vec<u32>>()
+        };
+        let mapped = logits(0);
+        assert_eq!(logits(half), mapped, "{name} {format:?}, half of it repacked");
+        assert_eq!(logits(u64::MAX), mapped, "{name} {format:?}, all of it repacked");
+    }
+}
