@@ -14,6 +14,7 @@ mod budget;
 mod calibration;
 mod capture;
 mod content;
+mod curve;
 mod mode;
 mod paper;
 mod rebuild;
@@ -22,6 +23,9 @@ mod refine;
 pub use calibration::{Calibration, CalibrationError, WeightedHead};
 pub use capture::{CapturePlan, capture_plan};
 pub use content::ContentTokens;
+pub use curve::{
+    CurveError, CurvePoint, LossBy, MeanScore, ModelMark, PairedLoss, QualityCurve, QualityCurves,
+};
 pub use mode::{Mode, UnknownMode};
 pub use rebuild::rebuild;
 pub use refine::{RefineError, RefineInput, Refined, Scores, refine};
