@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-protocol", &[]),
     ("baton-pacing", &[]),
     ("baton-corpus", &[]),
+    ("baton-longbench", &[]),
     ("baton-refine", &["baton-protocol"]),
     ("baton-engine", &["baton-kernels-cpu"]),
     ("baton-import", &["baton-engine", "baton-kernels-cpu"]),
@@ -38,6 +39,7 @@ const BELOW: &[&str] = &[
     "baton-engine",
     "baton-import",
     "baton-corpus",
+    "baton-longbench",
 ];
 const KEPT_ABOVE: &[&str] = &["tokio", "axum", "sqlx", "reqwest", "hyper"];
 
