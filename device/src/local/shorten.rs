@@ -4,7 +4,7 @@ use super::LocalEngine;
 use baton_engine::prompt::Prompt;
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::{Segment, SentenceMap};
-use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
+use baton_refine::{ContentTokens, Evidence, Mode, RefineInput, rebuild, refine};
 
 /// Tries before giving up: each keeps less.
 const TRIES: usize = 4;
@@ -45,7 +45,7 @@ impl LocalEngine {
                 map: &map,
                 content: &content,
                 prompt_tokens: tokens,
-                scores: None,
+                evidence: Evidence::Nothing,
                 calibration: None,
                 question,
                 ratio,

@@ -1,4 +1,6 @@
-//! Which attention scores a refinement needs.
+//! What a mode must be given before it can rank.
+
+use std::ops::RangeInclusive;
 
 use crate::calibration::Calibration;
 use crate::mode::Mode;
@@ -10,7 +12,30 @@ const WINDOW_MIN: usize = 8;
 /// The window where the suffix is too short; it reaches into the content then.
 const WINDOW_WIDE: usize = 16;
 /// Depth, as a share of all layers, of the layers that an uncalibrated ranking uses.
-const UNIFORM_DEPTH: std::ops::RangeInclusive<f64> = 0.3..=0.8;
+const UNIFORM_DEPTH: RangeInclusive<f64> = 0.3..=0.8;
+/// Depth of the one layer of `gemfilter`: layer 13 of the 32 of Llama 3.1 8B, as its authors chose.
+const FILTER_DEPTH: f64 = 0.41;
+
+/// Layers and heads of the model whose attention is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Layers.
+    pub n_layers: usize,
+    /// Query heads of a layer.
+    pub n_heads: usize,
+}
+
+/// What a mode ranks by, to be handed to [`crate::refine`] as [`crate::Evidence`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Needs {
+    /// The text alone.
+    Nothing,
+    /// Attention of the cloud's model, captured during prefill.
+    Attention(CapturePlan),
+    /// The log-probability of every content token by some language model, small or the same: one pass over the prompt
+    /// with logits everywhere. No service gives them in passing, so this is for evaluation.
+    LogProbs,
+}
 
 /// The scores to capture: softmax weights of the window's queries against all keys, mean over the queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,40 +46,50 @@ pub struct CapturePlan {
     pub heads: Vec<(usize, usize)>,
 }
 
-/// Says what to capture; `None` where the mode ranks without attention.
+/// Says what a mode must be given.
 ///
 /// `suffix_tokens`: tokens of the last segment's own text, what the content is asked about. Calibrated heads that the
 /// model does not have are left out (see [`Calibration::check_model`]).
-pub fn capture_plan(
+pub fn needs(
     mode: Mode,
-    n_layers: usize,
-    n_heads: usize,
+    shape: AttentionShape,
     suffix_tokens: usize,
     calibration: Option<&Calibration>,
-) -> Option<CapturePlan> {
-    let all = |layers: &mut dyn Iterator<Item = usize>| -> Vec<(usize, usize)> {
+) -> Needs {
+    let AttentionShape { n_layers, n_heads } = shape;
+    let heads_of = |layers: &mut dyn Iterator<Item = usize>| -> Vec<(usize, usize)> {
         layers.flat_map(|layer| (0..n_heads).map(move |head| (layer, head))).collect()
     };
-    let window = match suffix_tokens {
-        0..WINDOW_MIN => WINDOW_WIDE,
-        _ => suffix_tokens.min(WINDOW_MAX),
-    };
+    let plan = |window: usize, heads: Vec<(usize, usize)>| Needs::Attention(CapturePlan { window, heads });
     match (mode, calibration) {
         (Mode::Attention, Some(calibration)) => {
             let has = |&(layer, head): &(usize, usize)| layer < n_layers && head < n_heads;
             let mut heads: Vec<_> =
                 calibration.heads().iter().map(|h| (h.layer, h.head)).filter(has).collect();
             heads.sort_unstable();
-            Some(CapturePlan { window, heads })
+            plan(window(suffix_tokens), heads)
         }
         (Mode::Attention, None) => {
             // A layer counts by the depth of its middle, so that a model of any depth has at least one.
             let depth = |layer: usize| (layer as f64 + 0.5) / n_layers as f64;
-            let heads = all(&mut (0..n_layers).filter(|&layer| UNIFORM_DEPTH.contains(&depth(layer))));
-            Some(CapturePlan { window, heads })
+            let heads = heads_of(&mut (0..n_layers).filter(|&layer| UNIFORM_DEPTH.contains(&depth(layer))));
+            plan(window(suffix_tokens), heads)
         }
-        (Mode::Paper, _) => Some(CapturePlan { window: WINDOW_MAX, heads: all(&mut (0..n_layers)) }),
-        (Mode::Bm25 | Mode::Random { .. } | Mode::None, _) => None,
+        (Mode::Paper | Mode::Tokens | Mode::Chunk, _) => plan(WINDOW_MAX, heads_of(&mut (0..n_layers))),
+        (Mode::GemFilter, _) => {
+            let layer = (FILTER_DEPTH * n_layers as f64) as usize;
+            plan(1, heads_of(&mut std::iter::once(layer)))
+        }
+        (Mode::Perplexity, _) => Needs::LogProbs,
+        (Mode::Bm25 | Mode::Streaming | Mode::Random { .. } | Mode::None, _) => Needs::Nothing,
+    }
+}
+
+/// Queries of the default mode's window.
+fn window(suffix_tokens: usize) -> usize {
+    match suffix_tokens {
+        0..WINDOW_MIN => WINDOW_WIDE,
+        _ => suffix_tokens.min(WINDOW_MAX),
     }
 }
 
@@ -63,18 +98,25 @@ mod tests {
     use super::*;
     use crate::calibration::WeightedHead;
 
+    fn plan(mode: Mode, n_layers: usize, suffix_tokens: usize) -> CapturePlan {
+        match needs(mode, AttentionShape { n_layers, n_heads: 2 }, suffix_tokens, None) {
+            Needs::Attention(plan) => plan,
+            other => panic!("{mode} needs {other:?}"),
+        }
+    }
+
     #[test]
     fn the_window_is_the_suffix_within_its_limits() {
-        let window = |suffix| capture_plan(Mode::Attention, 4, 2, suffix, None).unwrap().window;
+        let window = |suffix| plan(Mode::Attention, 4, suffix).window;
         assert_eq!([0, 7, 8, 20, 32, 33, 500].map(window), [16, 16, 8, 20, 32, 32, 32]);
-        assert_eq!(capture_plan(Mode::Paper, 4, 2, 9, None).unwrap().window, 32);
+        assert_eq!(plan(Mode::Paper, 4, 9).window, 32);
     }
 
     #[test]
     fn uncalibrated_layers_are_those_of_middle_depth() {
         let layers = |n| {
             let mut layers: Vec<usize> =
-                capture_plan(Mode::Attention, n, 2, 9, None).unwrap().heads.iter().map(|h| h.0).collect();
+                plan(Mode::Attention, n, 9).heads.iter().map(|head| head.0).collect();
             layers.dedup();
             layers
         };
@@ -90,15 +132,28 @@ mod tests {
         let heads =
             [(2, 1), (0, 3), (9, 0)].map(|(layer, head)| WeightedHead { layer, head, weight: 1.0 / 3.0 });
         let calibration = Calibration::new(String::new(), heads.to_vec()).unwrap();
-        let plan = capture_plan(Mode::Attention, 4, 4, 9, Some(&calibration)).unwrap();
-        assert_eq!(plan.heads, [(0, 3), (2, 1)]);
+        let shape = AttentionShape { n_layers: 4, n_heads: 4 };
+        let got = needs(Mode::Attention, shape, 9, Some(&calibration));
+        assert_eq!(got, Needs::Attention(CapturePlan { window: 9, heads: vec![(0, 3), (2, 1)] }));
     }
 
     #[test]
-    fn the_paper_takes_all_heads_and_others_none() {
-        assert_eq!(capture_plan(Mode::Paper, 3, 4, 9, None).unwrap().heads.len(), 12);
-        for mode in [Mode::Bm25, Mode::Random { seed: 1 }, Mode::None] {
-            assert_eq!(capture_plan(mode, 3, 4, 9, None), None);
+    fn votes_take_all_heads_and_the_filter_one_layer() {
+        for mode in [Mode::Paper, Mode::Tokens, Mode::Chunk] {
+            assert_eq!(plan(mode, 3, 9).heads.len(), 6);
         }
+        for (n_layers, layer) in [(1, 0), (6, 2), (32, 13)] {
+            let want = CapturePlan { window: 1, heads: vec![(layer, 0), (layer, 1)] };
+            assert_eq!(plan(Mode::GemFilter, n_layers, 9), want);
+        }
+    }
+
+    #[test]
+    fn others_need_no_attention() {
+        let shape = AttentionShape { n_layers: 3, n_heads: 4 };
+        for mode in [Mode::Bm25, Mode::Streaming, Mode::Random { seed: 1 }, Mode::None] {
+            assert_eq!(needs(mode, shape, 9, None), Needs::Nothing);
+        }
+        assert_eq!(needs(Mode::Perplexity, shape, 9, None), Needs::LogProbs);
     }
 }

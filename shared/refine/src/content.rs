@@ -34,6 +34,8 @@ pub(crate) struct Content {
     pub tokens: Vec<Token>,
     /// Of each unit of the map, its tokens: a range of `tokens`, empty where it has none.
     pub units: Vec<Range<usize>>,
+    /// Of each refinable segment with tokens, its tokens: a range of `tokens`.
+    pub segments: Vec<Range<usize>>,
 }
 
 impl Content {
@@ -45,6 +47,7 @@ impl Content {
         prompt_tokens: usize,
     ) -> Result<Self, RefineError> {
         let mut tokens: Vec<Token> = Vec::new();
+        let mut parts = Vec::new();
         for part in content {
             let segment = part.segment;
             let text = match segments.get(segment) {
@@ -63,6 +66,7 @@ impl Content {
                 return Err(RefineError::Map { segment });
             }
             let mut unit = units.start;
+            parts.push(tokens.len()..tokens.len() + part.spans.len());
             for (k, span) in part.spans.iter().enumerate() {
                 let bytes = text.as_bytes().get(span.clone()).ok_or(RefineError::Span {
                     segment,
@@ -84,7 +88,7 @@ impl Content {
             }
             range.end = i + 1;
         }
-        Ok(Self { tokens, units: ranges })
+        Ok(Self { tokens, units: ranges, segments: parts })
     }
 
     /// Tokens of a unit.

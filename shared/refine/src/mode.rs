@@ -3,16 +3,26 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How sentences are ranked.
+/// How sentences are ranked. What a mode must be given: [`crate::needs`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Attention of the question's last tokens, by calibrated heads where there are some. The default.
     #[default]
     Attention,
-    /// The P/D-Device paper's: all heads vote with their top tokens after max-pooling.
+    /// The P/D-Device paper's sentences: all heads vote with their top tokens after max-pooling.
     Paper,
+    /// The paper's tokens: those that most heads vote for. Sentences by their share of them.
+    Tokens,
+    /// Tokens that one middle layer sees from the prompt's last token. Sentences by their share of them.
+    GemFilter,
+    /// Chunks of ten tokens by the attention on them. Sentences by their share of the chunks.
+    Chunk,
     /// BM25 of the sentence against the question; needs no model.
     Bm25,
+    /// The start and the end of the content, whatever they say.
+    Streaming,
+    /// Sentences that a language model finds surprising.
+    Perplexity,
     /// At random, for comparison.
     Random {
         /// Same seed, same mask.
@@ -22,9 +32,28 @@ pub enum Mode {
     None,
 }
 
+impl Mode {
+    /// Every mode; the random one with seed 0.
+    pub const ALL: [Self; 10] = [
+        Self::Attention,
+        Self::Paper,
+        Self::Tokens,
+        Self::GemFilter,
+        Self::Chunk,
+        Self::Bm25,
+        Self::Streaming,
+        Self::Perplexity,
+        Self::Random { seed: 0 },
+        Self::None,
+    ];
+}
+
 /// Not the name of a mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown refiner mode `{name}`, must be attention, paper, bm25, random, random:SEED or none")]
+#[error(
+    "unknown refiner mode `{name}`, must be attention, paper, tokens, gemfilter, chunk, bm25, streaming, perplexity, \
+     random, random:SEED or none"
+)]
 pub struct UnknownMode {
     name: String,
 }
@@ -34,17 +63,29 @@ impl FromStr for Mode {
 
     /// Reads a mode's name; `random` alone has seed 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let unknown = || UnknownMode { name: text.chars().take(64).collect() };
-        match text {
-            "attention" => Ok(Self::Attention),
-            "paper" => Ok(Self::Paper),
-            "bm25" => Ok(Self::Bm25),
-            "random" => Ok(Self::Random { seed: 0 }),
-            "none" => Ok(Self::None),
-            _ => {
-                let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
-                seed.map(|seed| Self::Random { seed }).ok_or_else(unknown)
-            }
+        if let Some(mode) = Self::ALL.into_iter().find(|mode| mode.name() == text) {
+            return Ok(mode);
+        }
+        let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
+        seed.map(|seed| Self::Random { seed })
+            .ok_or_else(|| UnknownMode { name: text.chars().take(64).collect() })
+    }
+}
+
+impl Mode {
+    /// The name without a seed.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Paper => "paper",
+            Self::Tokens => "tokens",
+            Self::GemFilter => "gemfilter",
+            Self::Chunk => "chunk",
+            Self::Bm25 => "bm25",
+            Self::Streaming => "streaming",
+            Self::Perplexity => "perplexity",
+            Self::Random { .. } => "random",
+            Self::None => "none",
         }
     }
 }
@@ -52,12 +93,8 @@ impl FromStr for Mode {
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Attention => f.write_str("attention"),
-            Self::Paper => f.write_str("paper"),
-            Self::Bm25 => f.write_str("bm25"),
-            Self::Random { seed: 0 } => f.write_str("random"),
-            Self::Random { seed } => write!(f, "random:{seed}"),
-            Self::None => f.write_str("none"),
+            Self::Random { seed } if *seed != 0 => write!(f, "random:{seed}"),
+            mode => f.write_str(mode.name()),
         }
     }
 }
@@ -68,18 +105,12 @@ mod tests {
 
     #[test]
     fn modes_have_names() {
-        for mode in [
-            Mode::Attention,
-            Mode::Paper,
-            Mode::Bm25,
-            Mode::Random { seed: 0 },
-            Mode::Random { seed: u64::MAX },
-            Mode::None,
-        ] {
+        for mode in Mode::ALL.into_iter().chain([Mode::Random { seed: u64::MAX }]) {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        for bad in ["", "Attention", "random:", "random:-1", "random:x", "none "] {
-            assert!(bad.parse::<Mode>().is_err(), "{bad}");
+        for bad in ["", "Attention", "random:", "random:-1", "random:x", "none ", "snapkv"] {
+            let said = bad.parse::<Mode>().unwrap_err().to_string();
+            assert!(Mode::ALL.iter().all(|mode| said.contains(mode.name())), "{said}");
         }
     }
 }

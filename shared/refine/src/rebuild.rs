@@ -2,6 +2,8 @@
 
 use baton_protocol::{Segment, SentenceMap, Unit, is_cjk};
 
+use crate::content::ContentTokens;
+
 /// The segments with only the kept units of those that are refinable.
 ///
 /// Neighbours stay as they were, byte for byte. Where units between two kept ones were left out, there is a blank line
@@ -35,6 +37,32 @@ pub fn rebuild(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Se
             segment.text.truncate(segment.text.trim_end().len());
             segment.text.push_str(end);
         }
+    }
+    rebuilt
+}
+
+/// The segments with only the kept tokens of those that are refinable: what a mode that chooses tokens would leave. For
+/// evaluation; no mask carries it.
+///
+/// A character stays where all its bytes belong to kept tokens. Nothing is put where something was left out: a token
+/// brings its own space.
+///
+/// # Panics
+/// If `kept` is not one flag a token of `content`, or a token lies outside its segment.
+pub fn rebuild_tokens(segments: &[Segment], content: &[ContentTokens<'_>], kept: &[bool]) -> Vec<Segment> {
+    let tokens: usize = content.iter().map(|part| part.spans.len()).sum();
+    assert_eq!(kept.len(), tokens, "one flag a token");
+    let mut rebuilt = segments.to_vec();
+    let mut flags = kept.iter();
+    for part in content {
+        let source = &segments[part.segment].text;
+        let mut stays = vec![false; source.len()];
+        for (span, _) in part.spans.iter().zip(flags.by_ref()).filter(|(_, kept)| **kept) {
+            stays[span.clone()].fill(true);
+        }
+        let chars = source.char_indices();
+        let whole = |&(at, c): &(usize, char)| stays[at..at + c.len_utf8()].iter().all(|&stays| stays);
+        rebuilt[part.segment].text = chars.filter(whole).map(|(_, c)| c).collect();
     }
     rebuilt
 }
@@ -98,6 +126,22 @@ mod tests {
     #[test]
     fn nothing_kept_is_an_empty_text() {
         check("One. Two.\n", &[], "");
+    }
+
+    #[test]
+    fn kept_tokens_leave_whole_characters_only() {
+        let segments = [Segment::fixed(Role::System, "S."), Segment::refinable(Role::User, "One two 字文.")];
+        let spans = [0..3, 3..7, 7..9, 9..11, 11..14, 14..15];
+        let content = [ContentTokens { segment: 1, first: 2, spans: &spans }];
+        let text = |kept: [bool; 6]| {
+            let rebuilt = rebuild_tokens(&segments, &content, &kept);
+            assert_eq!(rebuilt[0], segments[0]);
+            rebuilt[1].text.clone()
+        };
+        assert_eq!(text([true; 6]), segments[1].text);
+        assert_eq!(text([true, false, false, false, false, true]), "One.");
+        assert_eq!(text([false, true, true, false, true, false]), " two 文");
+        assert_eq!(text([false; 6]), "");
     }
 
     proptest! {

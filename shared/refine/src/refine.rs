@@ -1,4 +1,4 @@
-//! One call from a prompt and its scores to the sentences that are kept.
+//! One call from a prompt and its evidence to the sentences that are kept.
 
 use std::ops::Range;
 
@@ -11,6 +11,9 @@ use crate::calibration::Calibration;
 use crate::content::{Content, ContentTokens};
 use crate::mode::Mode;
 use crate::paper;
+use crate::perplexity::{self, LogProbs};
+use crate::streaming;
+use crate::token_choice;
 
 /// What a refinement needs to know.
 #[derive(Debug, Clone)]
@@ -23,8 +26,8 @@ pub struct RefineInput<'a> {
     pub content: &'a [ContentTokens<'a>],
     /// Tokens of the whole prompt.
     pub prompt_tokens: usize,
-    /// What [`crate::capture_plan`] asked for.
-    pub scores: Option<Scores<'a>>,
+    /// What [`crate::needs`] asked for.
+    pub evidence: Evidence<'a>,
     /// Calibrated heads of the model, if there are some.
     pub calibration: Option<&'a Calibration>,
     /// What is asked about the content; used by BM25 only.
@@ -33,6 +36,17 @@ pub struct RefineInput<'a> {
     pub ratio: f32,
     /// How sentences are ranked.
     pub mode: Mode,
+}
+
+/// What a ranking goes by besides the text.
+#[derive(Debug, Clone)]
+pub enum Evidence<'a> {
+    /// Nothing.
+    Nothing,
+    /// Attention of the cloud's model. All rows count, so an uncalibrated mode must be given those that it asked for and no others.
+    Attention(Scores<'a>),
+    /// Log-probabilities of the content's tokens.
+    LogProbs(LogProbs<'a>),
 }
 
 /// Captured attention: softmax weights, mean over the window's queries.
@@ -51,8 +65,11 @@ pub struct Scores<'a> {
 /// Which sentences are kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refined {
-    /// One flag a unit of the map; at least one is set.
+    /// One flag a unit of the map; at least one is set. What a mask says and a device rebuilds, whatever the mode.
     pub kept: Vec<bool>,
+    /// One flag a content token where the mode chose tokens: its own choice, to be measured by [`crate::rebuild_tokens`].
+    /// No mask can carry it. None for every other mode.
+    pub tokens: Option<Vec<bool>>,
     /// Content tokens of the kept units.
     pub kept_tokens: usize,
     /// Content tokens of all units.
@@ -113,6 +130,20 @@ pub enum RefineError {
         /// The mode.
         mode: Mode,
     },
+    /// The mode needs log-probabilities.
+    #[error("mode `{mode}` needs the log-probability of every content token")]
+    NoLogProbs {
+        /// The mode.
+        mode: Mode,
+    },
+    /// Log-probabilities of other tokens.
+    #[error("{len} log-probabilities for {tokens} tokens")]
+    LogProbs {
+        /// Values that are there.
+        len: usize,
+        /// Tokens announced.
+        tokens: usize,
+    },
     /// Scores of the wrong shape.
     #[error("scores have {len} values for {heads} heads of {keys} keys, the content ends at position {end}")]
     Shape {
@@ -125,7 +156,7 @@ pub enum RefineError {
         /// Where the content ends.
         end: usize,
     },
-    /// NaN or infinite scores.
+    /// A NaN or infinite score or log-probability.
     #[error("score {index} is not finite")]
     NotFinite {
         /// Index of the value.
@@ -158,35 +189,16 @@ pub fn refine(input: RefineInput<'_>) -> Result<Refined, RefineError> {
         return Err(RefineError::EmptyContent);
     }
     let budget = token_budget(ratio, content.tokens.len());
-    let plain = FillRules::default();
-    let full = FillRules { titles: true, gaps: true };
-    let kept = match mode {
-        _ if budget >= content.tokens.len() => vec![true; map.len()],
-        Mode::None => vec![true; map.len()],
-        Mode::Attention => {
-            let scores = checked_scores(&input, &content)?;
-            let values = attention::values(map, &content, scores, input.calibration)?;
-            fill(map, &content, &values, budget, &covered(&content, &scores.queries), full)
-        }
-        Mode::Paper => {
-            let scores = checked_scores(&input, &content)?;
-            let values = paper::values(&content, scores, budget);
-            fill(map, &content, &values, budget, &[], plain)
-        }
-        Mode::Bm25 => {
-            let values = bm25::values(segments, map, input.question);
-            fill(map, &content, &values, budget, &[], full)
-        }
-        Mode::Random { seed } => {
-            let values: Vec<f64> = (0..map.len()).map(|unit| random(seed, unit as u64)).collect();
-            fill(map, &content, &values, budget, &[], plain)
-        }
+    let (kept, tokens) = match mode {
+        _ if budget >= content.tokens.len() => (vec![true; map.len()], None),
+        mode => choose(&input, &content, mode, budget)?,
     };
     let kept_tokens = (0..map.len()).filter(|&unit| kept[unit]).map(|unit| content.cost(unit)).sum();
     let content_tokens = content.tokens.len();
     let share = |part: usize, whole: usize| (part as f64 / whole as f64) as f32;
     Ok(Refined {
         kept,
+        tokens,
         kept_tokens,
         content_tokens,
         ratio: share(kept_tokens, content_tokens),
@@ -194,8 +206,61 @@ pub fn refine(input: RefineInput<'_>) -> Result<Refined, RefineError> {
     })
 }
 
+/// The units that are kept, and the tokens where the mode chooses such.
+type Chosen = (Vec<bool>, Option<Vec<bool>>);
+
+fn choose(
+    input: &RefineInput<'_>,
+    content: &Content,
+    mode: Mode,
+    budget: usize,
+) -> Result<Chosen, RefineError> {
+    let RefineInput { segments, map, .. } = *input;
+    let plain = FillRules::default();
+    let full = FillRules { titles: true, gaps: true };
+    let by_tokens = |tokens: Vec<bool>| {
+        let kept = fill(map, content, &token_choice::shares(content, &tokens), budget, &[], plain);
+        (kept, Some(tokens))
+    };
+    let filled = |values: &[f64], rules| (fill(map, content, values, budget, &[], rules), None);
+    Ok(match mode {
+        Mode::None => (vec![true; map.len()], None),
+        Mode::Attention => {
+            let scores = checked_scores(input, content)?;
+            let values = attention::values(map, content, scores, input.calibration)?;
+            (fill(map, content, &values, budget, &covered(content, &scores.queries), full), None)
+        }
+        Mode::Paper => {
+            let votes = paper::votes(content, checked_scores(input, content)?, budget);
+            filled(&paper::sentence_values(content, &votes), plain)
+        }
+        Mode::Tokens => {
+            let votes = paper::votes(content, checked_scores(input, content)?, budget);
+            by_tokens(paper::chosen_tokens(&votes, budget))
+        }
+        Mode::GemFilter => {
+            by_tokens(token_choice::filtered(content, checked_scores(input, content)?, budget))
+        }
+        Mode::Chunk => by_tokens(token_choice::chunks(content, checked_scores(input, content)?, budget)),
+        Mode::Bm25 => filled(&bm25::values(segments, map, input.question), full),
+        Mode::Streaming => (streaming::kept(content, budget), None),
+        Mode::Perplexity => {
+            let Evidence::LogProbs(log_probs) = &input.evidence else {
+                return Err(RefineError::NoLogProbs { mode });
+            };
+            filled(&perplexity::values(segments, map, log_probs)?, plain)
+        }
+        Mode::Random { seed } => {
+            let values: Vec<f64> = (0..map.len()).map(|unit| random(seed, unit as u64)).collect();
+            filled(&values, plain)
+        }
+    })
+}
+
 fn checked_scores<'a>(input: &'a RefineInput<'_>, content: &Content) -> Result<&'a Scores<'a>, RefineError> {
-    let scores = input.scores.as_ref().ok_or(RefineError::NoScores { mode: input.mode })?;
+    let Evidence::Attention(scores) = &input.evidence else {
+        return Err(RefineError::NoScores { mode: input.mode });
+    };
     let Scores { heads, keys, mean, .. } = scores;
     let end = content.tokens.last().map_or(0, |token| token.position + 1);
     let fits = heads.len().checked_mul(*keys) == Some(mean.len()) && end <= *keys && !heads.is_empty();

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use baton_protocol::{Role, Segment, SentenceMap, is_cjk};
-use baton_refine::{ContentTokens, Mode, RefineInput, refine};
+use baton_refine::{ContentTokens, Evidence, Mode, RefineInput, refine};
 use serde_json::Value;
 
 const MIX: usize = 30;
@@ -82,7 +82,7 @@ fn recall(paragraphs: &[Paragraph], mode: Mode, ratio: f32) -> f64 {
                     map: &map,
                     content: &[ContentTokens { segment: 0, first: 0, spans: &spans }],
                     prompt_tokens: spans.len(),
-                    scores: None,
+                    evidence: Evidence::Nothing,
                     calibration: None,
                     question,
                     ratio,

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+mod modes;
+
 use super::*;
 use crate::calibration::WeightedHead;
 use baton_protocol::Role;
@@ -57,13 +59,14 @@ impl Prompt {
         calibration: Option<&Calibration>,
     ) -> Result<Refined, RefineError> {
         let queries = self.keys() - SUFFIX..self.keys();
-        let scores = (!heads.is_empty()).then_some(Scores { heads, keys: self.keys(), mean, queries });
+        let scores = Scores { heads, keys: self.keys(), mean, queries };
+        let evidence = if heads.is_empty() { Evidence::Nothing } else { Evidence::Attention(scores) };
         refine(RefineInput {
             segments: &self.segments,
             map: &self.map,
             content: &[ContentTokens { segment: 1, first: PREFIX, spans: &self.spans }],
             prompt_tokens: self.keys(),
-            scores,
+            evidence,
             calibration,
             question: "What is the colour of the crane?",
             ratio,
@@ -159,7 +162,7 @@ fn the_first_positions_and_marks_do_not_count() {
             map: &map,
             content: &[ContentTokens { segment: 0, first: 0, spans: &spans }],
             prompt_tokens: spans.len(),
-            scores: Some(scores),
+            evidence: Evidence::Attention(scores),
             calibration: None,
             question: "",
             ratio: 0.34,
@@ -185,7 +188,7 @@ fn sentences_under_the_window_are_kept() {
             map: &prompt.map,
             content: &[ContentTokens { segment: 1, first: PREFIX, spans: &prompt.spans }],
             prompt_tokens: prompt.keys(),
-            scores: Some(scores(queries)),
+            evidence: Evidence::Attention(scores(queries)),
             calibration: None,
             question: "",
             ratio: 0.35,
@@ -351,7 +354,7 @@ proptest! {
         ).unwrap();
         let budget = token_budget(ratio, content.tokens.len());
         let scores = Scores { heads: &[(0, 0), (0, 1)], keys, mean: &mean, queries: 0..0 };
-        let got = paper::values(&content, &scores, budget);
+        let got = paper::sentence_values(&content, &paper::votes(&content, &scores, budget));
         let mut votes = vec![0.0; prompt.map.len()];
         for row in mean.chunks(keys) {
             let pooled = |k: usize| (0..keys).filter(|j| j.abs_diff(PREFIX + k) <= 3).map(|j| row[j]).fold(0.0, f32::max);
@@ -378,12 +381,16 @@ proptest! {
         let keys = prompt.keys();
         prop_assume!(2 * keys <= noise.len());
         let mean = &noise[..2 * keys];
-        for mode in [Mode::Attention, Mode::Paper, Mode::Bm25, Mode::Random { seed }] {
+        for mode in Mode::ALL.into_iter().chain([Mode::Random { seed }]).filter(|mode| !matches!(mode, Mode::Perplexity | Mode::None)) {
             let run = || prompt.refine(mode, ratio, &[(0, 0), (1, 0)], mean, None).unwrap();
             let refined = run();
             prop_assert_eq!(&refined, &run());
             prop_assert!(refined.kept.contains(&true));
             prop_assert_eq!(refined.content_tokens, prompt.spans.len());
+            if let Some(tokens) = &refined.tokens {
+                prop_assert_eq!(tokens.len(), prompt.spans.len());
+                prop_assert!(tokens.iter().filter(|&&kept| kept).count() as f32 <= ratio * tokens.len() as f32);
+            }
             let budget = (f64::from(ratio) * prompt.spans.len() as f64) as usize;
             if refined.ratio > ratio {
                 let content = Content::new(
