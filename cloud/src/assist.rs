@@ -6,12 +6,12 @@ use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, Sampling, Segment, Timing};
-use baton_refine::Mode;
+use baton_refine::{AttentionShape, Mode, UnknownMode};
 
 use crate::job::{AnswerText, Job, MaskSource, Window};
 use crate::planning::{Planned, Situation, Wish, plan};
 use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
-use crate::scene::Scene;
+use crate::scene::{Scene, check_mode};
 use crate::scheduler::JobSpec;
 use crate::service::{Inner, ServiceError};
 use crate::stream::AssistStream;
@@ -26,7 +26,7 @@ pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, As
     inner.check_model(&request.model)?;
     let scene = inner.scenes.get(&request.scene, request.scene_version)?;
     check_content(&request.segments)?;
-    let mode = mode(request)?;
+    let mode = mode(request, &scene)?;
     let mut prompt = assembled(inner, &request.segments)?;
     let continued = continue_answer(inner, request, &mut prompt);
     let room = room(inner, prompt.ids.len())?;
@@ -147,15 +147,17 @@ fn check_content(segments: &[Segment]) -> Result<(), ServiceError> {
     Ok(())
 }
 
-fn mode(request: &AssistRequest) -> Result<Mode, ServiceError> {
-    let Some(name) = &request.refine.mode else { return Ok(Mode::Attention) };
-    match name.as_str() {
+/// The request's mode, else the scene's.
+fn mode(request: &AssistRequest, scene: &Scene) -> Result<Mode, ServiceError> {
+    let refused = |message| ServiceError::Unsupported { field: "refine.mode", message };
+    let mode = match &request.refine.mode {
+        Some(name) => name.parse().map_err(|err: UnknownMode| refused(err.to_string()))?,
+        None => scene.settings.mode,
+    };
+    match check_mode(mode).map_err(|err| refused(err.to_string()))? {
         // The seed of the answer is the seed of its random mask.
-        "random" => Ok(Mode::Random { seed: request.sampling.seed }),
-        name => name.parse().map_err(|_| ServiceError::Unsupported {
-            field: "refine.mode",
-            message: "must be `attention`, `paper`, `bm25`, `random` or `none`".to_owned(),
-        }),
+        Mode::Random { seed: 0 } => Ok(Mode::Random { seed: request.sampling.seed }),
+        mode => Ok(mode),
     }
 }
 
@@ -194,8 +196,7 @@ fn planned(
 fn scoring_model(inner: &Inner) -> ScoringModel<'_> {
     let config = inner.model.config();
     ScoringModel {
-        n_layers: config.n_layers,
-        n_heads: config.n_heads,
+        shape: AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads },
         calibration: inner.calibration.as_ref(),
     }
 }

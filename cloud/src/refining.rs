@@ -10,7 +10,8 @@ use baton_engine::prompt::Prompt;
 use baton_engine::{AttentionScores, HeadId};
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
 use baton_refine::{
-    Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
+    AttentionShape, Calibration, ContentTokens, Evidence, Mode, Needs, RefineError, RefineInput, Scores,
+    needs, refine,
 };
 
 use crate::job::{MaskSource, Window};
@@ -48,8 +49,7 @@ pub(crate) struct RefinePlan {
 /// The model's part in refinement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScoringModel<'a> {
-    pub(crate) n_layers: usize,
-    pub(crate) n_heads: usize,
+    pub(crate) shape: AttentionShape,
     pub(crate) calibration: Option<&'a Arc<Calibration>>,
 }
 
@@ -100,8 +100,12 @@ pub(crate) fn plan_mask(
     };
     let calibration = model.calibration.map(Arc::as_ref);
     let suffix_tokens = last.tokens.len();
-    let Some(capture) = capture_plan(mode, model.n_layers, model.n_heads, suffix_tokens, calibration) else {
-        return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
+    let capture = match needs(mode, model.shape, suffix_tokens, calibration) {
+        Needs::Attention(plan) => plan,
+        // Without log-probabilities a mode that needs them is refused by its own error.
+        Needs::Nothing | Needs::LogProbs => {
+            return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
+        }
     };
     let end = last.tokens.end;
     let heads = capture.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect();
@@ -121,18 +125,16 @@ impl MaskJob {
         let heads: Vec<(usize, usize)> = scores
             .map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect())
             .unwrap_or_default();
-        let scores = scores.map(|scores| Scores {
-            heads: &heads,
-            keys: scores.keys,
-            mean: &scores.mean,
-            queries: self.queries.clone(),
+        let evidence = scores.map_or(Evidence::Nothing, |scores| {
+            let queries = self.queries.clone();
+            Evidence::Attention(Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries })
         });
         let refined = refine(RefineInput {
             segments: &self.segments,
             map: &self.map,
             content: &content,
             prompt_tokens: self.prompt_tokens,
-            scores,
+            evidence,
             calibration: self.calibration.as_deref(),
             question: &self.question,
             ratio: self.ratio,

@@ -4,6 +4,7 @@
 //! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L.
 
 use baton_protocol::{Corrector, OutOfRange, SceneInfo, limits};
+use baton_refine::Mode;
 
 /// The longest id, in bytes.
 pub const ID_BYTES_MAX: usize = 64;
@@ -42,6 +43,8 @@ pub struct SceneSettings {
     pub corrector: Corrector,
     /// Whether the content may be refined.
     pub refine: bool,
+    /// How sentences are ranked where a request does not say.
+    pub mode: Mode,
 }
 
 /// A setting that is out of its bounds.
@@ -64,6 +67,9 @@ pub enum SceneError {
     /// A ratio below 1 in a scene that does not refine.
     #[error("ratio {0} needs a scene that allows refinement")]
     NotRefined(f32),
+    /// A mode that no service can rank by.
+    #[error(transparent)]
+    Mode(#[from] NotServed),
     /// L is below its floor.
     #[error("assist tokens {tokens} must be at least the floor {floor}")]
     AssistTokens {
@@ -82,6 +88,33 @@ pub enum SceneError {
     },
 }
 
+/// A mode of the refiner that asks for what this service does not compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "mode `{0}` needs the log-probability of every prompt token, which prefill does not compute; it is for evaluation"
+)]
+pub struct NotServed(Mode);
+
+/// Checks that a mode ranks by what prefill gives in passing.
+///
+/// # Errors
+/// [`NotServed`] for `perplexity`: logits of every prompt token cost as much as some layers, and prompts whose beginning is
+/// cached have none.
+pub fn check_mode(mode: Mode) -> Result<Mode, NotServed> {
+    match mode {
+        Mode::Perplexity => Err(NotServed(mode)),
+        Mode::Attention
+        | Mode::Paper
+        | Mode::Tokens
+        | Mode::GemFilter
+        | Mode::Chunk
+        | Mode::Bm25
+        | Mode::Streaming
+        | Mode::Random { .. }
+        | Mode::None => Ok(mode),
+    }
+}
+
 impl SceneSettings {
     /// A scene with the defaults of the paper: r chosen by the optimizer over xi 0.25, tau 100 ms, corrector cloud.
     pub fn with_system(system: impl Into<String>) -> SceneSettings {
@@ -95,6 +128,7 @@ impl SceneSettings {
             tau_ms: 100.0,
             corrector: Corrector::Cloud,
             refine: true,
+            mode: Mode::Attention,
         }
     }
 
@@ -119,6 +153,7 @@ impl SceneSettings {
         if let Some(tokens) = self.assist_tokens.filter(|&tokens| tokens < self.assist_floor) {
             return Err(SceneError::AssistTokens { tokens, floor: self.assist_floor });
         }
+        check_mode(self.mode)?;
         for (name, text) in [("system text", &self.system), ("question prefix", &self.question_prefix)] {
             if text.len() > TEXT_BYTES_MAX {
                 return Err(SceneError::Text { name, bytes: text.len() });
@@ -192,6 +227,16 @@ mod tests {
         check(|s| s.assist_floor = 0, Some("field `assist_floor` is 0, must be 1 to 65536"));
         check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
         check(|s| s.tau_ms = f32::NAN, Some("field `tau_ms` is NaN, must be 1 to 60000"));
+        check(
+            |s| s.mode = Mode::Perplexity,
+            Some(
+                "mode `perplexity` needs the log-probability of every prompt token, which prefill does not compute; it \
+                 is for evaluation",
+            ),
+        );
+        for mode in Mode::ALL.into_iter().filter(|&mode| mode != Mode::Perplexity) {
+            check(|s| s.mode = mode, None);
+        }
         check(
             |s| s.system = "x".repeat(TEXT_BYTES_MAX + 1),
             Some("system text has 65537 bytes, the limit is 65536"),

@@ -21,9 +21,10 @@ const CONNECTIONS_MAX: u32 = 4;
 /// How long a writer waits for another program's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "scenes", include_str!("../../migrations/sqlite/0001_scenes.sql")),
     (2, "seed scenes", include_str!("../../migrations/sqlite/0002_seed_scenes.sql")),
+    (3, "scene refine mode", include_str!("../../migrations/sqlite/0003_scene_refine_mode.sql")),
 ];
 
 /// Where the database is.

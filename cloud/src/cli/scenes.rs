@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use baton_protocol::Corrector;
+use baton_refine::Mode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -70,6 +71,9 @@ pub struct SceneSet {
     /// Whether the content may be refined
     #[arg(long)]
     pub refine: Option<bool>,
+    /// How sentences are ranked: attention, paper, tokens, gemfilter, chunk, bm25, streaming, random or none
+    #[arg(long)]
+    pub mode: Option<Mode>,
     /// The system message in front of the content
     #[arg(long)]
     pub system: Option<String>,
@@ -122,6 +126,7 @@ impl SceneSet {
         put(&mut settings.tau_ms, self.tau_ms);
         put(&mut settings.corrector, self.corrector);
         put(&mut settings.refine, self.refine);
+        put(&mut settings.mode, self.mode);
         put(&mut settings.system, self.system);
         put(&mut settings.question_prefix, self.question_prefix);
         settings
@@ -198,6 +203,7 @@ fn value(scene: &Scene) -> Value {
         "tau_ms": settings.tau_ms,
         "corrector": settings.corrector.as_str(),
         "refine": settings.refine,
+        "mode": settings.mode.to_string(),
     })
 }
 
@@ -205,14 +211,14 @@ fn table(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
     let auto = |text: Option<String>| text.unwrap_or_else(|| "auto".to_owned());
     writeln!(
         out,
-        "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} refine",
-        "scene", "version", "r", "xi", "L", "floor", "tau ms", "corrector"
+        "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {:<6} mode",
+        "scene", "version", "r", "xi", "L", "floor", "tau ms", "corrector", "refine"
     )?;
     for scene in scenes {
         let settings = &scene.settings;
         writeln!(
             out,
-            "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {}",
+            "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {:<6} {}",
             scene.id,
             scene.version,
             auto(settings.ratio.map(|ratio| ratio.to_string())),
@@ -222,6 +228,7 @@ fn table(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
             settings.tau_ms,
             settings.corrector.as_str(),
             if settings.refine { "yes" } else { "no" },
+            settings.mode,
         )?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use super::{Store, StoreError};
 use crate::scene::{Scene, SceneSettings, check_id};
 
 const COLUMNS: &str = "id, version, system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, \
-                       corrector, refine";
+                       corrector, refine, refine_mode";
 
 impl Store {
     /// Every version of every scene, by id and version.
@@ -66,7 +66,8 @@ impl Store {
             return Err(conflict(expected, current));
         }
         let version = current + 1;
-        let sql = format!("INSERT INTO scene_versions ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+        let sql =
+            format!("INSERT INTO scene_versions ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
         let done = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(id)
             .bind(i64::from(version))
@@ -79,6 +80,7 @@ impl Store {
             .bind(stored(settings.tau_ms))
             .bind(settings.corrector.as_str())
             .bind(i64::from(settings.refine))
+            .bind(settings.mode.to_string())
             .execute(&self.pool)
             .await;
         match done {
@@ -107,6 +109,7 @@ fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
     let assist_tokens: Option<i64> = row.try_get("assist_tokens").map_err(query)?;
     let assist_floor: i64 = row.try_get("assist_floor").map_err(query)?;
     let corrector: String = row.try_get("corrector").map_err(query)?;
+    let mode: String = row.try_get("refine_mode").map_err(query)?;
     let settings = SceneSettings {
         system: row.try_get("system").map_err(query)?,
         question_prefix: row.try_get("question_prefix").map_err(query)?,
@@ -117,6 +120,7 @@ fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
         tau_ms: row.try_get::<f64, _>("tau_ms").map_err(query)? as f32,
         corrector: corrector.parse().map_err(|_| bad("corrector", corrector))?,
         refine: row.try_get::<i64, _>("refine").map_err(query)? != 0,
+        mode: mode.parse().map_err(|_| bad("refine_mode", mode))?,
     };
     settings.check()?;
     let version = u32::try_from(version).map_err(|_| bad("version", version.to_string()))?;

@@ -40,10 +40,13 @@ fn scenes_are_listed_shown_and_set() {
     assert_eq!(ids, ["chat", "doc-qa", "doc-qa-full"]);
     let changes =
         ["set", "doc-qa", "--ratio", "0.4", "--xi", "0.2", "--assist-tokens", "24", "--tau-ms", "80"];
-    let set = json_of(&scenes(&database, &[&changes[..], &["--corrector", "device", "--json"]].concat()));
+    let set = json_of(&scenes(
+        &database,
+        &[&changes[..], &["--corrector", "device", "--mode", "gemfilter", "--json"]].concat(),
+    ));
     assert_eq!(
-        (&set["version"], &set["assist_tokens"], &set["corrector"]),
-        (&json!(2), &json!(24), &json!("device"))
+        (&set["version"], &set["assist_tokens"], &set["corrector"], &set["mode"]),
+        (&json!(2), &json!(24), &json!("device"), &json!("gemfilter"))
     );
     assert_eq!(json_of(&scenes(&database, &["show", "doc-qa", "--json"])), set);
     let auto = ["set", "doc-qa", "--ratio", "auto", "--assist-tokens", "auto", "--if-version", "2", "--json"];
@@ -71,6 +74,11 @@ fn settings_out_of_bounds_change_nothing() {
     refused(&set(&["--assist-tokens", "2"]), "assist tokens 2 must be at least the floor 4");
     refused(&set(&["--tau-ms", "0"]), "field `tau_ms` is 0, must be 1 to 60000");
     refused(&set(&["--corrector", "both"]), "must be `cloud` or `device`");
+    refused(&set(&["--mode", "best"]), "unknown refiner mode `best`");
+    refused(
+        &set(&["--mode", "perplexity"]),
+        "mode `perplexity` needs the log-probability of every prompt token",
+    );
     refused(&set(&["--if-version", "7", "--tau-ms", "50"]), "scene `doc-qa` is at version 1, expected 7");
     refused(&scenes(&database, &["show", "nothing"]), "scene `nothing` does not exist");
     assert_eq!(json_of(&scenes(&database, &["show", "doc-qa", "--json"]))["version"], 1);

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use baton_cloud::service::{ServiceError, ServiceOptions};
+use baton_cloud::book::SceneBook;
+use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::{CloudService, ServiceError, ServiceOptions};
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::{Engine, EngineOptions, StepSeq, Wanted};
 use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
+use baton_refine::Mode;
 
 use crate::world::{
     HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, model, options, request, run_all,
@@ -28,9 +31,10 @@ fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {
 #[test]
 fn the_mask_comes_with_the_first_token_and_opens_on_the_other_side() {
     let (service, mut worker) = by_hand(options());
-    for mode in [None, Some("attention"), Some("paper"), Some("bm25"), Some("random")] {
+    let served = Mode::ALL.into_iter().filter(|mode| !matches!(mode, Mode::Perplexity | Mode::None));
+    for mode in std::iter::once(None).chain(served.map(|mode| Some(mode.to_string()))) {
         let mut request = request("doc-qa", &document(40), 6);
-        request.refine.mode = mode.map(str::to_owned);
+        request.refine.mode.clone_from(&mode);
         let events = answer(&service, &mut worker, &request);
         assert!(matches!(events[..2], [AssistEvent::Mask(_), AssistEvent::First(_)]), "{mode:?}: {events:?}");
         let map = SentenceMap::new(&request.segments);
@@ -40,6 +44,33 @@ fn the_mask_comes_with_the_first_token_and_opens_on_the_other_side() {
         assert!(kept.iter().any(|&kept| kept) && kept.iter().any(|&kept| !kept));
         let other = SentenceMap::new(&crate::world::request("doc-qa", &document(41), 6).segments);
         assert!(mask.open(&other).is_err(), "a mask is for one text only");
+    }
+}
+
+#[test]
+fn a_scene_has_a_mode_and_a_request_may_name_another() {
+    let scene = |mode| SceneSettings { ratio: Some(0.25), mode, ..SceneSettings::with_system("") };
+    let book = SceneBook::new([
+        Scene { id: "words".into(), version: 1, settings: scene(Mode::Bm25) },
+        Scene { id: "ends".into(), version: 1, settings: scene(Mode::Streaming) },
+    ]);
+    let (service, mut worker) = CloudService::new(model(), book, options()).unwrap();
+    let mut kept = |scene: &str, mode: Option<&str>| {
+        let mut request = request(scene, &document(40), 2);
+        request.refine.mode = mode.map(str::to_owned);
+        let map = SentenceMap::new(&request.segments);
+        mask(&answer(&service, &mut worker, &request)).unwrap().open(&map).unwrap()
+    };
+    let (words, ends) = (kept("words", None), kept("ends", None));
+    assert!(words != ends && ends.ends_with(&[true; 4]) && !words.ends_with(&[true; 4]));
+    assert_eq!(kept("words", Some("streaming")), ends);
+    assert_eq!(kept("ends", Some("bm25")), words);
+    let mut request = request("ends", &document(40), 2);
+    for (mode, want) in [("perplexity", "it is for evaluation"), ("best", "unknown refiner mode `best`")] {
+        request.refine.mode = Some(mode.into());
+        let refused = service.assist(&request).unwrap_err();
+        assert!(matches!(refused, ServiceError::Unsupported { field: "refine.mode", .. }));
+        assert!(refused.to_string().contains(want), "{refused}");
     }
 }
 

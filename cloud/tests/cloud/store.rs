@@ -3,6 +3,7 @@
 use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Database, Store, StoreError};
 use baton_protocol::Corrector;
+use baton_refine::Mode;
 
 async fn memory() -> Store {
     Store::open(&Database::Memory).await.unwrap()
@@ -27,6 +28,7 @@ async fn a_new_database_has_the_seeded_scenes() {
             tau_ms: 100.0,
             corrector: Corrector::Cloud,
             refine: true,
+            mode: Mode::Attention,
         }
     );
     let full = store.scene("doc-qa-full").await.unwrap().settings;
@@ -45,6 +47,7 @@ async fn a_change_is_a_new_version_and_the_old_one_stays() {
         assist_tokens: Some(24),
         tau_ms: 80.5,
         corrector: Corrector::Device,
+        mode: Mode::Bm25,
         ..old.settings.clone()
     };
     let new = store.add_scene_version("doc-qa", settings.clone(), Some(1)).await.unwrap();
