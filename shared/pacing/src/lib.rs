@@ -9,7 +9,10 @@
 //! |---|---|
 //! | [`cost`] | what the device and the cloud cost, in milliseconds, and its inverse |
 //! | [`equations`] | Eq. (4) as printed, (4') corrected, and the batched takeover, as functions |
+//! | [`explain`] | which bound binds, and what would relax it |
 //! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, what bounds them, verdicts |
+//! | [`refit`] | coefficients from measurements |
+//! | [`table`] | the optimizer's answer for every scene, device, length and network |
 //! | [`takeover`] | the device's progress -> when its own first token will be there |
 //! | [`pacer`] | the speed controller: what to show now, and when to look again |
 //! | [`gaps`] | the gaps of an answer as shown, and the best possible in hindsight |
@@ -20,13 +23,17 @@
 
 pub mod cost;
 pub mod equations;
+pub mod explain;
 pub mod gaps;
 pub mod millis;
 pub mod optimizer;
 pub mod pacer;
+pub mod refit;
+pub mod table;
 pub mod takeover;
 
 pub use cost::{CloudCost, DeviceCost};
+pub use explain::{Explanation, Goal, Knob, Relaxation, explain};
 pub use gaps::{GapStats, best_gap_in_hindsight};
 pub use millis::Millis;
 pub use optimizer::{
@@ -34,4 +41,5 @@ pub use optimizer::{
     SlowDevice, Verdict, Verification, optimize,
 };
 pub use pacer::{PaceEvent, PaceMode, PaceStep, Pacer, PacerConfig};
+pub use table::{DeviceClass, NetworkClass, TableAxes, TablePlace, TableScene};
 pub use takeover::TakeoverEstimate;

@@ -1,0 +1,266 @@
+//! Why `L` is what it is, and what would change it: which bound binds, and by how much each figure would have to move.
+//!
+//! Asks the optimizer itself, again and again with one figure moved: what is said here is what it would answer. Never
+//! part of a request: some thousand calls of the optimizer, a millisecond or so.
+
+use crate::optimizer::{BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Verdict, optimize};
+
+/// How far a figure is moved at most: to 16 times its value, or a sixteenth.
+const FACTOR_MAX: f64 = 16.0;
+/// The first look at each step of this factor; then halving.
+const STEP: f64 = 1.02;
+/// Significant digits of a moved figure.
+const DIGITS: i32 = 3;
+
+/// What a change is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Goal {
+    /// Every gap within `tau`.
+    KeepTau,
+    /// The device keeps `tau`, so that the cloud need not write everything.
+    Relay,
+    /// Refining pays, so that less is prefilled on the device.
+    Refine,
+    /// `L` with its whole margin.
+    WholeMargin,
+    /// At most so many cloud tokens: a quarter fewer.
+    FewerTokens {
+        /// How many.
+        at_most: u32,
+    },
+    /// What the optimizer would choose if nothing else decided.
+    Free,
+}
+
+/// A figure that can be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Knob {
+    /// `tau`.
+    Tau,
+    /// `k_d`.
+    DevicePrefill,
+    /// `q_d`.
+    DevicePrefill2,
+    /// `TPOT_d`.
+    DeviceDecode,
+    /// `k_c`.
+    CloudPrefill,
+    /// `TPOT_c`.
+    CloudDecode,
+    /// The smallest `r`: the fixed one where there is one, else `xi`. Whether quality allows it, an evaluation says.
+    Ratio,
+    /// The fixed `L`.
+    AssistTokens,
+    /// The scene's floor of `L`.
+    AssistFloor,
+    /// The longest answer.
+    AnswerTokens,
+    /// The cloud's load.
+    Load,
+}
+
+impl Knob {
+    /// The paper's symbol or a word, for people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tau => "tau",
+            Self::DevicePrefill => "k_d",
+            Self::DevicePrefill2 => "q_d",
+            Self::DeviceDecode => "TPOT_d",
+            Self::CloudPrefill => "k_c",
+            Self::CloudDecode => "TPOT_c",
+            Self::Ratio => "r",
+            Self::AssistTokens => "L",
+            Self::AssistFloor => "floor",
+            Self::AnswerTokens => "answer",
+            Self::Load => "load",
+        }
+    }
+
+    /// Its unit; empty for none.
+    #[must_use]
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Tau | Self::DeviceDecode | Self::CloudDecode => "ms",
+            Self::DevicePrefill | Self::CloudPrefill => "ms/token",
+            Self::DevicePrefill2 => "ms/token^2",
+            Self::AssistTokens | Self::AssistFloor | Self::AnswerTokens => "tokens",
+            Self::Ratio | Self::Load => "",
+        }
+    }
+}
+
+/// One figure moved, and what the optimizer answers then.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relaxation {
+    /// Which figure.
+    pub knob: Knob,
+    /// Its value now.
+    pub from: f64,
+    /// The value that reaches the goal and is nearest to it; none: left to the optimizer, or gone.
+    pub to: Option<f64>,
+    /// The plan with that value.
+    pub plan: Plan,
+}
+
+/// Why a plan is as it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// The plan.
+    pub plan: Plan,
+    /// What a change would be for; none where nothing is to be gained.
+    pub goal: Option<Goal>,
+    /// Every single figure that reaches the goal when it is moved.
+    pub relaxations: Vec<Relaxation>,
+}
+
+/// Explains the optimizer's answer.
+///
+/// # Errors
+/// As [`optimize`].
+pub fn explain(input: &OptimizerInput) -> Result<Explanation, InputError> {
+    let plan = optimize(input)?;
+    let goal = goal_of(&plan);
+    let relaxations = match goal {
+        None => Vec::new(),
+        Some(Goal::Free) => freed(input, &plan).into_iter().collect(),
+        Some(goal) => KNOBS.iter().filter_map(|&(knob, way)| moved(input, goal, knob, way)).collect(),
+    };
+    Ok(Explanation { plan, goal, relaxations })
+}
+
+/// Which way a figure is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+const KNOBS: [(Knob, Way); 8] = [
+    (Knob::DevicePrefill, Way::Down),
+    (Knob::DevicePrefill2, Way::Down),
+    (Knob::DeviceDecode, Way::Down),
+    (Knob::Tau, Way::Up),
+    (Knob::CloudDecode, Way::Down),
+    (Knob::CloudPrefill, Way::Down),
+    (Knob::Ratio, Way::Down),
+    (Knob::AssistTokens, Way::Up),
+];
+
+fn goal_of(plan: &Plan) -> Option<Goal> {
+    match (plan.verdict, plan.bound_by) {
+        (Verdict::DeviceAlone, _) => None,
+        (Verdict::CloudAlone, _) => Some(Goal::Relay),
+        // The floor and the load are settings: what they hide is said first.
+        (_, BoundBy::Load | BoundBy::Floor | BoundBy::AnswerLength) => Some(Goal::Free),
+        _ if plan.keeps_tau != KeepsTau::Yes => Some(Goal::KeepTau),
+        (_, BoundBy::Fixed) => Some(Goal::Free),
+        (Verdict::NoRefinement, _) => Some(Goal::Refine),
+        (Verdict::Relay, BoundBy::CloudOccupancy) => Some(Goal::WholeMargin),
+        (Verdict::Relay, _) => (plan.assist_tokens > 1)
+            .then(|| Goal::FewerTokens { at_most: (plan.assist_tokens * 3 / 4).max(1) }),
+    }
+}
+
+fn reaches(goal: Goal, plan: &Plan) -> bool {
+    match goal {
+        Goal::KeepTau => plan.keeps_tau == KeepsTau::Yes,
+        Goal::Relay | Goal::Refine => plan.verdict == Verdict::Relay,
+        Goal::WholeMargin => plan.bound_by == BoundBy::Tau,
+        Goal::FewerTokens { at_most } => plan.verdict == Verdict::Relay && plan.assist_tokens <= at_most,
+        Goal::Free => false,
+    }
+}
+
+/// The plan without the setting that decided `L`.
+fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
+    let mut free = *input;
+    let (knob, from) = match plan.bound_by {
+        BoundBy::Floor => {
+            free.scene.assist_floor = 1;
+            (Knob::AssistFloor, f64::from(input.scene.assist_floor))
+        }
+        BoundBy::Load => {
+            free.shed_load = false;
+            (Knob::Load, f64::from(plan.assist_tokens))
+        }
+        BoundBy::Fixed => {
+            free.scene.assist_tokens = None;
+            (Knob::AssistTokens, f64::from(plan.assist_tokens))
+        }
+        BoundBy::AnswerLength => {
+            free.scene.answer_tokens_max = u32::MAX;
+            (Knob::AnswerTokens, f64::from(plan.assist_tokens))
+        }
+        _ => return None,
+    };
+    let plan = optimize(&free).ok()?;
+    let counted = matches!(knob, Knob::AssistFloor | Knob::AnswerTokens);
+    Some(Relaxation { knob, from, to: counted.then(|| f64::from(plan.assist_tokens)), plan })
+}
+
+/// The nearest value of `knob` that reaches `goal`.
+fn moved(input: &OptimizerInput, goal: Goal, knob: Knob, way: Way) -> Option<Relaxation> {
+    let from = value(input, knob)?;
+    let plan_at = |to: f64| optimize(&with(input, knob, to)).ok();
+    let reached = |to: f64| plan_at(to).is_some_and(|plan| reaches(goal, &plan));
+    let factor = |step: i32| if way == Way::Up { STEP.powi(step) } else { STEP.powi(-step) };
+    let steps = (FACTOR_MAX.ln() / STEP.ln()).ceil() as i32;
+    let first = (1..=steps).find(|&step| reached(from * factor(step)))?;
+    let (mut near, mut far) = (from * factor(first - 1), from * factor(first));
+    for _ in 0..30 {
+        let middle = f64::midpoint(near, far);
+        if reached(middle) { far = middle } else { near = middle }
+    }
+    let round = rounded(far, way);
+    let to = if reached(round) { round } else { far };
+    Some(Relaxation { knob, from, to: Some(to), plan: plan_at(to)? })
+}
+
+/// To three digits, away from where it comes from.
+fn rounded(value: f64, way: Way) -> f64 {
+    let scale = 10_f64.powi(DIGITS - 1 - value.abs().log10().floor() as i32);
+    match way {
+        Way::Up => (value * scale).ceil() / scale,
+        Way::Down => (value * scale).floor() / scale,
+    }
+}
+
+/// The value of a figure; none where there is nothing to move.
+fn value(input: &OptimizerInput, knob: Knob) -> Option<f64> {
+    let value = match knob {
+        Knob::Tau => input.scene.tau_ms,
+        Knob::DevicePrefill => input.device.prefill_ms_per_token,
+        Knob::DevicePrefill2 => input.device.prefill_ms_per_token2,
+        Knob::DeviceDecode => input.device.decode_ms,
+        Knob::CloudPrefill => input.cloud.prefill_ms_per_token,
+        Knob::CloudDecode => input.cloud.decode_ms,
+        Knob::Ratio => input.scene.ratio.unwrap_or(input.scene.xi),
+        Knob::AssistTokens => f64::from(input.scene.assist_tokens?),
+        Knob::AssistFloor | Knob::AnswerTokens | Knob::Load => return None,
+    };
+    (value > 0.0).then_some(value)
+}
+
+fn with(input: &OptimizerInput, knob: Knob, value: f64) -> OptimizerInput {
+    let mut moved = *input;
+    match knob {
+        Knob::Tau => moved.scene.tau_ms = value,
+        Knob::DevicePrefill => moved.device.prefill_ms_per_token = value,
+        Knob::DevicePrefill2 => moved.device.prefill_ms_per_token2 = value,
+        Knob::DeviceDecode => moved.device.decode_ms = value,
+        Knob::CloudPrefill => moved.cloud.prefill_ms_per_token = value,
+        Knob::CloudDecode => moved.cloud.decode_ms = value,
+        Knob::Ratio => {
+            moved.scene.xi = moved.scene.xi.min(value);
+            moved.scene.ratio = moved.scene.ratio.map(|_| value);
+        }
+        Knob::AssistTokens => moved.scene.assist_tokens = Some(value.ceil() as u32),
+        Knob::AssistFloor | Knob::AnswerTokens | Knob::Load => {}
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Coefficients from measurements: medians, and a straight line that outliers do not move.
+//!
+//! Pure: samples in, coefficients with the number of samples behind them out; whoever measures keeps the samples.
+//! Always: coefficients are finite and not negative; no sample, however wild, makes them otherwise; the order of the
+//! samples does not matter.
+
+/// Fewest samples that a line is drawn through.
+const LINE_SAMPLES_MIN: usize = 4;
+/// The lengths must differ by this factor for a slope to mean something.
+const LENGTH_SPREAD_MIN: f64 = 1.5;
+/// A sample further from the line than so many times the median distance is an outlier. 1.4826 of them are a standard
+/// deviation where errors are normal, so that this is three of them.
+const OUTLIER_DISTANCES: f64 = 3.0 * 1.4826;
+/// Distances below this share of the value are noise of the clock, never outliers.
+const DISTANCE_SHARE_MIN: f64 = 0.02;
+/// Lines are drawn again without outliers at most so often.
+const ROUNDS: usize = 4;
+/// Slopes between pairs of samples are counted for at most so many samples: all pairs of more would take too long.
+const PAIRED_SAMPLES_MAX: usize = 128;
+
+/// The median of the finite values (the mean of the middle two where they are even); none of none.
+#[must_use]
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = *sorted.get(middle)?;
+    Some(if sorted.len() % 2 == 1 { upper } else { f64::midpoint(sorted[middle - 1], upper) })
+}
+
+/// One measured prefill.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillSample {
+    /// Tokens that the KV cache held before.
+    pub held: f64,
+    /// Tokens prefilled.
+    pub tokens: f64,
+    /// What it took, in milliseconds.
+    pub ms: f64,
+}
+
+/// `k` and `q` of `ms = k n + q ((h + n)^2 - h^2)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillFit {
+    /// Milliseconds per token.
+    pub ms_per_token: f64,
+    /// Milliseconds per squared token.
+    pub ms_per_token2: f64,
+    /// Samples that the coefficients rest on.
+    pub used: usize,
+    /// Samples left out as outliers.
+    pub left_out: usize,
+}
+
+/// Fits a device's (or a cloud's) prefill cost.
+///
+/// Each sample is a point: the cost of a token, `ms / n = k + q (2 h + n)`, over `2 h + n`. A line through the medians of
+/// the slopes between pairs finds the outliers (Theil 1950, Sen 1968); least squares over what is left gives `k` and `q`.
+/// Where lengths hardly differ, or `q` would be negative, `q` is 0 and `k` the median cost of a token; where `k` would be
+/// negative, it is 0 and `q` the median of the rest. None without a usable sample.
+#[must_use]
+pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
+    let point = |sample: &PrefillSample| {
+        let usable = sample.tokens > 0.0 && sample.held >= 0.0 && sample.ms > 0.0;
+        let point = Point { x: 2.0 * sample.held + sample.tokens, y: sample.ms / sample.tokens };
+        (usable && point.x.is_finite() && point.y.is_finite()).then_some(point)
+    };
+    let mut points: Vec<Point> = samples.iter().filter_map(point).collect();
+    // By length, so that neither sums nor the choice of pairs depend on the order in which samples came.
+    points.sort_unstable_by(|a, b| a.x.total_cmp(&b.x).then(a.y.total_cmp(&b.y)));
+    let total = points.len();
+    let level = median(points.iter().map(|point| point.y))?;
+    let fit = |line: Line, used: usize| PrefillFit {
+        ms_per_token: line.intercept,
+        ms_per_token2: line.slope,
+        used,
+        left_out: total - used,
+    };
+    let (shortest, longest) = (points.first()?.x, points.last()?.x);
+    if total < LINE_SAMPLES_MIN || longest < LENGTH_SPREAD_MIN * shortest {
+        return Some(fit(Line { intercept: level, slope: 0.0 }, total));
+    }
+    let mut line = median_slope(&points, level);
+    let mut kept = points.clone();
+    for _ in 0..ROUNDS {
+        let inside = without_outliers(&points, line);
+        if inside.len() < LINE_SAMPLES_MIN {
+            break;
+        }
+        let same = inside == kept;
+        kept = inside;
+        line = least_squares(&kept).unwrap_or(line);
+        if same {
+            break;
+        }
+    }
+    let used = kept.len();
+    if line.slope < 0.0 {
+        let level = median(kept.iter().map(|point| point.y)).unwrap_or(level);
+        return Some(fit(Line { intercept: level, slope: 0.0 }, used));
+    }
+    if line.intercept < 0.0 {
+        let slope = median(kept.iter().map(|point| point.y / point.x)).unwrap_or(0.0);
+        return Some(fit(Line { intercept: 0.0, slope }, used));
+    }
+    Some(fit(line, used))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Point {
+    x: f64,
+    y: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Line {
+    intercept: f64,
+    slope: f64,
+}
+
+impl Line {
+    fn at(self, x: f64) -> f64 {
+        self.intercept + self.slope * x
+    }
+}
+
+/// The median of the slopes between pairs, through the median of what is left.
+fn median_slope(points: &[Point], level: f64) -> Line {
+    let every = points.len().div_ceil(PAIRED_SAMPLES_MAX);
+    let some: Vec<Point> = points.iter().copied().step_by(every).collect();
+    let pairs = some.iter().enumerate().flat_map(|(index, a)| some[index + 1..].iter().map(move |b| (a, b)));
+    // Slopes between equal lengths are not finite, and the median passes them over.
+    let slope = median(pairs.map(|(a, b)| (b.y - a.y) / (b.x - a.x))).unwrap_or(0.0);
+    let intercept = median(points.iter().map(|point| point.y - slope * point.x)).unwrap_or(level);
+    Line { intercept, slope }
+}
+
+fn without_outliers(points: &[Point], line: Line) -> Vec<Point> {
+    let distance = |point: &Point| (point.y - line.at(point.x)).abs();
+    let usual = median(points.iter().map(distance)).unwrap_or(0.0);
+    let inside = |point: &&Point| {
+        distance(point) <= (OUTLIER_DISTANCES * usual).max(DISTANCE_SHARE_MIN * point.y.abs())
+    };
+    points.iter().filter(inside).copied().collect()
+}
+
+/// None where all lengths are equal.
+fn least_squares(points: &[Point]) -> Option<Line> {
+    let n = points.len() as f64;
+    let (mean_x, mean_y) =
+        (points.iter().map(|p| p.x).sum::<f64>() / n, points.iter().map(|p| p.y).sum::<f64>() / n);
+    let spread: f64 = points.iter().map(|p| (p.x - mean_x).powi(2)).sum();
+    let together: f64 = points.iter().map(|p| (p.x - mean_x) * (p.y - mean_y)).sum();
+    let slope = together / spread;
+    (slope.is_finite()).then(|| Line { intercept: mean_y - slope * mean_x, slope })
+}
+
+/// One device's word about itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceReport {
+    /// `k_d`.
+    pub prefill_ms_per_token: f64,
+    /// `q_d`.
+    pub prefill_ms_per_token2: f64,
+    /// `TPOT_d`.
+    pub decode_ms: f64,
+}
+
+/// The two lengths at which devices of a class are compared.
+const COMPARED_AT: (f64, f64) = (512.0, 8_192.0);
+
+/// What the devices of one class usually cost; none of none.
+///
+/// `k_d` and `q_d` of one device hang together, so that their medians one by one may be those of no device: the medians of
+/// the cost of a token are taken at two lengths, and the line through both gives the coefficients.
+#[must_use]
+pub fn class_median(reports: &[DeviceReport]) -> Option<DeviceReport> {
+    let at = |tokens: f64| {
+        median(
+            reports.iter().map(|report| report.prefill_ms_per_token + report.prefill_ms_per_token2 * tokens),
+        )
+    };
+    let (near, far) = (at(COMPARED_AT.0)?, at(COMPARED_AT.1)?);
+    let slope = ((far - near) / (COMPARED_AT.1 - COMPARED_AT.0)).max(0.0);
+    Some(DeviceReport {
+        prefill_ms_per_token: (near - slope * COMPARED_AT.0).max(0.0),
+        prefill_ms_per_token2: slope,
+        decode_ms: median(reports.iter().map(|report| report.decode_ms))?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

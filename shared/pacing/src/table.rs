@@ -1,0 +1,183 @@
+//! The whole table: the optimizer's answer for every scene, device class, length of prompt and network class.
+//!
+//! Computed from coefficients, never stored: a cell costs well under a microsecond. A request that carries the device's
+//! own values is planned with these, not from here; the table is for people, and for what is not known of a device.
+
+use crate::cost::{CloudCost, DeviceCost};
+use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, Verification, optimize};
+
+/// Lengths of whole prompts, in tokens, that stand for all: each twice the one before.
+pub const LENGTHS: [u32; 8] = [512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536];
+
+/// A scene, and what of its prompts is never refined.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableScene {
+    /// Its id.
+    pub name: String,
+    /// Its settings.
+    pub policy: ScenePolicy,
+    /// `p`: tokens that are never refined. A prompt that is not longer has no content.
+    pub fixed_tokens: u32,
+    /// Those of them that lead the prompt.
+    pub prefix_tokens: u32,
+}
+
+/// A kind of device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceClass {
+    /// Its name in requests.
+    pub name: String,
+    /// What its devices usually cost.
+    pub cost: DeviceCost,
+}
+
+/// A kind of network.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NetworkClass {
+    /// Its name in requests.
+    pub name: String,
+    /// What it adds to the time to the first token.
+    pub rtt_ms: f64,
+}
+
+/// What the table runs over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableAxes {
+    /// Scenes.
+    pub scenes: Vec<TableScene>,
+    /// Device classes.
+    pub devices: Vec<DeviceClass>,
+    /// Tokens of whole prompts, [`LENGTHS`] for instance.
+    pub lengths: Vec<u32>,
+    /// Network classes.
+    pub networks: Vec<NetworkClass>,
+    /// The cloud; its `rtt_ms` is taken from the network class.
+    pub cloud: CloudCost,
+}
+
+/// One place of the table: an index into each axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TablePlace {
+    /// Into [`TableAxes::scenes`].
+    pub scene: usize,
+    /// Into [`TableAxes::devices`].
+    pub device: usize,
+    /// Into [`TableAxes::lengths`].
+    pub length: usize,
+    /// Into [`TableAxes::networks`].
+    pub network: usize,
+}
+
+impl TableAxes {
+    /// What the optimizer is asked at `place`.
+    ///
+    /// # Panics
+    /// Where `place` is outside the axes.
+    #[must_use]
+    pub fn input(&self, place: TablePlace) -> OptimizerInput {
+        let scene = &self.scenes[place.scene];
+        let content_tokens = self.lengths[place.length].saturating_sub(scene.fixed_tokens);
+        OptimizerInput {
+            prompt: PromptShape {
+                fixed_tokens: scene.fixed_tokens,
+                content_tokens,
+                prefix_tokens: scene.prefix_tokens.min(scene.fixed_tokens),
+                cached_tokens: 0,
+            },
+            device: self.devices[place.device].cost,
+            cloud: CloudCost { rtt_ms: self.networks[place.network].rtt_ms, ..self.cloud },
+            scene: scene.policy,
+            verification: Verification::Batched,
+            shed_load: false,
+        }
+    }
+
+    /// Every place, scenes outermost and lengths innermost.
+    pub fn places(&self) -> impl Iterator<Item = TablePlace> + '_ {
+        let (devices, networks, lengths) = (self.devices.len(), self.networks.len(), self.lengths.len());
+        let count = self.scenes.len() * devices * networks * lengths;
+        (0..count).map(move |index| TablePlace {
+            scene: index / (lengths * networks * devices),
+            device: index / (lengths * networks) % devices,
+            network: index / lengths % networks,
+            length: index % lengths,
+        })
+    }
+
+    /// The plan at every place, in the order of [`Self::places`].
+    ///
+    /// # Errors
+    /// [`InputError`] for the first place whose numbers are out of their ranges.
+    pub fn plans(&self) -> Result<Vec<Plan>, InputError> {
+        self.places().map(|place| optimize(&self.input(place))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{SlowDevice, Verdict};
+
+    fn axes() -> TableAxes {
+        let policy = ScenePolicy {
+            xi: 0.25,
+            ratio: None,
+            assist_tokens: None,
+            assist_floor: 4,
+            tau_ms: 100.0,
+            answer_tokens_max: 4_096,
+            slow_device: SlowDevice::AcceptGap,
+        };
+        let scene = |name: &str, policy| TableScene {
+            name: name.to_owned(),
+            policy,
+            fixed_tokens: 100,
+            prefix_tokens: 60,
+        };
+        let device = |name: &str, prefill_ms_per_token| DeviceClass {
+            name: name.to_owned(),
+            cost: DeviceCost {
+                prefill_ms_per_token,
+                prefill_ms_per_token2: 0.0,
+                decode_ms: 45.0,
+                decompress_ms: 5.0,
+            },
+        };
+        let network = |name: &str, rtt_ms| NetworkClass { name: name.to_owned(), rtt_ms };
+        TableAxes {
+            scenes: vec![scene("a", policy), scene("whole", ScenePolicy { xi: 1.0, ..policy })],
+            devices: vec![device("slow", 2.5), device("fast", 0.05)],
+            lengths: vec![64, 4_096, 8_192],
+            networks: vec![network("wifi", 20.0), network("lte", 60.0)],
+            cloud: CloudCost {
+                ttft_base_ms: 60.0,
+                prefill_ms_per_token: 0.1,
+                decode_ms: 30.0,
+                rtt_ms: 1e6,
+                queue_ms: 0.0,
+                compress_ms: 1.0,
+            },
+        }
+    }
+
+    #[test]
+    fn every_place_is_planned_by_its_own_numbers() {
+        let axes = axes();
+        let places: Vec<TablePlace> = axes.places().collect();
+        let plans = axes.plans().unwrap();
+        assert_eq!((places.len(), plans.len()), (24, 24));
+        let at = |scene, device, network, length| {
+            let place = TablePlace { scene, device, length, network };
+            let index = places.iter().position(|&other| other == place).expect("every place is there");
+            plans[index]
+        };
+        assert_eq!(at(0, 0, 0, 1).verdict, Verdict::Relay);
+        assert_eq!(at(0, 1, 0, 1).verdict, Verdict::DeviceAlone);
+        assert_eq!(at(1, 0, 0, 1).verdict, Verdict::NoRefinement);
+        let network = at(0, 0, 1, 2).predicted.ttft_c_ms - at(0, 0, 0, 2).predicted.ttft_c_ms;
+        assert!((network - 40.0).abs() < 1e-9, "{network}");
+        assert!(at(0, 0, 0, 2).assist_tokens > at(0, 0, 0, 1).assist_tokens, "a longer prompt, more tokens");
+        // Shorter than what is fixed: there is nothing to refine.
+        assert_eq!(at(0, 0, 0, 0).ratio, 1.0);
+    }
+}
