@@ -11,8 +11,10 @@ use clap::{Parser, Subcommand};
 mod engine;
 mod make_model;
 mod mask;
+mod optimizer;
 mod pacing;
 mod parity;
+mod random;
 mod report;
 
 #[derive(Debug, Parser)]
@@ -33,7 +35,9 @@ enum Bench {
     MakeModel(make_model::Args),
     /// Size and speed of the keep-or-drop mask of a document's sentences
     Mask(mask::Args),
-    /// The speed controller and the optimizer on simulated networks and devices
+    /// The optimizer's r and L against brute force and HiGHS, and what they cost
+    Optimizer(optimizer::Args),
+    /// The speed controller on simulated networks and devices
     Pacing(pacing::Args),
     /// The engine's logits against candle-core and recorded llama.cpp logits
     Parity(parity::Args),
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
         Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
+        Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
     };

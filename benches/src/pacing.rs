@@ -1,4 +1,4 @@
-//! `baton-bench pacing`: the speed controller and the optimizer against simulated networks and devices.
+//! `baton-bench pacing`: the speed controller against simulated networks and devices.
 //!
 //! Every trace draws a request, lets the real optimizer choose `r` and `L` from the *estimates*, simulates
 //! arrivals and a device that is 0.5 to 2 times its estimate (prefill and decoding independently), and shows the
@@ -7,17 +7,16 @@
 
 use std::time::Instant;
 
+use crate::random::Random;
 use crate::report::Report;
 
 mod formulas;
 mod play;
-mod random;
 #[cfg(feature = "ilp")]
 mod solver;
 mod trace;
 
 use play::{Seen, play};
-use random::Random;
 use trace::Trace;
 
 /// Options of `baton-bench pacing`.
@@ -221,8 +220,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         ],
         &rows,
     );
-    #[cfg(feature = "ilp")]
-    solver::check_optimizer(&mut report, args.seed)?;
     report.data("seed", args.seed);
     report.data("traces_per_class", args.traces);
     report.note(format!("{:.1} s", started.elapsed().as_secs_f64()));

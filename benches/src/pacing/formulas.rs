@@ -9,8 +9,8 @@ use baton_pacing::{AssistBounds, BoundBy, DeviceCost, KeepsTau, Millis, Plan, Pr
 
 use super::PARAMS;
 use super::play::play;
-use super::random::Random;
 use super::trace::{Event, Trace};
+use crate::random::Random;
 use crate::report::Report;
 
 /// Prompts of these lengths give TTFT_c 460 .. 3,260 ms at k_c 0.1 and 60 ms.

@@ -6,8 +6,8 @@ use baton_pacing::{
 };
 
 use super::PARAMS;
-use super::random::Random;
 use super::trace::{Event, Trace};
+use crate::random::Random;
 
 /// What a person saw of one answer.
 #[derive(Debug, Clone)]

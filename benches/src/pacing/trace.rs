@@ -6,8 +6,8 @@ use baton_pacing::{
     optimize,
 };
 
-use super::random::Random;
 use super::{Class, Kind, PARAMS};
+use crate::random::Random;
 
 /// What the device learns, and when.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -152,7 +152,7 @@ fn least_squares(points: &[Point]) -> Option<Line> {
     let spread: f64 = points.iter().map(|p| (p.x - mean_x).powi(2)).sum();
     let together: f64 = points.iter().map(|p| (p.x - mean_x) * (p.y - mean_y)).sum();
     let slope = together / spread;
-    (slope.is_finite()).then(|| Line { intercept: mean_y - slope * mean_x, slope })
+    slope.is_finite().then_some(Line { intercept: mean_y - slope * mean_x, slope })
 }
 
 /// One device's word about itself.
