@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use baton_kernels_cpu::{
-    Activations, Dispatch, Format, KvBlock, KvFormat, KvStore, Matrix, Pool, Queries, RowLayout, Visible,
-    attend_rows, matmul, quantize_row,
+    Activations, Dispatch, Format, KvBlock, KvFormat, KvMemory, KvStore, Matrix, Pool, Queries, RowLayout,
+    Visible, attend_rows, matmul, quantize_row,
 };
 
 /// The fastest of several runs.
@@ -55,7 +55,8 @@ fn products(
 
 fn attention(format: KvFormat, tokens: usize, heads: usize, d: usize, keys: usize) {
     let k: Vec<f32> = (0..keys * d).map(|i| (i as f32 * 0.7).sin()).collect();
-    let mut stores = vec![KvStore::new(format, d, 1); keys / 32];
+    let memory = KvMemory::default();
+    let mut stores: Vec<KvStore> = (0..keys / 32).map(|_| KvStore::new(format, d, 1, &memory)).collect();
     for (i, k) in k.chunks_exact(d).enumerate() {
         stores[i / 32].write(0, i % 32, k, k);
     }

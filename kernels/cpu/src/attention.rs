@@ -16,9 +16,11 @@
 //! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1.
 
 mod lanes;
+mod memory;
 mod scalar;
 mod store;
 
+pub use memory::KvMemory;
 pub use store::{KvBlock, KvFormat, KvStore};
 
 use std::cell::RefCell;

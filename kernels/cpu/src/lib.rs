@@ -31,7 +31,9 @@ pub mod rows;
 mod simd;
 
 pub use activations::Activations;
-pub use attention::{KvBlock, KvFormat, KvStore, Queries, RowLayout, Visible, attend_rows, score_rows};
+pub use attention::{
+    KvBlock, KvFormat, KvMemory, KvStore, Queries, RowLayout, Visible, attend_rows, score_rows,
+};
 pub use blocks::dequantize_row;
 pub use dispatch::Dispatch;
 pub use error::KernelError;

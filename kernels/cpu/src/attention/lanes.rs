@@ -17,6 +17,9 @@ use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
 
+/// How many blocks ahead of the one at hand are asked for.
+const AHEAD: usize = 2;
+
 /// [`super::attend_rows`] as a kernel.
 pub(super) struct Attend<'a> {
     pub queries: &'a Queries<'a>,
@@ -75,15 +78,63 @@ struct RowBytes {
 enum Chunk<'a> {
     /// Two halves of `d` lines.
     Floats([&'a [Line]; 2]),
-    /// Two halves of `d / 4` lines, with `d / 32` scales.
-    Bytes([&'a [Line]; 2], [&'a [[u16; LANES]]; 2]),
+    /// Two halves of `d / 4` lines, with `d / 32` scales, and where the next block's lines lie.
+    Bytes([&'a [Line]; 2], [&'a [[u16; LANES]]; 2], *const u8),
 }
 
-/// Value rows of a chunk: row `i` starts at `i * stride` and has whole lanes.
+/// Value rows of a chunk, of whole lanes.
+trait ValueRows<S: Simd>: Copy {
+    /// `J` strips of sixteen dimensions of row `i`, from `strip` on, which is even where `J` is not 1.
+    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J];
+}
+
+/// Rows of floats: row `i` starts at `i * stride`.
 #[derive(Clone, Copy)]
-struct ValueRows<'a> {
+struct FloatRows<'a> {
     rows: &'a [f32],
     stride: usize,
+}
+
+/// Rows of bytes as they are kept, with the widened scales of 32 dimensions each: for few query rows, where writing
+/// down the floats would cost more than it saves.
+#[derive(Clone, Copy)]
+struct ByteRows<'a> {
+    rows: &'a [u8],
+    scales: &'a [f32],
+    /// Groups of 32 dimensions in a row.
+    groups: usize,
+    /// Where the next block's rows lie, which are asked for while these are read.
+    next: *const u8,
+}
+
+impl<S: Simd> ValueRows<S> for FloatRows<'_> {
+    #[inline(always)]
+    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J] {
+        let at = i * self.stride + strip * LANES;
+        let strips = self.rows[at..at + J * LANES].as_chunks::<LANES>().0;
+        let mut v = [s.splat(0.0); J];
+        for j in 0..J {
+            v[j] = s.load(&strips[j]);
+        }
+        v
+    }
+}
+
+impl<S: Simd> ValueRows<S> for ByteRows<'_> {
+    #[inline(always)]
+    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J] {
+        let at = i * self.groups * SHORT_LEN + strip * LANES;
+        for line in (0..J * LANES).step_by(64) {
+            s.prefetch(self.next.wrapping_add(at + line));
+        }
+        let strips = self.rows[at..at + J * LANES].as_chunks::<LANES>().0;
+        let scales = &self.scales[at / SHORT_LEN..][..J.div_ceil(2)];
+        let mut v = [s.splat(0.0); J];
+        for j in 0..J {
+            v[j] = s.mul(s.widen_bytes(&strips[j]), s.splat(scales[j / 2]));
+        }
+        v
+    }
 }
 
 impl Kernel for Attend<'_> {
@@ -103,42 +154,30 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     rows.reset(n_rows, width);
     bytes.fill(queries, blocks);
     for (i, block) in blocks.iter().enumerate() {
-        let next = blocks.get(i + 1).map_or([(std::ptr::null(), 0); 4], KvBlock::places);
-        ask_for(s, [next[0], next[2]]);
         if !see(queries, block.first, block.n, masks) {
             continue;
         }
-        let step = Step { queries, keys: chunk(s, block, keys), bytes, values: value_rows(s, block, values) };
-        ask_for(s, [next[1], next[3]]);
-        let mut r = 0;
-        while r < n_rows {
-            let mask = masks[r / layout.heads];
-            let same = |t: usize| r + t < n_rows && masks[(r + t) / layout.heads] == mask;
-            if S::WIDE && same(1) && same(2) && same(3) {
-                step.rows::<S, 4>(s, rows, r, mask);
-                r += 4;
-            } else if same(1) {
-                step.rows::<S, 2>(s, rows, r, mask);
-                r += 2;
-            } else {
-                step.rows::<S, 1>(s, rows, r, mask);
-                r += 1;
+        let next = blocks.get(i + AHEAD).unwrap_or(block);
+        let keys = chunk(s, block, next, keys);
+        for scale in next.scales_at() {
+            s.prefetch(scale);
+        }
+        match block.v {
+            Values::Q8 { q, scale } if n_rows <= if S::WIDE { 4 } else { 2 } => {
+                let groups = layout.d.div_ceil(SHORT_LEN);
+                let next = next.values_at();
+                let values = ByteRows { rows: q, scales: widened(s, scale, values), groups, next };
+                Step { queries, keys, bytes, values }.all_rows(s, rows, masks);
+            }
+            _ => {
+                let values = value_rows(s, block, next, values);
+                Step { queries, keys, bytes, values }.all_rows(s, rows, masks);
             }
         }
     }
     for (r, lse) in lse.iter_mut().enumerate() {
         let out = &mut out[layout.at(r / layout.heads, r % layout.heads)];
         *lse = rows.finish(r, out);
-    }
-}
-
-/// Asks for parts of the next block: blocks lie too far apart for the CPU to see where it is.
-#[inline(always)]
-fn ask_for<S: Simd>(s: S, places: [(*const u8, usize); 2]) {
-    for (start, bytes) in places {
-        for line in (0..bytes).step_by(64) {
-            s.prefetch_far(start.wrapping_add(line));
-        }
     }
 }
 
@@ -149,19 +188,27 @@ fn see(queries: &Queries<'_>, first: usize, n: usize, masks: &mut Vec<u32>) -> b
     masks.iter().any(|&mask| mask != 0)
 }
 
-/// The keys of a block, widened where they are halves.
+/// The keys of a block, widened where they are halves. While they are read those of `next` are asked for: blocks
+/// lie too far apart for the CPU to see where the next one is.
 #[inline(always)]
-fn chunk<'a, S: Simd>(s: S, block: &KvBlock<'a>, widened: &'a mut Vec<Line>) -> Chunk<'a> {
+fn chunk<'a, S: Simd>(
+    s: S,
+    block: &KvBlock<'a>,
+    next: &KvBlock<'_>,
+    widened: &'a mut Vec<Line>,
+) -> Chunk<'a> {
+    let next = next.keys_at();
     match block.k {
         Keys::F32(lines) => Chunk::Floats(halves(lines)),
         Keys::F16(lines) => {
             widened.resize(lines.len(), Line([0; 64]));
-            for (to, from) in widened.iter_mut().zip(lines) {
+            for (i, (to, from)) in widened.iter_mut().zip(lines).enumerate() {
+                s.prefetch(next.wrapping_add(i * size_of_val(from)));
                 s.store_units(s.bits(s.widen(from)), to);
             }
             Chunk::Floats(halves(widened))
         }
-        Keys::Q8 { lines, scale } => Chunk::Bytes(halves(lines), halves(scale)),
+        Keys::Q8 { lines, scale } => Chunk::Bytes(halves(lines), halves(scale), next),
     }
 }
 
@@ -174,13 +221,21 @@ fn halves<T>(all: &[T]) -> [&[T]; 2] {
 
 /// The value rows of a block, as floats in whole lanes.
 #[inline(always)]
-fn value_rows<'a, S: Simd>(s: S, block: &KvBlock<'a>, copy: &'a mut Vec<f32>) -> ValueRows<'a> {
+fn value_rows<'a, S: Simd>(
+    s: S,
+    block: &KvBlock<'a>,
+    next: &KvBlock<'_>,
+    copy: &'a mut Vec<f32>,
+) -> FloatRows<'a> {
     let width = block.d.next_multiple_of(LANES);
+    let next = next.values_at();
     match block.v {
-        Values::F32(rows) => return ValueRows { rows, stride: width },
+        Values::F32(rows) => return FloatRows { rows, stride: width },
         Values::F16(rows) => {
             copy.resize(block.n * width, 0.0);
-            for (to, from) in copy.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.as_chunks().0) {
+            let strips = copy.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.as_chunks().0);
+            for (i, (to, from)) in strips.enumerate() {
+                s.prefetch(next.wrapping_add(i * size_of_val(from)));
                 s.store(s.widen(from), to);
             }
         }
@@ -202,10 +257,20 @@ fn value_rows<'a, S: Simd>(s: S, block: &KvBlock<'a>, copy: &'a mut Vec<f32>) ->
                     }
                 }
             }
-            return ValueRows { rows: copy, stride };
+            return FloatRows { rows: copy, stride };
         }
     }
-    ValueRows { rows: copy, stride: width }
+    FloatRows { rows: copy, stride: width }
+}
+
+/// The scales of a block's values: of 32 tokens, so whole lanes.
+#[inline(always)]
+fn widened<'a, S: Simd>(s: S, scale: &[u16], copy: &'a mut Vec<f32>) -> &'a [f32] {
+    copy.resize(scale.len(), 0.0);
+    for (to, from) in copy.as_chunks_mut::<LANES>().0.iter_mut().zip(scale.as_chunks().0) {
+        s.store(s.widen(from), to);
+    }
+    copy
 }
 
 impl RowBytes {
@@ -240,6 +305,7 @@ impl RowBytes {
         first: usize,
         lines: [&[Line]; 2],
         scales: [&[[u16; LANES]]; 2],
+        next: *const u8,
     ) -> tile::Tile<S, 2, T> {
         let mut y = [[s.splat(0.0); T]; 2];
         for g in 0..self.groups {
@@ -251,14 +317,19 @@ impl RowBytes {
                     dot[1][t] = bias;
                 }
             }
+            let group: [&[Line; SHORT_LEN / 4]; 2] = [&lines[0].as_chunks().0[g], &lines[1].as_chunks().0[g]];
+            let mut q: [&[u8; SHORT_LEN]; T] = [&[0; SHORT_LEN]; T];
+            for t in 0..T {
+                q[t] = &self.q.as_chunks().0[(first + t) * self.groups + g];
+            }
             for k in 0..SHORT_LEN / 4 {
                 let mut w = [s.splat_int(0); 2];
                 for p in 0..2 {
-                    w[p] = s.raised(s.load_units(&lines[p][8 * g + k]));
+                    s.prefetch(next.wrapping_add(64 * (8 * (p * self.groups + g) + k)));
+                    w[p] = s.raised(s.load_units(&group[p][k]));
                 }
                 for t in 0..T {
-                    let q = &self.q.as_chunks::<SHORT_LEN>().0[(first + t) * self.groups + g];
-                    let x = s.splat_int(i32::from_le_bytes(q.as_chunks().0[k]));
+                    let x = s.splat_int(i32::from_le_bytes(q[t].as_chunks().0[k]));
                     for p in 0..2 {
                         dot[p][t] = s.dot_signed(dot[p][t], w[p], x);
                     }
@@ -292,14 +363,14 @@ fn lane_masks(mask: u32) -> [u16; 2] {
 
 /// One chunk's keys and values, and the queries that meet them.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct Step<'a, V> {
     queries: &'a Queries<'a>,
     keys: Chunk<'a>,
     bytes: &'a RowBytes,
-    values: ValueRows<'a>,
+    values: V,
 }
 
-impl Step<'_> {
+impl<V: Copy> Step<'_, V> {
     /// The products of rows `first..first + T` with the chunk's keys.
     #[inline(always)]
     fn dots<S: Simd, const T: usize>(&self, s: S, first: usize) -> tile::Tile<S, 2, T> {
@@ -308,13 +379,41 @@ impl Step<'_> {
                 let none = [[s.splat(0.0); T]; 2];
                 tile::floats::<S, 2, T>(s, lines, vectors(self.queries, first), none)
             }
-            Chunk::Bytes(lines, scales) => self.bytes.dots::<S, T>(s, first, lines, scales),
+            Chunk::Bytes(lines, scales, next) => self.bytes.dots::<S, T>(s, first, lines, scales, next),
+        }
+    }
+
+    /// One step of the online softmax for every row, as many at a time as the registers hold.
+    #[inline(always)]
+    fn all_rows<S: Simd>(&self, s: S, state: &mut Rows, masks: &[u32])
+    where
+        V: ValueRows<S>,
+    {
+        let heads = self.queries.rows.heads;
+        let n_rows = masks.len() * heads;
+        let mut r = 0;
+        while r < n_rows {
+            let mask = masks[r / heads];
+            let same = |t: usize| r + t < n_rows && masks[(r + t) / heads] == mask;
+            if S::WIDE && same(1) && same(2) && same(3) {
+                self.rows::<S, 4>(s, state, r, mask);
+                r += 4;
+            } else if same(1) {
+                self.rows::<S, 2>(s, state, r, mask);
+                r += 2;
+            } else {
+                self.rows::<S, 1>(s, state, r, mask);
+                r += 1;
+            }
         }
     }
 
     /// One step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
     #[inline(always)]
-    fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut Rows, first: usize, mask: u32) {
+    fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut Rows, first: usize, mask: u32)
+    where
+        V: ValueRows<S>,
+    {
         if mask == 0 {
             return;
         }
@@ -383,29 +482,29 @@ impl Rows {
 /// `acc[t] = acc[t] * fade[t] + Σ weights[t] v` over the visible keys in order, in strips of as many lanes as the
 /// registers hold.
 #[inline(always)]
-fn weigh_all<S: Simd, const T: usize>(
+fn weigh_all<S: Simd, V: ValueRows<S>, const T: usize>(
     s: S,
     acc: &mut [f32],
     fade: &[f32; T],
     weights: &[[[f32; LANES]; 2]; T],
     mask: u32,
-    values: ValueRows<'_>,
+    values: V,
 ) {
     let strips = acc.len() / T / LANES;
     let mut strip = 0;
     while strip < strips {
         let left = strips - strip;
         if S::WIDE && T == 1 && left >= 8 {
-            weigh::<S, T, 8>(s, acc, strip, fade, weights, mask, values);
+            weigh::<S, V, T, 8>(s, acc, strip, fade, weights, mask, values);
             strip += 8;
         } else if (S::WIDE || T == 1) && left >= 4 {
-            weigh::<S, T, 4>(s, acc, strip, fade, weights, mask, values);
+            weigh::<S, V, T, 4>(s, acc, strip, fade, weights, mask, values);
             strip += 4;
         } else if left >= 2 {
-            weigh::<S, T, 2>(s, acc, strip, fade, weights, mask, values);
+            weigh::<S, V, T, 2>(s, acc, strip, fade, weights, mask, values);
             strip += 2;
         } else {
-            weigh::<S, T, 1>(s, acc, strip, fade, weights, mask, values);
+            weigh::<S, V, T, 1>(s, acc, strip, fade, weights, mask, values);
             strip += 1;
         }
     }
@@ -413,14 +512,14 @@ fn weigh_all<S: Simd, const T: usize>(
 
 /// [`weigh_all`] for `J` strips of sixteen dimensions from `strip` on.
 #[inline(always)]
-fn weigh<S: Simd, const T: usize, const J: usize>(
+fn weigh<S: Simd, V: ValueRows<S>, const T: usize, const J: usize>(
     s: S,
     acc: &mut [f32],
     strip: usize,
     fade: &[f32; T],
     weights: &[[[f32; LANES]; 2]; T],
     mask: u32,
-    values: ValueRows<'_>,
+    values: V,
 ) {
     let width = acc.len() / T;
     let from = |t: usize| t * width + strip * LANES..t * width + (strip + J) * LANES;
@@ -435,12 +534,7 @@ fn weigh<S: Simd, const T: usize, const J: usize>(
     while seen != 0 {
         let i = seen.trailing_zeros() as usize;
         seen &= seen - 1;
-        let at = i * values.stride + strip * LANES;
-        let strips = values.rows[at..at + J * LANES].as_chunks::<LANES>().0;
-        let mut v = [s.splat(0.0); J];
-        for j in 0..J {
-            v[j] = s.load(&strips[j]);
-        }
+        let v = values.strips::<J>(s, i, strip);
         for t in 0..T {
             let w = s.splat(weights[t].as_flattened()[i]);
             for j in 0..J {
@@ -472,14 +566,14 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
     let Scratch { keys, masks, bytes, .. } = scratch;
     bytes.fill(queries, blocks);
     let mut before = 0;
-    for block in blocks {
+    for (i, block) in blocks.iter().enumerate() {
         let columns = before..before + block.n;
         before = columns.end;
         if !see(queries, block.first, block.n, masks) {
             continue;
         }
-        let values = ValueRows { rows: &[], stride: 0 };
-        let step = Step { queries, keys: chunk(s, block, keys), bytes, values };
+        let next = blocks.get(i + AHEAD).unwrap_or(block);
+        let step = Step { queries, keys: chunk(s, block, next, keys), bytes, values: () };
         let mut r = 0;
         while r + 4 <= n_rows {
             sums.add::<S, 4>(s, step, r, masks, columns.clone());
@@ -506,7 +600,7 @@ impl Sums<'_> {
     fn add<S: Simd, const T: usize>(
         &mut self,
         s: S,
-        step: Step<'_>,
+        step: Step<'_, ()>,
         first: usize,
         masks: &[u32],
         columns: std::ops::Range<usize>,

@@ -6,8 +6,10 @@
 //! sixteen tokens.
 
 use super::CHUNK;
+use super::memory::{KvMemory, Part};
 use crate::activations::quantize_block;
 use crate::blocks::SHORT_LEN;
+use crate::exp::ROUND;
 use crate::f16::{f16_to_f32, f32_to_f16};
 use crate::simd::Line;
 
@@ -38,17 +40,17 @@ impl KvFormat {
 }
 
 /// The keys and values of up to 32 tokens in a number of heads.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct KvStore {
     d: usize,
     data: Data,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 enum Data {
-    F32 { k: Box<[Line]>, v: Box<[f32]> },
-    F16 { k: Box<[[u16; HALF]]>, v: Box<[u16]> },
-    Q8 { k: Box<[Line]>, k_scale: Box<[[u16; HALF]]>, v: Box<[u8]>, v_scale: Box<[u16]> },
+    F32 { k: Part<Line>, v: Part<f32> },
+    F16 { k: Part<[u16; HALF]>, v: Part<u16> },
+    Q8 { k: Part<Line>, k_scale: Part<[u16; HALF]>, v: Part<u8>, v_scale: Part<u16> },
 }
 
 /// Keys of one head, as [`KvStore`] lays them out.
@@ -87,23 +89,28 @@ pub struct KvBlock<'a> {
 }
 
 impl KvBlock<'_> {
-    /// Where its keys, values and scales lie: address and length in bytes of each.
-    pub(super) fn places(&self) -> [(*const u8, usize); 4] {
-        fn place<T>(part: &[T]) -> (*const u8, usize) {
-            (part.as_ptr().cast(), size_of_val(part))
+    /// Where its keys lie.
+    pub(super) fn keys_at(&self) -> *const u8 {
+        match self.k {
+            Keys::F32(lines) | Keys::Q8 { lines, .. } => lines.as_ptr().cast(),
+            Keys::F16(lines) => lines.as_ptr().cast(),
         }
-        let none = place::<u8>(&[]);
-        let (k, k_scale) = match self.k {
-            Keys::F32(lines) => (place(lines), none),
-            Keys::F16(lines) => (place(lines), none),
-            Keys::Q8 { lines, scale } => (place(lines), place(scale)),
-        };
-        let (v, v_scale) = match self.v {
-            Values::F32(rows) => (place(rows), none),
-            Values::F16(rows) => (place(rows), none),
-            Values::Q8 { q, scale } => (place(q), place(scale)),
-        };
-        [k, v, k_scale, v_scale]
+    }
+
+    /// Where its scales lie, of keys and of values.
+    pub(super) fn scales_at(&self) -> [*const u8; 2] {
+        let k = if let Keys::Q8 { scale, .. } = self.k { scale.as_ptr().cast() } else { self.keys_at() };
+        let v = if let Values::Q8 { scale, .. } = self.v { scale.as_ptr().cast() } else { self.values_at() };
+        [k, v]
+    }
+
+    /// Where its values lie.
+    pub(super) fn values_at(&self) -> *const u8 {
+        match self.v {
+            Values::F32(rows) => rows.as_ptr().cast(),
+            Values::F16(rows) => rows.as_ptr().cast(),
+            Values::Q8 { q, .. } => q.as_ptr(),
+        }
     }
 }
 
@@ -117,24 +124,22 @@ impl KvStore {
     ///
     /// # Panics
     /// Where `d` is 0.
-    pub fn new(format: KvFormat, d: usize, heads: usize) -> Self {
+    pub fn new(format: KvFormat, d: usize, heads: usize, memory: &KvMemory) -> Self {
         assert!(d > 0, "heads of 0 dimensions");
         let (width, padded) = (d.next_multiple_of(HALF), d.next_multiple_of(SHORT_LEN));
         let groups = padded / SHORT_LEN;
-        let line = Line([0; 64]);
         let data = match format {
             KvFormat::F32 => {
-                Data::F32 { k: vec![line; heads * 2 * d].into(), v: vec![0.0; heads * CHUNK * width].into() }
+                Data::F32 { k: memory.take(heads * 2 * d), v: memory.take(heads * CHUNK * width) }
             }
-            KvFormat::F16 => Data::F16 {
-                k: vec![[0; HALF]; heads * 2 * d].into(),
-                v: vec![0; heads * CHUNK * width].into(),
-            },
+            KvFormat::F16 => {
+                Data::F16 { k: memory.take(heads * 2 * d), v: memory.take(heads * CHUNK * width) }
+            }
             KvFormat::Q8 => Data::Q8 {
-                k: vec![line; heads * padded / 2].into(),
-                k_scale: vec![[0; HALF]; heads * 2 * groups].into(),
-                v: vec![0; heads * CHUNK * padded].into(),
-                v_scale: vec![0; heads * CHUNK * groups].into(),
+                k: memory.take(heads * padded / 2),
+                k_scale: memory.take(heads * 2 * groups),
+                v: memory.take(heads * CHUNK * padded),
+                v_scale: memory.take(heads * CHUNK * groups),
             },
         };
         Self { d, data }
@@ -220,7 +225,15 @@ impl KvStore {
                 k.copy_from_slice(from_k);
                 v.copy_from_slice(from_v);
             }
-            (Data::Q8 { .. }, Data::Q8 { .. }) => self.data.clone_from(&other.data),
+            (
+                Data::Q8 { k, k_scale, v, v_scale },
+                Data::Q8 { k: from_k, k_scale: from_k_scale, v: from_v, v_scale: from_v_scale },
+            ) => {
+                k.copy_from_slice(from_k);
+                k_scale.copy_from_slice(from_k_scale);
+                v.copy_from_slice(from_v);
+                v_scale.copy_from_slice(from_v_scale);
+            }
             _ => panic!("stores of one cache have one format"),
         }
     }
@@ -238,7 +251,8 @@ fn quantized(row: &[f32], g: usize) -> ([u8; SHORT_LEN], u16) {
     let inverse = 1.0 / f16_to_f32(kept);
     if inverse.is_finite() {
         for (q, v) in q.iter_mut().zip(&x) {
-            *q = (v * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+            // The nearest integer; the low byte of `ROUND` is 0.
+            *q = ((v * inverse).clamp(-127.0, 127.0) + ROUND).to_bits() as u8;
         }
     } else if scale.is_finite() {
         q = [0; SHORT_LEN];

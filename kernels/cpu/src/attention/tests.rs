@@ -43,7 +43,7 @@ impl Cache {
         let mut stores = Vec::new();
         let mut first = 0;
         for n in lens(keys, block_len) {
-            let mut store = KvStore::new(format, d, 3);
+            let mut store = KvStore::new(format, d, 3, &KvMemory::default());
             for slot in 0..32 {
                 // Other heads, and what lies behind the last key, must not be read into a result.
                 store.write(0, slot, &faults, &faults);

@@ -3,7 +3,7 @@
 //! One store a block, made when the block is first used, with every head of every layer side by side. A block's
 //! contents outlive their sequences, for the prefix index.
 
-use baton_kernels_cpu::{KvBlock, KvStore, Pool};
+use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
 use super::SeqSpan;
 use crate::kv::pool::BlockId;
@@ -21,14 +21,15 @@ pub(crate) struct KvShape {
 }
 
 impl KvShape {
-    fn store(&self) -> KvStore {
-        KvStore::new(self.format, self.d_head, self.n_layers * self.n_kv_heads)
+    fn store(&self, memory: &KvMemory) -> KvStore {
+        KvStore::new(self.format, self.d_head, self.n_layers * self.n_kv_heads, memory)
     }
 }
 
 /// The blocks of one engine.
 pub(crate) struct CpuKv {
     shape: KvShape,
+    memory: KvMemory,
     /// By block id; `None` where a block was never used.
     blocks: Vec<Option<KvStore>>,
 }
@@ -42,16 +43,16 @@ impl std::fmt::Debug for CpuKv {
 impl CpuKv {
     /// A cache without any block in memory.
     pub(crate) fn new(shape: KvShape) -> Self {
-        Self { shape, blocks: Vec::new() }
+        Self { shape, memory: KvMemory::default(), blocks: Vec::new() }
     }
 
     /// Takes memory for the block where it has none.
     pub(crate) fn ensure(&mut self, id: BlockId) {
         let at = id.0 as usize;
         if self.blocks.len() <= at {
-            self.blocks.resize(at + 1, None);
+            self.blocks.resize_with(at + 1, || None);
         }
-        self.blocks[at].get_or_insert_with(|| self.shape.store());
+        self.blocks[at].get_or_insert_with(|| self.shape.store(&self.memory));
     }
 
     /// Makes the copy.
