@@ -208,6 +208,12 @@ impl<'a> Matrix<'a> {
         beside * self.format.block_bytes()
     }
 
+    /// Bytes from a row's first block to that of the next row of the strip.
+    #[inline]
+    pub(crate) fn row_step(&self) -> usize {
+        if self.strips { self.format.block_bytes() } else { self.row_bytes }
+    }
+
     /// The bytes from the first block of row `row` on, up to the end of the matrix.
     ///
     /// # Panics

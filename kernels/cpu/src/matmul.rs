@@ -109,7 +109,7 @@ impl Tasks {
     fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
         let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
         // Many pieces a thread, so that a late thread leaves little to wait for.
-        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 12 * threads) };
+        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 24 * threads) };
         let units = rows.div_ceil(UNIT);
         let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
         // Too few rows for the pieces wanted: cut tokens too, though each cut packs the weights again.

@@ -31,7 +31,6 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
     let blocks = rows.blocks;
-    let ahead = ROWS * rows.row_bytes;
     let mut y = [s.splat(0.0); T];
     for b in (0..blocks).step_by(2) {
         // An odd last block is taken twice; nothing is made of the second.
@@ -46,7 +45,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
         let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
         for i in 0..ROWS {
             let own = [rows.block(i, two[0], bytes), rows.block(i, two[1], bytes)];
-            s.prefetch(own[0].as_ptr().wrapping_add(ahead));
+            rows.ask_ahead(s, i, two[0], bytes);
             let w = pair::<S, B>(s, own[0], own[1]);
             for t in 0..T {
                 dots[t][i] = if B::RAISE == 128 {
@@ -93,7 +92,6 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
     let blocks = rows.blocks;
-    let ahead = ROWS * rows.row_bytes;
     let mut y = [s.splat(0.0); T];
     for b in 0..blocks {
         let mut own: Blocks<'_> = [&[]; ROWS];
@@ -108,9 +106,7 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
         }
         let mut dots = [[s.splat_int(0); ROWS]; T];
         for i in 0..ROWS {
-            for line in 0..bytes.div_ceil(64) {
-                s.prefetch(own[i].as_ptr().wrapping_add(ahead + 64 * line));
-            }
+            rows.ask_ahead(s, i, b, bytes);
             let (w, scale) = (chunks::<S, B>(s, own[i]), Heads::spread::<B>(s, &scales, i));
             for t in 0..T {
                 dots[t][i] = dot::<S, B>(s, w, q[t], scale);
