@@ -1,14 +1,15 @@
 //! Segmenter `s1`: splits a text into units, nearly always sentences, the same way on both sides of the wire.
 //!
 //! It has frozen tables, no locale and no model: same bytes in, same boundaries out. It is total (any string),
-//! linear in the length of the text, and the units concatenated are the input. Any change of behaviour is a new
-//! segmenter with a new name and number, never a change of this one.
+//! linear in the length of the text, and the units concatenated are the input. Once a release has it, any change of
+//! behaviour is a new segmenter with a new name and number, never a change of this one.
 //!
 //! Rules: blank lines, list items, headings, table rows and fenced code are hard boundaries (code: a unit a line);
 //! soft-wrapped lines join; `. ! ?` end a sentence only before white space or the end, CJK marks anywhere; closing
 //! quotes and brackets stay with the sentence, opening ones start the next; no sentence ends after an abbreviation,
-//! an initial or a list number, nor inside a number or an address; a unit of more than 64 words (or CJK characters)
-//! is cut, at a clause where there is one.
+//! an initial or a list number, nor inside a number, a date of numbers or an address, nor at a semicolon in brackets, nor
+//! where a Japanese sentence goes on behind a quotation; a unit of more than 64 words (or CJK characters) is cut, at a
+//! clause where there is one, outside brackets where there is a place. `tests/golden` shows all of it.
 
 mod cut;
 mod lines;

@@ -47,6 +47,7 @@ fn first_cut(text: &str) -> Option<usize> {
     let mut run_chars = 0;
     let mut mark: Option<char> = None;
     let mut spaced = false;
+    let mut brackets = 0usize;
     for (at, c) in text.char_indices() {
         if weight > UNIT_WEIGHT_MAX + CUT_WEIGHT_MIN {
             break;
@@ -56,6 +57,11 @@ fn first_cut(text: &str) -> Option<usize> {
             run_chars = 0;
             continue;
         }
+        match c {
+            '(' | '（' => brackets += 1,
+            ')' | '）' => brackets = brackets.saturating_sub(1),
+            _ => {}
+        }
         // Closers go with what they close; after white space the same characters open something.
         if is_closer(c) && mark.is_some() && !spaced {
             weight += usize::from(is_cjk(c));
@@ -63,6 +69,8 @@ fn first_cut(text: &str) -> Option<usize> {
         }
         let heavier = is_cjk(c) || run_chars % WORD_CHARS == 0;
         let rank = mark.map_or(0, |mark| clause_rank(mark, spaced, is_lower(c)));
+        // What stands in brackets is mostly one thing.
+        let rank = if brackets > 0 { rank.min(u8::from(spaced)) } else { rank };
         if weight >= CUT_WEIGHT_MIN && (heavier || rank > 0) {
             places.push(Place { at, weight, rank });
         }

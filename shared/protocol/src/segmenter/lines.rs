@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::tables::{
     TITLE_COLUMNS_MAX, TITLE_WORDS_MAX, WRAP_SLACK, WRAPPED_COLUMNS_MAX, WRAPPED_COLUMNS_MIN, is_cjk,
-    is_cjk_terminal, is_closer, is_lower, is_opener, is_space, is_spaced_terminal, is_wordy,
+    is_cjk_terminal, is_closer, is_hangul_label, is_lower, is_opener, is_space, is_spaced_terminal,
+    is_unspaced_bullet, is_wordy,
 };
 
 /// Level of a plain title line that stands over the whole text.
@@ -287,6 +288,10 @@ fn item_len(trimmed: &str) -> Option<(Item, usize)> {
     if matches!(first, '-' | '*' | '+' | '•' | '‣' | '◦' | '–' | '▪' | '●') {
         return spaced(first.len_utf8()).then_some((Item::Bullet, first.len_utf8()));
     }
+    if is_unspaced_bullet(first) {
+        let rest = chars.next();
+        return rest.is_some_and(|next| next != first).then_some((Item::Bullet, first.len_utf8()));
+    }
     let (open, rest) = match first {
         '(' | '（' => (first.len_utf8(), &trimmed[first.len_utf8()..]),
         _ => (0, trimmed),
@@ -299,7 +304,7 @@ fn item_len(trimmed: &str) -> Option<(Item, usize)> {
     (western || eastern).then_some((Item::Numbered, len))
 }
 
-/// Bytes of a list number: up to 3 digits, one letter, or up to 4 Chinese numerals.
+/// Bytes of a list number: up to 3 digits, one letter, one syllable of the Korean order, or up to 4 Chinese numerals.
 fn label_len(rest: &str) -> Option<usize> {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     if digits > 0 {
@@ -307,6 +312,13 @@ fn label_len(rest: &str) -> Option<usize> {
     }
     if rest.as_bytes().first().is_some_and(u8::is_ascii_lowercase) {
         return Some(1);
+    }
+    if rest.chars().next().is_some_and(is_hangul_label) {
+        return Some(3);
+    }
+    let wide = rest.chars().take_while(|c| matches!(c, '０'..='９')).count();
+    if wide > 0 {
+        return (wide <= 3).then_some(wide * 3);
     }
     let numerals = rest.chars().take_while(|c| "一二三四五六七八九十百".contains(*c)).count();
     (1..=4).contains(&numerals).then_some(numerals * 3)

@@ -1,8 +1,8 @@
 //! Sentence ends inside one block of prose.
 
 use super::tables::{
-    Stop, is_cjk_terminal, is_closer, is_lower, is_opener, is_space, is_spaced_terminal, is_starter,
-    stop_after,
+    Stop, clause_rank, is_cjk, is_cjk_terminal, is_closer, is_hangul, is_hangul_label, is_lower, is_opener,
+    is_quoting_particle, is_space, is_spaced_terminal, is_starter, is_wide_alphanumeric, stop_after,
 };
 
 /// Longest word, in bytes, that is looked at before a full stop or after it.
@@ -14,27 +14,77 @@ const REFERENCE_BYTES_MAX: usize = 8;
 /// belongs to it. Linear in the length of the block, which must not be empty.
 pub(super) fn sentence_ends(block: &str) -> Vec<usize> {
     let mut ends = Vec::new();
-    let mut in_quotes = false;
+    let mut inside = Inside::default();
     let mut pos = 0;
     loop {
         pos +=
             block.as_bytes()[pos..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b' ').count();
         let Some(c) = char_at(block, pos) else { break };
-        if !is_cjk_terminal(c) && !is_spaced_terminal(c) {
-            in_quotes ^= c == '"';
+        if !is_terminal(block, pos, c, &inside) {
+            inside.pass(c);
             pos += c.len_utf8();
             continue;
         }
-        let end = terminal_end(block, pos, &mut in_quotes);
+        let end = terminal_end(block, pos, &mut inside);
         let next = skip_spaces(block, end.bytes);
-        let is_end = end.cjk || (next > end.bytes && !goes_on(block, pos, &end, next));
+        let is_end = match end.cjk || is_between_cjk(block, pos, end.bytes) {
+            true => !quotation_goes_on(block, end.bytes),
+            false => next > end.bytes && !goes_on(block, pos, &end, next),
+        };
         pos = if is_end { next } else { end.bytes };
+        if is_end {
+            inside.brackets = 0;
+        }
         if is_end && next < block.len() {
             ends.push(next);
         }
     }
     ends.push(block.len());
     ends
+}
+
+/// What is open where the reading stands.
+#[derive(Default)]
+struct Inside {
+    /// Straight double quotes.
+    quotes: bool,
+    /// Round brackets of this sentence.
+    brackets: usize,
+}
+
+impl Inside {
+    fn pass(&mut self, c: char) {
+        match c {
+            '"' => self.quotes ^= true,
+            '(' | '（' => self.brackets += 1,
+            ')' | '）' => self.brackets = self.brackets.saturating_sub(1),
+            _ => {}
+        }
+    }
+}
+
+/// Whether an end mark stands at `pos`: a semicolon in brackets parts a list, a full-width stop behind a letter or digit
+/// a number or a name.
+fn is_terminal(block: &str, pos: usize, c: char, inside: &Inside) -> bool {
+    match c {
+        '；' => inside.brackets == 0,
+        '．' => !block[..pos].chars().next_back().is_some_and(is_wide_alphanumeric),
+        c => is_cjk_terminal(c) || is_spaced_terminal(c),
+    }
+}
+
+/// Whether `!` or `?` stands between two CJK characters, where no space is written.
+fn is_between_cjk(block: &str, mark: usize, end: usize) -> bool {
+    let starts = |c: char| is_cjk(c) && clause_rank(c, false, false) == 0;
+    matches!(char_at(block, mark), Some('!' | '?'))
+        && block[..mark].chars().next_back().is_some_and(is_cjk)
+        && char_at(block, end).is_some_and(starts)
+}
+
+/// Whether what ended is a quotation with its closer, and the sentence around it goes on with a particle.
+fn quotation_goes_on(block: &str, end: usize) -> bool {
+    block[..end].chars().next_back().is_some_and(is_closer)
+        && char_at(block, end).is_some_and(is_quoting_particle)
 }
 
 /// A run of end marks with the closers that stay with it.
@@ -47,7 +97,7 @@ struct TerminalEnd {
     lone_stop: bool,
 }
 
-fn terminal_end(block: &str, start: usize, in_quotes: &mut bool) -> TerminalEnd {
+fn terminal_end(block: &str, start: usize, inside: &mut Inside) -> TerminalEnd {
     let mut end = TerminalEnd { bytes: start, cjk: false, lone_stop: false };
     let mut marks = 0;
     while let Some(c) = char_at(block, end.bytes) {
@@ -57,10 +107,10 @@ fn terminal_end(block: &str, start: usize, in_quotes: &mut bool) -> TerminalEnd 
             end.lone_stop = marks == 1 && c == '.';
         } else if matches!(c, '"' | '\'') {
             // A straight quote after a CJK mark closes only what is open; after others a space must follow.
-            if c == '"' && end.cjk && !*in_quotes {
+            if c == '"' && end.cjk && !inside.quotes {
                 break;
             }
-            *in_quotes ^= c == '"';
+            inside.pass(c);
         } else if c == '[' && !end.cjk {
             match reference_len(block, end.bytes) {
                 Some(len) => {
@@ -69,7 +119,9 @@ fn terminal_end(block: &str, start: usize, in_quotes: &mut bool) -> TerminalEnd 
                 }
                 None => break,
             }
-        } else if !is_closer(c) {
+        } else if is_closer(c) {
+            inside.pass(c);
+        } else {
             break;
         }
         end.bytes += c.len_utf8();
@@ -100,7 +152,14 @@ fn goes_on(block: &str, mark: usize, end: &TerminalEnd, next: usize) -> bool {
     if !end.lone_stop {
         return false;
     }
+    let label = block[..mark].chars().next_back().filter(|&c| is_hangul_label(c));
+    if label.is_some_and(|label| starts_line(block, mark - label.len_utf8())) {
+        return true;
+    }
     let word = word_before(block, mark);
+    if is_date_part(block, mark - word.len(), word, after) {
+        return true;
+    }
     if starts_line(block, mark - word.len()) && is_list_number(word) {
         return true;
     }
@@ -112,6 +171,17 @@ fn goes_on(block: &str, mark: usize, end: &TerminalEnd, next: usize) -> bool {
         Stop::InsideBeforeDigit => first.is_ascii_digit(),
         Stop::UnsureOrBeforeDigit => first.is_ascii_digit() || unsure(),
     }
+}
+
+/// Whether a number with its stop is part of a date of numbers, `2020. 3. 5.`: another such part follows, or one stands
+/// before it and a Korean word follows.
+fn is_date_part(block: &str, start: usize, word: &str, after: &str) -> bool {
+    let digits = after.bytes().take(3).take_while(u8::is_ascii_digit).count();
+    let part_follows = (1..=2).contains(&digits) && after.as_bytes().get(digits) == Some(&b'.');
+    let part_before = matches!(block.as_bytes()[..start], [.., b'0'..=b'9', b'.', b' ']);
+    (1..=4).contains(&word.len())
+        && word.bytes().all(|b| b.is_ascii_digit())
+        && (part_follows || (part_before && char_at(after, 0).is_some_and(is_hangul)))
 }
 
 /// The ASCII word that ends at `end`, stops and digits included; empty where it is longer than any abbreviation.

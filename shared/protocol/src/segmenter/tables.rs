@@ -61,7 +61,35 @@ pub(super) fn is_wordy(c: char) -> bool {
 
 /// Ends a sentence wherever it stands.
 pub(super) fn is_cjk_terminal(c: char) -> bool {
-    matches!(c, '。' | '！' | '？' | '；' | '｡')
+    matches!(c, '。' | '！' | '？' | '；' | '｡' | '．')
+}
+
+/// Hiragana that a Japanese sentence goes on with behind a quotation: と, って, を, の, へ, が, に. Others may start the next.
+pub(super) fn is_quoting_particle(c: char) -> bool {
+    matches!(c, 'と' | 'っ' | 'を' | 'の' | 'へ' | 'が' | 'に')
+}
+
+/// ASCII and full-width letters and digits, between which a full-width stop ends nothing.
+pub(super) fn is_wide_alphanumeric(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ')
+}
+
+/// Syllables of Korean words.
+pub(super) fn is_hangul(c: char) -> bool {
+    matches!(c, '\u{ac00}'..='\u{d7a3}')
+}
+
+/// Syllables that number Korean list items in their order: 가. 나. 다.
+pub(super) fn is_hangul_label(c: char) -> bool {
+    matches!(
+        c,
+        '가' | '나' | '다' | '라' | '마' | '바' | '사' | '아' | '자' | '차' | '카' | '타' | '파' | '하'
+    )
+}
+
+/// Marks that start a list item in East Asian text; nothing need stand between them and it.
+pub(super) fn is_unspaced_bullet(c: char) -> bool {
+    matches!(c, '・' | '※' | '■' | '□' | '◆' | '◇' | '○' | '◎' | '△' | '▲' | '▶' | '①'..='⑳')
 }
 
 /// Ends a sentence where white space or the end of the block follows.
@@ -129,16 +157,18 @@ pub(super) fn is_opener(c: char) -> bool {
     )
 }
 
-/// How good a place for a cut the end of this character is: 0 none, 2 best. `spaced`: white space follows;
-/// `before_lower`: then a lower-case letter. A full stop inside a sentence is mostly an abbreviation's.
+/// How good a place for a cut the end of this character is: 0 inside a run, 1 at white space, 4 best. `spaced`: white
+/// space follows; `before_lower`: then a lower-case letter. A full stop inside a sentence is mostly an abbreviation's, and
+/// what an enumeration comma joins is mostly one thing.
 pub(super) fn clause_rank(c: char, spaced: bool, before_lower: bool) -> u8 {
     match c {
-        '；' | '。' | '！' | '？' | '—' => 2,
-        ';' | '!' | '?' | ':' if spaced => 2,
-        '，' | '、' | '：' | '､' => 1,
-        ',' | '،' | '–' if spaced => 1,
-        '.' if spaced && before_lower => 1,
-        _ => 0,
+        '；' | '。' | '！' | '？' | '—' => 4,
+        ';' | '!' | '?' | ':' if spaced => 4,
+        '，' | '：' => 3,
+        ',' | '،' | '–' if spaced => 3,
+        '.' if spaced && before_lower => 3,
+        '、' | '､' => 2,
+        _ => u8::from(spaced),
     }
 }
 
@@ -146,14 +176,15 @@ pub(super) fn clause_rank(c: char, spaced: bool, before_lower: bool) -> u8 {
 const NEVER_LAST: &[&str] = &[
     "adm", "approx", "atty", "bros", "brig", "ca", "capt", "cf", "cmdr", "col", "cpl", "dr", "e.g", "eg",
     "esp", "fr", "ft", "gen", "gov", "hon", "i.e", "ie", "incl", "lt", "maj", "messrs", "mlle", "mme", "mr",
-    "mrs", "ms", "mt", "mx", "pres", "prof", "rep", "resp", "rev", "sen", "sgt", "st", "supt", "viz", "vs",
+    "mrs", "ms", "mt", "mx", "pres", "prof", "rep", "resp", "rev", "sen", "sgt", "st", "supt", "v", "viz",
+    "vs",
 ];
 
 /// No sentence ends after these and a full stop where a digit follows.
 const BEFORE_NUMBER: &[&str] = &[
     "app", "apr", "art", "aug", "ch", "chap", "dec", "eq", "eqn", "eqs", "ex", "feb", "fig", "figs", "jan",
     "jul", "jun", "mar", "no", "nos", "nov", "nr", "oct", "p", "par", "pp", "pt", "ref", "refs", "sec",
-    "sect", "sep", "sept", "tab", "tel", "v", "vol", "vols",
+    "sect", "sep", "sept", "tab", "tel", "vol", "vols",
 ];
 
 /// A sentence ends after these and a full stop only where the next word is one that often starts a sentence.
