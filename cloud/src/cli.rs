@@ -1,5 +1,6 @@
 //! The command line of `baton-cloud`.
 
+mod calibrate;
 mod scenes;
 
 use std::io::IsTerminal;
@@ -11,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::ServeOptions;
 use crate::serve::serve;
 
+pub use self::calibrate::CalibrateCommand;
 pub use self::scenes::{SceneCommand, SceneSet};
 
 /// The cloud half of Baton: prefills with the full model, says which sentences matter, writes the first tokens.
@@ -29,6 +31,8 @@ pub enum Command {
     Serve(Box<ServeCommand>),
     /// Read and change what scenes allow: r, xi, L, tau, corrector
     Scenes(scenes::ScenesCommand),
+    /// Find the heads of a model by which its sentences are ranked best
+    Calibrate(CalibrateCommand),
 }
 
 /// `serve`.
@@ -68,6 +72,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Scenes(command) => {
             start_log(LogForm::Text)?;
             scenes::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Calibrate(command) => {
+            start_log(LogForm::Text)?;
+            calibrate::run(command).await
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | [`completion`] | a chat completion as the service sees it |
 //! | [`planning`] | r and L of one request |
 //! | [`cost`] | medians of the cloud's own passes |
+//! | [`calibrate`] | heads of a model that look at what answers a question |
 //! | [`scene`], [`book`], [`store`] | scenes: checked, in force, in the database |
 //! | [`api`], [`http`] | routes; connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
@@ -22,6 +23,7 @@ mod refining;
 
 pub mod api;
 pub mod book;
+pub mod calibrate;
 pub mod cli;
 pub mod completion;
 pub mod config;

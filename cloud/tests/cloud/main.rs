@@ -5,6 +5,7 @@
 
 mod api;
 mod api_refusals;
+mod calibrate;
 mod chat;
 mod client;
 mod preemption;

@@ -8,7 +8,7 @@ use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
 use serde_json::{Value, json};
 
-fn program() -> Command {
+pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton-cloud"));
     command.env_remove("BATON_API_KEY").env_remove("BATON_DATABASE").env("RUST_LOG", "warn");
     command
@@ -25,7 +25,7 @@ fn json_of(output: &Output) -> Value {
 }
 
 #[track_caller]
-fn refused(output: &Output, want: &str) {
+pub fn refused(output: &Output, want: &str) {
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && err.contains(want), "want `{want}`: {err}");
     assert!(!err.contains("panicked"), "{err}");

@@ -30,23 +30,28 @@ pub(crate) fn values(
     let weighted = weights(scores, calibration)?;
     let mut x = vec![0.0; content.tokens.len()];
     for (row, weight) in weighted {
-        let row = &scores.mean[row * scores.keys..(row + 1) * scores.keys];
-        let mass = |token: &crate::content::Token| match token.wordy && token.position >= SINK_TOKENS {
-            true => f64::from(row[token.position]),
-            false => 0.0,
-        };
-        let total: f64 = content.tokens.iter().map(mass).sum();
+        let masses: Vec<f64> =
+            masses(content, &scores.mean[row * scores.keys..(row + 1) * scores.keys]).collect();
+        let total: f64 = masses.iter().sum();
         let scale = match calibration {
             Some(_) if total > 0.0 => weight / total,
             Some(_) => 0.0,
             None => weight,
         };
-        for (x, token) in x.iter_mut().zip(&content.tokens) {
-            *x += scale * mass(token);
+        for (x, mass) in x.iter_mut().zip(&masses) {
+            *x += scale * mass;
         }
     }
     let own: Vec<f64> = content.units.iter().map(|tokens| sentence_value(&x[tokens.clone()])).collect();
     Ok((0..map.len()).map(|unit| own[unit] + NEIGHBOUR_SHARE * better_neighbour(map, &own, unit)).collect())
+}
+
+/// A head's weight on each content token, 0 for sinks and tokens without a letter or digit. `row: [keys]`.
+pub(crate) fn masses(content: &Content, row: &[f32]) -> impl Iterator<Item = f64> {
+    content.tokens.iter().map(|token| match token.wordy && token.position >= SINK_TOKENS {
+        true => f64::from(row[token.position]),
+        false => 0.0,
+    })
 }
 
 /// Rows of the scores with their weights, which add up to 1.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Most heads a calibration may name.
 const HEADS_MAX: usize = 4096;
@@ -19,7 +19,7 @@ pub struct Calibration {
 }
 
 /// One head and its share of the ranking.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WeightedHead {
     /// Layer, from 0.
     pub layer: usize,
@@ -84,7 +84,7 @@ pub enum CalibrationError {
     },
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct CalibrationJson {
     model_sha256: String,
     heads: Vec<WeightedHead>,
@@ -99,6 +99,13 @@ impl Calibration {
         let parsed: CalibrationJson =
             serde_json::from_str(json).map_err(|e| CalibrationError::Json { message: e.to_string() })?;
         Self::new(parsed.model_sha256, parsed.heads)
+    }
+
+    /// What [`Self::from_json`] reads, a line a head.
+    pub fn to_json(&self) -> String {
+        let json = CalibrationJson { model_sha256: self.model_sha256.clone(), heads: self.heads.clone() };
+        let text = serde_json::to_string(&json).expect("strings and finite numbers are JSON");
+        text.replace("[{", "[\n{").replace("},{", "},\n{").replace("}]", "}\n]") + "\n"
     }
 
     /// A calibration of these heads.
@@ -166,6 +173,9 @@ mod tests {
             Err(CalibrationError::NoSuchHead { layer: 3, head: 0, n_layers: 3, n_heads: 4 })
         ));
         assert!(calibration.check_model(4, 2).is_err());
+        let written = calibration.to_json();
+        assert_eq!(Calibration::from_json(&written), Ok(calibration));
+        assert_eq!(written.lines().count(), 4);
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod curve;
 mod mode;
 mod paper;
 mod perplexity;
+mod probe;
 mod rebuild;
 mod refine;
 mod streaming;
@@ -47,5 +48,6 @@ pub use curve::{
 };
 pub use mode::{Mode, UnknownMode};
 pub use perplexity::LogProbs;
+pub use probe::{HeadGains, Probe};
 pub use rebuild::{rebuild, rebuild_tokens};
 pub use refine::{Evidence, RefineError, RefineInput, Refined, Scores, refine};

@@ -162,6 +162,17 @@ pub enum RefineError {
         /// Index of the value.
         index: usize,
     },
+    /// A unit of a probe that is not there or has no tokens.
+    #[error("unit {unit} of {units} has no tokens")]
+    Unit {
+        /// Its index.
+        unit: usize,
+        /// Units of the map.
+        units: usize,
+    },
+    /// A probe with scores of other heads than the first one's.
+    #[error("a probe's scores are of other heads than those before")]
+    OtherHeads,
     /// A calibrated head that was not captured.
     #[error("no scores for layer {layer} head {head}, which the calibration names")]
     MissingHead {
@@ -261,6 +272,12 @@ fn checked_scores<'a>(input: &'a RefineInput<'_>, content: &Content) -> Result<&
     let Evidence::Attention(scores) = &input.evidence else {
         return Err(RefineError::NoScores { mode: input.mode });
     };
+    check_shape(scores, content)?;
+    Ok(scores)
+}
+
+/// Checks that the scores are numbers, as many as announced, and reach over the content.
+pub(crate) fn check_shape(scores: &Scores<'_>, content: &Content) -> Result<(), RefineError> {
     let Scores { heads, keys, mean, .. } = scores;
     let end = content.tokens.last().map_or(0, |token| token.position + 1);
     let fits = heads.len().checked_mul(*keys) == Some(mean.len()) && end <= *keys && !heads.is_empty();
@@ -269,7 +286,7 @@ fn checked_scores<'a>(input: &'a RefineInput<'_>, content: &Content) -> Result<&
     }
     match mean.iter().position(|value| !value.is_finite()) {
         Some(index) => Err(RefineError::NotFinite { index }),
-        None => Ok(scores),
+        None => Ok(()),
     }
 }
 

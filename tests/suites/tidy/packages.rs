@@ -16,7 +16,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-refine", &["baton-protocol"]),
     ("baton-engine", &["baton-kernels-cpu"]),
     ("baton-import", &["baton-engine", "baton-kernels-cpu"]),
-    ("baton-cloud", &["baton-engine", "baton-protocol", "baton-refine", "baton-pacing", "baton-kernels-cpu"]),
+    (
+        "baton-cloud",
+        &["baton-corpus", "baton-engine", "baton-protocol", "baton-refine", "baton-pacing", "baton-kernels-cpu"],
+    ),
     (
         "baton-device",
         &[

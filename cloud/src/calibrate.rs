@@ -1,0 +1,316 @@
+//! Finds the heads of a model that look from a question to the sentences that answer it, by needle probes.
+//!
+//! Documents and questions are generated; several questions share one document and its prefill. Synchronous, owns its
+//! engine, reads no clock.
+//! Never: writes a file (the command does). Always: the same model and options give the same heads.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use baton_corpus::{Document, Question, QuestionKind, Rng, document};
+use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
+use baton_engine::{
+    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
+    StepSeq, Wanted,
+};
+use baton_protocol::{Role, Segment, SentenceMap};
+use baton_refine::{
+    AttentionShape, Calibration, CalibrationError, ContentTokens, HeadGains, Mode, Needs, Probe, RefineError,
+    Scores, needs,
+};
+
+/// Questions that share a document.
+const QUESTIONS_A_DOCUMENT: usize = 4;
+/// Prompt tokens in one pass.
+const CHUNK_TOKENS: usize = 512;
+/// Shorter documents have too few sentences to tell heads apart.
+const WORDS_MIN: usize = 100;
+/// Seeds of documents; neither the trainer nor an evaluation uses those from here on to a hundred thousand more.
+const SEED: u64 = 3_000_000;
+const SYSTEM: &str = "You answer from the document.";
+const QUESTION_PREFIX: &str = "\n\nQuestion: ";
+
+/// How a calibration is done.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeOptions {
+    /// Questions asked.
+    pub probes: NonZeroUsize,
+    /// Words of a document; fewer where the model's context holds fewer.
+    pub words: usize,
+    /// Threads of the engine; none: one for each core.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// How far a calibration is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Probes done.
+    pub probes: usize,
+    /// Probes in all.
+    pub of: usize,
+    /// Prompt tokens computed.
+    pub tokens: usize,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibrated {
+    /// The heads to rank by.
+    pub calibration: Calibration,
+    /// The mean gain of every head: its share of attention on a needle minus that on a random sentence.
+    pub gains: Vec<((usize, usize), f64)>,
+    /// Probes done.
+    pub probes: usize,
+    /// Words of the documents.
+    pub words: usize,
+}
+
+/// Why a model was not calibrated.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// The engine cannot be set up.
+    #[error("set the engine up")]
+    Engine(#[from] EngineError),
+    /// The model's template does not take a document and a question.
+    #[error("the probes do not fit the model's chat template")]
+    Prompt(#[from] PromptError),
+    /// Not even a short document fits.
+    #[error("a document of {WORDS_MIN} words has {tokens} tokens, the model's context is {context_len}")]
+    Context {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// The model's context.
+        context_len: usize,
+    },
+    /// A pass failed.
+    #[error("compute a probe")]
+    Step(#[source] StepError),
+    /// Scores and prompt do not fit each other.
+    #[error("weigh a probe")]
+    Probe(#[from] RefineError),
+    /// The heads are no calibration.
+    #[error("make a calibration")]
+    Calibration(#[from] CalibrationError),
+    /// No head looks at the needles more than at other sentences.
+    #[error(
+        "none of {heads} heads looks at what answers a question more than at other sentences, in {probes} probes"
+    )]
+    NoHead {
+        /// Heads of the model.
+        heads: usize,
+        /// Probes done.
+        probes: usize,
+    },
+    /// It was told to stop.
+    #[error("stopped after {probes} of {of} probes")]
+    Stopped {
+        /// Probes done.
+        probes: usize,
+        /// Probes in all.
+        of: usize,
+    },
+}
+
+/// Hears of progress after every probe, and of every layer, where it may stop the work.
+pub trait CalibrateControl {
+    /// Called after each probe.
+    fn progress(&mut self, progress: Progress);
+    /// Whether to stop as soon as possible.
+    fn stopped(&self) -> bool;
+}
+
+/// Asks the probes and weighs the heads. Cost: a prefill for every 4 probes.
+///
+/// # Errors
+/// [`CalibrateError`]; nothing of a calibration that did not end is kept.
+pub fn calibrate(
+    model: &Arc<Model>,
+    options: ProbeOptions,
+    control: &mut dyn CalibrateControl,
+) -> Result<Calibrated, CalibrateError> {
+    let (words, kv_tokens) = fitting_words(model, options.words)?;
+    let engine_options = EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
+    let mut run = Run {
+        engine: Engine::new(model.clone(), engine_options)?,
+        gains: HeadGains::default(),
+        rng: Rng::new(SEED),
+        progress: Progress { probes: 0, of: options.probes.get(), tokens: 0 },
+        control,
+    };
+    let mut seed = SEED;
+    while run.progress.probes < run.progress.of {
+        run.document(&document(seed, words))?;
+        seed += 1;
+    }
+    let heads = run.gains.best();
+    let probes = run.gains.probes();
+    if heads.is_empty() {
+        return Err(CalibrateError::NoHead { heads: run.gains.gains().count(), probes });
+    }
+    let calibration = Calibration::new(model.file_sha256().to_owned(), heads)?;
+    Ok(Calibrated { calibration, gains: run.gains.gains().collect(), probes, words })
+}
+
+/// Words of documents that fit into the context with room for a question, at most `words`, and the KV tokens they need.
+fn fitting_words(model: &Arc<Model>, words: usize) -> Result<(usize, usize), CalibrateError> {
+    let context_len = model.config().context_len;
+    let mut words = words.max(WORDS_MIN);
+    loop {
+        let document = document(SEED, words);
+        let question = document.questions.iter().max_by_key(|question| question.text.len());
+        let asked = Asked::new(model, &document, question.map_or("", |question| &question.text))?;
+        // Other documents and questions are longer by some tokens.
+        let tokens = asked.prompt.ids.len() * 9 / 8 + 64;
+        if tokens <= context_len {
+            return Ok((words, 2 * tokens + CHUNK_TOKENS));
+        }
+        if words == WORDS_MIN {
+            return Err(CalibrateError::Context { tokens, context_len });
+        }
+        words = (words * 3 / 4).max(WORDS_MIN);
+    }
+}
+
+/// One question about one document, as the cloud gets it.
+struct Asked {
+    segments: Vec<Segment>,
+    map: SentenceMap,
+    prompt: Prompt,
+}
+
+impl Asked {
+    fn new(model: &Arc<Model>, document: &Document, question: &str) -> Result<Self, PromptError> {
+        let segments = vec![
+            Segment::fixed(Role::System, SYSTEM),
+            Segment::refinable(Role::User, document.text.clone()),
+            Segment::fixed(Role::User, format!("{QUESTION_PREFIX}{question}")),
+        ];
+        let parts: Vec<PromptSegment<'_>> =
+            segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+        let prompt = assemble(model.tokenizer(), model.template(), &parts)?;
+        Ok(Self { map: SentenceMap::new(&segments), segments, prompt })
+    }
+
+    /// The unit that holds this byte of the document.
+    fn unit_at(&self, byte: usize) -> usize {
+        self.map.units().partition_point(|unit| unit.bytes.end <= byte)
+    }
+}
+
+struct Run<'a> {
+    engine: Engine,
+    gains: HeadGains,
+    /// Draws the sentences that needles are compared with.
+    rng: Rng,
+    progress: Progress,
+    control: &'a mut dyn CalibrateControl,
+}
+
+impl Run<'_> {
+    /// Asks up to 4 questions about one document.
+    fn document(&mut self, document: &Document) -> Result<(), CalibrateError> {
+        let model = self.engine.model().clone();
+        for question in questions(document) {
+            if self.progress.probes == self.progress.of {
+                break;
+            }
+            let asked = Asked::new(&model, document, &question.text)?;
+            let scores = self.scores(&asked)?;
+            self.weigh(&asked, question, &scores)?;
+            self.progress.probes += 1;
+            self.control.progress(self.progress);
+        }
+        Ok(())
+    }
+
+    /// Scores of all heads by the question's window. The document comes from the prefix cache but for the first question.
+    fn scores(&mut self, asked: &Asked) -> Result<AttentionScores, CalibrateError> {
+        let config = self.engine.model().config();
+        let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
+        let heads =
+            (0..shape.n_layers).flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
+        let heads: Vec<HeadId> = heads.collect();
+        let question = &asked.prompt.segments[2].tokens;
+        let Needs::Attention(plan) = needs(Mode::Attention, shape, question.len(), None) else {
+            unreachable!("the default mode ranks by attention")
+        };
+        let ids = &asked.prompt.ids[..question.end];
+        let window = ids.len().saturating_sub(plan.window);
+        let seq = self.engine.create();
+        let held = self.engine.reuse_prefix(seq, &ids[..=window]);
+        let mut control = StopWatch { control: &*self.control };
+        for chunk in ids[held..window].chunks(CHUNK_TOKENS) {
+            let step = StepSeq { seq, ids: chunk, logits: Wanted::None, capture: None };
+            self.engine.step(&[step], &mut control).map_err(|err| stopped(err, self.progress))?;
+        }
+        let capture = Capture { window: 0..ids.len() - window, heads };
+        let step = StepSeq { seq, ids: &ids[window..], logits: Wanted::None, capture: Some(&capture) };
+        let outputs = self.engine.step(&[step], &mut control).map_err(|err| stopped(err, self.progress))?;
+        self.engine.release(seq);
+        self.progress.tokens += ids.len() - held;
+        let scores = outputs.into_iter().next().and_then(|output| output.scores);
+        Ok(scores.expect("a step gives the scores that it is asked for"))
+    }
+
+    fn weigh(
+        &mut self,
+        asked: &Asked,
+        question: &Question,
+        scores: &AttentionScores,
+    ) -> Result<(), CalibrateError> {
+        let needles: Vec<usize> = question.gold.iter().map(|range| asked.unit_at(range.start)).collect();
+        let units = asked.map.units();
+        let others: Vec<usize> =
+            (0..units.len()).filter(|unit| !needles.contains(unit) && !units[*unit].title).collect();
+        let other = match others.len() {
+            0 => needles[0],
+            len => others[self.rng.below(len)],
+        };
+        let heads: Vec<(usize, usize)> = scores.heads.iter().map(|id| (id.layer, id.head)).collect();
+        let place = &asked.prompt.segments[1];
+        self.gains.add(&Probe {
+            segments: &asked.segments,
+            map: &asked.map,
+            content: &[ContentTokens { segment: 1, first: place.tokens.start, spans: &place.spans }],
+            prompt_tokens: asked.prompt.ids.len(),
+            scores: Scores {
+                heads: &heads,
+                keys: scores.keys,
+                mean: &scores.mean,
+                queries: asked.prompt.segments[2].tokens.clone(),
+            },
+            needles: &needles,
+            other,
+        })?;
+        Ok(())
+    }
+}
+
+/// The questions to ask about a document: of every kind in turn, the first ones of each.
+fn questions(document: &Document) -> Vec<&Question> {
+    let of = |kind| document.questions.iter().filter(move |question| question.kind == kind);
+    let (mut short, mut long, mut two_hop) =
+        (of(QuestionKind::Short), of(QuestionKind::Long), of(QuestionKind::TwoHop));
+    let asked = [long.next(), short.next(), two_hop.next(), long.next(), short.next()];
+    asked.into_iter().flatten().take(QUESTIONS_A_DOCUMENT).collect()
+}
+
+/// Breaks a pass off when the work shall stop.
+struct StopWatch<'a> {
+    control: &'a dyn CalibrateControl,
+}
+
+impl StepControl for StopWatch<'_> {
+    fn after_layer(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
+        if self.control.stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// A pass that was broken off is a stop that was asked for.
+fn stopped(err: StepError, at: Progress) -> CalibrateError {
+    match err {
+        StepError::Cancelled { .. } => CalibrateError::Stopped { probes: at.probes, of: at.of },
+        err => CalibrateError::Step(err),
+    }
+}

@@ -1,0 +1,152 @@
+//! `calibrate MODEL.gguf`: finds the heads that the refiner ranks by, and writes them beside the model.
+//!
+//! Always: the file is whole or not there; an interrupt leaves neither it nor a part of it.
+
+use std::io::{IsTerminal, Write};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use baton_engine::Model;
+use clap::Args;
+use serde_json::json;
+
+use crate::calibrate::{CalibrateControl, Calibrated, ProbeOptions, Progress, calibrate};
+
+/// `calibrate`.
+#[derive(Debug, Args)]
+pub struct CalibrateCommand {
+    /// GGUF file of the model
+    pub model: PathBuf,
+    /// Where the heads go; the default is MODEL with .heads.json in place of .gguf, where `serve` looks for it
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Questions asked, four about each document
+    #[arg(long, default_value = "64", value_name = "N")]
+    pub probes: NonZeroUsize,
+    /// Words of a document; fewer where the model's context holds fewer
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(100..=100_000), value_name = "N")]
+    pub words: u32,
+    /// Threads of the engine; the default is one for each core
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
+    let out = command.out.clone().unwrap_or_else(|| command.model.with_extension("heads.json"));
+    let options =
+        ProbeOptions { probes: command.probes, words: command.words as usize, threads: command.threads };
+    let stop = Arc::new(AtomicBool::new(false));
+    let (path, flag) = (command.model.clone(), stop.clone());
+    let mut work = tokio::task::spawn_blocking(move || -> anyhow::Result<Calibrated> {
+        let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
+        let mut control = Shown::new(flag);
+        let done = calibrate(&model, options, &mut control);
+        control.end();
+        done.with_context(|| format!("calibrate `{}`", path.display()))
+    });
+    let done = tokio::select! {
+        done = &mut work => done,
+        signal = tokio::signal::ctrl_c() => {
+            signal.context("listen for Ctrl-C")?;
+            stop.store(true, Ordering::Relaxed);
+            work.await
+        }
+    };
+    let calibrated = done.context("run the probes")??;
+    // The last probe may have been done before anybody looked at the flag.
+    ensure!(!stop.load(Ordering::Relaxed), "stopped; nothing is written");
+    write_whole(&out, &calibrated.calibration.to_json())?;
+    print(&calibrated, &out, command.json).context("print")
+}
+
+/// Writes under another name first, so that a reader finds the whole file or none.
+fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
+    let unfinished = path.with_extension(format!("unfinished-{}", std::process::id()));
+    let written = std::fs::write(&unfinished, text)
+        .with_context(|| format!("write `{}`", unfinished.display()))
+        .and_then(|()| {
+            std::fs::rename(&unfinished, path).with_context(|| format!("name `{}`", path.display()))
+        });
+    if written.is_err() {
+        let _ = std::fs::remove_file(&unfinished); // What went wrong before matters more than a left file.
+    }
+    written
+}
+
+fn print(calibrated: &Calibrated, path: &Path, as_json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let heads = calibrated.calibration.heads();
+    let gain = |layer: usize, head: usize| {
+        calibrated.gains.iter().find(|(id, _)| *id == (layer, head)).map_or(0.0, |(_, gain)| *gain)
+    };
+    if as_json {
+        let heads = heads.iter().map(
+            |h| json!({ "layer": h.layer, "head": h.head, "weight": h.weight, "gain": gain(h.layer, h.head) }),
+        );
+        let object = json!({
+            "file": path.display().to_string(), "model_sha256": calibrated.calibration.model_sha256(),
+            "probes": calibrated.probes, "words": calibrated.words, "heads": heads.collect::<Vec<_>>(),
+        });
+        return writeln!(out, "{object}");
+    }
+    writeln!(out, "{:>5} {:>5} {:>8} {:>8}", "layer", "head", "weight", "gain")?;
+    for head in heads {
+        let gain = gain(head.layer, head.head);
+        writeln!(out, "{:>5} {:>5} {:>8.4} {gain:>8.4}", head.layer, head.head, head.weight)?;
+    }
+    writeln!(
+        out,
+        "{} heads of {} by {} probes: {}",
+        heads.len(),
+        calibrated.gains.len(),
+        calibrated.probes,
+        path.display()
+    )
+}
+
+/// Progress on standard error: one line that is written again on a terminal, else a line now and then.
+struct Shown {
+    stop: Arc<AtomicBool>,
+    started: Instant,
+    terminal: bool,
+}
+
+impl Shown {
+    fn new(stop: Arc<AtomicBool>) -> Self {
+        Self { stop, started: Instant::now(), terminal: std::io::stderr().is_terminal() }
+    }
+
+    /// Ends the line that was written again and again.
+    fn end(&self) {
+        if self.terminal {
+            eprintln!();
+        }
+    }
+}
+
+impl CalibrateControl for Shown {
+    fn progress(&mut self, Progress { probes, of, tokens }: Progress) {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let left = seconds / probes as f64 * (of - probes) as f64;
+        let line = format!(
+            "{probes} of {of} probes, {:.0} tokens/s, about {left:.0} s left",
+            tokens as f64 / seconds
+        );
+        if self.terminal {
+            eprint!("\r{line:<60}");
+        } else if probes % 8 == 0 || probes == of {
+            eprintln!("{line}");
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
