@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod clock;
 mod engine;
 mod make_model;
 mod mask;
@@ -15,7 +16,9 @@ mod optimizer;
 mod pacing;
 mod parity;
 mod random;
+mod refiner;
 mod report;
+mod segmenter;
 
 #[derive(Debug, Parser)]
 #[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
@@ -41,6 +44,10 @@ enum Bench {
     Pacing(pacing::Args),
     /// The engine's logits against candle-core and recorded llama.cpp logits
     Parity(parity::Args),
+    /// What a sentence mask costs beside prefill; layers and windows; an early mask
+    Refiner(refiner::Args),
+    /// Answers that sentence boundaries cut in two, and how fast boundaries are found
+    Segmenter(segmenter::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +59,8 @@ fn main() -> ExitCode {
         Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
+        Bench::Refiner(args) => refiner::run(&args),
+        Bench::Segmenter(args) => segmenter::run(&args),
     };
     report::finish(result)
 }
