@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the demo models again: `models/make.sh WORK_FOLDER`, about 1.5 hours on one core of a server CPU.
-# Needs Python 3.11 with torch, numpy, tokenizers and gguf, a C++ compiler (for torch.compile), and the corpus program
-# (`cargo build --release -p baton-corpus`). Seeds are fixed; other versions of PyTorch or other CPUs round differently.
+# Needs Python 3.11 with torch, numpy, tokenizers and gguf, a C++ compiler (for torch.compile), the corpus program and the
+# cloud (`cargo build --release -p baton-corpus -p baton-cloud`). Seeds are fixed; other versions of PyTorch or other CPUs
+# round differently.
 set -euo pipefail
 work=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -49,4 +50,4 @@ stage b1 d1 --seed 8 --old-tokenizer "$work/tok-a.json" "${short[@]}" --length 9
 python3 export.py "$work/c3.pt" "$work/tok-a.json" demo-cloud.gguf "baton demo cloud"
 python3 export.py "$work/d1.pt" "$work/tok-a.json" demo-device.gguf "baton demo device"
 python3 export.py "$work/b1.pt" "$work/tok-b.json" demo-device-b.gguf "baton demo device b"
-python3 heads.py "$work/c3.pt" "$work/tok-a.json" "$corpus" demo-cloud.gguf demo-cloud.heads.json
+"$here/../target/release/baton-cloud" calibrate demo-cloud.gguf

@@ -100,7 +100,12 @@ fn the_command_writes_a_calibration_beside_the_model() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
     let run = |words: &[&str]| {
-        program().current_dir(folder.path()).args(["calibrate", "--threads", "1"]).args(words).output().unwrap()
+        program()
+            .current_dir(folder.path())
+            .args(["calibrate", "--threads", "1"])
+            .args(words)
+            .output()
+            .unwrap()
     };
     let done = run(&["tiny.gguf", "--probes", "8", "--words", "100", "--json"]);
     let said = String::from_utf8_lossy(&done.stderr);
@@ -116,7 +121,10 @@ fn the_command_writes_a_calibration_beside_the_model() {
     let table = run(&["tiny.gguf", "--probes", "4", "--words", "100", "--out", "other.json"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains("heads of 8 by 4 probes: other.json"));
     refused(&run(&["missing.gguf"]), "open model `missing.gguf`");
-    refused(&run(&["tiny.gguf", "--probes", "1", "--words", "100", "--out", "no/such/folder.json"]), "write `no/such");
+    refused(
+        &run(&["tiny.gguf", "--probes", "1", "--words", "100", "--out", "no/such/folder.json"]),
+        "write `no/such",
+    );
     refused(&run(&["tiny.gguf", "--words", "7"]), "100..=100000");
     assert_eq!(files(folder.path()), ["other.json", "tiny.gguf", "tiny.heads.json"]);
 }

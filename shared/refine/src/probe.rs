@@ -17,8 +17,8 @@ const HEADS_MIN: usize = 8;
 const HEADS_MAX: usize = 16;
 /// Heads beyond the fewest must gain this share of what the best one does.
 const GAIN_SHARE_MIN: f64 = 0.25;
-/// Weights are rounded to this, so that a file shows no digits that another machine would compute otherwise.
-const WEIGHT_STEP: f64 = 1e-6;
+/// Weights are rounded to parts of this many, so that a file shows no digits that mean nothing.
+const WEIGHT_PARTS: f64 = 1e6;
 
 /// One question with a known answer, and the attention that it drew.
 #[derive(Debug, Clone)]
@@ -106,7 +106,7 @@ impl HeadGains {
             .take_while(|&(at, &(_, gain))| at < HEADS_MIN || gain >= least);
         gaining.truncate(count.count());
         let sum: f64 = gaining.iter().map(|&(_, gain)| gain).sum();
-        let rounded = |weight: f64| (weight / WEIGHT_STEP).round() * WEIGHT_STEP;
+        let rounded = |weight: f64| (weight * WEIGHT_PARTS).round() / WEIGHT_PARTS;
         let heads = gaining.iter().map(|&((layer, head), gain)| WeightedHead {
             layer,
             head,

@@ -18,7 +18,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-import", &["baton-engine", "baton-kernels-cpu"]),
     (
         "baton-cloud",
-        &["baton-corpus", "baton-engine", "baton-protocol", "baton-refine", "baton-pacing", "baton-kernels-cpu"],
+        &[
+            "baton-corpus",
+            "baton-engine",
+            "baton-protocol",
+            "baton-refine",
+            "baton-pacing",
+            "baton-kernels-cpu",
+        ],
     ),
     (
         "baton-device",
