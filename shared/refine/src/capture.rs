@@ -25,7 +25,7 @@ pub struct AttentionShape {
     pub n_heads: usize,
 }
 
-/// What a mode ranks by, to be handed to [`crate::refine`] as [`crate::Evidence`].
+/// What a mode ranks by, to be handed to [`crate::refine()`] as [`crate::Evidence`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Needs {
     /// The text alone.
