@@ -19,6 +19,7 @@ mod lanes;
 mod memory;
 mod scalar;
 mod store;
+mod values;
 
 pub use memory::KvMemory;
 pub use store::{KvBlock, KvFormat, KvStore};

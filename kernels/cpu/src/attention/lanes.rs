@@ -11,6 +11,7 @@
 
 use super::Queries;
 use super::store::{HALF as LANES, Keys, KvBlock, Values};
+use super::values::{ByteRows, ValueRows, value_rows, weigh_all, widened};
 use crate::activations::{quantize_block, sum_bytes};
 use crate::blocks::SHORT_LEN;
 use crate::matmul::tile;
@@ -80,61 +81,6 @@ enum Chunk<'a> {
     Floats([&'a [Line]; 2]),
     /// Two halves of `d / 4` lines, with `d / 32` scales, and where the next block's lines lie.
     Bytes([&'a [Line]; 2], [&'a [[u16; LANES]]; 2], *const u8),
-}
-
-/// Value rows of a chunk, of whole lanes.
-trait ValueRows<S: Simd>: Copy {
-    /// `J` strips of sixteen dimensions of row `i`, from `strip` on, which is even where `J` is not 1.
-    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J];
-}
-
-/// Rows of floats: row `i` starts at `i * stride`.
-#[derive(Clone, Copy)]
-struct FloatRows<'a> {
-    rows: &'a [f32],
-    stride: usize,
-}
-
-/// Rows of bytes as they are kept, with the widened scales of 32 dimensions each: for few query rows, where writing
-/// down the floats would cost more than it saves.
-#[derive(Clone, Copy)]
-struct ByteRows<'a> {
-    rows: &'a [u8],
-    scales: &'a [f32],
-    /// Groups of 32 dimensions in a row.
-    groups: usize,
-    /// Where the next block's rows lie, which are asked for while these are read.
-    next: *const u8,
-}
-
-impl<S: Simd> ValueRows<S> for FloatRows<'_> {
-    #[inline(always)]
-    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J] {
-        let at = i * self.stride + strip * LANES;
-        let strips = self.rows[at..at + J * LANES].as_chunks::<LANES>().0;
-        let mut v = [s.splat(0.0); J];
-        for j in 0..J {
-            v[j] = s.load(&strips[j]);
-        }
-        v
-    }
-}
-
-impl<S: Simd> ValueRows<S> for ByteRows<'_> {
-    #[inline(always)]
-    fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J] {
-        let at = i * self.groups * SHORT_LEN + strip * LANES;
-        for line in (0..J * LANES).step_by(64) {
-            s.prefetch(self.next.wrapping_add(at + line));
-        }
-        let strips = self.rows[at..at + J * LANES].as_chunks::<LANES>().0;
-        let scales = &self.scales[at / SHORT_LEN..][..J.div_ceil(2)];
-        let mut v = [s.splat(0.0); J];
-        for j in 0..J {
-            v[j] = s.mul(s.widen_bytes(&strips[j]), s.splat(scales[j / 2]));
-        }
-        v
-    }
 }
 
 impl Kernel for Attend<'_> {
@@ -217,60 +163,6 @@ fn chunk<'a, S: Simd>(
 fn halves<T>(all: &[T]) -> [&[T]; 2] {
     let (low, high) = all.split_at(all.len() / 2);
     [low, high]
-}
-
-/// The value rows of a block, as floats in whole lanes.
-#[inline(always)]
-fn value_rows<'a, S: Simd>(
-    s: S,
-    block: &KvBlock<'a>,
-    next: &KvBlock<'_>,
-    copy: &'a mut Vec<f32>,
-) -> FloatRows<'a> {
-    let width = block.d.next_multiple_of(LANES);
-    let next = next.values_at();
-    match block.v {
-        Values::F32(rows) => return FloatRows { rows, stride: width },
-        Values::F16(rows) => {
-            copy.resize(block.n * width, 0.0);
-            let strips = copy.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.as_chunks().0);
-            for (i, (to, from)) in strips.enumerate() {
-                s.prefetch(next.wrapping_add(i * size_of_val(from)));
-                s.store(s.widen(from), to);
-            }
-        }
-        Values::Q8 { q, scale } => {
-            let stride = block.d.next_multiple_of(SHORT_LEN);
-            copy.resize(super::CHUNK * stride, 0.0);
-            // Of 32 tokens, so whole lanes of scales; what lies behind the last key is computed and not read.
-            let sixteen = copy.as_chunks_mut::<{ LANES * SHORT_LEN }>().0.iter_mut();
-            let sixteen = sixteen.zip(q.as_chunks::<{ LANES * SHORT_LEN }>().0);
-            for ((to, from), scale) in sixteen.zip(scale.as_chunks().0) {
-                let mut scales = [0.0; LANES];
-                s.store(s.widen(scale), &mut scales);
-                let groups =
-                    to.as_chunks_mut::<SHORT_LEN>().0.iter_mut().zip(from.as_chunks::<SHORT_LEN>().0);
-                for ((to, from), scale) in groups.zip(scales) {
-                    let scale = s.splat(scale);
-                    for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0) {
-                        s.store(s.mul(s.widen_bytes(from), scale), to);
-                    }
-                }
-            }
-            return FloatRows { rows: copy, stride };
-        }
-    }
-    FloatRows { rows: copy, stride: width }
-}
-
-/// The scales of a block's values: of 32 tokens, so whole lanes.
-#[inline(always)]
-fn widened<'a, S: Simd>(s: S, scale: &[u16], copy: &'a mut Vec<f32>) -> &'a [f32] {
-    copy.resize(scale.len(), 0.0);
-    for (to, from) in copy.as_chunks_mut::<LANES>().0.iter_mut().zip(scale.as_chunks().0) {
-        s.store(s.widen(from), to);
-    }
-    copy
 }
 
 impl RowBytes {
@@ -476,77 +368,6 @@ impl Rows {
             *out = acc / sum;
         }
         self.top[r] + sum.ln()
-    }
-}
-
-/// `acc[t] = acc[t] * fade[t] + Σ weights[t] v` over the visible keys in order, in strips of as many lanes as the
-/// registers hold.
-#[inline(always)]
-fn weigh_all<S: Simd, V: ValueRows<S>, const T: usize>(
-    s: S,
-    acc: &mut [f32],
-    fade: &[f32; T],
-    weights: &[[[f32; LANES]; 2]; T],
-    mask: u32,
-    values: V,
-) {
-    let strips = acc.len() / T / LANES;
-    let mut strip = 0;
-    while strip < strips {
-        let left = strips - strip;
-        if S::WIDE && T == 1 && left >= 8 {
-            weigh::<S, V, T, 8>(s, acc, strip, fade, weights, mask, values);
-            strip += 8;
-        } else if (S::WIDE || T == 1) && left >= 4 {
-            weigh::<S, V, T, 4>(s, acc, strip, fade, weights, mask, values);
-            strip += 4;
-        } else if left >= 2 {
-            weigh::<S, V, T, 2>(s, acc, strip, fade, weights, mask, values);
-            strip += 2;
-        } else {
-            weigh::<S, V, T, 1>(s, acc, strip, fade, weights, mask, values);
-            strip += 1;
-        }
-    }
-}
-
-/// [`weigh_all`] for `J` strips of sixteen dimensions from `strip` on.
-#[inline(always)]
-fn weigh<S: Simd, V: ValueRows<S>, const T: usize, const J: usize>(
-    s: S,
-    acc: &mut [f32],
-    strip: usize,
-    fade: &[f32; T],
-    weights: &[[[f32; LANES]; 2]; T],
-    mask: u32,
-    values: V,
-) {
-    let width = acc.len() / T;
-    let from = |t: usize| t * width + strip * LANES..t * width + (strip + J) * LANES;
-    let mut sums = [[s.splat(0.0); J]; T];
-    for t in 0..T {
-        let strips = acc[from(t)].as_chunks::<LANES>().0;
-        for j in 0..J {
-            sums[t][j] = s.mul(s.load(&strips[j]), s.splat(fade[t]));
-        }
-    }
-    let mut seen = mask;
-    while seen != 0 {
-        let i = seen.trailing_zeros() as usize;
-        seen &= seen - 1;
-        let v = values.strips::<J>(s, i, strip);
-        for t in 0..T {
-            let w = s.splat(weights[t].as_flattened()[i]);
-            for j in 0..J {
-                sums[t][j] = s.fma(w, v[j], sums[t][j]);
-            }
-        }
-    }
-    for t in 0..T {
-        let strips = acc[from(t)].as_chunks_mut::<LANES>().0;
-        for j in 0..J {
-            s.store(sums[t][j], &mut strips[j]);
-        }
     }
 }
 

@@ -1,3 +1,5 @@
+//! What limits a plan, and what the explanation says would relax it.
+
 use super::*;
 use crate::cost::{CloudCost, DeviceCost};
 use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verification};

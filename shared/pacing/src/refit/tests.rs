@@ -1,3 +1,5 @@
+//! Refitted costs against the ones that noisy measurements were made with.
+
 use super::*;
 
 /// Seeded noise in -1..1.

@@ -1,3 +1,5 @@
+//! Curve files that are read, and those that are refused.
+
 use super::*;
 
 fn mark(digit: char) -> ModelMark {
