@@ -9,10 +9,12 @@
 //! `.` and holds the name of its section's subject; a short answer is `The` and the end of its gold sentence word for
 //! word, a long one is the join of its gold sentences, so that answers have the same tokens as the document.
 
+mod held_out;
 mod refined;
 mod rng;
 mod words;
 
+pub use held_out::{crowded, paraphrased};
 pub use refined::{Refined, refined};
 pub use rng::Rng;
 
@@ -67,15 +69,19 @@ pub enum QuestionKind {
     Long,
     /// A value from a second section that a sentence of a first one names.
     TwoHop,
+    /// A value from one sentence, asked for in other words than it has; in no document's own questions (see
+    /// [`paraphrased`]).
+    Paraphrase,
 }
 
 impl QuestionKind {
-    /// The kind's name in files: `short`, `long` or `two_hop`.
+    /// The kind's name in files: `short`, `long`, `two_hop` or `paraphrase`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Short => "short",
             Self::Long => "long",
             Self::TwoHop => "two_hop",
+            Self::Paraphrase => "paraphrase",
         }
     }
 }
@@ -91,6 +97,19 @@ pub struct Question {
     pub kind: QuestionKind,
     /// The sentences that must be read to answer: byte ranges in the document's text, in reading order.
     pub gold: Vec<Range<usize>>,
+    /// What is asked for; none where the answer is a whole section.
+    pub asked: Option<Asked>,
+}
+
+/// One attribute of one subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The subject that the question names; behind a link it is not the answer's.
+    pub subject: String,
+    /// The attribute, e.g. `toys`.
+    pub attribute: &'static str,
+    /// The value: the end of the answer without its full stop.
+    pub value: String,
 }
 
 /// A statement of one sentence, before it has a place in the text.
@@ -110,6 +129,8 @@ struct Planned {
 /// Draws values, names and sentences; each value and name is handed out once.
 struct Source {
     rng: Rng,
+    /// Attributes that facts state: those of phrases, persons and numbers.
+    attributes: [Vec<&'static str>; 3],
     adjectives: Vec<usize>,
     nouns: Vec<usize>,
     heads: Vec<usize>,
@@ -135,6 +156,7 @@ impl Source {
             families: rng.permutation(FAMILY_NAMES.len()),
             endings: rng.permutation(100),
             rng,
+            attributes: [PHRASE_ATTRIBUTES.to_vec(), PERSON_ATTRIBUTES.to_vec(), NUMBER_ATTRIBUTES.to_vec()],
             values_drawn: 0,
             names_drawn: 0,
             persons_drawn: 0,
@@ -183,11 +205,12 @@ impl Source {
         let mut facts: Vec<Fact> = Vec::with_capacity(count);
         while facts.len() < count {
             let sort = self.rng.below(10);
-            let attribute = match sort {
-                0 => self.pick(&PERSON_ATTRIBUTES),
-                1 => self.pick(&NUMBER_ATTRIBUTES),
-                _ => self.pick(&PHRASE_ATTRIBUTES),
-            };
+            let of_sort = &self.attributes[match sort {
+                0 => 1,
+                1 => 2,
+                _ => 0,
+            }];
+            let attribute = of_sort[self.rng.below(of_sort.len())];
             if facts.iter().any(|fact| fact.attribute == attribute) {
                 continue;
             }
@@ -249,7 +272,10 @@ impl Source {
 /// assert_eq!(doc, document(7, 300));
 /// ```
 pub fn document(seed: u64, words: usize) -> Document {
-    let mut source = Source::new(seed);
+    write_document(Source::new(seed), words)
+}
+
+fn write_document(mut source: Source, words: usize) -> Document {
     let title = format!("The Book of {}", source.name());
     let plan = plan(&mut source, words);
     let mut text = format!("# {title}");
@@ -318,6 +344,10 @@ fn asks_for(fact: &Fact) -> &'static str {
     if PERSON_ATTRIBUTES.contains(&fact.attribute) { "Who" } else { "What" }
 }
 
+fn asked(subject: &str, fact: &Fact) -> Asked {
+    Asked { subject: subject.to_owned(), attribute: fact.attribute, value: fact.value.clone() }
+}
+
 /// Every question that the document answers.
 fn questions(
     source: &mut Source,
@@ -333,6 +363,7 @@ fn questions(
             answer: text[section.body.clone()].to_owned(),
             kind: QuestionKind::Long,
             gold: section.sentences.clone(),
+            asked: None,
         });
         for (planned, range) in sentences.iter().zip(&section.sentences) {
             if let Some(fact) = &planned.fact {
@@ -341,6 +372,7 @@ fn questions(
                     answer: statement(name, fact),
                     kind: QuestionKind::Short,
                     gold: vec![range.clone()],
+                    asked: Some(asked(name, fact)),
                 });
             }
             if let Some(target) = planned.link {
@@ -361,6 +393,7 @@ fn questions(
                     answer: statement(&plan[target].0, fact),
                     kind: QuestionKind::TwoHop,
                     gold,
+                    asked: Some(asked(name, fact)),
                 });
             }
         }

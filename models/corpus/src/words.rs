@@ -144,3 +144,41 @@ pub const FILLER_HEADS: [&str; 10] = [
 
 /// Filler between the subject's name and a value.
 pub const FILLER_TAILS: [&str; 8] = ["with", "for", "after", "before", "without", "despite", "like", "near"];
+
+/// A word for each attribute that stands in no document and no training question.
+pub const SYNONYMS: [(&str, &str); 24] = [
+    ("treasures", "riches"),
+    ("prizes", "awards"),
+    ("symbols", "marks"),
+    ("gifts", "presents"),
+    ("relics", "remains"),
+    ("toys", "playthings"),
+    ("trophies", "winnings"),
+    ("signs", "notices"),
+    ("secrets", "mysteries"),
+    ("charms", "amulets"),
+    ("tokens", "tickets"),
+    ("offerings", "donations"),
+    ("crafts", "handiwork"),
+    ("curses", "hexes"),
+    ("legacies", "bequests"),
+    ("emblems", "crests"),
+    ("rewards", "bonuses"),
+    ("goods", "wares"),
+    ("keeper", "caretaker"),
+    ("owner", "proprietor"),
+    ("builder", "constructor"),
+    ("guide", "leader"),
+    ("year", "date"),
+    ("number", "figure"),
+];
+
+/// Questions about `{attribute}` of `{name}` in none of the forms that training questions have.
+pub const PARAPHRASE_FRAMES: [&str; 6] = [
+    "For {name}, say which {attribute} apply.",
+    "{name} has which {attribute}?",
+    "Name the {attribute} that belong to {name}.",
+    "Regarding {name}: its {attribute}?",
+    "I want to know about {name}, namely its {attribute}.",
+    "Which {attribute} does one find at {name}?",
+];

@@ -9,6 +9,7 @@ use std::ops::Range;
 use baton_kernels_cpu::RopeStyle;
 
 use crate::config::SlidingWindow;
+use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
@@ -23,10 +24,20 @@ pub(crate) mod cpu_kv;
 pub(crate) struct SeqSpan {
     /// Rows of the pass.
     pub(crate) rows: Range<usize>,
-    /// Position of the first row.
+    /// Where the first row's keys and values go: the sequence's cached tokens before the pass.
     pub(crate) start: usize,
+    /// Tokens before these that the cache has given up: the first row's position is `start + evicted`.
+    pub(crate) evicted: usize,
     /// The sequence's blocks, those reserved for this pass included.
     pub(crate) blocks: Vec<BlockId>,
+}
+
+impl SeqSpan {
+    /// Positions of the rows.
+    pub(crate) fn positions(&self) -> Range<usize> {
+        let first = self.start + self.evicted;
+        first..first + self.rows.len()
+    }
 }
 
 /// What attention needs to know of the model.
@@ -74,6 +85,9 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Makes the copies, in order, and room for `blocks` where they have none yet.
     fn prepare(&self, kv: &mut Self::Kv, copies: &[BlockCopy], spans: &[SeqSpan]);
+
+    /// Copies the keys and values that `kept` names from the blocks `from` into the first slots of the blocks `to`.
+    fn keep(&self, kv: &mut Self::Kv, kept: &Kept, from: &[BlockId], to: &[BlockId]);
 
     /// Row `i` becomes the embedding of `ids[i]`.
     fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut Self::Rows);

@@ -18,6 +18,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu_kv::{CpuKv, KvShape};
 use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
+use crate::eviction::{EvictError, Kept};
 use crate::forward::{Pass, PassInput, last_row};
 use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixStats, SeqId};
 use crate::model::Model;
@@ -248,6 +249,27 @@ impl Engine {
         self.table.truncate(seq, n_tokens)
     }
 
+    /// A new sequence that goes on where `seq` ends, but keeps only these of its keys and values; `seq` stays as it
+    /// is. Cost: a copy of what is kept. The new sequence shares no prefix with others, and cannot be cut to fewer
+    /// tokens than it begins with.
+    ///
+    /// # Errors
+    /// [`EvictError`]; nothing has changed then.
+    pub fn evict(&mut self, seq: SeqId, kept: &Kept) -> Result<SeqId, EvictError> {
+        let config = self.model.config();
+        let windowed =
+            self.window.is_some() || (0..config.n_layers).any(|layer| config.window_at(layer).is_some());
+        if windowed {
+            return Err(EvictError::SlidingWindow);
+        }
+        let cached = self.table.len(seq)? - self.table.evicted(seq)?;
+        kept.check(config.n_layers * config.n_kv_heads, cached)?;
+        let from = self.table.blocks(seq)?.to_vec();
+        let child = self.table.evict(seq, kept.tokens())?;
+        self.backend.keep(&mut self.kv, kept, &from, self.table.blocks(child)?);
+        Ok(child)
+    }
+
     /// Forgets the sequence. Its full blocks can still be found by [`Self::reuse_prefix`] until their room is
     /// needed.
     pub fn release(&mut self, seq: SeqId) {
@@ -355,7 +377,8 @@ impl Engine {
             let rows = first_row..first_row + entry.ids.len();
             first_row = rows.end;
             let blocks = self.table.blocks(entry.seq)?.to_vec();
-            spans.push(SeqSpan { rows, start: self.table.len(entry.seq)?, blocks });
+            let evicted = self.table.evicted(entry.seq)?;
+            spans.push(SeqSpan { rows, start: self.table.len(entry.seq)? - evicted, evicted, blocks });
         }
         Ok(spans)
     }

@@ -94,7 +94,7 @@ impl<'a, B: Backend> Pass<'a, B> {
     /// Embeds the ids. The rows of `spans` are those of `ids`, in order.
     pub(crate) fn begin(input: PassInput<'a, B>) -> Result<Self, WeightError> {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
-        let positions = || input.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
         let mut x = rows(config.d_model);
         backend.embed(&input.source.embedding()?, input.ids, &mut x);
@@ -195,7 +195,7 @@ impl<'a, B: Backend> Pass<'a, B> {
             let captured = captured.map_or(0..0, |capture| rows_of(span, capture));
             for rows in union(wanted.clone(), captured) {
                 let start = span.start + rows.start - span.rows.start;
-                parts.push(SeqSpan { rows, start, blocks: span.blocks.clone() });
+                parts.push(SeqSpan { rows, start, blocks: span.blocks.clone(), ..*span });
             }
         }
         parts

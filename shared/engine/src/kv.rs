@@ -44,6 +44,14 @@ pub enum KvError {
         /// Tokens that the sequence holds.
         len: usize,
     },
+    /// A fork or cut among tokens of which only a part is in the cache.
+    #[error("sequence cannot be cut to {wanted} tokens, keys and values of its first {least} were evicted")]
+    Evicted {
+        /// Tokens asked for.
+        wanted: usize,
+        /// Tokens it had when keys and values were evicted.
+        least: usize,
+    },
     /// Too little room for all the tokens of a pass.
     #[error("kv cache is full: {needed} tokens of blocks needed, {free} free")]
     KvFull {
@@ -85,9 +93,19 @@ struct Sequence {
     blocks: Vec<BlockId>,
     /// Its beginning was looked up.
     queried: bool,
+    /// Tokens, among the first `ids`, that no slot is left for.
+    evicted: usize,
+    /// Its length when some were evicted, else 0: up to there, a slot is no position. Blocks of such a sequence are
+    /// its own and never in the tree.
+    evicted_at: usize,
 }
 
 impl Sequence {
+    /// Tokens that are in the cache.
+    fn cached(&self) -> usize {
+        self.ids.len() - self.evicted
+    }
+
     /// The node after which the block at `at` stands.
     fn before(&self, at: usize) -> Option<BlockId> {
         at.checked_sub(1).map(|before| self.blocks[before])
@@ -121,8 +139,9 @@ impl KvTable {
         check_within(n_tokens, parent)?;
         let child = Sequence {
             ids: parent.ids[..n_tokens].to_vec(),
-            blocks: parent.blocks[..n_tokens.div_ceil(BLOCK_TOKENS)].to_vec(),
+            blocks: parent.blocks[..(n_tokens - parent.evicted).div_ceil(BLOCK_TOKENS)].to_vec(),
             queried: true,
+            ..*parent
         };
         for block in &child.blocks {
             self.pool.retain(*block);
@@ -138,6 +157,25 @@ impl KvTable {
         sequence.ids.truncate(n_tokens);
         release_past(pool, sequence);
         Ok(())
+    }
+
+    /// A new sequence of the same tokens, of which `kept` have slots; its blocks are new, and the backend fills them.
+    pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
+        let parent = self.sequence(seq)?;
+        let ids = parent.ids.clone();
+        let needed = kept.div_ceil(BLOCK_TOKENS);
+        if needed > self.pool.available() {
+            return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });
+        }
+        let room = "there is room for every block, counted above";
+        let blocks = (0..needed).map(|_| self.pool.allocate().expect(room)).collect();
+        let (evicted, evicted_at) = (ids.len() - kept, ids.len());
+        Ok(self.insert(Sequence { ids, blocks, queried: true, evicted, evicted_at }))
+    }
+
+    /// Tokens of the sequence that no slot is left for.
+    pub(crate) fn evicted(&self, seq: SeqId) -> Result<usize, KvError> {
+        Ok(self.sequence(seq)?.evicted)
     }
 
     /// Forgets the sequence; blocks whose content the tree knows stay until their room is needed. Nothing
@@ -198,7 +236,7 @@ impl KvTable {
         let Self { pool, seqs, stats, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
         let before = sequence.ids.len();
-        if !before.is_multiple_of(BLOCK_TOKENS) {
+        if !before.is_multiple_of(BLOCK_TOKENS) || sequence.evicted_at > 0 {
             return 0;
         }
         let mut rest = &ids[..ids.len().saturating_sub(1)];
@@ -242,7 +280,7 @@ impl KvTable {
         let mut copies = Vec::new();
         for (seq, n) in wants {
             let sequence = seqs.get_mut(seq).expect("blocks_needed has found every sequence");
-            let len = sequence.ids.len();
+            let len = sequence.cached();
             if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = &mut sequence.blocks[len / BLOCK_TOKENS];
                 if pool.refs(*last) > 1 || (pool.is_node(*last) && keeps_nodes) {
@@ -267,7 +305,10 @@ impl KvTable {
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
         let full = sequence.ids.len() / BLOCK_TOKENS;
         sequence.ids.extend_from_slice(ids);
-        assert!(sequence.ids.len() <= sequence.blocks.len() * BLOCK_TOKENS, "committed more than reserved");
+        assert!(sequence.cached() <= sequence.blocks.len() * BLOCK_TOKENS, "committed more than reserved");
+        if sequence.evicted_at > 0 {
+            return Ok(());
+        }
         for at in full..sequence.ids.len() / BLOCK_TOKENS {
             let block_ids = &sequence.ids[at * BLOCK_TOKENS..(at + 1) * BLOCK_TOKENS];
             sequence.blocks[at] = pool.publish(sequence.before(at), block_ids, sequence.blocks[at]);
@@ -299,7 +340,7 @@ impl KvTable {
         let mut left: HashMap<BlockId, u32> = HashMap::new();
         for (seq, n) in wants {
             let sequence = self.sequence(*seq)?;
-            let len = sequence.ids.len();
+            let len = sequence.cached();
             needed += (len + n).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
             if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = sequence.blocks[len / BLOCK_TOKENS];
@@ -315,12 +356,16 @@ impl KvTable {
 }
 
 fn check_within(n_tokens: usize, sequence: &Sequence) -> Result<(), KvError> {
-    let len = sequence.ids.len();
-    if n_tokens > len { Err(KvError::PastEnd { wanted: n_tokens, len }) } else { Ok(()) }
+    let (len, least) = (sequence.ids.len(), sequence.evicted_at);
+    match n_tokens {
+        _ if n_tokens > len => Err(KvError::PastEnd { wanted: n_tokens, len }),
+        _ if n_tokens < least => Err(KvError::Evicted { wanted: n_tokens, least }),
+        _ => Ok(()),
+    }
 }
 
 fn release_past(pool: &mut BlockPool, sequence: &mut Sequence) {
-    let keep = sequence.ids.len().div_ceil(BLOCK_TOKENS);
+    let keep = sequence.cached().div_ceil(BLOCK_TOKENS);
     for block in sequence.blocks.drain(keep..).rev() {
         pool.release(block);
     }

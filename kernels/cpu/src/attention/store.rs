@@ -189,6 +189,51 @@ impl KvStore {
         }
     }
 
+    /// Keeps the key and the value that another store holds in `from_slot` of the same head, bit for bit.
+    ///
+    /// # Panics
+    /// Where `head` or a slot is outside the stores, or the other has another shape or format.
+    pub fn copy_token(&mut self, head: usize, slot: usize, from: &Self, from_slot: usize) {
+        let d = self.d;
+        assert!(slot < CHUNK && from_slot < CHUNK, "slots {slot} and {from_slot} of {CHUNK}");
+        assert_eq!(d, from.d, "stores of one cache have one shape");
+        let (width, groups) = (d.next_multiple_of(HALF), d.div_ceil(SHORT_LEN));
+        let (to, of) =
+            ((2 * head + slot / HALF, slot % HALF), (2 * head + from_slot / HALF, from_slot % HALF));
+        let (to_row, of_row) = (head * CHUNK + slot, head * CHUNK + from_slot);
+        let lines = |to: &mut [Line], of_lines: &[Line], n: usize| {
+            for (line, of_line) in to.iter_mut().zip(of_lines).take(n) {
+                line.0.as_chunks_mut::<4>().0[slot % HALF] = of_line.0.as_chunks::<4>().0[from_slot % HALF];
+            }
+        };
+        match (&mut self.data, &from.data) {
+            (Data::F32 { k, v }, Data::F32 { k: from_k, v: from_v }) => {
+                lines(&mut k[to.0 * d..], &from_k[of.0 * d..], d);
+                v[to_row * width..][..width].copy_from_slice(&from_v[of_row * width..][..width]);
+            }
+            (Data::F16 { k, v }, Data::F16 { k: from_k, v: from_v }) => {
+                for (line, of_line) in k[to.0 * d..].iter_mut().zip(&from_k[of.0 * d..]).take(d) {
+                    line[to.1] = of_line[of.1];
+                }
+                v[to_row * width..][..width].copy_from_slice(&from_v[of_row * width..][..width]);
+            }
+            (
+                Data::Q8 { k, k_scale, v, v_scale },
+                Data::Q8 { k: from_k, k_scale: from_k_scale, v: from_v, v_scale: from_v_scale },
+            ) => {
+                lines(&mut k[to.0 * groups * 8..], &from_k[of.0 * groups * 8..], groups * 8);
+                for g in 0..groups {
+                    k_scale[to.0 * groups + g][to.1] = from_k_scale[of.0 * groups + g][of.1];
+                }
+                let row = groups * SHORT_LEN;
+                v[to_row * row..][..row].copy_from_slice(&from_v[of_row * row..][..row]);
+                v_scale[to_row * groups..][..groups]
+                    .copy_from_slice(&from_v_scale[of_row * groups..][..groups]);
+            }
+            _ => panic!("stores of one cache have one format"),
+        }
+    }
+
     /// The first `n` keys and values of one head, whose first position in the sequence is `first`.
     ///
     /// # Panics

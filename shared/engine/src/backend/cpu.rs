@@ -9,7 +9,9 @@ use baton_kernels_cpu::{
 
 use super::cpu_kv::CpuKv;
 use super::{AttentionShape, Backend, ScoreTarget, SeqSpan};
+use crate::eviction::Kept;
 use crate::kv::BlockCopy;
+use crate::kv::pool::BlockId;
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
 use crate::weights::Weight;
@@ -148,6 +150,10 @@ impl Backend for CpuBackend {
                 kv.ensure(*block);
             }
         }
+    }
+
+    fn keep(&self, kv: &mut CpuKv, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
+        kv.keep(kept, from, to);
     }
 
     fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut CpuRows) {

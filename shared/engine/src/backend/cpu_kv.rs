@@ -6,6 +6,7 @@
 use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
 use super::SeqSpan;
+use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 
@@ -61,6 +62,22 @@ impl CpuKv {
         let mut to = self.blocks[copy.to.0 as usize].take().expect("ensured on the line above");
         to.copy_from(self.block(copy.from));
         self.blocks[copy.to.0 as usize] = Some(to);
+    }
+
+    /// Copies what `kept` names from the blocks `from` into the first slots of the blocks `to`.
+    pub(crate) fn keep(&mut self, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
+        for (at, id) in to.iter().enumerate() {
+            self.ensure(*id);
+            let mut store = self.blocks[id.0 as usize].take().expect("ensured on the line above");
+            for head in 0..self.shape.n_layers * self.shape.n_kv_heads {
+                let positions = kept.positions(head).chunks(BLOCK_TOKENS).nth(at).unwrap_or_default();
+                for (slot, &position) in positions.iter().enumerate() {
+                    let source = self.block(from[position / BLOCK_TOKENS]);
+                    store.copy_token(head, slot, source, position % BLOCK_TOKENS);
+                }
+            }
+            self.blocks[id.0 as usize] = Some(store);
+        }
     }
 
     /// Writes the keys and values of a span's rows, each `[t, g d]`.

@@ -6,12 +6,12 @@ use baton_kernels_cpu::Format;
 
 use crate::{all_logits, engine, family, one, open, prompt, tiny};
 
-mod definition;
+pub(crate) mod definition;
 
 use definition::{Rows, reference};
 
 /// `|have - want| / |want|` over all numbers.
-fn relative_error(have: &[f32], want: &Rows) -> f64 {
+pub(crate) fn relative_error(have: &[f32], want: &Rows) -> f64 {
     let want: Vec<f64> = want.iter().flatten().copied().collect();
     assert_eq!(have.len(), want.len());
     let gap: f64 = have.iter().zip(&want).map(|(have, want)| (f64::from(*have) - want).powi(2)).sum();

@@ -221,7 +221,7 @@ impl File<'_> {
     }
 
     /// Softmax weights of every head, `[head][query][key]`.
-    fn softmax_weights(&self, q: &Rows, k: &Rows, window: Option<SlidingWindow>) -> Vec<Rows> {
+    fn softmax_weights(&self, q: &Rows, k: &Rows, sees: &dyn Fn(usize, usize, usize) -> bool) -> Vec<Rows> {
         let (d, heads) = (self.model.d_head as usize, self.model.n_heads as usize);
         let group = heads / self.model.n_kv_heads as usize;
         let width = if self.is(&["gemma3"]) && self.model.n_layers == 62 {
@@ -230,7 +230,11 @@ impl File<'_> {
             d as f64
         };
         let scale = self.extra("attention.scale").unwrap_or(1.0 / width.sqrt());
-        (0..heads).map(|head| head_weights(q, k, head * d, head / group * d, d, scale, window)).collect()
+        let one = |head: usize| {
+            let sees = |query, key| sees(head / group, query, key);
+            head_weights(q, k, [head * d, head / group * d], d, scale, &sees)
+        };
+        (0..heads).map(one).collect()
     }
 }
 
@@ -256,15 +260,11 @@ fn product(x: &Rows, w: &Rows, bias: Option<&Rows>) -> Rows {
 fn head_weights(
     q: &Rows,
     k: &Rows,
-    q_at: usize,
-    k_at: usize,
+    [q_at, k_at]: [usize; 2],
     d: usize,
     scale: f64,
-    window: Option<SlidingWindow>,
+    sees: &dyn Fn(usize, usize) -> bool,
 ) -> Rows {
-    let sees = |query: usize, key: usize| {
-        key <= query && window.is_none_or(|w| key < w.sinks || query - key < w.tokens)
-    };
     let one = |(query, row): (usize, &Vec<f64>)| {
         let exps: Vec<f64> = k
             .iter()
@@ -287,6 +287,16 @@ fn add(x: &mut Rows, y: &Rows) {
 }
 
 pub(crate) fn reference(model: &SyntheticModel, ids: &[u32], window: Option<SlidingWindow>) -> Reference {
+    masked_reference(model, ids, window, &|_, _, _| true)
+}
+
+/// With keys that only some queries see: `seen(layer * g + KV head, query, key)`.
+pub(crate) fn masked_reference(
+    model: &SyntheticModel,
+    ids: &[u32],
+    window: Option<SlidingWindow>,
+    seen: &dyn Fn(usize, usize, usize) -> bool,
+) -> Reference {
     let file = File { model, gguf: Gguf::from_bytes(model.to_gguf().unwrap()).unwrap() };
     let table = file.tensor("token_embd.weight").unwrap();
     let mut x: Rows = ids.iter().map(|id| table[*id as usize].clone()).collect();
@@ -304,7 +314,13 @@ pub(crate) fn reference(model: &SyntheticModel, ids: &[u32], window: Option<Slid
         };
         let normed = norm(&x, &file.row(&name("attn_norm.weight")));
         let [q, k, v] = file.queries_keys_values(layer, &normed);
-        let layer_weights = file.softmax_weights(&q, &k, window.or_else(|| file.window(layer)));
+        let window = window.or_else(|| file.window(layer));
+        let layer_weights = file.softmax_weights(&q, &k, &|kv_head, query, key| {
+            let head = layer as usize * model.n_kv_heads as usize + kv_head;
+            key <= query
+                && window.is_none_or(|w| key < w.sinks || query - key < w.tokens)
+                && seen(head, query, key)
+        });
         let mixed: Rows = (0..ids.len())
             .map(|query| {
                 let at = |i: usize| (i / d, i / d / group * d + i % d);

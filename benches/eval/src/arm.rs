@@ -1,0 +1,248 @@
+//! What is compared: ways to answer a question.
+//!
+//! An arm has a name that reads back to it; results files and reports know arms by these names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use baton_protocol::Corrector;
+use baton_refine::Mode;
+
+/// How keys and values are thrown away on a device that prefills the whole prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Eviction {
+    /// What the last queries of the prompt look at (Li 2024).
+    SnapKv,
+    /// What all queries of the prompt have looked at, and the latest (Zhang 2023).
+    HeavyHitters,
+    /// The first tokens and the latest (Xiao 2023), at their own positions.
+    Streaming,
+}
+
+impl Eviction {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::SnapKv, Self::HeavyHitters, Self::Streaming];
+
+    /// Its name: `snapkv`, `h2o` or `streaming`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SnapKv => "snapkv",
+            Self::HeavyHitters => "h2o",
+            Self::Streaming => "streaming",
+        }
+    }
+}
+
+/// A way to answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Arm {
+    /// `cloud`: the cloud's model over the whole prompt.
+    Cloud,
+    /// `device:NAME`: a device's model over the whole prompt.
+    Device {
+        /// Name of the device.
+        device: String,
+    },
+    /// `mask:MODE@R`: no answer, only which sentences are kept.
+    Mask {
+        /// How sentences are ranked.
+        mode: Mode,
+        /// r.
+        ratio: f32,
+    },
+    /// `relay:NAME:MODE@R:L:CORRECTOR`: the device over the refined prompt and the cloud's first L tokens.
+    Relay {
+        /// Name of the device.
+        device: String,
+        /// How sentences are ranked.
+        mode: Mode,
+        /// r.
+        ratio: f32,
+        /// L, the cloud's tokens; 1: hardly more than the mask.
+        assist_tokens: usize,
+        /// Whose token counts where they differ.
+        corrector: Corrector,
+    },
+    /// `evict:NAME:POLICY@R`: a device over the whole prompt, that then keeps a share r of its keys and values.
+    Evict {
+        /// Name of the device.
+        device: String,
+        /// Which are kept.
+        policy: Eviction,
+        /// Kept share.
+        ratio: f32,
+    },
+}
+
+/// Not the name of an arm.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{name}` is no arm, must be cloud, device:NAME, mask:MODE@R, relay:NAME:MODE@R:L:cloud|device or evict:NAME:POLICY@R"
+)]
+pub struct UnknownArm {
+    name: String,
+}
+
+impl Arm {
+    /// The relay with the cloud's tokens as they are.
+    pub fn relay(device: &str, mode: Mode, ratio: f32, assist_tokens: usize) -> Self {
+        Self::Relay { device: device.to_owned(), mode, ratio, assist_tokens, corrector: Corrector::Cloud }
+    }
+
+    /// A device alone.
+    pub fn device(device: &str) -> Self {
+        Self::Device { device: device.to_owned() }
+    }
+
+    /// The mode of the mask that it needs, if it needs one.
+    pub fn mode(&self) -> Option<Mode> {
+        match self {
+            Self::Mask { mode, .. } | Self::Relay { mode, .. } => Some(*mode),
+            Self::Cloud | Self::Device { .. } | Self::Evict { .. } => None,
+        }
+    }
+
+    /// r, where it has one.
+    pub fn ratio(&self) -> Option<f32> {
+        match self {
+            Self::Mask { ratio, .. } | Self::Relay { ratio, .. } | Self::Evict { ratio, .. } => Some(*ratio),
+            Self::Cloud | Self::Device { .. } => None,
+        }
+    }
+
+    /// Whether the cloud has to read the prompt.
+    pub fn needs_cloud(&self) -> bool {
+        matches!(self, Self::Cloud | Self::Mask { .. } | Self::Relay { .. })
+    }
+
+    /// How many of the cloud's tokens it needs; `None` for all.
+    pub fn cloud_tokens(&self) -> Option<usize> {
+        match self {
+            Self::Cloud => None,
+            Self::Relay { assist_tokens, .. } => Some(*assist_tokens),
+            Self::Mask { .. } | Self::Device { .. } | Self::Evict { .. } => Some(0),
+        }
+    }
+
+    /// The device that it runs on.
+    pub fn device_name(&self) -> Option<&str> {
+        match self {
+            Self::Device { device } | Self::Relay { device, .. } | Self::Evict { device, .. } => Some(device),
+            Self::Cloud | Self::Mask { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cloud => f.write_str("cloud"),
+            Self::Device { device } => write!(f, "device:{device}"),
+            Self::Mask { mode, ratio } => write!(f, "mask:{mode}@{ratio}"),
+            Self::Relay { device, mode, ratio, assist_tokens, corrector } => {
+                let corrector = match corrector {
+                    Corrector::Cloud => "cloud",
+                    Corrector::Device => "device",
+                };
+                write!(f, "relay:{device}:{mode}@{ratio}:{assist_tokens}:{corrector}")
+            }
+            Self::Evict { device, policy, ratio } => write!(f, "evict:{device}:{}@{ratio}", policy.as_str()),
+        }
+    }
+}
+
+/// `NAME@R` with 0 < R <= 1.
+fn at_ratio(text: &str) -> Option<(&str, f32)> {
+    let (name, ratio) = text.rsplit_once('@')?;
+    let ratio: f32 = ratio.parse().ok()?;
+    (ratio > 0.0 && ratio <= 1.0).then_some((name, ratio))
+}
+
+fn parse(text: &str) -> Option<Arm> {
+    let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+    match kind {
+        "cloud" if rest.is_empty() => Some(Arm::Cloud),
+        "device" if is_device_name(rest) => Some(Arm::device(rest)),
+        "mask" => {
+            let (mode, ratio) = at_ratio(rest)?;
+            Some(Arm::Mask { mode: mode.parse().ok()?, ratio })
+        }
+        "evict" => {
+            let (device, rest) = rest.split_once(':')?;
+            let (name, ratio) = at_ratio(rest)?;
+            let policy = Eviction::ALL.into_iter().find(|policy| policy.as_str() == name)?;
+            is_device_name(device).then(|| Arm::Evict { device: device.to_owned(), policy, ratio })
+        }
+        "relay" => {
+            let (rest, corrector) = rest.rsplit_once(':')?;
+            let corrector = match corrector {
+                "cloud" => Corrector::Cloud,
+                "device" => Corrector::Device,
+                _ => return None,
+            };
+            let (rest, assist_tokens) = rest.rsplit_once(':')?;
+            let assist_tokens = assist_tokens.parse().ok().filter(|&tokens: &usize| tokens > 0)?;
+            let (device, rest) = rest.split_once(':')?;
+            let (mode, ratio) = at_ratio(rest)?;
+            let mode = mode.parse().ok()?;
+            let device = is_device_name(device).then(|| device.to_owned())?;
+            Some(Arm::Relay { device, mode, ratio, assist_tokens, corrector })
+        }
+        _ => None,
+    }
+}
+
+/// Whether a device may be called so: letters, digits, `-`, `_` and `.`.
+pub fn is_device_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+impl FromStr for Arm {
+    type Err = UnknownArm;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).ok_or_else(|| UnknownArm { name: text.chars().take(100).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for name in [
+            "cloud",
+            "device:phone",
+            "mask:attention@0.25",
+            "mask:random:7@0.1",
+            "relay:phone:bm25@0.5:16:device",
+            "relay:a.b-c:random:3@1:1:cloud",
+            "evict:phone:h2o@0.25",
+        ] {
+            let arm: Arm = name.parse().unwrap();
+            assert_eq!(arm.to_string(), name);
+        }
+        assert_eq!(Arm::relay("p", Mode::Attention, 0.25, 4).to_string(), "relay:p:attention@0.25:4:cloud");
+    }
+
+    #[test]
+    fn other_names_are_refused() {
+        for name in [
+            "",
+            "cloud:x",
+            "device:",
+            "device:a b",
+            "mask:attention",
+            "mask:attention@0",
+            "mask:attention@1.5",
+            "mask:nothing@0.5",
+            "relay:p:attention@0.25:0:cloud",
+            "relay:p:attention@0.25:1",
+            "evict:p:lru@0.5",
+        ] {
+            let err = name.parse::<Arm>().unwrap_err().to_string();
+            assert!(err.contains("must be cloud, device:NAME"), "{name}: {err}");
+        }
+    }
+}

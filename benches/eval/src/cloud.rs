@@ -1,0 +1,375 @@
+//! The cloud's part: one pass over a prompt, whose scores serve every mode and every r.
+//!
+//! Scores are captured as the cloud service does it: the softmax weights of the question's tokens in the pass that ends
+//! the prompt. Modes whose windows differ share everything before the longest window.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
+use baton_engine::{
+    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError, StepSeq,
+    TokenId, Tokenizer, Wanted,
+};
+use baton_protocol::{Segment, SentenceMap};
+use baton_refine::{
+    AttentionShape, Calibration, CapturePlan, ContentTokens, Evidence, LogProbs, Mode, Needs, RefineError,
+    RefineInput, Refined, Scores, needs, rebuild, rebuild_tokens, refine,
+};
+
+use crate::writer::{Begun, Written, prefill, write};
+
+/// Why a prompt could not be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The prompt cannot be laid out.
+    #[error("lay out the prompt")]
+    Prompt(#[from] PromptError),
+    /// The engine refused or was stopped.
+    #[error("run the model")]
+    Step(#[from] StepError),
+    /// The cache refused.
+    #[error("keep the sequence")]
+    Kv(#[from] baton_engine::KvError),
+    /// The prompt does not fit.
+    #[error("prompt has {tokens} tokens, the model's context leaves room for {limit}")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// The most that it may have.
+        limit: usize,
+    },
+    /// The refiner refused.
+    #[error("refine the prompt")]
+    Refine(#[from] RefineError),
+    /// The device's engine failed, in its words.
+    #[error("device: {0}")]
+    Device(String),
+}
+
+impl RunError {
+    /// Whether somebody asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Step(StepError::Cancelled { .. }))
+    }
+}
+
+/// The ids of a prompt by a model's own template.
+///
+/// # Errors
+/// As [`assemble`].
+pub fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, PromptError> {
+    let parts: Vec<PromptSegment<'_>> =
+        segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+    assemble(model.tokenizer(), model.template(), &parts)
+}
+
+/// The cloud's model and what belongs to it.
+#[derive(Debug)]
+pub struct Cloud {
+    engine: Engine,
+    calibration: Option<Arc<Calibration>>,
+}
+
+/// One prompt that the cloud has read, and what it answered.
+#[derive(Debug)]
+pub struct CloudRun {
+    segments: Vec<Segment>,
+    map: SentenceMap,
+    prompt: Prompt,
+    /// By first query of the window.
+    captured: BTreeMap<usize, AttentionScores>,
+    /// The answer, as far as it was wanted.
+    pub written: Written,
+    tokenizer: Arc<Tokenizer>,
+    shape: AttentionShape,
+    calibration: Option<Arc<Calibration>>,
+    /// Log-probability of every prompt token, where a mode asked for it; 0 for the first.
+    log_probs: Option<Vec<f32>>,
+}
+
+/// The KV cache's room, as a multiple of the model's context: the present prompt, and texts before it.
+const KV_CONTEXTS: usize = 2;
+/// No cache is larger than this, in tokens.
+const KV_TOKENS_MAX: usize = 65_536;
+
+/// Tokens of a pass with logits everywhere.
+const LOGITS_TOKENS: usize = 128;
+
+/// Logarithm of the softmax weight of one token.
+fn log_prob(logits: &[f32], id: TokenId) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    (f64::from(logits[id as usize] - most) - sum.ln()) as f32
+}
+
+/// Options of an engine for one worker.
+pub fn engine_options(model: &Model, threads: NonZeroUsize) -> EngineOptions {
+    let kv_tokens = (KV_CONTEXTS * model.config().context_len).min(KV_TOKENS_MAX);
+    EngineOptions { threads: Some(threads), kv_tokens, ..EngineOptions::default() }
+}
+
+impl Cloud {
+    /// A cloud of its own, with the heads calibrated for its model, if there are some.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn new(
+        model: Arc<Model>,
+        calibration: Option<Arc<Calibration>>,
+        threads: NonZeroUsize,
+    ) -> Result<Self, EngineError> {
+        let options = engine_options(&model, threads);
+        Ok(Self { engine: Engine::new(model, options)?, calibration })
+    }
+
+    /// Reads the prompt, with the scores that `modes` need, and writes up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn run(
+        &mut self,
+        segments: Vec<Segment>,
+        modes: &[Mode],
+        max_tokens: usize,
+        control: &mut dyn StepControl,
+    ) -> Result<CloudRun, RunError> {
+        let model = self.engine.model().clone();
+        let config = model.config();
+        let prompt = assembled(&model, &segments)?;
+        let limit = config.context_len.saturating_sub(max_tokens + 1);
+        if prompt.ids.len() > limit {
+            return Err(RunError::TooLong { tokens: prompt.ids.len(), limit });
+        }
+        let mut run = CloudRun {
+            map: SentenceMap::new(&segments),
+            segments,
+            prompt,
+            captured: BTreeMap::new(),
+            written: Written::default(),
+            tokenizer: model.tokenizer().clone(),
+            shape: AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads },
+            calibration: self.calibration.clone(),
+            log_probs: None,
+        };
+        // The widest window first: what it computes before its queries, the others find in the cache.
+        let mut windows: BTreeMap<usize, Vec<HeadId>> = BTreeMap::new();
+        for plan in modes.iter().filter_map(|&mode| run.plan(mode)) {
+            let heads = windows.entry(run.queries(&plan).start).or_default();
+            heads.extend(plan.heads.iter().map(|&(layer, head)| HeadId { layer, head }));
+        }
+        if windows.is_empty() {
+            windows.insert(run.prompt.ids.len() - 1, Vec::new());
+        }
+        let n_windows = windows.len();
+        for (at, (start, mut heads)) in windows.into_iter().enumerate() {
+            heads.sort_unstable();
+            heads.dedup();
+            let wanted = if at + 1 == n_windows { max_tokens } else { 0 };
+            self.pass(&mut run, start, heads, wanted, control)?;
+        }
+        if modes.iter().any(|&mode| run.needs(mode) == Needs::LogProbs) {
+            run.log_probs = Some(self.log_probs(&run.prompt.ids, control)?);
+        }
+        Ok(run)
+    }
+
+    /// How likely the model found every token, given those before it.
+    fn log_probs(&mut self, ids: &[TokenId], control: &mut dyn StepControl) -> Result<Vec<f32>, RunError> {
+        let engine = &mut self.engine;
+        let vocab_len = engine.model().config().vocab_len;
+        let seq = engine.create();
+        let mut log_probs = Vec::with_capacity(ids.len() + 1);
+        log_probs.push(0.0);
+        let mut result = Ok(());
+        for chunk in ids.chunks(LOGITS_TOKENS) {
+            let step = StepSeq { seq, ids: chunk, logits: Wanted::All, capture: None };
+            match engine.step(&[step], control) {
+                Ok(output) => {
+                    for row in output[0].logits.chunks_exact(vocab_len) {
+                        let next = ids.get(log_probs.len()).map_or(0.0, |&next| log_prob(row, next));
+                        log_probs.push(next);
+                    }
+                }
+                Err(err) => {
+                    result = Err(err);
+                    break;
+                }
+            }
+        }
+        engine.release(seq);
+        result?;
+        log_probs.truncate(ids.len());
+        Ok(log_probs)
+    }
+
+    /// One pass over the prompt, with the scores of the queries from `start` on.
+    fn pass(
+        &mut self,
+        run: &mut CloudRun,
+        start: usize,
+        heads: Vec<HeadId>,
+        max_tokens: usize,
+        control: &mut dyn StepControl,
+    ) -> Result<(), RunError> {
+        let ids = run.prompt.ids.clone();
+        let engine = &mut self.engine;
+        let seq = engine.create();
+        let held = engine.reuse_prefix(seq, &ids[..start]);
+        let window = 0..run.window_end() - start;
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads });
+        let result = prefill(engine, seq, &ids[held..], start - held, capture.as_ref(), control).and_then(
+            |(logits, scores)| {
+                let begun = Begun { seq, prompt: &ids, logits: &logits };
+                let written = if max_tokens > 0 {
+                    write(engine, begun, max_tokens, control)?
+                } else {
+                    Written::default()
+                };
+                Ok((scores, written))
+            },
+        );
+        engine.release(seq);
+        let (scores, written) = result?;
+        if let Some(scores) = scores {
+            run.captured.insert(start, scores);
+        }
+        run.written = written;
+        Ok(())
+    }
+}
+
+impl CloudRun {
+    /// The prompt.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The sentences.
+    pub fn map(&self) -> &SentenceMap {
+        &self.map
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt.ids.len()
+    }
+
+    /// The cloud's first `n` tokens.
+    pub fn first_tokens(&self, n: usize) -> &[TokenId] {
+        &self.written.ids[..n.min(self.written.ids.len())]
+    }
+
+    /// The text of its first `n` tokens.
+    pub fn text(&self, n: usize) -> String {
+        crate::writer::text_of(&self.tokenizer, self.first_tokens(n))
+    }
+
+    /// Tokens of the content in these units of the map.
+    pub fn content_tokens(&self, units: &[usize]) -> usize {
+        let inside = |segment: usize, span: &Range<usize>| {
+            units.iter().map(|&unit| self.map.unit(unit)).any(|unit| {
+                unit.segment == segment && unit.bytes.start < span.end && span.end <= unit.bytes.end
+            })
+        };
+        let refinable = self.prompt.segments.iter().enumerate().filter(|(i, _)| self.segments[*i].refine);
+        refinable.map(|(i, place)| place.spans.iter().filter(|span| inside(i, span)).count()).sum()
+    }
+
+    fn window_end(&self) -> usize {
+        self.prompt.segments.last().map_or(self.prompt.ids.len(), |place| place.tokens.end)
+    }
+
+    fn needs(&self, mode: Mode) -> Needs {
+        let suffix_tokens = self.prompt.segments.last().map_or(0, |place| place.tokens.len());
+        needs(mode, self.shape, suffix_tokens, self.calibration.as_deref())
+    }
+
+    fn plan(&self, mode: Mode) -> Option<CapturePlan> {
+        match self.needs(mode) {
+            Needs::Attention(plan) => Some(plan),
+            Needs::Nothing | Needs::LogProbs => None,
+        }
+    }
+
+    fn queries(&self, plan: &CapturePlan) -> Range<usize> {
+        let end = self.window_end();
+        end.saturating_sub(plan.window)..end
+    }
+
+    fn content(&self) -> Vec<ContentTokens<'_>> {
+        let places = self.segments.iter().zip(&self.prompt.segments).enumerate();
+        places
+            .filter(|(_, (segment, _))| segment.refine)
+            .map(|(segment, (_, place))| ContentTokens {
+                segment,
+                first: place.tokens.start,
+                spans: &place.spans,
+            })
+            .collect()
+    }
+
+    fn content_log_probs(&self) -> Option<Vec<f32>> {
+        let all = self.log_probs.as_ref()?;
+        let content = self.content();
+        Some(content.iter().flat_map(|part| &all[part.first..part.first + part.spans.len()]).copied().collect())
+    }
+
+    /// The prompt that is left: whole sentences, or the mode's own tokens where it chooses such.
+    pub fn refined_segments(&self, refined: &Refined) -> Vec<Segment> {
+        match &refined.tokens {
+            Some(tokens) => rebuild_tokens(&self.segments, &self.content(), tokens),
+            None => rebuild(&self.segments, &self.map, &refined.kept),
+        }
+    }
+
+    /// Which sentences this mode keeps at this r; it must be one of the modes that the run was for.
+    ///
+    /// # Errors
+    /// [`RefineError`].
+    pub fn refine(&self, mode: Mode, ratio: f32) -> Result<Refined, RefineError> {
+        let content = self.content();
+        let plan = self.plan(mode);
+        let queries = plan.as_ref().map_or(0..0, |plan| self.queries(plan));
+        let captured = plan.as_ref().and_then(|plan| Some((plan, self.captured.get(&queries.start)?)));
+        let mean = captured.map(|(plan, scores)| rows_of(plan, scores)).unwrap_or_default();
+        let attention = captured.map(|(plan, scores)| {
+            Evidence::Attention(Scores {
+                heads: &plan.heads,
+                keys: scores.keys,
+                mean: &mean,
+                queries: queries.clone(),
+            })
+        });
+        let of_content = self.content_log_probs();
+        let log_probs = of_content.as_deref().map(|values| Evidence::LogProbs(LogProbs { values }));
+        let evidence = match self.needs(mode) {
+            Needs::Nothing => Evidence::Nothing,
+            Needs::Attention(_) => attention.unwrap_or(Evidence::Nothing),
+            Needs::LogProbs => log_probs.unwrap_or(Evidence::Nothing),
+        };
+        refine(RefineInput {
+            segments: &self.segments,
+            map: &self.map,
+            content: &content,
+            prompt_tokens: self.prompt.ids.len(),
+            evidence,
+            calibration: self.calibration.as_deref(),
+            question: self.segments.last().map_or("", |segment| &segment.text),
+            ratio,
+            mode,
+        })
+    }
+}
+
+/// The rows that a plan asks for, of scores that hold those of other plans as well.
+fn rows_of(plan: &CapturePlan, scores: &AttentionScores) -> Vec<f32> {
+    let row = |&(layer, head): &(usize, usize)| {
+        let at = scores.heads.iter().position(|id| (id.layer, id.head) == (layer, head));
+        at.map_or(&[][..], |at| &scores.mean[at * scores.keys..(at + 1) * scores.keys])
+    };
+    plan.heads.iter().flat_map(row).copied().collect()
+}

@@ -1,0 +1,249 @@
+//! The device's part: the device program's own local engine, given the commands that the relay gives.
+//!
+//! The cloud's tokens go through the model in the last prefill pass; the corrector then decides as the relay does.
+//! Without a clock nothing has been shown yet but the first token, so the corrector `device` may change as much as
+//! it ever can: its rows are the upper end of what it does.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use baton_device::local::{
+    Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PromptId, Scope,
+    Speculation, Verified,
+};
+use baton_engine::{Model, SamplingParams, SlidingWindow, StepControl, TokenId};
+use baton_protocol::{Corrector, Segment};
+
+use crate::cloud::{CloudRun, RunError, engine_options};
+use crate::writer::text_of;
+
+/// A kind of device.
+#[derive(Debug, Clone)]
+pub struct DeviceSpec {
+    /// Its name in arms.
+    pub name: String,
+    /// Its model.
+    pub model: Arc<Model>,
+    /// Sliding-window attention in every layer; `None`: as the model has it.
+    pub window: Option<SlidingWindow>,
+}
+
+/// A device at work.
+pub struct Device {
+    model: Arc<Model>,
+    /// Keeps the whole prompt, for questions about the same text.
+    whole: LocalEngine,
+    /// For refined prompts.
+    refined: LocalEngine,
+}
+
+/// What a device made of a prompt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeviceAnswer {
+    /// The whole answer, the cloud's part included.
+    pub text: String,
+    /// Its tokens, those of the cloud counted in the cloud's vocabulary.
+    pub tokens: usize,
+    /// Tokens of the prompt that the device read.
+    pub prompt_tokens: usize,
+    /// By index of the cloud's tokens: whether the device would have written the same. Empty where the tokenizers
+    /// differ.
+    pub agreement: Vec<bool>,
+    /// The model ended the answer, rather than the limit.
+    pub ended: bool,
+}
+
+/// The cloud's part of one answer.
+#[derive(Debug, Clone, Copy)]
+pub struct CloudPart<'a> {
+    /// The run it comes from.
+    pub run: &'a CloudRun,
+    /// L.
+    pub assist_tokens: usize,
+    /// Whose token counts where they differ.
+    pub corrector: Corrector,
+    /// Whether both sides have the same tokens.
+    pub same_tokens: bool,
+}
+
+/// Tokens that have been shown when the device verifies, at least.
+const SHOWN_TOKENS: usize = 1;
+
+impl Device {
+    /// A device of this kind.
+    ///
+    /// # Errors
+    /// [`RunError::Device`] where its engine cannot be set up.
+    pub fn new(spec: &DeviceSpec, threads: NonZeroUsize) -> Result<Self, RunError> {
+        let engine = || {
+            let mut options = engine_options(&spec.model, threads);
+            options.window = spec.window;
+            let failed = |reason: String| RunError::Device(reason);
+            let speculator = Speculation::Lookup
+                .speculator(&spec.model, options.clone())
+                .map_err(|err| failed(err.to_string()))?;
+            let engine =
+                LocalEngine::new(spec.model.clone(), options).map_err(|err| failed(err.to_string()))?;
+            Ok::<_, RunError>(engine.with_speculation(speculator))
+        };
+        Ok(Self { model: spec.model.clone(), whole: engine()?, refined: engine()? })
+    }
+
+    /// Its model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The device alone over the whole prompt.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn alone(
+        &mut self,
+        segments: Arc<[Segment]>,
+        max_tokens: usize,
+        control: &mut dyn StepControl,
+    ) -> Result<DeviceAnswer, RunError> {
+        let ask = Ask { segments, max_tokens, cloud: None };
+        Conversation::new(&mut self.whole, &ask).finish(control)
+    }
+
+    /// The device over the refined prompt, going on from the cloud's tokens.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn relay(
+        &mut self,
+        segments: Arc<[Segment]>,
+        max_tokens: usize,
+        cloud: CloudPart<'_>,
+        control: &mut dyn StepControl,
+    ) -> Result<DeviceAnswer, RunError> {
+        let ask = Ask { segments, max_tokens, cloud: Some(cloud) };
+        Conversation::new(&mut self.refined, &ask).finish(control)
+    }
+}
+
+struct Ask<'a> {
+    segments: Arc<[Segment]>,
+    max_tokens: usize,
+    cloud: Option<CloudPart<'a>>,
+}
+
+/// One answer of a local engine.
+struct Conversation<'a> {
+    engine: &'a mut LocalEngine,
+    ask: &'a Ask<'a>,
+    answer: DeviceAnswer,
+    ids: Vec<TokenId>,
+    over: bool,
+}
+
+const PROMPT: PromptId = PromptId(0);
+
+impl<'a> Conversation<'a> {
+    fn new(engine: &'a mut LocalEngine, ask: &'a Ask<'a>) -> Self {
+        Self { engine, ask, answer: DeviceAnswer::default(), ids: Vec::new(), over: false }
+    }
+
+    fn finish(mut self, control: &mut dyn StepControl) -> Result<DeviceAnswer, RunError> {
+        let spec = AnswerSpec {
+            segments: self.ask.segments.clone(),
+            sampling: SamplingParams::default(),
+            tokens_max: self.ask.max_tokens,
+            shorten: false,
+        };
+        self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
+        let accepted = self.accepted();
+        self.command(EngineCommand::Verify { prompt: PROMPT, accepted })?;
+        while !self.over && self.engine.has_work() {
+            let outcome = self.engine.pass(control);
+            if outcome.cancelled {
+                self.engine.command(EngineCommand::Stop);
+                return Err(RunError::Step(baton_engine::StepError::Cancelled { done: 0, total: 0 }));
+            }
+            self.read(outcome.reports)?;
+        }
+        if !self.ids.is_empty() {
+            self.answer.text = text_of(self.engine.model().tokenizer(), &self.ids);
+        }
+        Ok(self.answer)
+    }
+
+    fn cloud_ids(&self) -> &'a [TokenId] {
+        self.ask.cloud.as_ref().map_or(&[], |cloud| cloud.run.first_tokens(cloud.assist_tokens))
+    }
+
+    fn same_tokens(&self) -> bool {
+        self.ask.cloud.as_ref().is_none_or(|cloud| cloud.same_tokens)
+    }
+
+    fn accepted(&self) -> Accepted {
+        match &self.ask.cloud {
+            Some(cloud) if !cloud.same_tokens => Accepted::Text(cloud.run.text(cloud.assist_tokens)),
+            _ => Accepted::Ids(self.cloud_ids().to_vec()),
+        }
+    }
+
+    fn command(&mut self, command: EngineCommand) -> Result<(), RunError> {
+        let reports = self.engine.command(command);
+        self.read(reports)
+    }
+
+    fn read(&mut self, reports: Vec<EngineReport>) -> Result<(), RunError> {
+        for report in reports {
+            match report {
+                EngineReport::Prompt { tokens, .. } => self.answer.prompt_tokens = tokens,
+                EngineReport::Verified { verified, .. } => self.verified(&verified)?,
+                EngineReport::Token { id, text, .. } => {
+                    self.answer.tokens += 1;
+                    match text {
+                        Some(text) => self.answer.text.push_str(&text),
+                        None => self.ids.push(id),
+                    }
+                }
+                EngineReport::Ended { why, text, .. } => {
+                    self.answer.text.push_str(&text);
+                    self.answer.ended = why == EngineEnd::EndToken;
+                    self.over = true;
+                }
+                EngineReport::Failed { reason, .. } => return Err(RunError::Device(reason)),
+                EngineReport::Opened { .. } | EngineReport::Progress { .. } | EngineReport::Ready { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The corrector's decision, and on with the answer.
+    fn verified(&mut self, verified: &Verified) -> Result<(), RunError> {
+        let ids = self.cloud_ids();
+        self.answer.agreement = ids.iter().zip(&verified.own).map(|(cloud, own)| cloud == own).collect();
+        let (keep, len) = self.correct(verified);
+        self.answer.tokens = len;
+        match &self.ask.cloud {
+            Some(cloud) if !self.same_tokens() => self.answer.text = cloud.run.text(len),
+            _ => self.ids = ids[..len].to_vec(),
+        }
+        self.command(EngineCommand::Decode { prompt: PROMPT, keep, index: len })
+    }
+
+    /// As the relay corrects: how much of the cloud's part stays.
+    fn correct(&self, verified: &Verified) -> (Keep, usize) {
+        let ids = self.cloud_ids();
+        let all = (Keep::All, ids.len());
+        let Some(cloud) = self.ask.cloud.as_ref().filter(|cloud| cloud.corrector == Corrector::Device) else {
+            return all;
+        };
+        let unshown = SHOWN_TOKENS.min(ids.len())..ids.len();
+        if cloud.same_tokens {
+            let differs =
+                unshown.into_iter().find(|&i| verified.own.get(i).is_some_and(|own| *own != ids[i]));
+            return differs.map_or(all, |i| (Keep::Tokens(i), i));
+        }
+        let starts: Vec<usize> = (0..ids.len()).map(|i| cloud.run.text(i).len()).collect();
+        let differs = verified.differs_at_bytes.iter().find_map(|&bytes| {
+            unshown.clone().find(|&i| starts[i] == bytes).map(|i| (Keep::Bytes(bytes), i))
+        });
+        differs.unwrap_or(all)
+    }
+}

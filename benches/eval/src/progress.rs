@@ -1,0 +1,82 @@
+//! How far a run is, on one line of the terminal.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Cells of the bar.
+const WIDTH: usize = 24;
+/// The line is not drawn more often than this.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// A bar on standard error; silent where that is no terminal.
+#[derive(Debug)]
+pub struct Bar {
+    begun: Instant,
+    drawn: Option<Instant>,
+    shown: bool,
+}
+
+impl Bar {
+    /// A bar that begins now.
+    pub fn new() -> Self {
+        Self { begun: Instant::now(), drawn: None, shown: std::io::stderr().is_terminal() }
+    }
+
+    /// Draws `done` of `total`; `what` is what was just done.
+    pub fn draw(&mut self, done: usize, total: usize, what: &str) {
+        let now = Instant::now();
+        let due = self.drawn.is_none_or(|drawn| now - drawn >= EVERY) || done == total;
+        if !self.shown || !due {
+            return;
+        }
+        self.drawn = Some(now);
+        eprint!("\r\x1b[2K{}", line(done, total, self.begun.elapsed(), what));
+        // A terminal that is gone ends the bar, not the run.
+        self.shown = std::io::stderr().flush().is_ok();
+    }
+
+    /// Removes it.
+    pub fn clear(&mut self) {
+        if self.shown && self.drawn.take().is_some() {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}
+
+impl Default for Bar {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One line: bar, counts, time left (as if the rest took as long each as what is done), what.
+fn line(done: usize, total: usize, elapsed: Duration, what: &str) -> String {
+    let share = if total == 0 { 1.0 } else { done as f64 / total as f64 };
+    let full = (share * WIDTH as f64) as usize;
+    let left = if done == 0 { 0.0 } else { elapsed.as_secs_f64() * (total - done) as f64 / done as f64 };
+    let left = left as u64;
+    let what: String = what.chars().take(40).collect();
+    format!(
+        "[{}{}] {done}/{total}  {}:{:02} left  {what}",
+        "#".repeat(full),
+        ".".repeat(WIDTH - full),
+        left / 60,
+        left % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_far_and_how_long() {
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            line(1, 4, seconds(30), "facts/short"),
+            "[######..................] 1/4  1:30 left  facts/short"
+        );
+        assert_eq!(line(0, 4, seconds(9), ""), "[........................] 0/4  0:00 left  ");
+        assert_eq!(line(0, 0, seconds(9), "x"), "[########################] 0/0  0:00 left  x");
+    }
+}
