@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use baton_longbench::ScoreError;
 use baton_protocol::{Role, Segment, SentenceMap};
 
+use crate::detect::Faults;
 use crate::metric::Metric;
 
 /// One question about one text.
@@ -21,6 +23,8 @@ pub struct Case {
     pub cluster: u64,
     /// System text before everything; empty for none.
     pub system: String,
+    /// What stands before the text, never refined; empty for nothing.
+    pub lead: String,
     /// The text that may be refined.
     pub content: String,
     /// What follows the text, never refined.
@@ -31,6 +35,8 @@ pub struct Case {
     pub gold: Vec<Range<usize>>,
     /// How the answer is judged.
     pub metric: Metric,
+    /// Names that a classification chooses from; empty elsewhere.
+    pub classes: Vec<String>,
     /// Most tokens of the answer.
     pub max_tokens: usize,
 }
@@ -39,11 +45,26 @@ impl Case {
     /// The prompt, in the layout that a device sends it in.
     pub fn segments(&self) -> Vec<Segment> {
         let system = (!self.system.is_empty()).then(|| Segment::fixed(Role::System, self.system.as_str()));
+        let lead = (!self.lead.is_empty()).then(|| Segment::fixed(Role::User, self.lead.as_str()));
         let rest = [
             Segment::refinable(Role::User, self.content.as_str()),
             Segment::fixed(Role::User, self.question.as_str()),
         ];
-        system.into_iter().chain(rest).collect()
+        system.into_iter().chain(lead).chain(rest).collect()
+    }
+
+    /// Score of an answer, 0 to 1, and what is wrong with it.
+    ///
+    /// # Errors
+    /// [`ScoreError`] where the data set's own answer cannot be scored against.
+    pub fn judge(&self, answer: &str) -> Result<(f64, Faults), ScoreError> {
+        let faults = Faults::of(answer, &self.question, &self.content);
+        let score = match self.metric {
+            Metric::Sound => f64::from(u8::from(!faults.any())),
+            Metric::LongBench(set) => set.score(answer, &self.answers, &self.classes)?,
+            Metric::Text(text) => text.score(answer, &self.answers),
+        };
+        Ok((score, faults))
     }
 
     /// Units of the map that gold sentences reach into, ascending.
@@ -65,6 +86,7 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metric::TextMetric;
 
     #[test]
     fn recall_counts_the_gold_sentences_that_are_kept() {
@@ -75,11 +97,13 @@ mod tests {
             length: 0,
             cluster: 0,
             system: "S.".into(),
+            lead: String::new(),
             content: "One is. Two is. Three is. Four is.".into(),
             question: "Q?".into(),
             answers: vec![],
             gold: vec![8..15, 26..34],
-            metric: Metric::Exact,
+            metric: Metric::Text(TextMetric::Exact),
+            classes: vec![],
             max_tokens: 1,
         };
         let segments = case.segments();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
 use baton_engine::{
-    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError, StepSeq,
-    TokenId, Tokenizer, Wanted,
+    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
+    StepSeq, TokenId, Tokenizer, Wanted,
 };
 use baton_protocol::{Segment, SentenceMap};
 use baton_refine::{
@@ -315,7 +315,13 @@ impl CloudRun {
     fn content_log_probs(&self) -> Option<Vec<f32>> {
         let all = self.log_probs.as_ref()?;
         let content = self.content();
-        Some(content.iter().flat_map(|part| &all[part.first..part.first + part.spans.len()]).copied().collect())
+        Some(
+            content
+                .iter()
+                .flat_map(|part| &all[part.first..part.first + part.spans.len()])
+                .copied()
+                .collect(),
+        )
     }
 
     /// The prompt that is left: whole sentences, or the mode's own tokens where it chooses such.
@@ -345,7 +351,8 @@ impl CloudRun {
             })
         });
         let of_content = self.content_log_probs();
-        let log_probs = of_content.as_deref().map(|values| Evidence::LogProbs(LogProbs { values }));
+        let log_probs =
+            of_content.as_deref().map(|ln_p| Evidence::LogProbs(LogProbs { tokens: &content, ln_p }));
         let evidence = match self.needs(mode) {
             Needs::Nothing => Evidence::Nothing,
             Needs::Attention(_) => attention.unwrap_or(Evidence::Nothing),

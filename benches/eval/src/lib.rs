@@ -3,7 +3,7 @@
 //!
 //! What it is for: the figures behind "a quarter of the prompt answers better than all of it", on generated documents
 //! and on a user's own data, with any GGUF models. It runs the real engine, the real refiner and the device's real
-//! local engine, in the calls that the relay makes; there is no network and no clock in it, so that it measures
+//! local engine, in the calls that the relay makes; there is no network and no time in the figures: it measures
 //! quality and never speed. One pass over the prompt in the cloud serves every mode and every r.
 //!
 //! What always holds: decoding is greedy; equal models, cases and arms give equal results, whatever the number of
@@ -12,9 +12,11 @@
 pub mod arm;
 pub mod case;
 pub mod cloud;
+pub mod curves;
 pub mod detect;
 pub mod device;
 pub mod evict;
+pub mod html;
 pub mod metric;
 pub mod progress;
 pub mod run;

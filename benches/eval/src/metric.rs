@@ -10,6 +10,30 @@ use baton_protocol::is_cjk;
 /// How an answer is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
+    /// Against the right answers.
+    Text(TextMetric),
+    /// As LongBench judges this data set.
+    LongBench(&'static baton_longbench::DataSet),
+    /// 1 where no detector finds anything wrong.
+    Sound,
+}
+
+impl Metric {
+    /// Its name in reports and curves.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text(TextMetric::Exact) => "exact_match",
+            Self::Text(TextMetric::ContainsAll) => "contains",
+            Self::Text(TextMetric::SquadF1) => "squad_f1",
+            Self::LongBench(set) => set.metric.as_str(),
+            Self::Sound => "sound",
+        }
+    }
+}
+
+/// How an answer is compared with the right ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextMetric {
     /// 1 where the answer, without white space around it, is one of the right ones.
     Exact,
     /// Share of the right answers that stand in the answer, ignoring case.
@@ -18,7 +42,7 @@ pub enum Metric {
     SquadF1,
 }
 
-impl Metric {
+impl TextMetric {
     /// The score of an answer, 0 to 1; 0 where there is no right answer.
     pub fn score(self, answer: &str, right: &[String]) -> f64 {
         match self {
@@ -82,7 +106,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(metric: Metric, answer: &str, right: &[&str], want: f64) {
+    fn check(metric: TextMetric, answer: &str, right: &[&str], want: f64) {
         let right: Vec<String> = right.iter().map(|&right| right.to_owned()).collect();
         let got = metric.score(answer, &right);
         assert!((got - want).abs() < 1e-12, "{metric:?} `{answer}`: {got}, want {want}");
@@ -90,16 +114,16 @@ mod tests {
 
     #[test]
     fn answers_are_judged() {
-        check(Metric::Exact, " The toys. ", &["The toys."], 1.0);
-        check(Metric::Exact, "the toys.", &["The toys.", "x"], 0.0);
-        check(Metric::Exact, "", &[], 0.0);
-        check(Metric::ContainsAll, "it is 7 and NINE", &["7", "nine"], 1.0);
-        check(Metric::ContainsAll, "it is 7", &["7", "nine"], 0.5);
-        check(Metric::SquadF1, "The Denver Broncos!", &["Denver Broncos", "Carolina"], 1.0);
-        check(Metric::SquadF1, "Denver won", &["the Denver Broncos"], 0.5);
-        check(Metric::SquadF1, "", &["x"], 0.0);
-        check(Metric::SquadF1, "黑豹队", &["黑豹"], 0.8);
-        check(Metric::SquadF1, "a a b", &["a b b"], 2.0 / 3.0);
+        check(TextMetric::Exact, " The toys. ", &["The toys."], 1.0);
+        check(TextMetric::Exact, "the toys.", &["The toys.", "x"], 0.0);
+        check(TextMetric::Exact, "", &[], 0.0);
+        check(TextMetric::ContainsAll, "it is 7 and NINE", &["7", "nine"], 1.0);
+        check(TextMetric::ContainsAll, "it is 7", &["7", "nine"], 0.5);
+        check(TextMetric::SquadF1, "The Denver Broncos!", &["Denver Broncos", "Carolina"], 1.0);
+        check(TextMetric::SquadF1, "Denver won", &["the Denver Broncos"], 0.5);
+        check(TextMetric::SquadF1, "", &["x"], 0.0);
+        check(TextMetric::SquadF1, "黑豹队", &["黑豹"], 0.8);
+        check(TextMetric::SquadF1, "a a b", &["a b b"], 2.0 / 3.0);
         assert!(squad_exact("The  X-ray", "xray") && !squad_exact("x ray", "xray"));
     }
 }

@@ -15,7 +15,6 @@ use baton_refine::{Calibration, Mode, Refined};
 use crate::arm::Arm;
 use crate::case::Case;
 use crate::cloud::{Cloud, CloudRun, RunError};
-use crate::detect::Faults;
 use crate::device::{CloudPart, Device, DeviceSpec};
 use crate::evict::EvictingDevice;
 use crate::store::{Origin, Row, Store, StoreError, digest_of};
@@ -359,6 +358,7 @@ fn blank(case: &Case, arm: &Arm) -> Row {
         group: case.group.clone(),
         length: case.length,
         cluster: case.cluster,
+        metric: case.metric.name().to_owned(),
         ..Row::default()
     }
 }
@@ -373,7 +373,9 @@ fn note_mask(case: &Case, run: &CloudRun, mask: &Refined, ratio: f32, row: &mut 
 }
 
 fn judge(case: &Case, text: String, row: &mut Row) {
-    row.score = Some(case.metric.score(&text, &case.answers));
-    row.faults = Faults::of(&text, &case.question, &case.content);
+    match case.judge(&text) {
+        Ok((score, faults)) => (row.score, row.faults) = (Some(score), faults),
+        Err(err) => row.error = Some(err.to_string()),
+    }
     row.text = text;
 }

@@ -35,6 +35,9 @@ pub struct Row {
     pub length: usize,
     /// Cluster of the case.
     pub cluster: u64,
+    /// Name of the metric.
+    #[serde(default)]
+    pub metric: String,
     /// Score of the answer, 0 to 1; none for arms that do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
@@ -136,10 +139,10 @@ pub fn digest_of(case: &Case) -> String {
         digest.update((text.len() as u64).to_le_bytes());
         digest.update(text.as_bytes());
     };
-    for text in [&case.system, &case.content, &case.question] {
+    for text in [&case.system, &case.lead, &case.content, &case.question] {
         add(text);
     }
-    case.answers.iter().for_each(|answer| add(answer));
+    case.answers.iter().chain(&case.classes).for_each(|answer| add(answer));
     add(&format!("{:?} {:?} {}", case.gold, case.metric, case.max_tokens));
     digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -242,7 +245,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::Metric;
+    use crate::metric::{Metric, TextMetric};
 
     fn case(id: &str, question: &str) -> Case {
         Case {
@@ -252,11 +255,13 @@ mod tests {
             length: 0,
             cluster: 1,
             system: String::new(),
+            lead: String::new(),
             content: "Text.".into(),
             question: question.into(),
             answers: vec!["A".into()],
             gold: vec![],
-            metric: Metric::Exact,
+            metric: Metric::Text(TextMetric::Exact),
+            classes: vec![],
             max_tokens: 4,
         }
     }

@@ -8,7 +8,7 @@ use baton_corpus::{Document, Question, QuestionKind, crowded, document, paraphra
 use baton_engine::Tokenizer;
 
 use crate::case::Case;
-use crate::metric::Metric;
+use crate::metric::{Metric, TextMetric};
 use crate::suite::{QUESTION_PREFIX, SYSTEM};
 
 /// A kind of question.
@@ -114,7 +114,7 @@ fn about(
         .map(|(index, question)| {
             // A model cannot be asked to answer in the form that it was not asked in.
             let value = question.asked.as_ref().filter(|_| kind == Kind::Paraphrase);
-            let metric = if value.is_some() { Metric::ContainsAll } else { Metric::Exact };
+            let metric = if value.is_some() { TextMetric::ContainsAll } else { TextMetric::Exact };
             Case {
                 id: format!("facts/{}/{length}/{seed}/{index}", kind.as_str()),
                 suite: "facts",
@@ -122,12 +122,14 @@ fn about(
                 length,
                 cluster: seed,
                 system: SYSTEM.to_owned(),
+                lead: String::new(),
                 content: document.text.clone(),
                 question: format!("{QUESTION_PREFIX}{}", question.text),
                 max_tokens: tokenizer.encode(&question.answer).len() + SPARE_TOKENS,
                 answers: vec![value.map_or_else(|| question.answer.clone(), |asked| asked.value.clone())],
                 gold: question.gold,
-                metric,
+                metric: Metric::Text(metric),
+                classes: Vec::new(),
             }
         })
         .collect()
