@@ -10,41 +10,87 @@ use baton_protocol::{Segment, SentenceMap, is_cjk};
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
+/// The terms of every unit of a map, counted.
+pub(crate) struct TermIndex {
+    /// Of each unit: terms in all, and how often each stands there.
+    units: Vec<(usize, HashMap<String, u32>)>,
+    /// Of each term, the units that have it.
+    with: HashMap<String, u32>,
+    mean_len: f64,
+}
+
+impl TermIndex {
+    /// Of the units' texts. Cost: linear in the text.
+    pub(crate) fn new(segments: &[Segment], map: &SentenceMap) -> Self {
+        let mut with: HashMap<String, u32> = HashMap::new();
+        let units: Vec<(usize, HashMap<String, u32>)> = map
+            .units()
+            .iter()
+            .map(|unit| {
+                let terms = terms(&segments[unit.segment].text[unit.bytes.clone()]);
+                let len = terms.len();
+                let mut counts: HashMap<String, u32> = HashMap::new();
+                for term in terms {
+                    *counts.entry(term).or_default() += 1;
+                }
+                for term in counts.keys() {
+                    *with.entry(term.clone()).or_default() += 1;
+                }
+                (len, counts)
+            })
+            .collect();
+        let lengths: usize = units.iter().map(|(len, _)| len).sum();
+        let mean_len = lengths as f64 / units.len().max(1) as f64;
+        Self { units, with, mean_len }
+    }
+
+    /// Units that have the term.
+    pub(crate) fn units_with(&self, term: &str) -> usize {
+        self.with.get(term).map_or(0, |&count| count as usize)
+    }
+
+    /// The distinct terms of one unit, in order of the alphabet.
+    pub(crate) fn terms_of(&self, unit: usize) -> Vec<&str> {
+        let mut terms: Vec<&str> = self.units[unit].1.keys().map(String::as_str).collect();
+        terms.sort_unstable();
+        terms
+    }
+
+    /// One value a unit for a query of distinct terms with their weights.
+    pub(crate) fn values(&self, query: &[(&str, f64)]) -> Vec<f64> {
+        let n_units = self.units.len() as f64;
+        let weights: Vec<f64> = query
+            .iter()
+            .map(|(term, weight)| {
+                let with = self.units_with(term) as f64;
+                weight * (1.0 + (n_units - with + 0.5) / (with + 0.5)).ln()
+            })
+            .collect();
+        let score = |(len, counts): &(usize, HashMap<String, u32>)| -> f64 {
+            let norm = K1 * (1.0 - B + B * *len as f64 / self.mean_len.max(f64::MIN_POSITIVE));
+            let parts = query.iter().zip(&weights).map(|((term, _), weight)| {
+                let tf = f64::from(counts.get(*term).copied().unwrap_or(0));
+                weight * tf * (K1 + 1.0) / (tf + norm)
+            });
+            parts.sum()
+        };
+        self.units.iter().map(score).collect()
+    }
+}
+
 /// One value a unit of the map.
 pub(crate) fn values(segments: &[Segment], map: &SentenceMap, question: &str) -> Vec<f64> {
-    let mut query: Vec<String> = terms(question);
+    let query = distinct_terms(question);
+    let query: Vec<(&str, f64)> = query.iter().map(|term| (term.as_str(), 1.0)).collect();
+    TermIndex::new(segments, map).values(&query)
+}
+
+/// The terms of a text, each once, in order.
+pub(crate) fn distinct_terms(text: &str) -> Vec<String> {
+    let mut terms = terms(text);
     let mut seen = HashSet::new();
-    query.retain(|term| seen.insert(term.clone()));
-    let units: Vec<Vec<String>> =
-        map.units().iter().map(|unit| terms(&segments[unit.segment].text[unit.bytes.clone()])).collect();
-    let lengths: usize = units.iter().map(Vec::len).sum();
-    let mean_len = lengths as f64 / units.len().max(1) as f64;
-    let counts: Vec<HashMap<&str, u32>> = units
-        .iter()
-        .map(|terms| {
-            let mut counts = HashMap::new();
-            for term in terms.iter().filter(|term| seen.contains(*term)) {
-                *counts.entry(term.as_str()).or_default() += 1;
-            }
-            counts
-        })
-        .collect();
-    let idf: Vec<f64> = query
-        .iter()
-        .map(|term| {
-            let with = counts.iter().filter(|counts| counts.contains_key(term.as_str())).count() as f64;
-            (1.0 + (units.len() as f64 - with + 0.5) / (with + 0.5)).ln()
-        })
-        .collect();
-    let score = |(terms, counts): (&Vec<String>, &HashMap<&str, u32>)| -> f64 {
-        let norm = K1 * (1.0 - B + B * terms.len() as f64 / mean_len.max(f64::MIN_POSITIVE));
-        let parts = query.iter().zip(&idf).map(|(term, idf)| {
-            let tf = f64::from(counts.get(term.as_str()).copied().unwrap_or(0));
-            idf * tf * (K1 + 1.0) / (tf + norm)
-        });
-        parts.sum()
-    };
-    units.iter().zip(&counts).map(score).collect()
+    terms.retain(|term| seen.insert(term.clone()));
+    terms
 }
 
 /// The terms of a text, in order.

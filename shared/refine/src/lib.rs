@@ -7,7 +7,7 @@
 //!
 //! | mode | ranks by | needs | title lines, small gaps |
 //! |---|---|---|---|
-//! | `attention` | the question's attention on a sentence and on its better neighbour | attention | yes |
+//! | `attention` | the question's attention on a sentence and on its better neighbour, its words, bridges | attention | yes |
 //! | `paper` | votes of all heads over the sentence's length | attention | no |
 //! | `tokens` | share of the tokens with most votes | attention | no |
 //! | `gemfilter` | share of the tokens that one layer sees from the last token | attention | no |
@@ -39,6 +39,7 @@ mod rebuild;
 mod refine;
 mod streaming;
 mod token_choice;
+mod words;
 
 pub use calibration::{Calibration, CalibrationError, WeightedHead};
 pub use capture::{AttentionShape, CapturePlan, Needs, needs};

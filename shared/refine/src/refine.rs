@@ -14,6 +14,7 @@ use crate::paper;
 use crate::perplexity::{self, LogProbs};
 use crate::streaming;
 use crate::token_choice;
+use crate::words;
 
 /// What a refinement needs to know.
 #[derive(Debug, Clone)]
@@ -30,7 +31,7 @@ pub struct RefineInput<'a> {
     pub evidence: Evidence<'a>,
     /// Calibrated heads of the model, if there are some.
     pub calibration: Option<&'a Calibration>,
-    /// What is asked about the content; used by BM25 only.
+    /// What is asked about the content: its words count in the modes `attention` and `bm25`.
     pub question: &'a str,
     /// Share of the content's tokens to keep (r), over 0 and at most 1.
     pub ratio: f32,
@@ -239,6 +240,7 @@ fn choose(
         Mode::Attention => {
             let scores = checked_scores(input, content)?;
             let values = attention::values(map, content, scores, input.calibration)?;
+            let values = words::joined(segments, map, input.question, &values);
             (fill(map, content, &values, budget, &covered(content, &scores.queries), full), None)
         }
         Mode::Paper => {
