@@ -15,6 +15,7 @@ mod mask;
 mod optimizer;
 mod pacing;
 mod parity;
+mod quality;
 mod random;
 mod refiner;
 mod report;
@@ -44,6 +45,8 @@ enum Bench {
     Pacing(pacing::Args),
     /// The engine's logits against candle-core and recorded llama.cpp logits
     Parity(parity::Args),
+    /// Quality of answers and masks over r, L, mode and length, with the demo models
+    Quality(quality::Args),
     /// What a sentence mask costs beside prefill; layers and windows; an early mask
     Refiner(refiner::Args),
     /// Answers that sentence boundaries cut in two, and how fast boundaries are found
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
+        Bench::Quality(args) => quality::run(&args),
         Bench::Refiner(args) => refiner::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),
     };
