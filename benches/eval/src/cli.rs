@@ -88,7 +88,7 @@ pub(crate) struct FactsArgs {
     #[arg(long, default_value_t = 4)]
     pub(crate) questions: usize,
     /// short, long, two_hop, paraphrase, distractor
-    #[arg(long, value_delimiter = ',', value_parser = kind, default_value = "short,long,two_hop,paraphrase,distractor")]
+    #[arg(long, value_delimiter = ',', value_parser = kind, default_values = ["short", "long", "two_hop", "paraphrase", "distractor"])]
     pub(crate) kinds: Vec<Kind>,
 }
 

@@ -68,7 +68,8 @@ impl Prompt {
             prompt_tokens: self.keys(),
             evidence,
             calibration,
-            question: "What is the colour of the crane?",
+            // Of the default ranking, attention alone: what words add has its own tests.
+            question: if mode == Mode::Bm25 { "What is the colour of the crane?" } else { "" },
             ratio,
             mode,
         })
