@@ -19,7 +19,7 @@ const ANSWERED: [Kind; 3] = [Kind::Short, Kind::Long, Kind::Distractor];
 const LOSS_MAX: f64 = 0.01;
 /// What it may gain, where a windowed one gains at least [`WINDOW_GAIN_MIN`]: the copies of whole sections that so small a
 /// model still gets wrong in a long prompt, and right in a short one.
-const GAIN_MAX: f64 = 0.05;
+const GAIN_MAX: f64 = 0.02;
 /// What a windowed device must gain.
 const WINDOW_GAIN_MIN: f64 = 0.15;
 /// Length from which on a window must lose by the full prompt.
