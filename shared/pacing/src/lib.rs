@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`cost`] | what the device and the cloud cost, in milliseconds, and its inverse |
 //! | [`equations`] | Eq. (4) as printed, (4') corrected, and the batched takeover, as functions |
-//! | [`explain`] | which bound binds, and what would relax it |
+//! | [`explain()`] | which bound binds, and what would relax it |
 //! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, what bounds them, verdicts |
 //! | [`refit`] | coefficients from measurements |
 //! | [`table`] | the optimizer's answer for every scene, device, length and network |
