@@ -72,6 +72,8 @@ pub fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, PromptEr
 pub struct Cloud {
     engine: Engine,
     calibration: Option<Arc<Calibration>>,
+    /// The last prompt whose log-probabilities were asked for, and these.
+    last_log_probs: (Vec<TokenId>, Vec<f32>),
 }
 
 /// One prompt that the cloud has read, and what it answered.
@@ -123,7 +125,8 @@ impl Cloud {
         threads: NonZeroUsize,
     ) -> Result<Self, EngineError> {
         let options = engine_options(&model, threads);
-        Ok(Self { engine: Engine::new(model, options)?, calibration })
+        let engine = Engine::new(model, options)?;
+        Ok(Self { engine, calibration, last_log_probs: Default::default() })
     }
 
     /// Reads the prompt, with the scores that `modes` need, and writes up to `max_tokens` tokens.
@@ -177,15 +180,21 @@ impl Cloud {
         Ok(run)
     }
 
-    /// How likely the model found every token, given those before it.
+    /// How likely the model found every token, given those before it. What the prompt shares with the last one that
+    /// this was asked for is not computed again.
     fn log_probs(&mut self, ids: &[TokenId], control: &mut dyn StepControl) -> Result<Vec<f32>, RunError> {
-        let engine = &mut self.engine;
+        let (engine, (last_ids, last)) = (&mut self.engine, &mut self.last_log_probs);
         let vocab_len = engine.model().config().vocab_len;
+        let shared = ids.iter().zip(last_ids.iter()).take_while(|(a, b)| a == b).count();
         let seq = engine.create();
-        let mut log_probs = Vec::with_capacity(ids.len() + 1);
-        log_probs.push(0.0);
+        // The first token that is not shared is guessed anew, from the logits of the one before it.
+        let held = engine.reuse_prefix(seq, &ids[..shared]);
+        let mut log_probs = match held {
+            0 => vec![0.0],
+            held => last[..=held].to_vec(),
+        };
         let mut result = Ok(());
-        for chunk in ids.chunks(LOGITS_TOKENS) {
+        for chunk in ids[held..].chunks(LOGITS_TOKENS) {
             let step = StepSeq { seq, ids: chunk, logits: Wanted::All, capture: None };
             match engine.step(&[step], control) {
                 Ok(output) => {
@@ -203,6 +212,7 @@ impl Cloud {
         engine.release(seq);
         result?;
         log_probs.truncate(ids.len());
+        (*last_ids, *last) = (ids.to_vec(), log_probs.clone());
         Ok(log_probs)
     }
 

@@ -107,6 +107,19 @@ fn refined_prompts_answer_and_other_tokenizers_go_on_in_text() {
 }
 
 #[test]
+fn a_text_that_was_read_before_changes_no_mask() {
+    let setup = setup(1);
+    let cases = cases(&setup, 2);
+    let arms = ["mask:perplexity@0.3", "mask:attention@0.3", "mask:gemfilter@0.3", "mask:paper@0.3"];
+    let together = rows(&setup, jobs(&cases, &arms));
+    let alone = cases.iter().flat_map(|case| rows(&setup, jobs(std::slice::from_ref(case), &arms)));
+    let mut alone: Vec<Row> = alone.collect();
+    alone.sort_by(|a, b| (&a.case, &a.arm).cmp(&(&b.case, &b.arm)));
+    assert_eq!(together, alone);
+    assert!(together.iter().all(|row| row.error.is_none() && row.ratio.is_some()));
+}
+
+#[test]
 fn workers_and_interruptions_change_nothing() {
     let (one, two) = (setup(1), setup(2));
     let cases = cases(&one, 3);

@@ -158,6 +158,9 @@ fn frequent(words: usize, rng: &mut Rng) -> Made {
 
 /// A document with sentences hidden in it, and where those of `wanted` are. The order within each list stays.
 fn hidden(words: usize, wanted: &[String], others: &[String], rng: &mut Rng) -> (String, Vec<Range<usize>>) {
+    // Needles cost more tokens a word than prose does.
+    let inserted: usize = wanted.iter().chain(others).map(|text| text.split(' ').count()).sum();
+    let words = words.saturating_sub(inserted * 3 / 2);
     let document = document(rng.next_u64() & !baton_corpus::TRAINING_SEED_BIT, words);
     let ends: Vec<usize> = document
         .sections
