@@ -180,8 +180,10 @@ fn planned(
     let stats = inner.desk.stats();
     let content = if refines { content_tokens(&request.segments, prompt) } else { 0 };
     let wish = Wish { ratio: request.refine.ratio, assist_tokens: request.assist_tokens };
+    let known = inner.desk.known();
     let situation = Situation {
         device: request.device.as_ref(),
+        known: &known,
         cloud: inner.desk.measured(),
         backlog_tokens: stats.backlog_tokens,
         loaded: stats.waiting * 2 > stats.queue.max(1),

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
+use baton_pacing::refit::median;
 
 /// Measurements of one kind that a median is taken over.
 const SAMPLES: usize = 64;
@@ -112,9 +113,7 @@ impl Samples {
     }
 
     fn median(&self) -> f64 {
-        let mut sorted = self.values.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(self.default)
+        median(self.values.iter().copied()).unwrap_or(self.default)
     }
 }
 

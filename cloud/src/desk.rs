@@ -9,10 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use baton_engine::PrefixStats;
+use baton_protocol::DeviceInfo;
 
+use crate::coefficients::Coefficients;
 use crate::cost::{Costs, Measured};
 use crate::job::Job;
 use crate::scheduler::{Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
+use crate::telemetry::Telemetry;
 
 /// The time since some fixed moment, monotonic; a parameter, so that tests can make time pass as they like.
 #[derive(Clone)]
@@ -56,6 +59,7 @@ struct State {
     core: SchedulerCore,
     arrived: HashMap<JobId, Job>,
     costs: Costs,
+    telemetry: Telemetry,
     kv: KvFigures,
     stage: Stage,
 }
@@ -89,9 +93,9 @@ pub(crate) enum NotTaken {
 }
 
 impl Desk {
-    pub(crate) fn new(core: SchedulerCore, costs: Costs, clock: Clock) -> Desk {
+    pub(crate) fn new(core: SchedulerCore, costs: Costs, telemetry: Telemetry, clock: Clock) -> Desk {
         let kv = KvFigures { free_tokens: core.stats().kv_tokens, ..KvFigures::default() };
-        let state = State { core, arrived: HashMap::new(), costs, kv, stage: Stage::Open };
+        let state = State { core, arrived: HashMap::new(), costs, telemetry, kv, stage: Stage::Open };
         Desk { clock, state: Mutex::new(state), wake: Condvar::new(), next_id: AtomicU64::new(1) }
     }
 
@@ -165,6 +169,22 @@ impl Desk {
 
     pub(crate) fn measured(&self) -> Measured {
         self.lock().costs.current()
+    }
+
+    /// Takes in what a device says of itself.
+    pub(crate) fn hear(&self, device: &DeviceInfo) {
+        self.lock().telemetry.record(device);
+    }
+
+    /// What is known of devices and networks.
+    pub(crate) fn known(&self) -> Arc<Coefficients> {
+        self.lock().telemetry.known()
+    }
+
+    /// What is worth keeping for the next start.
+    pub(crate) fn coefficients(&self) -> Coefficients {
+        let state = self.lock();
+        state.telemetry.to_keep(state.costs.current())
     }
 
     pub(crate) fn record(&self, record: impl FnOnce(&mut Costs)) {

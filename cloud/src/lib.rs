@@ -10,6 +10,7 @@
 //! | [`planning`] | r and L of one request |
 //! | [`cost`] | medians of the cloud's own passes |
 //! | [`calibrate`] | heads of a model that look at what answers a question |
+//! | [`telemetry`], [`coefficients`] | what devices and networks report, and what it says of their classes |
 //! | [`scene`], [`book`], [`store`] | scenes: checked, in force, in the database |
 //! | [`api`], [`http`] | routes; connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
@@ -25,6 +26,7 @@ pub mod api;
 pub mod book;
 pub mod calibrate;
 pub mod cli;
+pub mod coefficients;
 pub mod completion;
 pub mod config;
 pub mod cost;
@@ -36,6 +38,7 @@ pub mod serve;
 pub mod service;
 pub mod store;
 pub mod stream;
+pub mod telemetry;
 pub mod worker;
 
 pub use desk::Clock;

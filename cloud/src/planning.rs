@@ -3,23 +3,13 @@
 //! Never: lets r fall below the scene's xi or L exceed what the context holds. Pure: all figures are passed in.
 
 use baton_pacing::{
-    CloudCost, DeviceCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification,
-    optimize,
+    CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, optimize,
 };
 use baton_protocol::DeviceInfo;
 
+use crate::coefficients::Coefficients;
 use crate::cost::Measured;
 use crate::scene::SceneSettings;
-
-/// Milliseconds from the mask's arrival to the rebuilt prompt on an ordinary device.
-const DECOMPRESS_MS: f64 = 5.0;
-/// A device that does not say how fast it is: a phone of the middle class.
-const DEVICE_DEFAULT: DeviceCost = DeviceCost {
-    prefill_ms_per_token: 2.5,
-    prefill_ms_per_token2: 0.0,
-    decode_ms: 45.0,
-    decompress_ms: DECOMPRESS_MS,
-};
 
 /// What the request fixes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,6 +22,8 @@ pub(crate) struct Wish {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Situation<'a> {
     pub(crate) device: Option<&'a DeviceInfo>,
+    /// What is known of its class and its network.
+    pub(crate) known: &'a Coefficients,
     pub(crate) cloud: Measured,
     /// Prompt tokens queued before this request.
     pub(crate) backlog_tokens: usize,
@@ -73,12 +65,11 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`] for a ratio below the scene's xi and for figures out of their bounds.
 pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Result<Planned, PlanError> {
-    // Scenes that forbid refinement behave as xi = 1.
-    let xi = if scene.refine { scene.xi } else { 1.0 };
+    let xi = least_ratio(scene);
     if let Some(ratio) = wish.ratio.filter(|&ratio| ratio < xi) {
         return Err(PlanError::RatioBelowScene { ratio, xi });
     }
-    let fixed_ratio = wish.ratio.or(scene.ratio).map(|ratio| ratio.max(xi));
+    let policy = policy(scene, wish, count(now.room_tokens));
     let plan = optimize(&OptimizerInput {
         prompt: PromptShape {
             fixed_tokens: count(now.prompt_tokens - now.content_tokens),
@@ -86,56 +77,58 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
             prefix_tokens: count(now.prefix_tokens.min(now.prompt_tokens - now.content_tokens)),
             cached_tokens: 0,
         },
-        device: now.device.map_or(DEVICE_DEFAULT, device_cost),
+        device: now.known.device(now.device),
         cloud: cloud_cost(&now),
-        scene: ScenePolicy {
-            xi: f64::from(xi),
-            ratio: fixed_ratio.map(f64::from),
-            assist_tokens: wish.assist_tokens.or(scene.assist_tokens),
-            assist_floor: scene.assist_floor,
-            tau_ms: f64::from(scene.tau_ms),
-            answer_tokens_max: count(now.room_tokens),
-            slow_device: SlowDevice::AcceptGap,
-        },
+        scene: policy,
         verification: Verification::Batched,
         shed_load: now.loaded && wish.assist_tokens.is_none(),
     })?;
     Ok(Planned {
         // A published or wished ratio holds; only a free one is the optimizer's.
-        ratio: fixed_ratio.unwrap_or(plan.ratio as f32).clamp(xi, 1.0),
+        ratio: policy.ratio.unwrap_or(plan.ratio).clamp(f64::from(xi), 1.0) as f32,
         assist_tokens: plan.assist_tokens.clamp(1, count(now.room_tokens).max(1)),
         bound_by: plan.bound_by.as_str(),
     })
 }
 
-fn device_cost(device: &DeviceInfo) -> DeviceCost {
-    DeviceCost {
-        prefill_ms_per_token: device.prefill_ms_per_token,
-        prefill_ms_per_token2: device.prefill_ms_per_token2,
-        decode_ms: device.decode_ms,
-        decompress_ms: DECOMPRESS_MS,
+/// The smallest r: scenes that forbid refinement behave as xi = 1.
+fn least_ratio(scene: &SceneSettings) -> f32 {
+    if scene.refine { scene.xi } else { 1.0 }
+}
+
+/// What the optimizer knows of a scene.
+pub(crate) fn policy(scene: &SceneSettings, wish: Wish, answer_tokens_max: u32) -> ScenePolicy {
+    let xi = least_ratio(scene);
+    ScenePolicy {
+        xi: f64::from(xi),
+        ratio: wish.ratio.or(scene.ratio).map(|ratio| f64::from(ratio.max(xi))),
+        assist_tokens: wish.assist_tokens.or(scene.assist_tokens),
+        assist_floor: scene.assist_floor,
+        tau_ms: f64::from(scene.tau_ms),
+        answer_tokens_max,
+        slow_device: SlowDevice::AcceptGap,
     }
 }
 
 fn cloud_cost(now: &Situation<'_>) -> CloudCost {
+    let own_network_ms = now.device.and_then(|device| device.network_ms);
+    let network = now.device.and_then(|device| device.network.as_deref());
     CloudCost {
-        ttft_base_ms: now.cloud.base_ms,
-        prefill_ms_per_token: now.cloud.prefill_ms_per_token,
-        decode_ms: now.cloud.decode_ms,
-        rtt_ms: rtt_ms(now.device.and_then(|device| device.network.as_deref())),
+        rtt_ms: own_network_ms.unwrap_or_else(|| now.known.network_ms(network)),
         queue_ms: now.cloud.prefill_ms_per_token * now.backlog_tokens as f64,
-        compress_ms: now.cloud.refine_ms,
+        ..unloaded(&now.cloud)
     }
 }
 
-/// Round trips by network class, in milliseconds.
-fn rtt_ms(network: Option<&str>) -> f64 {
-    match network {
-        Some("loopback") => 0.2,
-        Some("ethernet") => 5.0,
-        Some("5g") => 30.0,
-        Some("lte" | "4g" | "cellular") => 60.0,
-        _ => 20.0,
+/// The cloud as measured, with nobody before the request and no network between.
+pub(crate) fn unloaded(cloud: &Measured) -> CloudCost {
+    CloudCost {
+        ttft_base_ms: cloud.base_ms,
+        prefill_ms_per_token: cloud.prefill_ms_per_token,
+        decode_ms: cloud.decode_ms,
+        rtt_ms: 0.0,
+        queue_ms: 0.0,
+        compress_ms: cloud.refine_ms,
     }
 }
 

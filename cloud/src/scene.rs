@@ -3,13 +3,15 @@
 //! Never: reads a database or a file; this is the checked type that both the store and the API speak.
 //! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L.
 
-use baton_protocol::{Corrector, OutOfRange, SceneInfo, limits};
+use baton_protocol::{Corrector, NumberRange, OutOfRange, SceneInfo, limits};
 use baton_refine::Mode;
 
 /// The longest id, in bytes.
 pub const ID_BYTES_MAX: usize = 64;
 /// The longest system text or question prefix, in bytes.
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
+/// What answers may lose, as a share of the score.
+const TOLERANCE: NumberRange = NumberRange::new(0.0, 1.0);
 
 /// One immutable version of a scene.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +47,8 @@ pub struct SceneSettings {
     pub refine: bool,
     /// How sentences are ranked where a request does not say.
     pub mode: Mode,
+    /// What answers may lose against the full prompt, as a share of the score: xi is fitted to an evaluation by it.
+    pub tolerance: f32,
 }
 
 /// A setting that is out of its bounds.
@@ -129,6 +133,7 @@ impl SceneSettings {
             corrector: Corrector::Cloud,
             refine: true,
             mode: Mode::Attention,
+            tolerance: 0.02,
         }
     }
 
@@ -142,6 +147,7 @@ impl SceneSettings {
         limits::ASSIST_TOKENS.check("assist_floor", self.assist_floor)?;
         limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?;
         limits::TAU_MS.check("tau_ms", self.tau_ms)?;
+        TOLERANCE.check("tolerance", self.tolerance)?;
         if let Some(ratio) = self.ratio {
             if ratio < self.xi {
                 return Err(SceneError::Ratio { ratio, xi: self.xi });
@@ -226,6 +232,7 @@ mod tests {
         check(|s| s.assist_tokens = Some(70_000), Some("field `assist_tokens` is 70000, must be 1 to 65536"));
         check(|s| s.assist_floor = 0, Some("field `assist_floor` is 0, must be 1 to 65536"));
         check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
+        check(|s| s.tolerance = 1.5, Some("field `tolerance` is 1.5, must be 0 to 1"));
         check(|s| s.tau_ms = f32::NAN, Some("field `tau_ms` is NaN, must be 1 to 60000"));
         check(
             |s| s.mode = Mode::Perplexity,

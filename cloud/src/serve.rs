@@ -24,6 +24,8 @@ use crate::worker::Worker;
 
 /// How often the database is asked for newer scenes.
 const SCENES_PERIOD: Duration = Duration::from_secs(1);
+/// How often what was measured is written to the database.
+const COEFFICIENTS_PERIOD: Duration = Duration::from_secs(60);
 
 /// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
 ///
@@ -36,6 +38,7 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
         config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
     let store = Store::open(&config.database).await.context("open the database")?;
     let scenes = SceneBook::new(store.scenes().await.context("read scenes")?);
+    let coefficients = store.coefficients().await.context("read coefficients")?;
     if let Some(cost) = &config.emulation {
         warn!(?cost, "EMULATION: every pass is stretched to the time another machine would need");
     }
@@ -49,6 +52,7 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
         budget: config.budget,
         prefix_cache_percent: config.prefix_cache_percent,
         emulation: config.emulation,
+        coefficients,
         clock: Clock::monotonic(),
     };
     let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
@@ -62,6 +66,7 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     announce(address, &config.model_name, json).context("print the address")?;
 
     let refresh = tokio::spawn(keep_fresh(store.clone(), service.scene_book().clone()));
+    let keep = tokio::spawn(keep_coefficients(store.clone(), service.clone()));
     let stop = async {
         tokio::select! {
             _ = interrupt.recv() => (),
@@ -75,6 +80,11 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     service.stop();
     refresh.abort();
     let _ = refresh.await;
+    keep.abort();
+    let _ = keep.await;
+    if let Err(err) = store.keep_coefficients(&service.coefficients()).await {
+        warn!(err = &err as &dyn std::error::Error, "what was measured is not kept");
+    }
     store.close().await;
     let joined = tokio::task::spawn_blocking(move || worker.join()).await;
     if !matches!(joined, Ok(Ok(()))) {
@@ -155,5 +165,18 @@ async fn keep_fresh(store: Store, book: SceneBook) {
                 failing = true;
             }
         }
+    }
+}
+
+/// Writes what telemetry says down, so that the next start and `scenes table` know it.
+async fn keep_coefficients(store: Store, service: CloudService) {
+    let mut failing = false;
+    loop {
+        tokio::time::sleep(COEFFICIENTS_PERIOD).await;
+        let kept = store.keep_coefficients(&service.coefficients()).await;
+        if let (Err(err), false) = (&kept, failing) {
+            warn!(err = err as &dyn std::error::Error, "what was measured cannot be kept");
+        }
+        failing = kept.is_err();
     }
 }

@@ -18,6 +18,7 @@ use baton_refine::{Calibration, RefineError};
 
 use crate::assist;
 use crate::book::{SceneBook, SceneLookupError};
+use crate::coefficients::Coefficients;
 use crate::completion::{self, CompletionRequest};
 use crate::cost::{Costs, Measured};
 use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
@@ -26,6 +27,7 @@ use crate::planning::PlanError;
 use crate::scene::Scene;
 use crate::scheduler::{Limits, Refusal, SchedulerCore, SchedulerStats, StepBudget};
 use crate::stream::AssistStream;
+use crate::telemetry::Telemetry;
 use crate::worker::Worker;
 
 /// The largest KV cache that is taken unasked, where one context does not need more.
@@ -52,6 +54,8 @@ pub struct ServiceOptions {
     pub prefix_cache_percent: u8,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
+    /// What was known of devices and networks before.
+    pub coefficients: Coefficients,
     /// The time.
     pub clock: Clock,
 }
@@ -69,6 +73,7 @@ impl ServiceOptions {
             budget: StepBudget::default(),
             prefix_cache_percent: 100,
             emulation: None,
+            coefficients: Coefficients::default(),
             clock: Clock::monotonic(),
         }
     }
@@ -227,7 +232,8 @@ impl CloudService {
             kv_block: BLOCK_TOKENS,
             budget: options.budget,
         });
-        let desk = Arc::new(Desk::new(core, Costs::new(options.emulation), options.clock));
+        let telemetry = Telemetry::new(options.coefficients);
+        let desk = Arc::new(Desk::new(core, Costs::new(options.emulation), telemetry, options.clock));
         let inner = Inner {
             model,
             model_name: options.model_name,
@@ -245,6 +251,9 @@ impl CloudService {
     pub fn assist(&self, request: &AssistRequest) -> Result<AssistStream, ServiceError> {
         let (job, stream) = assist::prepare(&self.inner, request)?;
         self.inner.submit(job)?;
+        if let Some(device) = &request.device {
+            self.inner.desk.hear(device);
+        }
         Ok(stream)
     }
 
@@ -300,6 +309,11 @@ impl CloudService {
     /// What this cloud costs now.
     pub fn measured(&self) -> Measured {
         self.inner.desk.measured()
+    }
+
+    /// What this cloud, the classes of devices and those of networks cost, as refitted from telemetry.
+    pub fn coefficients(&self) -> Coefficients {
+        self.inner.desk.coefficients()
     }
 
     /// Whether requests are accepted.

@@ -1,9 +1,10 @@
 //! The database: the only module of this program that holds SQL.
 //!
-//! Scenes are kept as immutable versions. Migrations are compiled in and applied at start.
-//! Never: changes or deletes a version; stores a prompt or an answer.
+//! Scenes are kept as immutable versions, and medians of what devices and networks cost, the newest only. Migrations are compiled in and applied at start.
+//! Never: changes or deletes a version of a scene; stores a prompt or an answer.
 //! Always: whatever is read is checked again, so that a row edited by hand cannot bring settings out of bounds.
 
+mod coefficients;
 mod scenes;
 
 use std::path::{Path, PathBuf};
@@ -21,10 +22,12 @@ const CONNECTIONS_MAX: u32 = 4;
 /// How long a writer waits for another program's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 5] = [
     (1, "scenes", include_str!("../../migrations/sqlite/0001_scenes.sql")),
     (2, "seed scenes", include_str!("../../migrations/sqlite/0002_seed_scenes.sql")),
     (3, "scene refine mode", include_str!("../../migrations/sqlite/0003_scene_refine_mode.sql")),
+    (4, "scene tolerance", include_str!("../../migrations/sqlite/0004_scene_tolerance.sql")),
+    (5, "coefficients", include_str!("../../migrations/sqlite/0005_coefficients.sql")),
 ];
 
 /// Where the database is.

@@ -2,8 +2,10 @@
 //!
 //! Decides nothing itself. Joins every task it starts; a dropped answer cancels the cloud and stops the engine.
 
+mod recent;
 mod report;
 
+use recent::Recent;
 pub use report::AnswerReport;
 
 use crate::client::{CloudClient, OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
@@ -24,7 +26,7 @@ use futures_util::StreamExt;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -36,11 +38,6 @@ const CLOUD_EVENTS_MAX: usize = 256;
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Prompt names set aside for one answer.
 const PROMPTS_PER_ANSWER: u64 = 16;
-/// Times to first token that are remembered, and how many make a percentile.
-const TTFT_KEPT: usize = 64;
-const TTFT_NEEDED: usize = 8;
-/// Until the cloud's usual time to first token is known.
-const HEDGE_AFTER_MS: f64 = 4_000.0;
 const FIRST_TIMEOUT_MS: f64 = 60_000.0;
 const IDLE_TIMEOUT_MS: f64 = 20_000.0;
 
@@ -132,33 +129,9 @@ pub struct Agent {
     prompts: AtomicU64,
     /// The cloud asked to be left alone until then.
     cloud_paused_until: Mutex<Option<Instant>>,
-    cloud_ttft: Mutex<RecentTtft>,
-}
-
-/// The cloud's last times to first token.
-#[derive(Debug, Default)]
-struct RecentTtft {
-    ms: VecDeque<f64>,
-}
-
-impl RecentTtft {
-    fn add(&mut self, ms: f64) {
-        if self.ms.len() == TTFT_KEPT {
-            self.ms.pop_front();
-        }
-        self.ms.push_back(ms);
-    }
-
-    /// The 95th percentile (nearest rank), once there are enough to speak of one.
-    fn hedge_after_ms(&self) -> f64 {
-        if self.ms.len() < TTFT_NEEDED {
-            return HEDGE_AFTER_MS;
-        }
-        let mut sorted: Vec<f64> = self.ms.iter().copied().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let rank = (0.95 * sorted.len() as f64).ceil() as usize;
-        sorted[rank.clamp(1, sorted.len()) - 1]
-    }
+    /// What the cloud's last answers took.
+    recent: Mutex<Recent>,
+    network: Option<String>,
 }
 
 struct Prepared {
@@ -231,8 +204,20 @@ impl Agent {
             turn: Semaphore::new(1),
             prompts: AtomicU64::new(1),
             cloud_paused_until: Mutex::new(None),
-            cloud_ttft: Mutex::default(),
+            recent: Mutex::default(),
+            network: None,
         }
+    }
+
+    /// The same agent on a network of this kind, for the cloud's optimizer.
+    #[must_use]
+    pub fn with_network(mut self, network: Option<String>) -> Self {
+        self.network = network;
+        self
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The cloud client, if there is one.
@@ -274,9 +259,7 @@ impl Agent {
         }
         let before = self.speculation();
         let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
-        if let Some(ms) = outcome.timeline.ttft_cloud_ms {
-            self.cloud_ttft.lock().unwrap_or_else(PoisonError::into_inner).add(ms);
-        }
+        self.recent().add(&outcome.timeline);
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
         report.speculation = self.speculation().zip(before).map(|(now, before)| now.since(&before).into());
         Ok(report)
@@ -310,7 +293,7 @@ impl Agent {
         let has_device = self.device.is_some();
         let head = self.head(&question, mode, cost);
         let stop = StopStrings::new(&question.sampling.stop)?;
-        let hedge_after_ms = self.cloud_ttft.lock().unwrap_or_else(PoisonError::into_inner).hedge_after_ms();
+        let hedge_after_ms = self.recent().hedge_after_ms();
         let prepare = move || {
             let mut redactor = Redactor::default();
             let redacted = if has_cloud { redact(&mut redactor, &question.segments) } else { Ok(Vec::new()) };
@@ -363,10 +346,11 @@ impl Agent {
         let device = self.device.as_ref().map(|device| DeviceInfo {
             class: self.device_class.clone(),
             model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
-            prefill_ms_per_token: cost.prefill_ms_per_token,
+            prefill_ms_per_token: Some(cost.prefill_ms_per_token),
             prefill_ms_per_token2: cost.prefill_ms_per_token2,
-            decode_ms: cost.decode_ms,
-            network: None,
+            decode_ms: Some(cost.decode_ms),
+            network: self.network.clone(),
+            network_ms: self.recent().network_ms(),
         });
         let none = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
         RequestHead {

@@ -82,6 +82,9 @@ struct CommonArgs {
     /// What kind of device this is, for the cloud's optimizer
     #[arg(long, default_value = "desktop", value_name = "CLASS")]
     device_class: String,
+    /// What kind of network this is on (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
+    #[arg(long, value_name = "CLASS")]
+    network: Option<String>,
     /// EMULATION: each prefill pass takes at least so many milliseconds for each token
     #[arg(long, value_name = "MS")]
     emulate_prefill_ms_per_token: Option<f64>,

@@ -46,6 +46,8 @@ pub struct PassOutcome {
     pub reports: Vec<EngineReport>,
     /// What the pass held, for emulated and measured cost.
     pub content: PassContent,
+    /// Tokens that the KV cache held before a prefill pass.
+    pub held_tokens: usize,
     /// What a decoding pass did.
     pub decoded: Option<Decoded>,
     /// The pass was cancelled; nothing changed.
@@ -315,6 +317,7 @@ impl LocalEngine {
         self.engine.step(&[StepSeq { seq: self.seq, ids, logits: Wanted::None, capture: None }], control)?;
         outcome.content =
             PassContent { prompts_begun: usize::from(!job.begun), prefill_tokens: n, decode_rows: 0 };
+        outcome.held_tokens = held;
         job.begun = true;
         outcome.reports.push(EngineReport::Progress {
             prompt: job.prompt,

@@ -8,6 +8,7 @@ use baton_engine::StepControl;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::speculation::SpeculationStats;
 use baton_pacing::DeviceCost;
+use baton_pacing::refit::{PrefillSample, fit_prefill};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,8 @@ const COMMANDS_MAX: usize = 64;
 const REPORTS_MAX: usize = 1024;
 /// Prefilled tokens when the device's cost is first measured.
 const PROBE_TOKENS: usize = 96;
+/// Prefill passes that the device's cost is fitted to.
+const PREFILL_SAMPLES: usize = 128;
 
 enum Message {
     Attach(mpsc::Sender<EngineReport>),
@@ -56,7 +59,13 @@ impl EngineWorker {
     /// # Errors
     /// [`WorkerError::Spawn`].
     pub fn start(mut engine: LocalEngine, emulate: PassCost) -> Result<Self, WorkerError> {
-        let cost = Arc::new(Mutex::new(measure(&mut engine, emulate)));
+        let measured = measure(&mut engine, emulate);
+        let probe = PrefillSample {
+            held: 0.0,
+            tokens: PROBE_TOKENS as f64,
+            ms: PROBE_TOKENS as f64 * measured.prefill_ms_per_token,
+        };
+        let cost = Arc::new(Mutex::new(measured));
         let speculation = Arc::new(Mutex::new(engine.speculation()));
         let interrupt = Arc::new(AtomicBool::new(false));
         let (messages, inbox) = sync_channel(COMMANDS_MAX);
@@ -68,6 +77,7 @@ impl EngineWorker {
             reports: None,
             interrupt: interrupt.clone(),
             cost: cost.clone(),
+            prefills: VecDeque::from([probe]),
             speculation: speculation.clone(),
         };
         let thread = std::thread::Builder::new()
@@ -150,6 +160,8 @@ struct Thread {
     reports: Option<mpsc::Sender<EngineReport>>,
     interrupt: Arc<AtomicBool>,
     cost: Arc<Mutex<DeviceCost>>,
+    /// The newest prefill passes.
+    prefills: VecDeque<PrefillSample>,
     speculation: Arc<Mutex<Option<SpeculationStats>>>,
 }
 
@@ -251,8 +263,18 @@ impl Thread {
             *self.speculation.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.speculation();
             cost.decode_ms = toward(cost.decode_ms, took_ms / decoded.written.max(1) as f64);
         } else if outcome.content.prefill_tokens >= PROBE_TOKENS / 4 {
-            cost.prefill_ms_per_token =
-                toward(cost.prefill_ms_per_token, took_ms / outcome.content.prefill_tokens as f64);
+            if self.prefills.len() == PREFILL_SAMPLES {
+                self.prefills.pop_front();
+            }
+            self.prefills.push_back(PrefillSample {
+                held: outcome.held_tokens as f64,
+                tokens: outcome.content.prefill_tokens as f64,
+                ms: took_ms,
+            });
+            if let Some(fit) = fit_prefill(self.prefills.make_contiguous()) {
+                cost.prefill_ms_per_token = fit.ms_per_token;
+                cost.prefill_ms_per_token2 = fit.ms_per_token2;
+            }
         }
     }
 }

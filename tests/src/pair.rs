@@ -108,10 +108,11 @@ impl Pair {
         let device = DeviceInfo {
             class: "phone".to_owned(),
             model: "demo-device".to_owned(),
-            prefill_ms_per_token: PHONE.prefill_ms_per_token,
+            prefill_ms_per_token: Some(PHONE.prefill_ms_per_token),
             prefill_ms_per_token2: 0.0,
-            decode_ms: PHONE.decode_ms,
+            decode_ms: Some(PHONE.decode_ms),
             network: Some("wifi".to_owned()),
+            network_ms: None,
         };
         AssistRequest {
             protocol: baton_protocol::PROTOCOL_VERSION,

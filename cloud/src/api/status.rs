@@ -1,5 +1,7 @@
 //! Health, figures, and the list of models.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
 use baton_engine::BLOCK_TOKENS;
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{App, PathId, path_id};
+use crate::coefficients::{ALL, Known};
 use crate::service::ServiceError;
 
 /// The process lives; where it does not answer so, it must be started again.
@@ -31,6 +34,7 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
     let stats = app.service.stats();
     let measured = app.service.measured();
     let kv = app.service.kv();
+    let coefficients = app.service.coefficients();
     Json(json!({
         "slots_used": stats.running,
         "slots": stats.slots,
@@ -58,7 +62,22 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
             "decode_ms": measured.decode_ms,
             "refine_ms": measured.refine_ms,
         },
+        "device_classes": classes(&coefficients.devices, |device| json!({
+            "prefill_ms_per_token": device.prefill_ms_per_token,
+            "prefill_ms_per_token2": device.prefill_ms_per_token2,
+            "decode_ms": device.decode_ms,
+        })),
+        "network_classes": classes(&coefficients.networks, |ms| json!({ "network_ms": ms })),
     }))
+}
+
+/// Medians by class; `all` for all classes together.
+fn classes<T>(known: &BTreeMap<String, Known<T>>, figures: impl Fn(&T) -> Value) -> Value {
+    let class = |(name, known): (&String, &Known<T>)| {
+        let name = if name == ALL { "all" } else { name };
+        json!({ "class": name, "samples": known.samples, "median": figures(&known.value) })
+    };
+    known.iter().map(class).collect()
 }
 
 pub(super) async fn models(State(app): State<App>) -> Json<Value> {

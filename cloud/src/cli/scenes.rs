@@ -1,4 +1,9 @@
-//! `scenes list|show|set`: what each kind of question may cost.
+//! `scenes list|show|set|table|explain|fit-xi`: what each kind of question may cost, and why.
+
+mod explain;
+mod figures;
+mod fit;
+mod table;
 
 use std::io::Write;
 
@@ -10,6 +15,10 @@ use serde_json::{Value, json};
 
 use crate::scene::{Scene, SceneSettings};
 use crate::store::{Database, Store, StoreError};
+
+pub use self::explain::ExplainArgs;
+pub use self::fit::FitXi;
+pub use self::table::TableArgs;
 
 /// `scenes`.
 #[derive(Debug, Args)]
@@ -43,6 +52,12 @@ pub enum SceneCommand {
     },
     /// Add a version with these changes; a new id starts from the defaults
     Set(Box<SceneSet>),
+    /// r and L for every scene, class of devices, length of prompt and class of networks
+    Table(Box<TableArgs>),
+    /// Which bound decides L of one request, and what would relax it
+    Explain(Box<ExplainArgs>),
+    /// Add a version whose xi is the smallest r that an evaluation allows
+    FitXi(Box<FitXi>),
 }
 
 /// Changes to a scene; what is not named stays.
@@ -65,6 +80,9 @@ pub struct SceneSet {
     /// Largest tolerable gap between shown tokens, in milliseconds
     #[arg(long)]
     pub tau_ms: Option<f32>,
+    /// What answers may lose against the full prompt, as a share of the score (for fit-xi)
+    #[arg(long, value_name = "SHARE")]
+    pub tolerance: Option<f32>,
     /// Who is right where cloud and device disagree: cloud or device
     #[arg(long)]
     pub corrector: Option<Corrector>,
@@ -124,6 +142,7 @@ impl SceneSet {
         put(&mut settings.assist_tokens, self.assist_tokens.map(Auto::fixed));
         put(&mut settings.assist_floor, self.assist_floor);
         put(&mut settings.tau_ms, self.tau_ms);
+        put(&mut settings.tolerance, self.tolerance);
         put(&mut settings.corrector, self.corrector);
         put(&mut settings.refine, self.refine);
         put(&mut settings.mode, self.mode);
@@ -143,13 +162,15 @@ pub(super) async fn run(command: ScenesCommand, out: &mut impl Write) -> anyhow:
         let value = match &shown {
             Shown::One(scene) => value(scene),
             Shown::All(scenes) => scenes.iter().map(value).collect(),
+            Shown::Computed { value, .. } => value.clone(),
         };
         writeln!(out, "{value}").context("print")?;
         return Ok(());
     }
     match &shown {
-        Shown::All(scenes) => table(scenes, out),
-        Shown::One(scene) => table(std::slice::from_ref(scene), out).and_then(|()| texts(scene, out)),
+        Shown::All(scenes) => print_scenes(scenes, out),
+        Shown::One(scene) => print_scenes(std::slice::from_ref(scene), out).and_then(|()| texts(scene, out)),
+        Shown::Computed { text, .. } => write!(out, "{text}"),
     }
     .context("print")
 }
@@ -157,6 +178,7 @@ pub(super) async fn run(command: ScenesCommand, out: &mut impl Write) -> anyhow:
 enum Shown {
     All(Vec<Scene>),
     One(Box<Scene>),
+    Computed { value: Value, text: String },
 }
 
 async fn perform(store: &Store, command: SceneCommand) -> anyhow::Result<Shown> {
@@ -164,6 +186,24 @@ async fn perform(store: &Store, command: SceneCommand) -> anyhow::Result<Shown> 
         SceneCommand::List => Shown::All(current(store.scenes().await?)),
         SceneCommand::Show { id } => Shown::One(Box::new(store.scene(&id).await?)),
         SceneCommand::Set(set) => Shown::One(Box::new(change(store, *set).await?)),
+        SceneCommand::Table(args) => {
+            let mut scenes = current(store.scenes().await?);
+            if let Some(unknown) = args.ids.iter().find(|id| scenes.iter().all(|scene| &scene.id != *id)) {
+                return Err(StoreError::UnknownScene(unknown.clone()).into());
+            }
+            scenes.retain(|scene| args.ids.is_empty() || args.ids.contains(&scene.id));
+            let table = table::table(&args, &scenes, &store.coefficients().await?)?;
+            Shown::Computed { value: table.value(), text: table.text() }
+        }
+        SceneCommand::Explain(args) => {
+            let scene = store.scene(&args.id).await?;
+            let explained = explain::explained(&args, scene, &store.coefficients().await?)?;
+            Shown::Computed { value: explained.value(), text: explained.text() }
+        }
+        SceneCommand::FitXi(args) => {
+            let fitted = fit::fit(store, &args).await?;
+            Shown::Computed { value: fitted.value(), text: fitted.text() }
+        }
     })
 }
 
@@ -201,13 +241,14 @@ fn value(scene: &Scene) -> Value {
         "assist_tokens": settings.assist_tokens,
         "assist_floor": settings.assist_floor,
         "tau_ms": settings.tau_ms,
+        "tolerance": settings.tolerance,
         "corrector": settings.corrector.as_str(),
         "refine": settings.refine,
         "mode": settings.mode.to_string(),
     })
 }
 
-fn table(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
+fn print_scenes(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
     let auto = |text: Option<String>| text.unwrap_or_else(|| "auto".to_owned());
     writeln!(
         out,
@@ -236,5 +277,6 @@ fn table(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
 
 fn texts(scene: &Scene, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "system           {:?}", scene.settings.system)?;
-    writeln!(out, "question prefix  {:?}", scene.settings.question_prefix)
+    writeln!(out, "question prefix  {:?}", scene.settings.question_prefix)?;
+    writeln!(out, "tolerance        {}", scene.settings.tolerance)
 }

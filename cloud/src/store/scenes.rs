@@ -7,7 +7,7 @@ use super::{Store, StoreError};
 use crate::scene::{Scene, SceneSettings, check_id};
 
 const COLUMNS: &str = "id, version, system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, \
-                       corrector, refine, refine_mode";
+                       corrector, refine, refine_mode, tolerance";
 
 impl Store {
     /// Every version of every scene, by id and version.
@@ -67,7 +67,7 @@ impl Store {
         }
         let version = current + 1;
         let sql =
-            format!("INSERT INTO scene_versions ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+            format!("INSERT INTO scene_versions ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
         let done = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(id)
             .bind(i64::from(version))
@@ -81,6 +81,7 @@ impl Store {
             .bind(settings.corrector.as_str())
             .bind(i64::from(settings.refine))
             .bind(settings.mode.to_string())
+            .bind(stored(settings.tolerance))
             .execute(&self.pool)
             .await;
         match done {
@@ -121,6 +122,7 @@ fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {
         corrector: corrector.parse().map_err(|_| bad("corrector", corrector))?,
         refine: row.try_get::<i64, _>("refine").map_err(query)? != 0,
         mode: mode.parse().map_err(|_| bad("refine_mode", mode))?,
+        tolerance: row.try_get::<f64, _>("tolerance").map_err(query)? as f32,
     };
     settings.check()?;
     let version = u32::try_from(version).map_err(|_| bad("version", version.to_string()))?;

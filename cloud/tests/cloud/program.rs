@@ -125,3 +125,116 @@ fn serve_prints_its_address_and_ends_when_told() {
         assert!(child.wait().unwrap().success(), "a clean end");
     }
 }
+
+/// A scene's evaluation: losses by r, with the upper end of their interval 0.01 higher.
+fn evaluation(folder: &Path, curves: &[(&str, &str, &[(f64, f64)])]) -> std::path::PathBuf {
+    let curve = |&(subset, mode, losses): &(&str, &str, &[(f64, f64)])| {
+        let points: Vec<Value> = losses
+            .iter()
+            .map(|(r, loss)| {
+                json!({"r": r, "n": 200, "score": 0.9 - loss, "low": 0.0, "high": 1.0,
+                       "loss": {"mean": loss, "low": loss - 0.01, "high": loss + 0.01}})
+            })
+            .collect();
+        json!({"suite": "facts", "subset": subset, "metric": "exact_match", "mode": mode, "arm": "relay",
+               "assist_tokens": null, "corrector": "cloud",
+               "reference": {"n": 200, "score": 0.9, "low": 0.86, "high": 0.94}, "points": points})
+    };
+    let curves: Vec<Value> = curves.iter().map(curve).collect();
+    let model = |digit: &str| json!({"name": "m", "sha256": digit.repeat(64)});
+    let file = json!({"format": "baton-quality-curves", "version": 1, "made_by": "test", "seed": 1,
+                      "cloud_model": model("a"), "device_model": model("b"), "curves": curves});
+    let path = folder.join("evaluation.json");
+    std::fs::write(&path, file.to_string()).unwrap();
+    path
+}
+
+#[test]
+fn xi_is_fitted_to_an_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("cloud.db");
+    let file = evaluation(
+        folder.path(),
+        &[
+            ("single", "attention", &[(0.1, 0.005), (0.2, 0.0), (0.5, 0.0)]),
+            ("two-hop", "attention", &[(0.1, 0.05), (0.2, 0.009), (0.5, 0.0)]),
+            ("single", "bm25", &[(0.1, 0.5), (0.2, 0.4), (0.5, 0.3)]),
+        ],
+    );
+    let fit = |words: &[&str]| {
+        let all = [&["fit-xi", "doc-qa", file.to_str().unwrap()][..], words].concat();
+        scenes(&database, &all)
+    };
+    // Both kinds of question must keep within 0.02: 0.2, not the 0.1 that one of them allows.
+    let fitted = json_of(&fit(&["--json"]));
+    let xi = |value: &Value| {
+        (value["scene"]["version"].as_u64(), value["scene"]["xi"].as_f64().map(|xi| xi as f32))
+    };
+    assert_eq!((xi(&fitted), &fitted["changed"]), ((Some(2), Some(0.2)), &json!(true)));
+    assert_eq!(fitted["curves"].as_array().unwrap().len(), 2);
+    assert_eq!(fitted["scene"]["ratio"], json!(0.25), "a fixed r above xi stays");
+    let text = fit(&[]);
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("nothing changes: version 2 of `doc-qa` already has xi 0.2"), "{text}");
+    assert!(text.contains("r stays fixed at 0.25"), "{text}");
+    assert_eq!(xi(&json_of(&fit(&["--subset", "single", "--json"]))), (Some(3), Some(0.1)));
+    // The loss alone, not its upper end; a larger xi takes a fixed r with it.
+    assert_eq!(xi(&json_of(&fit(&["--tolerance", "0.009", "--mean", "--json"]))), (Some(4), Some(0.2)));
+    let strict = json_of(&fit(&["--tolerance", "0.01", "--json"]));
+    assert_eq!((xi(&strict), &strict["scene"]["ratio"]), ((Some(5), Some(0.5)), &json!(0.5)));
+    refused(&fit(&["--tolerance", "0.001"]), "within 0.001: it is 0.0100 at r 0.5");
+    assert_eq!(xi(&json_of(&fit(&["--tolerance", "0.001", "--forbid", "--json"]))), (Some(6), Some(1.0)));
+    refused(&fit(&["--mode", "paper"]), "no curve of mode `paper` and arm `relay` was chosen");
+    refused(&fit(&["--if-version", "2", "--tolerance", "0.5"]), "is at version 6, expected 2");
+    refused(&fit(&["--tolerance", "2"]), "field `tolerance` is 2, must be 0 to 1");
+    std::fs::write(&file, "{}").unwrap();
+    refused(&fit(&[]), "read evaluation");
+    assert_eq!(json_of(&scenes(&database, &["show", "doc-qa", "--json"]))["version"], 6);
+}
+
+#[test]
+fn an_evaluation_of_another_model_is_refused_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("cloud.db");
+    let model = folder.path().join("tiny.gguf");
+    std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
+    let file = evaluation(folder.path(), &[("single", "attention", &[(0.5, 0.0)])]);
+    let words = ["fit-xi", "doc-qa", file.to_str().unwrap(), "--model", model.to_str().unwrap()];
+    refused(&scenes(&database, &words), "the evaluation is of cloud model `m`");
+}
+
+#[test]
+fn the_table_and_its_reasons_are_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("cloud.db");
+    let what_if = ["--device", "phone=2.5,45", "--cloud", "0.1,30"];
+    let table = json_of(&scenes(&database, &[&["table", "--json"][..], &what_if].concat()));
+    // Three scenes, one class, eight lengths, five networks.
+    assert_eq!(table.as_array().unwrap().len(), 3 * 8 * 5);
+    let cell = table
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|cell| cell["scene"] == "chat" && cell["prompt_tokens"] == 4096 && cell["network"] == "wifi")
+        .unwrap();
+    assert_eq!((&cell["verdict"], &cell["assist_bound_by"]), (&json!("relay"), &json!("tau")));
+    let text = scenes(&database, &[&["table", "chat", "--lengths", "1024,4096"][..], &what_if].concat());
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("chat on phone: k_d 2.5 ms"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("wifi") && line.contains("0.25 36t")), "{text}");
+    refused(&scenes(&database, &["table", "nothing"]), "scene `nothing` does not exist");
+    refused(&scenes(&database, &["table", "--device", "phone"]), "NAME=K_D,TPOT_D");
+
+    let explain = |words: &[&str]| scenes(&database, &[&["explain", "chat"][..], &what_if, words].concat());
+    let explained = json_of(&explain(&["--json"]));
+    assert_eq!(explained["plan"]["assist_tokens"], cell["assist_tokens"]);
+    let figures: Vec<&str> =
+        explained["relaxations"].as_array().unwrap().iter().map(|r| r["figure"].as_str().unwrap()).collect();
+    assert_eq!(figures, ["k_d", "tau", "r"]);
+    let text = explain(&[]);
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("L would fall to 27 or fewer with any one of"), "{text}");
+    assert!(text.contains("tau            100 -> 13"), "{text}");
+    refused(&explain(&["--class", "watch"]), "device class `watch` is not known, `phone` are");
+    refused(&explain(&["--over", "sea"]), "network class `sea` is not known");
+}

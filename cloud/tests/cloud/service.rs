@@ -305,7 +305,7 @@ fn slot_time_is_the_time_of_its_passes() {
 fn l_follows_the_device() {
     let cost = PassCost { base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 1.0 };
     let (service, mut worker) = by_hand(ServiceOptions { emulation: Some(cost), ..options() });
-    let assist_tokens = |ms_per_token: f64, worker: &mut _| {
+    let assist_tokens = |ms_per_token: Option<f64>, worker: &mut _| {
         let mut request = request("doc-qa", &document(60), 1);
         request.assist_tokens = None;
         request.device = Some(baton_protocol::DeviceInfo {
@@ -313,17 +313,28 @@ fn l_follows_the_device() {
             model: "m".into(),
             prefill_ms_per_token: ms_per_token,
             prefill_ms_per_token2: 0.0,
-            decode_ms: 45.0,
+            decode_ms: ms_per_token.map(|_| 45.0),
             network: Some("wifi".into()),
+            network_ms: None,
         });
         let events = answer(&service, worker, &request);
         let AssistEvent::First(first) = &events[1] else { panic!("{events:?}") };
         (first.assist_tokens, first.assist_bound_by.clone())
     };
-    let (slow, bound_by) = assist_tokens(5.0, &mut worker);
-    let (fast, _) = assist_tokens(2.5, &mut worker);
+    let (assumed, _) = assist_tokens(None, &mut worker);
+    let (slow, bound_by) = assist_tokens(Some(5.0), &mut worker);
+    let (fast, _) = assist_tokens(Some(2.5), &mut worker);
     assert!(slow > fast && fast >= 4, "slow {slow}, fast {fast}");
     assert_eq!(bound_by, "tau");
+    // A device that says nothing of itself is taken for one of its class: assumed first, then as the class reports.
+    assert_eq!(assumed, fast);
+    for _ in 0..3 {
+        assist_tokens(Some(5.0), &mut worker);
+    }
+    assert_eq!(assist_tokens(None, &mut worker).0, slow);
+    assert_eq!(assist_tokens(Some(2.5), &mut worker).0, fast, "its own values win");
+    let phones = service.coefficients().devices["phone"];
+    assert_eq!((phones.value.prefill_ms_per_token, phones.samples), (5.0, 6));
 }
 
 #[test]

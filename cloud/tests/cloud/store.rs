@@ -1,7 +1,10 @@
 //! The store over real files: migrations, immutable versions, bounds, two programs at once.
 
+use baton_cloud::coefficients::{Coefficients, Known};
+use baton_cloud::cost::Measured;
 use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Database, Store, StoreError};
+use baton_pacing::refit::DeviceReport;
 use baton_protocol::Corrector;
 use baton_refine::Mode;
 
@@ -29,6 +32,7 @@ async fn a_new_database_has_the_seeded_scenes() {
             corrector: Corrector::Cloud,
             refine: true,
             mode: Mode::Attention,
+            tolerance: 0.02,
         }
     );
     let full = store.scene("doc-qa-full").await.unwrap().settings;
@@ -120,4 +124,31 @@ async fn what_is_no_database_is_refused() {
     assert!(err.to_string().starts_with("open database"), "{err}");
     let err = Store::open(&Database::File(folder.path().join("no/such/folder.db"))).await.unwrap_err();
     assert!(err.to_string().starts_with("open database"), "{err}");
+}
+
+#[tokio::test]
+async fn coefficients_are_kept_by_class_and_read_again() {
+    let store = memory().await;
+    assert_eq!(store.coefficients().await.unwrap(), Coefficients::default());
+    let report = |k| DeviceReport { prefill_ms_per_token: k, prefill_ms_per_token2: 1e-4, decode_ms: 30.0 };
+    let known = |k| Coefficients {
+        cloud: Some(Measured { base_ms: 0.0, prefill_ms_per_token: 0.11, decode_ms: 9.5, refine_ms: 0.7 }),
+        devices: [("phone", k), ("", 2.0)]
+            .map(|(name, k)| (name.to_owned(), Known { value: report(k), samples: 9 }))
+            .into(),
+        networks: [("wifi".to_owned(), Known { value: 12.5, samples: 4 })].into(),
+    };
+    store.keep_coefficients(&known(2.4)).await.unwrap();
+    assert_eq!(store.coefficients().await.unwrap(), known(2.4));
+    // The newest count; classes that are not named stay.
+    let newer = Coefficients { networks: [].into(), ..known(3.5) };
+    store.keep_coefficients(&newer).await.unwrap();
+    assert_eq!(store.coefficients().await.unwrap(), known(3.5));
+    // What the database itself refuses, and what is out of bounds.
+    let cloud = Measured { base_ms: -1.0, prefill_ms_per_token: 0.1, decode_ms: 9.0, refine_ms: 1.0 };
+    let err = store.keep_coefficients(&Coefficients { cloud: Some(cloud), ..known(9.0) }).await.unwrap_err();
+    assert_eq!(err.to_string(), "keep coefficients");
+    assert_eq!(store.coefficients().await.unwrap(), known(3.5), "a failed write changes nothing");
+    store.keep_coefficients(&known(1e9)).await.unwrap();
+    assert!(!store.coefficients().await.unwrap().devices.contains_key("phone"));
 }

@@ -66,7 +66,8 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     };
     let device = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
-    let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone());
+    let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
+        .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode })
 }
 

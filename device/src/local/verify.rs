@@ -80,6 +80,7 @@ impl LocalEngine {
             prefill_tokens: batch.len(),
             decode_rows: 0,
         };
+        outcome.held_tokens = held;
         job.begun = true;
         let logits = if text.is_some() { logits.to_vec() } else { Vec::new() };
         let verification = Verification { ids, text, choices, logits };

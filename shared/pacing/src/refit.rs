@@ -13,6 +13,8 @@ const LENGTH_SPREAD_MIN: f64 = 1.5;
 const OUTLIER_DISTANCES: f64 = 3.0 * 1.4826;
 /// Distances below this share of the value are noise of the clock, never outliers.
 const DISTANCE_SHARE_MIN: f64 = 0.02;
+/// A slope that is not so many standard errors above zero is none: extrapolated to a long prompt, it would be noise.
+const SLOPE_ERRORS_MIN: f64 = 3.0;
 /// Lines are drawn again without outliers at most so often.
 const ROUNDS: usize = 4;
 /// Slopes between pairs of samples are counted for at most so many samples: all pairs of more would take too long.
@@ -56,7 +58,7 @@ pub struct PrefillFit {
 ///
 /// Each sample is a point: the cost of a token, `ms / n = k + q (2 h + n)`, over `2 h + n`. A line through the medians of
 /// the slopes between pairs finds the outliers (Theil 1950, Sen 1968); least squares over what is left gives `k` and `q`.
-/// Where lengths hardly differ, or `q` would be negative, `q` is 0 and `k` the median cost of a token; where `k` would be
+/// Where lengths hardly differ, or `q` is within its error of 0, `q` is 0 and `k` the median cost of a token; where `k` would be
 /// negative, it is 0 and `q` the median of the rest. None without a usable sample.
 #[must_use]
 pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
@@ -95,7 +97,7 @@ pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
         }
     }
     let used = kept.len();
-    if line.slope < 0.0 {
+    if line.slope < SLOPE_ERRORS_MIN * slope_error(&kept, line) || line.slope <= 0.0 {
         let level = median(kept.iter().map(|point| point.y)).unwrap_or(level);
         return Some(fit(Line { intercept: level, slope: 0.0 }, used));
     }
@@ -153,6 +155,15 @@ fn least_squares(points: &[Point]) -> Option<Line> {
     let together: f64 = points.iter().map(|p| (p.x - mean_x) * (p.y - mean_y)).sum();
     let slope = together / spread;
     slope.is_finite().then_some(Line { intercept: mean_y - slope * mean_x, slope })
+}
+
+/// The standard error of a fitted slope.
+fn slope_error(points: &[Point], line: Line) -> f64 {
+    let n = points.len() as f64;
+    let mean_x = points.iter().map(|p| p.x).sum::<f64>() / n;
+    let spread: f64 = points.iter().map(|p| (p.x - mean_x).powi(2)).sum();
+    let missed: f64 = points.iter().map(|p| (p.y - line.at(p.x)).powi(2)).sum();
+    (missed / ((n - 2.0) * spread)).sqrt()
 }
 
 /// One device's word about itself.

@@ -36,6 +36,8 @@ pub mod limits {
     pub const PREFILL_MS_PER_TOKEN2: NumberRange = NumberRange::new(0.0, 10.0);
     /// Decoding time per token, in milliseconds (TPOT_d).
     pub const DECODE_MS: NumberRange = NumberRange::new(0.0, 60_000.0);
+    /// What a network adds to the time to the first token, in milliseconds.
+    pub const NETWORK_MS: NumberRange = NumberRange::new(0.0, 60_000.0);
     /// Sampling temperature; 0 is greedy.
     pub const TEMPERATURE: NumberRange = NumberRange::new(0.0, 10.0);
     /// Number of most probable tokens sampled from.
@@ -147,16 +149,22 @@ pub struct DeviceInfo {
     pub class: String,
     /// Model on the device.
     pub model: String,
-    /// Prefill time per token (k_d).
-    pub prefill_ms_per_token: f64,
+    /// Prefill time per token (k_d); `None`: what devices of its class usually take, q_d with it.
+    #[serde(default)]
+    pub prefill_ms_per_token: Option<f64>,
     /// Prefill time per squared token, from attention (q_d).
     #[serde(default)]
     pub prefill_ms_per_token2: f64,
-    /// Time per output token (TPOT_d).
-    pub decode_ms: f64,
-    /// Kind of network, e.g. `wifi`.
+    /// Time per output token (TPOT_d); `None`: what devices of its class usually take.
     #[serde(default)]
+    pub decode_ms: Option<f64>,
+    /// Kind of network, e.g. `wifi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// What the network added to its last times to first token (median): seen by the device less what the cloud said it
+    /// took itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_ms: Option<f64>,
 }
 
 /// How the answer is sampled. Randomness is keyed by (seed, token index).
@@ -329,9 +337,10 @@ impl DeviceInfo {
     fn check(&self) -> Result<(), RequestError> {
         check_name("device.class", &self.class)?;
         check_name("device.model", &self.model)?;
-        limits::PREFILL_MS_PER_TOKEN.check("device.prefill_ms_per_token", self.prefill_ms_per_token)?;
+        limits::PREFILL_MS_PER_TOKEN.check_opt("device.prefill_ms_per_token", self.prefill_ms_per_token)?;
         limits::PREFILL_MS_PER_TOKEN2.check("device.prefill_ms_per_token2", self.prefill_ms_per_token2)?;
-        limits::DECODE_MS.check("device.decode_ms", self.decode_ms)?;
+        limits::DECODE_MS.check_opt("device.decode_ms", self.decode_ms)?;
+        limits::NETWORK_MS.check_opt("device.network_ms", self.network_ms)?;
         self.network.as_ref().map_or(Ok(()), |network| check_name("device.network", network))
     }
 }

@@ -52,6 +52,13 @@ fn outliers_do_not_move_the_line() {
 }
 
 #[test]
+fn noise_is_no_attention() {
+    let fit = fit_prefill(&samples(2.5, 0.0, 0.3)).unwrap();
+    assert_eq!(fit.ms_per_token2, 0.0, "{fit:?}");
+    near(fit.ms_per_token, 2.5, 0.1);
+}
+
+#[test]
 fn coefficients_are_never_negative() {
     let at = |tokens, ms| PrefillSample { held: 0.0, tokens, ms };
     // Long passes are cheaper for each token: no attention shows, the median cost counts.

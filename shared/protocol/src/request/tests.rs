@@ -83,6 +83,7 @@ fn numbers_out_of_range_are_refused_by_name() {
         ("/device/prefill_ms_per_token", "device.prefill_ms_per_token", 10_000.5),
         ("/device/prefill_ms_per_token2", "device.prefill_ms_per_token2", 10.5),
         ("/device/decode_ms", "device.decode_ms", 60_001.0),
+        ("/device/network_ms", "device.network_ms", 60_001.0),
         ("/sampling/temperature", "sampling.temperature", 10.5),
         ("/sampling/top_p", "sampling.top_p", 1.01),
         ("/sampling/min_p", "sampling.min_p", 1.01),
@@ -157,4 +158,16 @@ fn no_bytes_make_it_panic() {
     assert!(AssistRequest::parse(format!("{text} x").as_bytes()).is_err());
     assert!(AssistRequest::parse(&[b'['; 100_000]).is_err());
     assert!(AssistRequest::parse(b"\xff\xfe").is_err());
+}
+
+#[test]
+fn a_device_may_name_its_class_alone() {
+    let mut json = request();
+    json["device"] = json!({"class": "phone", "model": "m"});
+    let device = parse(&json).unwrap().device.unwrap();
+    assert_eq!((device.prefill_ms_per_token, device.decode_ms, device.network_ms), (None, None, None));
+    json["device"]["network_ms"] = json!(31.5);
+    let parsed = parse(&json).unwrap();
+    assert_eq!(parsed.device.as_ref().unwrap().network_ms, Some(31.5));
+    assert_eq!(AssistRequest::parse(&serde_json::to_vec(&parsed).unwrap()).unwrap(), parsed);
 }

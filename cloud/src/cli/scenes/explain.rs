@@ -1,0 +1,246 @@
+//! `scenes explain`: which bound decides L of one request, and which figures would have to move to change it.
+
+use std::fmt::Write as _;
+
+use anyhow::Context;
+use baton_pacing::{
+    BoundBy, CloudCost, Explanation, Goal, KeepsTau, Knob, OptimizerInput, Plan, TableAxes, TablePlace,
+    Verdict, explain, optimizer::ASSIST_MARGIN,
+};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::figures::Figures;
+use super::table::{digits, plan_value};
+use crate::coefficients::Coefficients;
+use crate::scene::Scene;
+
+/// `scenes explain`.
+#[derive(Debug, Clone, Args)]
+pub struct ExplainArgs {
+    /// The scene's id
+    pub id: String,
+    /// Tokens of the whole prompt
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub tokens: u32,
+    /// Class of the device: one that was measured, or one given by --device
+    #[arg(long, value_name = "CLASS")]
+    pub class: Option<String>,
+    /// Class of the network: one that is known, or one given by --network
+    #[arg(long, default_value = "wifi", value_name = "CLASS")]
+    pub over: String,
+    /// Coefficients to try.
+    #[command(flatten)]
+    pub figures: Figures,
+}
+
+/// One request, explained.
+#[derive(Debug)]
+pub(super) struct Explained {
+    scene: Scene,
+    device: String,
+    network: String,
+    tokens: u32,
+    input: OptimizerInput,
+    explanation: Explanation,
+}
+
+/// Explains what the optimizer answers.
+pub(super) fn explained(args: &ExplainArgs, scene: Scene, known: &Coefficients) -> anyhow::Result<Explained> {
+    let figures = &args.figures;
+    let mut devices = figures.device_classes(known);
+    let names = |names: Vec<&str>| names.join("`, `");
+    // A class given on the command line stands last and is meant where none is named.
+    let device = match &args.class {
+        None => devices.len() - 1,
+        Some(class) => devices.iter().rposition(|device| &device.name == class).with_context(|| {
+            let all = names(devices.iter().map(|device| device.name.as_str()).collect());
+            format!("device class `{class}` is not known, `{all}` are; --device {class}=K_D,TPOT_D gives one")
+        })?,
+    };
+    let mut networks = figures.network_classes(known);
+    let network = networks.iter().rposition(|network| network.name == args.over).with_context(|| {
+        let all = names(networks.iter().map(|network| network.name.as_str()).collect());
+        format!(
+            "network class `{}` is not known, `{all}` are; --network {}=MS gives one",
+            args.over, args.over
+        )
+    })?;
+    let axes = TableAxes {
+        scenes: vec![figures.scene(&scene)],
+        devices: vec![devices.swap_remove(device)],
+        lengths: vec![args.tokens],
+        networks: vec![networks.swap_remove(network)],
+        cloud: figures.cloud_cost(known),
+    };
+    let input = axes.input(TablePlace { scene: 0, device: 0, length: 0, network: 0 });
+    Ok(Explained {
+        scene,
+        device: axes.devices[0].name.clone(),
+        network: axes.networks[0].name.clone(),
+        tokens: args.tokens,
+        input,
+        explanation: explain(&input).context("ask the optimizer")?,
+    })
+}
+
+impl Explained {
+    pub(super) fn value(&self) -> Value {
+        let relaxations = self.explanation.relaxations.iter().map(|relaxation| {
+            json!({
+                "figure": relaxation.knob.as_str(),
+                "unit": relaxation.knob.unit(),
+                "from": relaxation.from,
+                "to": relaxation.to,
+                "plan": plan_value(&relaxation.plan),
+            })
+        });
+        let relaxations: Vec<Value> = relaxations.collect();
+        json!({
+            "scene": self.scene.id,
+            "scene_version": self.scene.version,
+            "device_class": self.device,
+            "network": self.network,
+            "prompt_tokens": self.tokens,
+            "plan": plan_value(&self.explanation.plan),
+            "reason": reason(&self.input, &self.explanation.plan),
+            "goal": self.explanation.goal.map(goal),
+            "relaxations": relaxations,
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        let (input, plan) = (&self.input, &self.explanation.plan);
+        let CloudCost { prefill_ms_per_token, decode_ms, rtt_ms, .. } = input.cloud;
+        let mut out = format!(
+            "{} version {}, {} tokens, device {}, network {}\n",
+            self.scene.id, self.scene.version, self.tokens, self.device, self.network
+        );
+        let mut line = |name: &str, text: String| writeln!(out, "{name:<10} {text}").expect(WRITES);
+        line(
+            "figures",
+            format!(
+                "k_d {}, q_d {}, TPOT_d {}; k_c {}, TPOT_c {}; network {} ms; tau {} ms",
+                digits(input.device.prefill_ms_per_token),
+                digits(input.device.prefill_ms_per_token2),
+                digits(input.device.decode_ms),
+                digits(prefill_ms_per_token),
+                digits(decode_ms),
+                digits(rtt_ms),
+                input.scene.tau_ms
+            ),
+        );
+        let least = plan.bounds.lower.map_or("none".to_owned(), |least| least.to_string());
+        line(
+            "plan",
+            format!(
+                "r {}, L {} (smallest that keeps tau {least}, largest {})",
+                digits(plan.ratio),
+                plan.assist_tokens,
+                plan.bounds.upper
+            ),
+        );
+        let predicted = &plan.predicted;
+        line(
+            "forecast",
+            format!(
+                "cloud's first token {:.0} ms, device ready {:.0} ms, takes over {:.0} ms, gaps {:.0} ms; device alone {:.0} ms",
+                predicted.ttft_c_ms,
+                predicted.ttft_d_ms,
+                predicted.takeover_ms,
+                predicted.gap_ms,
+                predicted.device_alone_ms
+            ),
+        );
+        line("bound", reason(input, plan));
+        out.push_str(&self.relaxed());
+        out
+    }
+
+    fn relaxed(&self) -> String {
+        let Some(aim) = self.explanation.goal else { return String::new() };
+        let relaxations = &self.explanation.relaxations;
+        if relaxations.is_empty() {
+            return format!("{}: no single figure does that within a factor of 16\n", goal(aim));
+        }
+        let mut out = format!("{}{}\n", goal(aim), if aim == Goal::Free { ":" } else { " with any one of" });
+        for relaxation in relaxations {
+            let unit = relaxation.knob.unit();
+            let to = match (relaxation.to, relaxation.knob) {
+                (Some(to), _) => digits(to),
+                (None, Knob::Load) => "none".to_owned(),
+                (None, _) => "auto".to_owned(),
+            };
+            let from = digits(relaxation.from);
+            let Plan { ratio, assist_tokens, .. } = relaxation.plan;
+            writeln!(
+                out,
+                "  {:<8} {from:>9} -> {to:<9} {unit:<11} then r {}, L {assist_tokens}",
+                relaxation.knob.as_str(),
+                digits(ratio)
+            )
+            .expect(WRITES);
+        }
+        out
+    }
+}
+
+const WRITES: &str = "writing to a String cannot fail";
+
+/// Why the plan is as it is.
+fn reason(input: &OptimizerInput, plan: &Plan) -> String {
+    let (tau, most) = (input.scene.tau_ms, plan.bounds.upper);
+    let least = plan.bounds.lower.unwrap_or(0);
+    let why = match (plan.verdict, plan.bound_by) {
+        (Verdict::DeviceAlone, _) => {
+            return format!(
+                "none: the device alone has its first token after {:.0} ms, the cloud's comes after {:.0} ms",
+                plan.predicted.device_alone_ms, plan.predicted.ttft_c_ms
+            );
+        }
+        (Verdict::CloudAlone, _) => "the device keeps tau for no L: the cloud writes everything".to_owned(),
+        (_, BoundBy::Tau) => {
+            format!("tau: {least} tokens keep every gap within {tau} ms; L has a margin of {ASSIST_MARGIN}")
+        }
+        (_, BoundBy::CloudOccupancy) => format!(
+            "cloud occupancy: {least} tokens keep tau, but the device is ready after {most}, so that the margin is cut"
+        ),
+        (_, BoundBy::CloudDecode) => {
+            format!(
+                "TPOT_c: {least} tokens would keep tau, but until the device is ready the cloud writes {most}"
+            )
+        }
+        (_, BoundBy::Floor) => format!("the scene's floor of {} tokens", input.scene.assist_floor),
+        (_, BoundBy::Load) => "load: the cloud gives the scene's floor only".to_owned(),
+        (_, BoundBy::Fixed) => "the scene fixes L".to_owned(),
+        (_, BoundBy::AnswerLength) => "the answer may not be longer".to_owned(),
+        (_, BoundBy::DeviceTooSlow) => {
+            "the device: no L keeps tau, as each token costs more to verify than it buys".to_owned()
+        }
+        (_, BoundBy::Verdict) => "nobody relays".to_owned(),
+    };
+    let whole = if plan.verdict == Verdict::NoRefinement { "; the whole prompt, from the start" } else { "" };
+    let gaps = match plan.keeps_tau {
+        KeepsTau::Yes => String::new(),
+        KeepsTau::DecodeTooSlow { decode_ms } => {
+            format!("; the device decodes a token in {} ms, over tau", digits(decode_ms))
+        }
+        KeepsTau::PrefillTooSlow { prefill_ms_per_token } => {
+            format!("; one more token costs {} ms of prefill", digits(prefill_ms_per_token))
+        }
+        KeepsTau::AssistTooShort { gap_ms } => format!("; gaps of {gap_ms:.0} ms"),
+    };
+    format!("{why}{whole}{gaps}")
+}
+
+/// What a change would be for.
+fn goal(goal: Goal) -> String {
+    match goal {
+        Goal::KeepTau => "every gap would stay within tau".to_owned(),
+        Goal::Relay => "the device would keep tau".to_owned(),
+        Goal::Refine => "refining would pay".to_owned(),
+        Goal::WholeMargin => "L would have its whole margin".to_owned(),
+        Goal::FewerTokens { at_most } => format!("L would fall to {at_most} or fewer"),
+        Goal::Free => "left to the optimizer".to_owned(),
+    }
+}

@@ -1,0 +1,216 @@
+//! What the optimizer is asked with on the command line: coefficients from the database, or others to try.
+
+use std::str::FromStr;
+
+use baton_pacing::refit::DeviceReport;
+use baton_pacing::{DeviceClass, DeviceCost, NetworkClass, TableScene};
+use clap::Args;
+
+use crate::coefficients::{ALL, Coefficients, DECOMPRESS_MS, NETWORKS_ASSUMED};
+use crate::cost::{Costs, Measured};
+use crate::planning::{Wish, policy, unloaded};
+use crate::scene::Scene;
+
+/// Bytes of ordinary text that make a token, near enough for a table: nothing is tokenized here.
+const BYTES_PER_TOKEN: usize = 4;
+/// The longest answer that a device may ask for.
+const ANSWER_TOKENS_MAX: u32 = 65_536;
+
+/// Coefficients other than those that the service measured.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Figures {
+    /// Also a device of these milliseconds for each prompt token and each token written (k_d, TPOT_d; between them may
+    /// stand q_d, for each squared token)
+    #[arg(long = "device", value_name = "NAME=K[,Q],T")]
+    pub devices: Vec<Named<DeviceReport>>,
+    /// Also a network that adds so many milliseconds
+    #[arg(long = "network", value_name = "NAME=MS")]
+    pub networks: Vec<Named<f64>>,
+    /// A cloud of these milliseconds for each prompt token and each pass (k_c, TPOT_c) instead of what was measured
+    #[arg(long, value_name = "K,T")]
+    pub cloud: Option<CloudFigures>,
+    /// Tokens of a question
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    pub question_tokens: u32,
+}
+
+/// A name and what belongs to it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named<T> {
+    /// The name.
+    pub name: String,
+    /// What belongs to it.
+    pub value: T,
+}
+
+/// k_c and TPOT_c.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CloudFigures {
+    prefill_ms_per_token: f64,
+    decode_ms: f64,
+}
+
+/// Figures that are not of the form they must have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` must be {want}")]
+pub struct NotFigures {
+    text: String,
+    want: &'static str,
+}
+
+/// Numbers of 0 to 60,000, separated by commas.
+fn numbers(text: &str) -> Option<Vec<f64>> {
+    let number = |part: &str| part.trim().parse().ok().filter(|value| (0.0..=60_000.0).contains(value));
+    text.split(',').map(number).collect()
+}
+
+fn named<T>(
+    text: &str,
+    want: &'static str,
+    value: impl Fn(&str) -> Option<T>,
+) -> Result<Named<T>, NotFigures> {
+    let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let found =
+        parts.and_then(|(name, figures)| Some(Named { name: name.to_owned(), value: value(figures)? }));
+    found.ok_or_else(|| NotFigures { text: text.to_owned(), want })
+}
+
+impl FromStr for Named<DeviceReport> {
+    type Err = NotFigures;
+
+    fn from_str(text: &str) -> Result<Self, NotFigures> {
+        named(text, "NAME=K_D,TPOT_D or NAME=K_D,Q_D,TPOT_D, milliseconds from 0 to 60000", |figures| {
+            let (prefill_ms_per_token, prefill_ms_per_token2, decode_ms) = match numbers(figures)?[..] {
+                [k, t] => (k, 0.0, t),
+                [k, q, t] => (k, q, t),
+                _ => return None,
+            };
+            Some(DeviceReport { prefill_ms_per_token, prefill_ms_per_token2, decode_ms })
+        })
+    }
+}
+
+impl FromStr for Named<f64> {
+    type Err = NotFigures;
+
+    fn from_str(text: &str) -> Result<Self, NotFigures> {
+        named(text, "NAME=MS, milliseconds from 0 to 60000", |figures| match numbers(figures)?[..] {
+            [ms] => Some(ms),
+            _ => None,
+        })
+    }
+}
+
+impl FromStr for CloudFigures {
+    type Err = NotFigures;
+
+    fn from_str(text: &str) -> Result<Self, NotFigures> {
+        match numbers(text).as_deref() {
+            Some(&[prefill_ms_per_token, decode_ms]) => Ok(CloudFigures { prefill_ms_per_token, decode_ms }),
+            _ => Err(NotFigures { text: text.to_owned(), want: "K_C,TPOT_C, milliseconds from 0 to 60000" }),
+        }
+    }
+}
+
+impl Figures {
+    /// The cloud: as given, as measured, or as assumed of a small model on two cores.
+    pub(super) fn cloud(&self, known: &Coefficients) -> Measured {
+        let measured = known.cloud.unwrap_or_else(|| Costs::new(None).current());
+        match self.cloud {
+            None => measured,
+            Some(CloudFigures { prefill_ms_per_token, decode_ms }) => {
+                Measured { prefill_ms_per_token, decode_ms, ..measured }
+            }
+        }
+    }
+
+    /// The cloud's cost without network and queue.
+    pub(super) fn cloud_cost(&self, known: &Coefficients) -> baton_pacing::CloudCost {
+        unloaded(&self.cloud(known))
+    }
+
+    /// Classes that were measured and those given; where there is neither, the assumed one.
+    pub(super) fn device_classes(&self, known: &Coefficients) -> Vec<DeviceClass> {
+        let measured = known.devices.keys().map(|class| DeviceClass {
+            name: if class == ALL { "all".to_owned() } else { class.clone() },
+            cost: known.class(class),
+        });
+        let given = self.devices.iter().map(|Named { name, value }| DeviceClass {
+            name: name.clone(),
+            cost: DeviceCost {
+                prefill_ms_per_token: value.prefill_ms_per_token,
+                prefill_ms_per_token2: value.prefill_ms_per_token2,
+                decode_ms: value.decode_ms,
+                decompress_ms: DECOMPRESS_MS,
+            },
+        });
+        let mut classes: Vec<DeviceClass> = measured.chain(given).collect();
+        if classes.is_empty() {
+            classes.push(DeviceClass { name: "assumed".to_owned(), cost: known.class(ALL) });
+        }
+        classes
+    }
+
+    /// Networks that are assumed, measured or given; measured ones replace assumed ones.
+    pub(super) fn network_classes(&self, known: &Coefficients) -> Vec<NetworkClass> {
+        let assumed = NETWORKS_ASSUMED.iter().map(|&(name, _)| name.to_owned());
+        let measured = known.networks.keys().filter(|name| name.as_str() != ALL).cloned();
+        let mut names: Vec<String> = assumed.chain(measured).collect();
+        names.sort();
+        names.dedup();
+        let known =
+            names.into_iter().map(|name| NetworkClass { rtt_ms: known.network_ms(Some(&name)), name });
+        let given =
+            self.networks.iter().map(|given| NetworkClass { name: given.name.clone(), rtt_ms: given.value });
+        let mut all: Vec<NetworkClass> = known.chain(given).collect();
+        all.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
+        all
+    }
+
+    /// The scene as the optimizer sees it, its texts counted as one token for four bytes.
+    pub(super) fn scene(&self, scene: &Scene) -> TableScene {
+        let tokens = |text: &str| u32::try_from(text.len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
+        let prefix_tokens = tokens(&scene.settings.system);
+        let suffix_tokens = tokens(&scene.settings.question_prefix).saturating_add(self.question_tokens);
+        TableScene {
+            name: scene.id.clone(),
+            policy: policy(&scene.settings, Wish::default(), ANSWER_TOKENS_MAX),
+            fixed_tokens: prefix_tokens.saturating_add(suffix_tokens),
+            prefix_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read() {
+        let device: Named<DeviceReport> = "tablet=1.5,1e-4,30".parse().unwrap();
+        assert_eq!((device.name.as_str(), device.value.prefill_ms_per_token2), ("tablet", 1e-4));
+        assert_eq!("x=1,2".parse::<Named<DeviceReport>>().unwrap().value.decode_ms, 2.0);
+        assert_eq!("sat=600".parse::<Named<f64>>().unwrap().value, 600.0);
+        assert_eq!("0.1,9".parse::<CloudFigures>().unwrap().decode_ms, 9.0);
+        for bad in ["", "=1,2", "x", "x=1", "x=1,2,3,4", "x=-1,2", "x=NaN,2", "x=1,1e9"] {
+            assert!(bad.parse::<Named<DeviceReport>>().is_err(), "{bad}");
+        }
+        let err = "lte".parse::<Named<f64>>().unwrap_err().to_string();
+        assert_eq!(err, "`lte` must be NAME=MS, milliseconds from 0 to 60000");
+    }
+
+    #[test]
+    fn what_is_measured_replaces_what_is_assumed() {
+        let figures = Figures::default();
+        let none = Coefficients::default();
+        assert_eq!(figures.device_classes(&none)[0].name, "assumed");
+        assert_eq!(figures.network_classes(&none).len(), NETWORKS_ASSUMED.len());
+        let known = Coefficients {
+            networks: [("wifi".to_owned(), crate::coefficients::Known { value: 7.0, samples: 5 })].into(),
+            ..none
+        };
+        let networks = figures.network_classes(&known);
+        assert_eq!(networks.len(), NETWORKS_ASSUMED.len());
+        assert!(networks.iter().any(|network| network.name == "wifi" && network.rtt_ms == 7.0));
+    }
+}

@@ -1,0 +1,140 @@
+//! Coefficients of the optimizer: what this cloud, each class of devices and each class of networks usually cost.
+//!
+//! Pure. Medians of what was measured (see [`crate::telemetry`]), as last known; what was never measured has a stated
+//! assumption. A request that carries its device's own values is planned with these: nothing here overrides them.
+
+use std::collections::BTreeMap;
+
+use baton_pacing::DeviceCost;
+use baton_pacing::refit::DeviceReport;
+use baton_protocol::DeviceInfo;
+
+use crate::cost::Measured;
+
+/// The name under which all devices, or all networks, count together.
+pub const ALL: &str = "";
+/// Milliseconds from the mask's arrival to the rebuilt prompt on an ordinary device.
+pub const DECOMPRESS_MS: f64 = 5.0;
+/// A device of which nothing is known: a phone of the middle class.
+pub const DEVICE_ASSUMED: DeviceReport =
+    DeviceReport { prefill_ms_per_token: 2.5, prefill_ms_per_token2: 0.0, decode_ms: 45.0 };
+/// Round trips of networks that nobody has measured, in milliseconds, by class; the last is for every other name.
+pub const NETWORKS_ASSUMED: [(&str, f64); 5] =
+    [("loopback", 0.2), ("ethernet", 5.0), ("5g", 30.0), ("lte", 60.0), ("wifi", 20.0)];
+
+/// A figure and how many measurements it rests on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Known<T> {
+    /// The figure.
+    pub value: T,
+    /// Measurements behind it.
+    pub samples: u32,
+}
+
+/// What is known now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Coefficients {
+    /// This cloud; none where no service has written any.
+    pub cloud: Option<Measured>,
+    /// Devices by class; [`ALL`] for all together.
+    pub devices: BTreeMap<String, Known<DeviceReport>>,
+    /// What networks add to the time to the first token (round trip, upload, unpacking), in milliseconds, by class;
+    /// [`ALL`] for all together.
+    pub networks: BTreeMap<String, Known<f64>>,
+}
+
+impl Coefficients {
+    /// What a device of this class usually costs: its class's median, else that of all devices, else the assumption.
+    #[must_use]
+    pub fn class(&self, class: &str) -> DeviceCost {
+        let known = self.devices.get(class).or_else(|| self.devices.get(ALL));
+        cost(known.map_or(DEVICE_ASSUMED, |known| known.value))
+    }
+
+    /// What this device costs: its own values where it sent them, its class's for what it left out.
+    #[must_use]
+    pub fn device(&self, device: Option<&DeviceInfo>) -> DeviceCost {
+        let mut known = self.class(device.map_or(ALL, |device| &device.class));
+        let Some(device) = device else { return known };
+        if let Some(own) = device.prefill_ms_per_token {
+            known.prefill_ms_per_token = own;
+            known.prefill_ms_per_token2 = device.prefill_ms_per_token2;
+        }
+        known.decode_ms = device.decode_ms.unwrap_or(known.decode_ms);
+        known
+    }
+
+    /// What a network of this class adds: its class's median, else the assumption for its name, else the median of all,
+    /// else the assumption for any other.
+    #[must_use]
+    pub fn network_ms(&self, class: Option<&str>) -> f64 {
+        let class = class.unwrap_or(ALL);
+        let assumed =
+            |name: &str| NETWORKS_ASSUMED.iter().find(|(known, _)| *known == name).map(|&(_, ms)| ms);
+        let any_name = NETWORKS_ASSUMED[NETWORKS_ASSUMED.len() - 1].1;
+        let measured = |name: &str| self.networks.get(name).map(|known| known.value);
+        let spelled = if matches!(class, "4g" | "cellular") { "lte" } else { class };
+        measured(class).or_else(|| assumed(spelled)).or_else(|| measured(ALL)).unwrap_or(any_name)
+    }
+}
+
+fn cost(report: DeviceReport) -> DeviceCost {
+    DeviceCost {
+        prefill_ms_per_token: report.prefill_ms_per_token,
+        prefill_ms_per_token2: report.prefill_ms_per_token2,
+        decode_ms: report.decode_ms,
+        decompress_ms: DECOMPRESS_MS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known() -> Coefficients {
+        let report =
+            |k| DeviceReport { prefill_ms_per_token: k, prefill_ms_per_token2: 1e-4, decode_ms: 30.0 };
+        Coefficients {
+            cloud: None,
+            devices: [("tablet", 1.0), (ALL, 2.0)]
+                .map(|(name, k)| (name.to_owned(), Known { value: report(k), samples: 9 }))
+                .into(),
+            networks: [("wifi", 12.0), (ALL, 33.0)]
+                .map(|(name, value)| (name.to_owned(), Known { value, samples: 9 }))
+                .into(),
+        }
+    }
+
+    #[test]
+    fn a_request_s_own_values_win() {
+        let mut device = DeviceInfo {
+            class: "tablet".into(),
+            model: "m".into(),
+            prefill_ms_per_token: Some(7.0),
+            prefill_ms_per_token2: 0.0,
+            decode_ms: None,
+            network: None,
+            network_ms: None,
+        };
+        let cost = known().device(Some(&device));
+        assert_eq!((cost.prefill_ms_per_token, cost.prefill_ms_per_token2, cost.decode_ms), (7.0, 0.0, 30.0));
+        device.prefill_ms_per_token = None;
+        let cost = known().device(Some(&device));
+        assert_eq!((cost.prefill_ms_per_token, cost.prefill_ms_per_token2), (1.0, 1e-4));
+        assert_eq!(known().device(None).prefill_ms_per_token, 2.0);
+        assert_eq!(known().class("watch").prefill_ms_per_token, 2.0);
+        assert_eq!(Coefficients::default().class("watch").prefill_ms_per_token, 2.5);
+    }
+
+    #[test]
+    fn networks_are_measured_then_assumed() {
+        let check = |class, measured, assumed| {
+            assert_eq!(known().network_ms(class), measured, "{class:?}");
+            assert_eq!(Coefficients::default().network_ms(class), assumed, "{class:?}");
+        };
+        check(Some("wifi"), 12.0, 20.0);
+        check(Some("cellular"), 60.0, 60.0);
+        check(Some("satellite"), 33.0, 20.0);
+        check(None, 33.0, 20.0);
+    }
+}

@@ -1,0 +1,134 @@
+//! Reading and keeping what was refitted from telemetry.
+
+use baton_pacing::refit::DeviceReport;
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::{Store, StoreError};
+use crate::coefficients::{ALL, Coefficients, Known};
+use crate::cost::Measured;
+
+/// The largest figure that is taken, in milliseconds: no device, cloud or network is slower.
+const VALUE_MAX: f64 = 60_000.0;
+const CLOUD: [&str; 4] = ["base_ms", "prefill_ms_per_token", "decode_ms", "refine_ms"];
+const DEVICE: [&str; 3] = ["prefill_ms_per_token", "prefill_ms_per_token2", "decode_ms"];
+const NETWORK: [&str; 1] = ["network_ms"];
+
+impl Store {
+    /// What the last service knew. A class of which a figure is missing or out of bounds is left out.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn coefficients(&self) -> Result<Coefficients, StoreError> {
+        let query = |err| StoreError::Query { doing: "read coefficients", err };
+        let sql = "SELECT kind, name, figure, value, samples FROM coefficients ORDER BY kind, name, figure";
+        let rows = sqlx::query(sql).fetch_all(&self.pool).await.map_err(query)?;
+        let rows = rows.iter().map(figure).collect::<Result<Vec<Figure>, sqlx::Error>>().map_err(query)?;
+        let mut known = Coefficients::default();
+        known.cloud = values(&rows, "cloud", ALL, CLOUD).map(|(values, _)| {
+            let [base_ms, prefill_ms_per_token, decode_ms, refine_ms] = values;
+            Measured { base_ms, prefill_ms_per_token, decode_ms, refine_ms }
+        });
+        for row in &rows {
+            let name = row.name.as_str();
+            if let Some((values, samples)) = values(&rows, "device", name, DEVICE) {
+                let [prefill_ms_per_token, prefill_ms_per_token2, decode_ms] = values;
+                let value = DeviceReport { prefill_ms_per_token, prefill_ms_per_token2, decode_ms };
+                known.devices.insert(name.to_owned(), Known { value, samples });
+            }
+            if let Some(([value], samples)) = values(&rows, "network", name, NETWORK) {
+                known.networks.insert(name.to_owned(), Known { value, samples });
+            }
+        }
+        Ok(known)
+    }
+
+    /// Keeps what is known now; classes that are not in `known` stay as they are.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer; nothing is changed then.
+    pub async fn keep_coefficients(&self, known: &Coefficients) -> Result<(), StoreError> {
+        let query = |err| StoreError::Query { doing: "keep coefficients", err };
+        let mut all = self.pool.begin().await.map_err(query)?;
+        for row in figures(known) {
+            let sql = "INSERT INTO coefficients (kind, name, figure, value, samples) VALUES (?, ?, ?, ?, ?) \
+                       ON CONFLICT (kind, name, figure) DO UPDATE \
+                       SET value = excluded.value, samples = excluded.samples, updated_unix_s = unixepoch()";
+            sqlx::query(sql)
+                .bind(row.kind)
+                .bind(row.name)
+                .bind(row.figure)
+                .bind(row.value)
+                .bind(i64::from(row.samples))
+                .execute(&mut *all)
+                .await
+                .map_err(query)?;
+        }
+        all.commit().await.map_err(query)
+    }
+}
+
+/// One row.
+struct Figure {
+    kind: String,
+    name: String,
+    figure: String,
+    value: f64,
+    samples: u32,
+}
+
+fn figure(row: &SqliteRow) -> Result<Figure, sqlx::Error> {
+    let samples: i64 = row.try_get("samples")?;
+    Ok(Figure {
+        kind: row.try_get("kind")?,
+        name: row.try_get("name")?,
+        figure: row.try_get("figure")?,
+        value: row.try_get("value")?,
+        samples: u32::try_from(samples).unwrap_or(u32::MAX),
+    })
+}
+
+fn figures(known: &Coefficients) -> Vec<Figure> {
+    let mut rows = Vec::new();
+    let mut put = |kind: &str, name: &str, samples: u32, figures: &[(&str, f64)]| {
+        rows.extend(figures.iter().map(|&(figure, value)| Figure {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            figure: figure.to_owned(),
+            value,
+            samples,
+        }));
+    };
+    if let Some(cloud) = &known.cloud {
+        let values = [cloud.base_ms, cloud.prefill_ms_per_token, cloud.decode_ms, cloud.refine_ms];
+        put("cloud", ALL, 0, &std::array::from_fn::<_, 4, _>(|index| (CLOUD[index], values[index])));
+    }
+    for (name, &Known { value, samples }) in &known.devices {
+        let values = [value.prefill_ms_per_token, value.prefill_ms_per_token2, value.decode_ms];
+        put("device", name, samples, &std::array::from_fn::<_, 3, _>(|index| (DEVICE[index], values[index])));
+    }
+    for (name, &Known { value, samples }) in &known.networks {
+        put("network", name, samples, &[(NETWORK[0], value)]);
+    }
+    rows
+}
+
+/// The named figures of one class, and how many samples the first rests on; none where one is missing.
+fn values<const N: usize>(
+    rows: &[Figure],
+    kind: &str,
+    name: &str,
+    figures: [&str; N],
+) -> Option<([f64; N], u32)> {
+    let find = |figure: &str| {
+        rows.iter().find(|row| {
+            row.kind == kind && row.name == name && row.figure == figure && row.value <= VALUE_MAX
+        })
+    };
+    let samples = find(figures[0])?.samples;
+    let mut values = [0.0; N];
+    for (value, figure) in values.iter_mut().zip(figures) {
+        *value = find(figure)?.value;
+    }
+    Some((values, samples))
+}
