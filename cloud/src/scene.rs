@@ -181,6 +181,11 @@ pub fn check_id(id: &str) -> Result<(), SceneError> {
     Err(SceneError::Id(id.chars().take(ID_BYTES_MAX).collect()))
 }
 
+/// The shortest decimal of an f32 as f64, so that 0.3 stays 0.3 in the database and against other figures.
+pub(crate) fn decimal(value: f32) -> f64 {
+    value.to_string().parse().expect("an f32 prints as a number")
+}
+
 impl Scene {
     /// What a device is told about this scene; `model` and `tokenizer_sha256` are those of the model that serves it.
     pub fn info(&self, model: &str, tokenizer_sha256: Option<&str>) -> SceneInfo {

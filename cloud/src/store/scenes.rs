@@ -4,7 +4,7 @@ use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::{Store, StoreError};
-use crate::scene::{Scene, SceneSettings, check_id};
+use crate::scene::{Scene, SceneSettings, check_id, decimal};
 
 const COLUMNS: &str = "id, version, system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, \
                        corrector, refine, refine_mode, tolerance";
@@ -73,15 +73,15 @@ impl Store {
             .bind(i64::from(version))
             .bind(&settings.system)
             .bind(&settings.question_prefix)
-            .bind(settings.ratio.map(stored))
-            .bind(stored(settings.xi))
+            .bind(settings.ratio.map(decimal))
+            .bind(decimal(settings.xi))
             .bind(settings.assist_tokens.map(i64::from))
             .bind(i64::from(settings.assist_floor))
-            .bind(stored(settings.tau_ms))
+            .bind(decimal(settings.tau_ms))
             .bind(settings.corrector.as_str())
             .bind(i64::from(settings.refine))
             .bind(settings.mode.to_string())
-            .bind(stored(settings.tolerance))
+            .bind(decimal(settings.tolerance))
             .execute(&self.pool)
             .await;
         match done {
@@ -91,11 +91,6 @@ impl Store {
             Err(err) => Err(StoreError::Query { doing: "add scene version", err }),
         }
     }
-}
-
-/// The shortest decimal of an f32 as f64, so that 0.3 is 0.3 in the database as well.
-fn stored(value: f32) -> f64 {
-    value.to_string().parse().expect("a finite f32 prints as a number")
 }
 
 fn scene(row: &SqliteRow) -> Result<Scene, StoreError> {

@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::value;
-use crate::scene::{Scene, SceneSettings};
+use crate::scene::{Scene, SceneSettings, decimal};
 use crate::store::{Store, StoreError};
 
 /// `scenes fit-xi`.
@@ -89,7 +89,7 @@ pub(super) async fn fit(store: &Store, args: &FitXi) -> anyhow::Result<Fitted> {
     let allowed = chosen(args, &scene.settings, &curves)?
         .into_iter()
         .map(|curve| Allowed {
-            point: curve.smallest_ratio(f64::from(tolerance), by).copied(),
+            point: curve.smallest_ratio(decimal(tolerance), by).copied(),
             curve: curve.clone(),
         })
         .collect::<Vec<_>>();
