@@ -145,8 +145,7 @@ impl VirtualEngine for ScriptedEngine {
             return PassOutcome {
                 reports: vec![report],
                 content: content(0, 1),
-                decoded: None,
-                cancelled: false,
+                ..PassOutcome::default()
             };
         }
         let target = if self.prefix_only { self.total } else { self.total - 1 };
@@ -163,14 +162,24 @@ impl VirtualEngine for ScriptedEngine {
             if self.done == target && !self.prefix_only && self.accepted.is_none() {
                 reports.push(EngineReport::Ready { prompt });
             }
-            return PassOutcome { reports, content: content(n, 0), decoded: None, cancelled: false };
+            return PassOutcome {
+                reports,
+                content: content(n, 0),
+                held_tokens: self.done - n,
+                ..PassOutcome::default()
+            };
         }
         let accepted = self.accepted.take().expect("there is work");
         self.decide = Some(accepted);
         let own = (0..=accepted).map(self.token).collect();
         let verified = Verified { own, compared: accepted, agreed: 0, differs_at_bytes: Vec::new() };
         let reports = vec![EngineReport::Verified { prompt, verified }];
-        PassOutcome { reports, content: content(accepted + 1, 0), decoded: None, cancelled: false }
+        PassOutcome {
+            reports,
+            content: content(accepted + 1, 0),
+            held_tokens: self.done,
+            ..PassOutcome::default()
+        }
     }
 }
 
