@@ -142,11 +142,7 @@ impl VirtualEngine for ScriptedEngine {
             |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
         if let Some(index) = self.next {
             let report = self.write(index);
-            return PassOutcome {
-                reports: vec![report],
-                content: content(0, 1),
-                ..PassOutcome::default()
-            };
+            return PassOutcome { reports: vec![report], content: content(0, 1), ..PassOutcome::default() };
         }
         let target = if self.prefix_only { self.total } else { self.total - 1 };
         if self.fail_at.is_some_and(|at| self.done + CHUNK > at) {
