@@ -24,11 +24,11 @@ impl Store {
         let sql = "SELECT kind, name, figure, value, samples FROM coefficients ORDER BY kind, name, figure";
         let rows = sqlx::query(sql).fetch_all(&self.pool).await.map_err(query)?;
         let rows = rows.iter().map(figure).collect::<Result<Vec<Figure>, sqlx::Error>>().map_err(query)?;
-        let mut known = Coefficients::default();
-        known.cloud = values(&rows, "cloud", ALL, CLOUD).map(|(values, _)| {
+        let cloud = values(&rows, "cloud", ALL, CLOUD).map(|(values, _)| {
             let [base_ms, prefill_ms_per_token, decode_ms, refine_ms] = values;
             Measured { base_ms, prefill_ms_per_token, decode_ms, refine_ms }
         });
+        let mut known = Coefficients { cloud, ..Coefficients::default() };
         for row in &rows {
             let name = row.name.as_str();
             if let Some((values, samples)) = values(&rows, "device", name, DEVICE) {

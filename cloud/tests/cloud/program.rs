@@ -126,8 +126,11 @@ fn serve_prints_its_address_and_ends_when_told() {
     }
 }
 
+/// Subset, mode and (r, loss) points of a curve.
+type Curve<'a> = (&'a str, &'a str, &'a [(f64, f64)]);
+
 /// A scene's evaluation: losses by r, with the upper end of their interval 0.01 higher.
-fn evaluation(folder: &Path, curves: &[(&str, &str, &[(f64, f64)])]) -> std::path::PathBuf {
+fn evaluation(folder: &Path, curves: &[Curve<'_>]) -> std::path::PathBuf {
     let curve = |&(subset, mode, losses): &(&str, &str, &[(f64, f64)])| {
         let points: Vec<Value> = losses
             .iter()
