@@ -8,9 +8,11 @@ mod body;
 mod chat;
 mod chat_request;
 mod error;
+mod kept;
 mod scenes;
 mod sse;
 mod status;
+mod terms;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,21 +27,32 @@ use axum::routing::{get, post};
 use baton_protocol::ErrorCode;
 use uuid::Uuid;
 
+use self::body::BodyPool;
 use self::error::ApiError;
+use self::kept::{KeptAnswers, KeptLimits};
+use crate::http::ConflictingLengths;
 use crate::service::CloudService;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// What one request may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ApiLimits {
     /// Bytes of a body as sent.
     pub body_bytes_max: usize,
     /// Bytes of a gzip body, inflated.
     pub inflated_bytes_max: usize,
+    /// How many times its size a gzip body may inflate to.
+    pub inflate_ratio_max: usize,
+    /// Bytes of all bodies that are being read, as sent and inflated.
+    pub bodies_bytes_max: usize,
     /// How long a client may take to send its body.
     pub body_timeout: Duration,
+    /// Bytes a second that it must send in the mean, after [`Self::body_grace`].
+    pub body_rate_min: usize,
+    /// How long a body may take longer than its rate says.
+    pub body_grace: Duration,
     /// How long a stream may be silent before a comment keeps it alive.
     pub keep_alive: Duration,
 }
@@ -49,7 +62,12 @@ impl Default for ApiLimits {
         ApiLimits {
             body_bytes_max: 24 << 20,
             inflated_bytes_max: 24 << 20,
-            body_timeout: Duration::from_secs(30),
+            // Text shrinks to a third or a tenth; gzip itself reaches a thousandth.
+            inflate_ratio_max: 200,
+            bodies_bytes_max: 512 << 20,
+            body_timeout: Duration::from_secs(60),
+            body_rate_min: 2048,
+            body_grace: Duration::from_secs(5),
             keep_alive: Duration::from_secs(10),
         }
     }
@@ -61,15 +79,20 @@ struct App {
     service: CloudService,
     key: Option<Arc<str>>,
     limits: ApiLimits,
+    bodies: BodyPool,
+    kept: KeptAnswers,
 }
 
 /// All routes over one service; with a key, every request but health must carry it as a bearer token.
 pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Router {
-    let app = App { service, key: key.map(Arc::from), limits };
+    let bodies = BodyPool::new(limits.bodies_bytes_max);
+    let kept = KeptAnswers::new(KeptLimits::default());
+    let app = App { service, key: key.map(Arc::from), limits, bodies, kept };
     let guarded = Router::new()
         .route("/v1/scenes", get(scenes::list))
         .route("/v1/scenes/{id}", get(scenes::show))
         .route("/v1/assist", post(assist::assist))
+        .route("/v1/assist/{id}", get(assist::resume))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{id}", get(status::model))
@@ -80,6 +103,7 @@ pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Ro
         .route("/readyz", get(status::ready))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(refuse_conflicting_lengths))
         .layer(middleware::from_fn(with_request_id))
         .with_state(app)
 }
@@ -122,6 +146,15 @@ fn equal_in_constant_time(sent: &[u8], key: &[u8]) -> bool {
         difference |= byte ^ sent.get(at).copied().unwrap_or_default();
     }
     std::hint::black_box(difference) == 0
+}
+
+/// Refuses a request whose body two readers may measure differently.
+async fn refuse_conflicting_lengths(request: Request, next: Next) -> Response {
+    if request.extensions().get::<ConflictingLengths>().is_some() {
+        let message = "a request has either content-length or transfer-encoding, not both";
+        return ApiError::new(ErrorCode::InvalidRequest, message).into_response();
+    }
+    next.run(request).await
 }
 
 /// Names the request in the reply: by the client's own name where it sent a plain one.

@@ -19,10 +19,6 @@ use crate::stream::AssistStream;
 /// Checks a request and makes everything that its answer needs.
 pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, AssistStream), ServiceError> {
     request.check()?;
-    if request.resume {
-        let message = "streams cannot be taken up again; send false".to_owned();
-        return Err(ServiceError::Unsupported { field: "resume", message });
-    }
     inner.check_model(&request.model)?;
     let scene = inner.scenes.get(&request.scene, request.scene_version)?;
     check_content(&request.segments)?;
@@ -39,7 +35,9 @@ pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, As
     let first = first_event(inner, &scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
     let draft = Draft { prompt: prompt.ids, continued, window, mask, first, max_tokens, ends_at_cap: false };
-    draft.job(inner, &request.sampling)
+    let (mut job, stream) = draft.job(inner, &request.sampling)?;
+    job.spec.floor_tokens = planned.assist_floor as usize;
+    Ok((job, stream))
 }
 
 /// What a job is made of, whoever asks.
@@ -77,7 +75,15 @@ impl Draft {
             ends_at_cap: self.ends_at_cap,
         };
         let tail_tokens = self.window.as_ref().map_or(1, |window| self.prompt.len() - window.tokens.start);
-        let spec = JobSpec { id, prompt_tokens: self.prompt.len(), max_tokens: self.max_tokens, tail_tokens };
+        let spec = JobSpec {
+            id,
+            prompt_tokens: self.prompt.len(),
+            max_tokens: self.max_tokens,
+            floor_tokens: self.max_tokens,
+            tail_tokens,
+            bytes: 0,
+            deadline: None,
+        };
         let job = Job {
             spec,
             prompt: self.prompt,
@@ -186,7 +192,7 @@ fn planned(
         known: &known,
         cloud: inner.desk.measured(),
         backlog_tokens: stats.backlog_tokens,
-        loaded: stats.waiting * 2 > stats.queue.max(1),
+        backlog_ms: stats.backlog_ms,
         prompt_tokens: prompt.ids.len(),
         content_tokens: content,
         prefix_tokens: prefix_tokens(&request.segments, prompt),

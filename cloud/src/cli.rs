@@ -3,13 +3,15 @@
 mod calibrate;
 mod scenes;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::Path;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::ServeOptions;
+use crate::config::{Config, ServeOptions, file};
 use crate::serve::serve;
 
 pub use self::calibrate::CalibrateCommand;
@@ -28,6 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the assist protocol and the OpenAI chat API
+    #[command(args_override_self = true)]
     Serve(Box<ServeCommand>),
     /// Read and change what scenes allow: r, xi, L, tau, corrector
     Scenes(scenes::ScenesCommand),
@@ -62,12 +65,12 @@ pub enum LogForm {
 ///
 /// # Errors
 /// Whatever a person must know, with its whole chain of causes.
-pub async fn run(cli: Cli) -> anyhow::Result<()> {
-    match cli.command {
+pub async fn run(line: Vec<OsString>) -> anyhow::Result<()> {
+    match parse(&line)?.command {
         Command::Serve(command) => {
             start_log(command.log)?;
             let config = command.options.check().context("check the settings")?;
-            serve(config, command.json).await
+            serve(config, command.json, move || settings_again(&line)).await
         }
         Command::Scenes(command) => {
             start_log(LogForm::Text)?;
@@ -78,6 +81,41 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             calibrate::run(command).await
         }
     }
+}
+
+/// The command line, with the settings file's words in it where one is named.
+///
+/// Ends the program where clap has something to say: help, a version, or what is wrong with a word.
+fn parse(line: &[OsString]) -> anyhow::Result<Cli> {
+    let cli = Cli::try_parse_from(line).unwrap_or_else(|err| err.exit());
+    let Command::Serve(command) = &cli.command else { return Ok(cli) };
+    let Some(path) = &command.options.config else { return Ok(cli) };
+    let whole = with_file(line, path)?;
+    Ok(Cli::try_parse_from(whole).unwrap_or_else(|err| err.exit()))
+}
+
+fn with_file(line: &[OsString], path: &Path) -> anyhow::Result<Vec<OsString>> {
+    let program = Cli::command();
+    let serve = program.find_subcommand("serve").context("find the command `serve`")?;
+    let in_environment = |name: &str| {
+        let option = serve.get_arguments().find(|option| option.get_long() == Some(name));
+        option.and_then(|option| option.get_env()).is_some_and(|name| std::env::var_os(name).is_some())
+    };
+    let words = file::words(path, in_environment).context("read the settings file")?;
+    Ok(file::with_words(line, "serve", words))
+}
+
+/// The settings as they are now; what is wrong with them is an error, not the end of the program.
+fn settings_again(line: &[OsString]) -> anyhow::Result<Config> {
+    let plain = |err: clap::Error| anyhow::anyhow!("{}", err.to_string().lines().next().unwrap_or_default());
+    let mut cli = Cli::try_parse_from(line).map_err(plain)?;
+    if let Command::Serve(command) = &cli.command
+        && let Some(path) = &command.options.config
+    {
+        cli = Cli::try_parse_from(with_file(line, path)?).map_err(plain)?;
+    }
+    let Command::Serve(command) = cli.command else { anyhow::bail!("the command is not `serve`") };
+    command.options.check().context("check the settings")
 }
 
 /// Logs go to standard error, by default from `info` on; `RUST_LOG` says otherwise.

@@ -32,7 +32,12 @@ pub(crate) fn prepare(
     let prompt = assembled(inner, &request.messages)?;
     let room = room(inner, prompt.ids.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
-    let planned = Planned { ratio: 1.0, assist_tokens: max_tokens as u32, bound_by: "fixed" };
+    let planned = Planned {
+        ratio: 1.0,
+        assist_tokens: max_tokens as u32,
+        bound_by: "fixed",
+        assist_floor: max_tokens as u32,
+    };
     // The events of a completion are translated before anybody sees them; scene and pace do not show.
     let scene = Scene { id: String::new(), version: 0, settings: SceneSettings::with_system("") };
     let first = first_event(inner, &scene, &planned);

@@ -1,16 +1,22 @@
 //! Settings of `serve`: as written on the command line, and as checked.
 //!
-//! Never: read after the start; nothing else of the program looks at the environment or the command line.
+//! Never: read after the start but where a file changes ([`Config::changes`] says what follows then); nothing else of the program looks at the environment or the command line.
 //! Always: a [`Config`] can be served as it is.
+
+mod edge;
+pub mod file;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use clap::Args;
 
-use crate::scheduler::{MixedTokens, StepBudget};
+pub use self::edge::{Edge, EdgeOptions};
+use crate::http::HttpLimits;
+use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
 
 /// The model that is looked for where none is named, relative to the working directory or to a checkout's top.
@@ -23,6 +29,10 @@ const STALL_MAX: f64 = 1000.0;
 /// Options of `serve`, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ServeOptions {
+    /// Settings in YAML, named as these options; what is written here or in the environment wins. Connection limits, what
+    /// may wait, and certificates are taken over again when a file changes, and on SIGHUP; the rest is read once
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// GGUF file of the model; the default is the demo model of a checkout
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -50,9 +60,19 @@ pub struct ServeOptions {
     /// Sequences that run at the same time
     #[arg(long, default_value = "8", value_name = "N")]
     pub slots: NonZeroUsize,
-    /// Requests that may wait for a slot; the next one is answered 429
-    #[arg(long, default_value = "64", value_name = "N")]
+    /// Seconds that the prompts before a new request may take, by the rate of late; beyond, it is answered 429
+    #[arg(long, default_value = "30", value_name = "SECONDS")]
+    pub queue_seconds: f64,
+    /// Requests that may wait for a slot, whatever they take
+    #[arg(long, default_value = "256", value_name = "N")]
     pub queue: usize,
+    /// Memory of the requests that wait
+    #[arg(long, default_value = "256", value_name = "MIB")]
+    pub queue_mib: usize,
+    /// Within which the first token must come where a request has no x-deadline-ms: refused where it cannot, ended where
+    /// it did not get a slot; the default is no deadline
+    #[arg(long, value_name = "SECONDS")]
+    pub deadline: Option<f64>,
     /// Prompt tokens in one pass while no answer is being written
     #[arg(long, default_value = "512", value_name = "N")]
     pub chunk_tokens: NonZeroUsize,
@@ -78,6 +98,9 @@ pub struct ServeOptions {
     /// EMULATION: each decode pass takes at least so many milliseconds
     #[arg(long, value_name = "MS")]
     pub emulate_decode_ms: Option<f64>,
+    /// What connections and requests may take.
+    #[command(flatten)]
+    pub edge: EdgeOptions,
 }
 
 /// Settings of `serve`, as checked.
@@ -101,8 +124,14 @@ pub struct Config {
     pub kv_tokens: Option<NonZeroUsize>,
     /// Sequences that run at the same time.
     pub slots: usize,
+    /// The settings file, which is looked at again when it changes.
+    pub file: Option<PathBuf>,
     /// Requests that may wait.
     pub queue: usize,
+    /// What they may amount to.
+    pub backlog: BacklogBound,
+    /// Within which a first token must come where a request does not say.
+    pub deadline: Option<Duration>,
     /// Prompt tokens in one pass.
     pub budget: StepBudget,
     /// Percent of the KV cache that may keep prefixes of no running sequence.
@@ -111,6 +140,8 @@ pub struct Config {
     pub api_key: Option<String>,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
+    /// What connections and requests may take.
+    pub edge: Edge,
 }
 
 /// A setting that cannot be served.
@@ -179,6 +210,7 @@ impl ServeOptions {
         let calibration = self.calibration.clone().or_else(|| beside.is_file().then_some(beside));
         let slots = bounded("--slots", self.slots.get(), 1024, "from 1 to 1024")?;
         let queue = bounded("--queue", self.queue, 65_536, "at most 65536")?;
+        let (backlog, deadline) = self.admission()?;
         let budget = self.budget()?;
         let prefix_cache = bounded("--prefix-cache", self.prefix_cache, 100, "from 0 to 100")?;
         let emulation = self.emulation()?;
@@ -192,12 +224,23 @@ impl ServeOptions {
             repack_mib: self.repack_mib,
             kv_tokens: self.kv_tokens,
             slots,
+            file: self.config.clone(),
             queue,
+            backlog,
+            deadline,
             budget,
             prefix_cache_percent: prefix_cache,
+            edge: self.edge.check()?,
             api_key: self.api_key,
             emulation,
         })
+    }
+
+    fn admission(&self) -> Result<(BacklogBound, Option<Duration>), ConfigError> {
+        let wait = seconds("--queue-seconds", self.queue_seconds, 0.0, 86_400.0, "from 0 to 86400")?;
+        let bytes = bounded("--queue-mib", self.queue_mib, 1 << 20, "at most 1048576")? << 20;
+        let within = |value| seconds("--deadline", value, 0.001, 3600.0, "from 0.001 to 3600 seconds");
+        Ok((BacklogBound { wait, bytes }, self.deadline.map(within).transpose()?))
     }
 
     fn budget(&self) -> Result<StepBudget, ConfigError> {
@@ -230,6 +273,38 @@ impl ServeOptions {
     }
 }
 
+impl Config {
+    /// The options in which `new` differs, and whether each is taken over while the program runs.
+    pub fn changes(&self, new: &Config) -> Vec<(&'static str, bool)> {
+        let differs = [
+            ("what may wait", (self.queue, self.backlog) != (new.queue, new.backlog), true),
+            ("--deadline", self.deadline != new.deadline, true),
+            ("connection limits", self.http_live() != new.http_live(), true),
+            ("--connections", self.edge.http.connections_max != new.edge.http.connections_max, false),
+            ("limits of requests", self.edge.api != new.edge.api, false),
+            ("--tls-cert or --tls-key", self.edge.tls != new.edge.tls, false),
+            ("--model", (&self.model, &self.model_name) != (&new.model, &new.model_name), false),
+            ("--calibration", self.calibration != new.calibration, false),
+            ("--listen", self.listen != new.listen, false),
+            ("--database", self.database != new.database, false),
+            ("--api-key", self.api_key != new.api_key, false),
+            ("--slots", self.slots != new.slots, false),
+            ("--threads", self.threads != new.threads, false),
+            ("--kv-tokens", self.kv_tokens != new.kv_tokens, false),
+            ("prompt tokens of a pass", self.budget != new.budget, false),
+            ("--prefix-cache", self.prefix_cache_percent != new.prefix_cache_percent, false),
+            ("--repack-mib", self.repack_mib != new.repack_mib, false),
+            ("emulation", self.emulation != new.emulation, false),
+        ];
+        differs.into_iter().filter(|(_, differs, _)| *differs).map(|(name, _, live)| (name, live)).collect()
+    }
+
+    /// The limits of new connections; what is read only at the start stands as here.
+    pub fn http_live(&self) -> HttpLimits {
+        HttpLimits { connections_max: 0, ..self.edge.http }
+    }
+}
+
 fn bounded<T: PartialOrd + ToString>(
     option: &'static str,
     value: T,
@@ -240,6 +315,19 @@ fn bounded<T: PartialOrd + ToString>(
         return Err(ConfigError::Number { option, value: value.to_string(), want });
     }
     Ok(value)
+}
+
+fn seconds(
+    option: &'static str,
+    value: f64,
+    min: f64,
+    max: f64,
+    want: &'static str,
+) -> Result<Duration, ConfigError> {
+    if (min..=max).contains(&value) {
+        return Ok(Duration::from_secs_f64(value));
+    }
+    Err(ConfigError::Number { option, value: value.to_string(), want })
 }
 
 fn visible(text: &str, max: usize) -> bool {
@@ -301,6 +389,9 @@ mod tests {
         assert!(config.emulation.is_none() && config.calibration.is_none());
         assert!(config.listen.ip().is_loopback());
         assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
+        assert_eq!(config.edge.http, crate::http::HttpLimits::default(), "the help says what the types say");
+        assert_eq!(config.edge.api, crate::api::ApiLimits::default());
+        assert_eq!((config.backlog, config.deadline), (BacklogBound::default(), None));
         let fixed = parsed(&["--mixed-tokens", "48"]).unwrap().budget.mixed;
         assert_eq!(fixed, MixedTokens::Fixed(48));
     }
@@ -320,6 +411,12 @@ mod tests {
         refused(&["--slots", "0"], "--slots");
         refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
         refused(&["--queue=-1"], "--queue");
+        refused(&["--queue-seconds=-1"], "--queue-seconds is -1, it must be from 0 to 86400");
+        refused(&["--deadline", "NaN"], "--deadline is NaN");
+        refused(&["--connections", "0"], "--connections is 0, it must be from 1 to 1048576");
+        refused(&["--header-timeout", "0"], "--header-timeout is 0, it must be from 0.01 to 86400 seconds");
+        refused(&["--body-mib", "2000"], "--body-mib is 2000, it must be from 1 to 1024");
+        refused(&["--tls-cert", "c.pem"], "--tls-key");
         refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
         refused(&["--mixed-tokens", "70000"], "--mixed-tokens is 70000, it must be from 1 to 65536");
         refused(&["--max-stall", "1"], "--max-stall is 1, it must be from 1.1 to 1000");

@@ -14,7 +14,7 @@ use baton_protocol::DeviceInfo;
 use crate::coefficients::Coefficients;
 use crate::cost::{Costs, Measured};
 use crate::job::Job;
-use crate::scheduler::{Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
+use crate::scheduler::{BacklogBound, Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
 use crate::telemetry::Telemetry;
 
 /// The time since some fixed moment, monotonic; a parameter, so that tests can make time pass as they like.
@@ -152,6 +152,16 @@ impl Desk {
 
     pub(crate) fn stats(&self) -> SchedulerStats {
         self.lock().core.stats()
+    }
+
+    /// What a running sequence may write at most.
+    pub(crate) fn max_tokens(&self, id: JobId) -> Option<usize> {
+        self.lock().core.max_tokens(id)
+    }
+
+    /// Changes what may wait.
+    pub(crate) fn set_backlog(&self, queue: usize, backlog: BacklogBound) {
+        self.lock().core.set_backlog(queue, backlog);
     }
 
     /// The request that a slot is free for, if any waits.

@@ -1,38 +1,57 @@
 //! The HTTP server: accepts connections, bounds them, ends them in time.
 //!
-//! An accept loop of its own, because the timers of a connection must be set on it: a limit for the header of each
-//! request, for a reader that does not read, and for the drain at the end.
+//! An accept loop of its own, because the timers of a connection must be set on it: a limit for the head of each
+//! request, for an idle connection, for a TLS handshake, for a reader that does not read, and for the drain at the end.
 //! Never: knows a route. Always: at most `connections_max` connections, and every task it starts is joined.
+//!
+//! The end has two steps ([`Phase`]). While it drains, connections are still accepted, so that a load balancer that has
+//! not noticed yet gets an honest 503 from the routes and not a refused connection; running replies end by themselves.
+//! Then what is left is ended: the service writes its last events, and connections are closed.
 
-mod deadline;
+mod connection;
+mod flight;
+mod guarded;
+mod head;
+mod places;
+pub mod tls;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use self::deadline::WriteDeadline;
+pub use self::connection::ConflictingLengths;
+use self::connection::{Connection, Told};
+use self::flight::Flight;
+use self::places::Places;
+use self::tls::Tls;
 
 /// After an accept error that concerns the whole process (no file handles left), how long to wait.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
-/// Bytes of one request head.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// How long connections may take to close once everything is ended.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// What one connection, and all of them together, may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HttpLimits {
-    /// Connections at the same time; further ones wait in the listener's backlog.
+    /// Connections at the same time; further ones wait in the listener's backlog. Read at the start only.
     pub connections_max: usize,
-    /// For the head of each request, and for an idle kept-alive connection.
+    /// Connections of one address (of one /64 network with IPv6) at the same time; further ones are closed.
+    pub connections_per_ip: usize,
+    /// Requests on one connection; the last one's reply says that it closes.
+    pub requests_per_connection: u64,
+    /// For the head of each request, from its first byte, and for the first byte of a new connection.
     pub header_timeout: Duration,
+    /// For the next request on a connection that is kept alive.
+    pub idle_timeout: Duration,
+    /// For a TLS handshake.
+    pub handshake_timeout: Duration,
     /// How long the other side may refuse to read a single byte.
     pub write_timeout: Duration,
     /// How long running answers may go on after a stop was asked for.
@@ -42,69 +61,155 @@ pub struct HttpLimits {
 impl Default for HttpLimits {
     fn default() -> HttpLimits {
         HttpLimits {
-            connections_max: 1024,
+            connections_max: 2048,
+            connections_per_ip: 1024,
+            requests_per_connection: 1000,
             header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(20),
         }
     }
 }
 
-/// Serves `app` until `stop` is ready, then lets running answers end within the drain time.
-///
-/// Returns when every connection is closed.
-pub async fn serve(listener: TcpListener, app: Router, limits: HttpLimits, stop: impl Future<Output = ()>) {
-    let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(limits.connections_max));
-    let mut connections = JoinSet::new();
-    tokio::pin!(stop);
-    loop {
-        let accepted = tokio::select! {
-            () = &mut stop => break,
-            Some(joined) = connections.join_next() => {
-                joined_or_warn(joined);
-                continue;
-            }
-            accepted = accept(&listener, &places) => accepted,
-        };
-        let (stream, place) = accepted;
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.header_timeout)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .serve_connection(
-                TokioIo::new(WriteDeadline::new(stream, limits.write_timeout)),
-                TowerToHyperService::new(app.clone()),
-            );
-        let connection = graceful.watch(connection);
-        connections.spawn(async move {
-            if let Err(err) = connection.await {
-                debug!(%err, "a connection ended early");
-            }
-            drop(place);
-        });
-    }
-    drop(listener);
-    info!(connections = connections.len(), "stopping; running answers may end");
-    if tokio::time::timeout(limits.drain_timeout, graceful.shutdown()).await.is_err() {
-        warn!(connections = connections.len(), "answers did not end in time and are cut off");
-        connections.abort_all();
-    }
-    while let Some(joined) = connections.join_next().await {
-        joined_or_warn(joined);
+/// How far the server is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Everything is served.
+    Serving,
+    /// Routes refuse what is new; replies under way end by themselves within the drain time.
+    Draining,
+    /// Everything ends now.
+    Ending,
+}
+
+/// What is served, and where.
+#[derive(Debug)]
+pub struct Server {
+    /// Where connections come in.
+    pub listener: TcpListener,
+    /// What answers them.
+    pub app: Router,
+    /// What they may take; new connections take what stands here.
+    pub limits: Arc<ArcSwap<HttpLimits>>,
+    /// With TLS, the certificate; new connections take the newest.
+    pub tls: Option<Arc<Tls>>,
+}
+
+impl Server {
+    /// A server without TLS whose limits stay.
+    pub fn plain(listener: TcpListener, app: Router, limits: HttpLimits) -> Server {
+        Server { listener, app, limits: Arc::new(ArcSwap::from_pointee(limits)), tls: None }
     }
 }
 
-/// The next connection that has a place.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
-    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+/// Serves until `phase` says otherwise; `end` is called once, when replies that are still under way must end.
+///
+/// Returns when every connection is closed.
+pub async fn serve(server: Server, mut phase: watch::Receiver<Phase>, end: impl FnOnce()) {
+    let (tell, told) = watch::channel(Phase::Serving);
+    let mut edge = Edge {
+        places: Places::new(server.limits.load().connections_max),
+        flight: Flight::default(),
+        connections: JoinSet::new(),
+        told,
+        server,
+    };
+    edge.accept_until(reached(&mut phase, Phase::Draining)).await;
+    info!(requests = edge.flight.count(), connections = edge.connections.len(), "draining");
+    tell.send_replace(Phase::Draining);
+    let limit = edge.server.limits.load().drain_timeout;
+    let flight = edge.flight.clone();
+    let ended = async {
+        tokio::select! {
+            () = flight.empty() => (),
+            () = reached(&mut phase, Phase::Ending) => (),
+            () = tokio::time::sleep(limit) => (),
+        }
+    };
+    edge.accept_until(ended).await;
+    match edge.flight.count() {
+        0 => info!("every reply has ended"),
+        requests => warn!(requests, "replies did not end in time and are ended"),
+    }
+    end();
+    tell.send_replace(Phase::Ending);
+    edge.close().await;
+}
+
+/// Ready when the phase is reached, or when nobody is left who could say so.
+async fn reached(phase: &mut watch::Receiver<Phase>, wanted: Phase) {
+    let _ = phase.wait_for(|phase| *phase >= wanted).await;
+}
+
+/// The server at work.
+struct Edge {
+    server: Server,
+    places: Places,
+    flight: Flight,
+    connections: JoinSet<()>,
+    told: watch::Receiver<Phase>,
+}
+
+impl Edge {
+    async fn accept_until(&mut self, until: impl Future<Output = ()>) {
+        tokio::pin!(until);
+        loop {
+            let (stream, peer, permit) = tokio::select! {
+                () = &mut until => return,
+                Some(joined) = self.connections.join_next() => {
+                    joined_or_warn(joined);
+                    continue;
+                }
+                accepted = accept(&self.server.listener, &self.places) => accepted,
+            };
+            let limits = **self.server.limits.load();
+            let Some(place) = self.places.claim(permit, peer.ip(), limits.connections_per_ip) else {
+                debug!(limit = limits.connections_per_ip, "an address has too many connections");
+                continue;
+            };
+            let connection = Connection {
+                peer,
+                limits,
+                tls: self.server.tls.as_ref().map(|tls| tls.current()),
+                app: self.server.app.clone(),
+                flight: self.flight.clone(),
+                told: Told(self.told.clone()),
+            };
+            self.connections.spawn(async move {
+                connection.run(stream).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// Closes the listener, then every connection.
+    async fn close(self) {
+        let Edge { server, mut connections, .. } = self;
+        drop(server);
+        let closed = async {
+            while let Some(joined) = connections.join_next().await {
+                joined_or_warn(joined);
+            }
+        };
+        if tokio::time::timeout(CLOSE_GRACE, closed).await.is_err() {
+            debug!(connections = connections.len(), "connections are cut off");
+            connections.shutdown().await;
+        }
+    }
+}
+
+/// The next connection for which there is a place.
+async fn accept(listener: &TcpListener, places: &Places) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+    let permit = places.wait().await;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 if let Err(err) = stream.set_nodelay(true) {
                     debug!(%err, "tokens of this connection may be delayed");
                 }
-                return (stream, place);
+                return (stream, peer, permit);
             }
             Err(err) => {
                 debug!(%err, "accept failed");

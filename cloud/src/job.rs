@@ -14,6 +14,7 @@ use baton_engine::detokenize::Detokenizer;
 use baton_engine::sampling::Sampler;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_pacing::BoundBy;
 use baton_protocol::{
     AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
     Usage,
@@ -23,6 +24,9 @@ use crate::desk::Clock;
 use crate::refining::MaskJob;
 use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
 use crate::stream::{Batch, EventSink};
+
+/// When to ask again where the service goes down: another one is likely to be there already.
+const RETRY_ELSEWHERE_MS: u64 = 1000;
 
 /// Where the mask of an answer comes from.
 #[derive(Debug)]
@@ -223,9 +227,20 @@ impl Job {
             CloseReason::Cap => EndReason::Cap,
             CloseReason::Cancelled => EndReason::Cancelled,
             CloseReason::Failed => {
-                let body = ErrorBody::new(ErrorCode::Internal, "the cloud could not go on with this answer");
-                self.outbox.push(AssistEvent::Error(body));
-                return self.flush();
+                return self.close_with(ErrorBody::new(
+                    ErrorCode::Internal,
+                    "the cloud could not go on with this answer",
+                ));
+            }
+            CloseReason::Expired => {
+                let waited_ms = closed.times.queue_ms.round();
+                let message = format!("no slot became free within the deadline; it waited {waited_ms} ms");
+                return self.close_with(ErrorBody::new(ErrorCode::Timeout, message));
+            }
+            CloseReason::Stopped => {
+                let body =
+                    ErrorBody::new(ErrorCode::Unavailable, "the service stopped before the answer's end");
+                return self.close_with(body.with_retry_after_ms(RETRY_ELSEWHERE_MS));
             }
         };
         let SlotTimes { queue_ms, prefill_ms, decode_ms, slot_ms } = closed.times;
@@ -237,6 +252,28 @@ impl Job {
         let timing = Some(SlotTiming { queue_ms, prefill_ms, decode_ms, slot_ms });
         self.outbox.push(AssistEvent::End(EndEvent { reason, usage, timing }));
         self.flush();
+    }
+
+    /// Takes over that it got its slot under load, where it did.
+    pub(crate) fn lower(&mut self, max_tokens: Option<usize>) {
+        let Some(tokens) = max_tokens.filter(|&tokens| tokens < self.spec.max_tokens) else { return };
+        self.spec.max_tokens = tokens;
+        self.first.assist_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.first.assist_bound_by = BoundBy::Load.as_str().to_owned();
+    }
+
+    fn close_with(mut self, body: ErrorBody) {
+        self.outbox.push(AssistEvent::Error(body));
+        self.flush();
+    }
+
+    /// Bytes that it holds while it waits: its ids, and the text that its mask is made of.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let text = match &self.mask {
+            MaskSource::None | MaskSource::Ready(_) => 0,
+            MaskSource::Scores(mask) => mask.held_bytes(),
+        };
+        self.prompt.len() * size_of::<TokenId>() + text
     }
 
     /// Fills in where the time went until the first token, once the pass that gave it is over.

@@ -21,6 +21,7 @@ mod assist;
 mod desk;
 mod job;
 mod refining;
+mod reload;
 
 pub mod api;
 pub mod book;

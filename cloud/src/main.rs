@@ -2,11 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    match baton_cloud::cli::run(baton_cloud::cli::Cli::parse()).await {
+    match baton_cloud::cli::run(std::env::args_os().collect()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");

@@ -27,8 +27,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) cloud: Measured,
     /// Prompt tokens queued before this request.
     pub(crate) backlog_tokens: usize,
-    /// More than half of the queue is taken.
-    pub(crate) loaded: bool,
+    /// How long they take, in milliseconds, by the rate of late; 0 where it is not known.
+    pub(crate) backlog_ms: f64,
     pub(crate) prompt_tokens: usize,
     pub(crate) content_tokens: usize,
     pub(crate) prefix_tokens: usize,
@@ -42,6 +42,8 @@ pub(crate) struct Planned {
     pub(crate) ratio: f32,
     pub(crate) assist_tokens: u32,
     pub(crate) bound_by: &'static str,
+    /// How far L may be lowered under load.
+    pub(crate) assist_floor: u32,
 }
 
 /// A wish or a figure that cannot be followed.
@@ -81,13 +83,18 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
         cloud: cloud_cost(&now),
         scene: policy,
         verification: Verification::Batched,
-        shed_load: now.loaded && wish.assist_tokens.is_none(),
+        // What waits when it gets its slot counts, not what waits now: the scheduler lowers L then.
+        load: 0.0,
     })?;
+    let assist_tokens = plan.assist_tokens.clamp(1, count(now.room_tokens).max(1));
+    // A wish is the device's own plan: it is followed or, where the queue is full, refused.
+    let floor = if wish.assist_tokens.is_some() { assist_tokens } else { scene.assist_floor };
     Ok(Planned {
         // A published or wished ratio holds; only a free one is the optimizer's.
         ratio: policy.ratio.unwrap_or(plan.ratio).clamp(f64::from(xi), 1.0) as f32,
-        assist_tokens: plan.assist_tokens.clamp(1, count(now.room_tokens).max(1)),
+        assist_tokens,
         bound_by: plan.bound_by.as_str(),
+        assist_floor: floor.clamp(1, assist_tokens),
     })
 }
 
@@ -115,7 +122,7 @@ fn cloud_cost(now: &Situation<'_>) -> CloudCost {
     let network = now.device.and_then(|device| device.network.as_deref());
     CloudCost {
         rtt_ms: own_network_ms.unwrap_or_else(|| now.known.network_ms(network)),
-        queue_ms: now.cloud.prefill_ms_per_token * now.backlog_tokens as f64,
+        queue_ms: now.backlog_ms.max(now.cloud.prefill_ms_per_token * now.backlog_tokens as f64),
         ..unloaded(&now.cloud)
     }
 }

@@ -115,6 +115,12 @@ pub(crate) fn plan_mask(
 }
 
 impl MaskJob {
+    /// Bytes of the texts that it keeps until the scores are there.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let places = self.content.iter().map(|place| size_of_val(place.spans.as_slice())).sum::<usize>();
+        self.segments.iter().map(|segment| segment.text.len()).sum::<usize>() + places
+    }
+
     /// Ranks the sentences and encodes those that stay.
     pub(crate) fn run(&self, scores: Option<&AttentionScores>) -> Result<MaskEvent, RefineError> {
         let content: Vec<ContentTokens<'_>> = self

@@ -10,16 +10,25 @@
 //! what it has written, and later computes prompt and answer again (what the prefix tree still knows excepted). The
 //! engine's logits and the sampler do not depend on how a prefix came into the cache, so its tokens stay the same.
 //!
+//! What may wait is bounded by the time that its prompts take ([`BacklogBound`]); a request whose deadline cannot be met
+//! is refused at once, one whose deadline passes before it gets its first slot ends there. What a
+//! request may write is lowered towards its floor by what waits behind it at the moment when it gets its first slot
+//! ([`load`]), so that slots are free earlier where that shortens waits.
+//!
 //! Never: reads a clock, touches the engine, a channel or a random source; allocates KV (it only counts blocks).
 //! Always: a pass fits into the room that the engine has, running sequences <= the slots, one `Close` per accepted
 //! sequence, first come first served (so nobody starves, and the oldest is never preempted), and the last chunk of a
 //! prompt holds its whole scoring window.
 
+mod admission;
 mod budget;
 mod core;
 mod plan;
 mod request;
 
+use std::time::Duration;
+
+pub use self::admission::{BacklogBound, QueueLimit, load};
 pub use self::budget::{MIXED_TOKENS_MIN, MIXED_TOKENS_UNMEASURED, MixedTokens, StepBudget};
 pub use self::core::SchedulerCore;
 pub use self::plan::{StepPlan, StepRow};
@@ -35,6 +44,8 @@ pub struct Limits {
     pub slots: usize,
     /// Sequences that may wait behind them; the next one is refused.
     pub queue: usize,
+    /// What they may amount to.
+    pub backlog: BacklogBound,
     /// Tokens of the whole KV cache.
     pub kv_tokens: usize,
     /// Tokens of one KV block.
@@ -62,8 +73,14 @@ pub struct JobSpec {
     pub prompt_tokens: usize,
     /// Tokens that it may write at most (the paper's L), at least 1.
     pub max_tokens: usize,
+    /// How far that may be lowered under load, at least 1; the same where it must stay.
+    pub floor_tokens: usize,
     /// Trailing prompt tokens that one pass must hold together, at least 1: the scoring window and what follows it.
     pub tail_tokens: usize,
+    /// Bytes that it holds while it waits.
+    pub bytes: usize,
+    /// When its first token is no longer of use; none: never.
+    pub deadline: Option<Duration>,
 }
 
 /// What happened.
@@ -73,6 +90,8 @@ pub enum Event {
     Submit(JobSpec),
     /// Its reader is gone or asked to stop. Unknown ids are ignored: the sequence may have just ended.
     Cancel(JobId),
+    /// The service goes down before this sequence has ended. Unknown ids are ignored.
+    Abort(JobId),
     /// The engine failed on this sequence alone.
     Fail(JobId),
     /// The engine is idle: admit and plan.
@@ -131,14 +150,29 @@ pub enum Effect {
 }
 
 /// Why a sequence was not accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Refusal {
-    /// Slots and queue are full.
+    /// The queue is full.
     Full {
+        /// By which bound.
+        limit: QueueLimit,
         /// Sequences that wait.
         waiting: usize,
         /// Prompt tokens that must be computed before a new one would start.
         backlog_tokens: usize,
+        /// How long that takes, as far as it is known.
+        backlog: Duration,
+        /// When there is likely to be room.
+        retry_after: Duration,
+    },
+    /// Its first token would come after its deadline.
+    Late {
+        /// How long its first token would take at least.
+        first: Duration,
+        /// How long its deadline leaves.
+        left: Duration,
+        /// When the queue is likely to be shorter by what is missing.
+        retry_after: Duration,
     },
     /// It can never fit into the KV cache.
     TooLarge {
@@ -158,6 +192,10 @@ pub enum CloseReason {
     Cap,
     /// Its reader went away or asked to stop.
     Cancelled,
+    /// Its deadline passed before it got a slot.
+    Expired,
+    /// The service went down.
+    Stopped,
     /// The engine failed on it.
     Failed,
 }
@@ -206,6 +244,14 @@ pub struct SchedulerStats {
     pub kv_tokens: usize,
     /// Prompt tokens accepted but not computed yet.
     pub backlog_tokens: usize,
+    /// How long they take, in milliseconds, by the rate of late; 0 before the first pass.
+    pub backlog_ms: f64,
+    /// How long what waits may take, in milliseconds.
+    pub backlog_ms_max: f64,
+    /// Bytes of the requests that wait.
+    pub waiting_bytes: usize,
+    /// How hard the queue presses on L: 0 not at all, 1 to every scene's floor.
+    pub load: f64,
     /// Prompt tokens that a pass holds at most while nobody decodes.
     pub chunk_tokens: usize,
     /// The same beside the answers that run now.
@@ -216,4 +262,8 @@ pub struct SchedulerStats {
     pub closed_total: u64,
     /// Times that a sequence gave way for want of KV room.
     pub preemptions_total: u64,
+    /// Requests refused for want of room or time.
+    pub refused_total: u64,
+    /// Requests whose deadline passed while they waited.
+    pub expired_total: u64,
 }

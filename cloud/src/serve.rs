@@ -1,23 +1,27 @@
 //! `serve`: opens model and database, listens, runs until it is told to stop.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use arc_swap::ArcSwap;
 use baton_engine::Model;
 use baton_protocol::{Role, Sampling, Segment};
 use baton_refine::Calibration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::api::{self, ApiLimits};
+use crate::api;
 use crate::book::SceneBook;
 use crate::completion::CompletionRequest;
 use crate::config::Config;
 use crate::desk::Clock;
-use crate::http::{self, HttpLimits};
+use crate::http::tls::Tls;
+use crate::http::{self, Phase};
+use crate::reload::Reload;
 use crate::service::{CloudService, ServiceOptions};
 use crate::store::Store;
 use crate::worker::Worker;
@@ -29,9 +33,17 @@ const COEFFICIENTS_PERIOD: Duration = Duration::from_secs(60);
 
 /// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
 ///
+/// The first signal begins to drain ([`http::Phase`]), a second one ends at once. `again` reads the settings anew, for
+/// SIGHUP and for a file that has changed.
+///
 /// # Errors
 /// Whatever keeps it from listening: model, calibration, database, address.
-pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
+pub async fn serve(
+    config: Config,
+    json: bool,
+    again: impl Fn() -> anyhow::Result<Config> + Send + 'static,
+) -> anyhow::Result<()> {
+    let tls = config.edge.tls.clone().map(Tls::open).transpose().context("set TLS up")?.map(Arc::new);
     let model = Model::open_repacked(&config.model, u64::from(config.repack_mib) << 20)
         .with_context(|| format!("open model `{}`", config.model.display()))?;
     let calibration =
@@ -49,6 +61,8 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
         kv_tokens: config.kv_tokens,
         slots: config.slots,
         queue: config.queue,
+        backlog: config.backlog,
+        deadline: config.deadline,
         budget: config.budget,
         prefix_cache_percent: config.prefix_cache_percent,
         emulation: config.emulation,
@@ -60,28 +74,27 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     let listener =
         TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let signals = Signals::listen()?;
+    let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     warm_up(&service).await;
-    announce(address, &config.model_name, json).context("print the address")?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    announce(&format!("{scheme}://{address}"), &config.model_name, json).context("print the address")?;
 
     let refresh = tokio::spawn(keep_fresh(store.clone(), service.scene_book().clone()));
     let keep = tokio::spawn(keep_coefficients(store.clone(), service.clone()));
-    let stop = async {
-        tokio::select! {
-            _ = interrupt.recv() => (),
-            _ = terminate.recv() => (),
-        }
-        service.drain();
-    };
-    let app = api::router(service.clone(), config.api_key.as_deref(), ApiLimits::default());
-    http::serve(listener, app, HttpLimits::default(), stop).await;
+    let app = api::router(service.clone(), config.api_key.as_deref(), config.edge.api);
+    let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
+    let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
+    let reload = Reload { config, again, service: service.clone(), limits, tls };
+    let reload = tokio::spawn(reload.run(hangup));
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let signals = tokio::spawn(signals.steer(phase, service.clone()));
+    http::serve(server, phases, || service.stop()).await;
 
-    service.stop();
-    refresh.abort();
-    let _ = refresh.await;
-    keep.abort();
-    let _ = keep.await;
+    for task in [refresh, keep, reload, signals] {
+        task.abort();
+        let _ = task.await;
+    }
     if let Err(err) = store.keep_coefficients(&service.coefficients()).await {
         warn!(err = &err as &dyn std::error::Error, "what was measured is not kept");
     }
@@ -92,6 +105,40 @@ pub async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     }
     info!("stopped");
     Ok(())
+}
+
+/// The signals that end the program.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => (),
+            _ = self.terminate.recv() => (),
+        }
+    }
+
+    /// The first signal drains, the second one ends.
+    async fn steer(mut self, phase: watch::Sender<Phase>, service: CloudService) {
+        self.next().await;
+        // Readiness is gone and routes refuse before the server begins to wait for the replies under way.
+        service.drain();
+        phase.send_replace(Phase::Draining);
+        self.next().await;
+        phase.send_replace(Phase::Ending);
+        // The sender lives until the program ends: its loss would read as the last phase.
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Runs the worker on a thread of its own.
@@ -134,13 +181,13 @@ async fn warm_up(service: &CloudService) {
     info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
 }
 
-fn announce(address: SocketAddr, model: &str, json: bool) -> std::io::Result<()> {
+fn announce(url: &str, model: &str, json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
-        let line = serde_json::json!({ "listening": format!("http://{address}"), "model": model });
+        let line = serde_json::json!({ "listening": url, "model": model });
         writeln!(out, "{line}")?;
     } else {
-        writeln!(out, "listening on http://{address}")?;
+        writeln!(out, "listening on {url}")?;
     }
     out.flush()
 }

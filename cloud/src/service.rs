@@ -6,7 +6,8 @@
 //! terminal event.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::prompt::PromptError;
@@ -25,7 +26,9 @@ use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
 use crate::job::Job;
 use crate::planning::PlanError;
 use crate::scene::Scene;
-use crate::scheduler::{Limits, Refusal, SchedulerCore, SchedulerStats, StepBudget};
+use crate::scheduler::{
+    BacklogBound, Limits, QueueLimit, Refusal, SchedulerCore, SchedulerStats, StepBudget,
+};
 use crate::stream::AssistStream;
 use crate::telemetry::Telemetry;
 use crate::worker::Worker;
@@ -48,6 +51,10 @@ pub struct ServiceOptions {
     pub slots: usize,
     /// Requests that may wait.
     pub queue: usize,
+    /// What they may amount to.
+    pub backlog: BacklogBound,
+    /// Within which a first token must come where a request does not say; none: whenever.
+    pub deadline: Option<Duration>,
     /// Prompt tokens in one pass.
     pub budget: StepBudget,
     /// Percent of the KV cache that may keep prefixes of no running sequence.
@@ -69,7 +76,9 @@ impl ServiceOptions {
             threads: None,
             kv_tokens: None,
             slots: 8,
-            queue: 64,
+            queue: 256,
+            backlog: BacklogBound::default(),
+            deadline: None,
             budget: StepBudget::default(),
             prefix_cache_percent: 100,
             emulation: None,
@@ -92,6 +101,14 @@ pub(crate) struct Inner {
     pub(crate) calibration: Option<Arc<Calibration>>,
     pub(crate) scenes: SceneBook,
     pub(crate) desk: Arc<Desk>,
+    deadline: Mutex<Option<Duration>>,
+}
+
+/// What a caller asks besides the request itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Within which the first token must come, from now on; none: as the service is set up.
+    pub deadline: Option<Duration>,
 }
 
 /// Why a request was not accepted.
@@ -153,12 +170,26 @@ pub enum ServiceError {
     /// The refiner cannot make a mask.
     #[error("refine the prompt")]
     Refine(#[from] RefineError),
-    /// Slots and queue are full.
-    #[error("all slots are taken and {waiting} requests wait")]
+    /// The queue is full.
+    #[error("{waiting} requests wait, with {:.1} s of prompts; the limit is {limit}", backlog.as_secs_f64())]
     Overloaded {
         /// Requests that wait.
         waiting: usize,
+        /// How long their prompts take.
+        backlog: Duration,
+        /// The bound that is reached.
+        limit: QueueLimit,
         /// When a place is likely to be free.
+        retry_after_ms: u64,
+    },
+    /// The deadline cannot be met.
+    #[error("the first token would take {first_ms} ms, the deadline leaves {left_ms} ms")]
+    Late {
+        /// How long the first token would take at least.
+        first_ms: u64,
+        /// What the deadline leaves.
+        left_ms: u64,
+        /// When the queue is likely to be short enough.
         retry_after_ms: u64,
     },
     /// The service is going down.
@@ -193,12 +224,14 @@ impl ServiceError {
                 (ErrorCode::InvalidRequest, None)
             }
             ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
-            ServiceError::Overloaded { .. } => (ErrorCode::Overloaded, None),
+            ServiceError::Overloaded { .. } | ServiceError::Late { .. } => (ErrorCode::Overloaded, None),
             ServiceError::Stopping => (ErrorCode::Unavailable, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
-        if let ServiceError::Overloaded { retry_after_ms, .. } = self {
+        if let ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } =
+            self
+        {
             body.error.retry_after_ms = Some(*retry_after_ms);
         }
         body
@@ -228,6 +261,7 @@ impl CloudService {
         let core = SchedulerCore::new(Limits {
             slots: options.slots,
             queue: options.queue,
+            backlog: options.backlog,
             kv_tokens,
             kv_block: BLOCK_TOKENS,
             budget: options.budget,
@@ -240,6 +274,7 @@ impl CloudService {
             calibration: options.calibration.map(Arc::new),
             scenes,
             desk: desk.clone(),
+            deadline: Mutex::new(options.deadline),
         };
         Ok((CloudService { inner: Arc::new(inner) }, Worker::new(engine, desk, options.emulation)))
     }
@@ -249,8 +284,16 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn assist(&self, request: &AssistRequest) -> Result<AssistStream, ServiceError> {
+        self.assist_on(request, Terms::default())
+    }
+
+    /// The same, on the caller's terms.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn assist_on(&self, request: &AssistRequest, terms: Terms) -> Result<AssistStream, ServiceError> {
         let (job, stream) = assist::prepare(&self.inner, request)?;
-        self.inner.submit(job)?;
+        self.inner.submit(job, terms)?;
         if let Some(device) = &request.device {
             self.inner.desk.hear(device);
         }
@@ -262,9 +305,27 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn complete(&self, request: &CompletionRequest) -> Result<AssistStream, ServiceError> {
+        self.complete_on(request, Terms::default())
+    }
+
+    /// The same, on the caller's terms.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn complete_on(
+        &self,
+        request: &CompletionRequest,
+        terms: Terms,
+    ) -> Result<AssistStream, ServiceError> {
         let (job, stream) = completion::prepare(&self.inner, request)?;
-        self.inner.submit(job)?;
+        self.inner.submit(job, terms)?;
         Ok(stream)
+    }
+
+    /// Changes what may wait and for how long; what waits already stays.
+    pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
+        self.inner.desk.set_backlog(queue, backlog);
+        *self.inner.deadline.lock().expect("no holder of this lock panics") = deadline;
     }
 
     /// The current version of every scene.
@@ -353,14 +414,31 @@ impl Inner {
         scene.info(&self.model_name, Some(self.model.tokenizer().digest_hex()))
     }
 
-    fn submit(&self, job: Job) -> Result<(), ServiceError> {
+    fn submit(&self, mut job: Job, terms: Terms) -> Result<(), ServiceError> {
+        let deadline = terms.deadline.or(*self.deadline.lock().expect("no holder of this lock panics"));
+        job.spec.deadline = deadline.map(|within| job.arrived_at + within);
+        job.spec.bytes = job.held_bytes();
         self.desk.submit(job).map_err(|refused| match refused {
             NotTaken::Draining => ServiceError::Stopping,
             NotTaken::Refused(Refusal::TooLarge { need, limit }) => ServiceError::KvTooSmall { need, limit },
-            NotTaken::Refused(Refusal::Full { waiting, backlog_tokens }) => {
-                let ms = self.desk.measured().prefill_ms_per_token * backlog_tokens as f64;
-                ServiceError::Overloaded { waiting, retry_after_ms: (ms as u64).clamp(100, 60_000) }
+            NotTaken::Refused(Refusal::Full { limit, waiting, backlog, retry_after, .. }) => {
+                let retry_after_ms = retry_after_ms(retry_after);
+                ServiceError::Overloaded { waiting, backlog, limit, retry_after_ms }
             }
+            NotTaken::Refused(Refusal::Late { first, left, retry_after }) => ServiceError::Late {
+                first_ms: whole_ms(first),
+                left_ms: whole_ms(left),
+                retry_after_ms: retry_after_ms(retry_after),
+            },
         })
     }
+}
+
+/// Not so soon that it is a storm, not so late that nobody believes it.
+fn retry_after_ms(after: Duration) -> u64 {
+    whole_ms(after).clamp(100, 60_000)
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -202,15 +202,19 @@ impl Worker {
     }
 
     fn drop_cancelled(&mut self) {
-        let all = self.desk.stage() >= Stage::Stopping;
-        let cancelled: Vec<JobId> = self
+        let stopping = self.desk.stage() >= Stage::Stopping;
+        let cancelled = |job: &&Job| job.sink.cancel().is_set();
+        let leaving: Vec<Event> = self
             .jobs
             .values()
-            .filter(|job| all || job.sink.cancel().is_set())
-            .map(|job| job.spec.id)
+            .filter(|job| stopping || cancelled(job))
+            .map(|job| match cancelled(&job) {
+                true => Event::Cancel(job.spec.id),
+                false => Event::Abort(job.spec.id),
+            })
             .collect();
-        for id in cancelled {
-            self.perform(Event::Cancel(id));
+        for event in leaving {
+            self.perform(event);
         }
     }
 
@@ -226,6 +230,7 @@ impl Worker {
         if job.opened_at.is_none() {
             job.opened_at = Some(self.desk.clock.now());
             job.cached = cached;
+            job.lower(self.desk.max_tokens(id));
         }
         let room = self.room();
         self.desk.step(Event::Opened { id, cached, room })

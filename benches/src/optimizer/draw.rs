@@ -42,6 +42,6 @@ pub fn draw(random: &mut Random, quadratic: bool) -> OptimizerInput {
             slow_device: SlowDevice::AcceptGap,
         },
         verification: Verification::Batched,
-        shed_load: false,
+        load: 0.0,
     }
 }

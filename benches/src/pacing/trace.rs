@@ -258,6 +258,6 @@ fn draw_request(class: &Class, random: &mut Random) -> OptimizerInput {
             slow_device: SlowDevice::AcceptGap,
         },
         verification: Verification::Batched,
-        shed_load: false,
+        load: 0.0,
     }
 }

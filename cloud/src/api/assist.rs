@@ -1,30 +1,69 @@
-//! `POST /v1/assist`: one request, one event stream.
+//! `POST /v1/assist`: one request, one event stream; `GET /v1/assist/{id}`: the same stream taken up again.
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
 use axum::response::Response;
 use baton_protocol::{AssistEvent, AssistRequest, ErrorCode};
+use uuid::Uuid;
 
 use super::error::ApiError;
-use super::sse::{self, Encode};
-use super::{App, body};
+use super::kept::Owner;
+use super::sse::{self, Encode, Source};
+use super::{App, PathId, body, path_id, terms};
+
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 pub(super) async fn assist(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(&headers, body, &app.limits).await?;
-    let service = app.service.clone();
+    let terms = terms::terms(&headers)?;
+    let bytes = body::read(&headers, body, &app).await?;
+    let owner = Owner::of(&headers);
+    let (service, kept) = (app.service.clone(), app.kept.clone());
     // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
     let accepted = tokio::task::spawn_blocking(move || {
         let request = AssistRequest::parse(&bytes)?;
-        Ok::<_, ApiError>(service.assist(&request)?)
+        // The same request again is the same stream, as long as it is kept.
+        if let Some(reader) = kept.find(owner, request.request_id, None) {
+            return Ok(Source::Kept(reader));
+        }
+        let answer = service.assist_on(&request, terms)?;
+        if !request.resume {
+            return Ok(Source::Live(answer));
+        }
+        Ok::<_, ApiError>(
+            kept.keep(owner, request.request_id, answer).map_or_else(Source::Live, Source::Kept),
+        )
     });
     let answer =
         accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
-    Ok(sse::response(answer, AssistFrames, app.limits.keep_alive))
+    sse::response(answer, AssistFrames, app.limits.keep_alive).await
+}
+
+pub(super) async fn resume(
+    State(app): State<App>,
+    id: PathId,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let id: Uuid = path_id(id)?
+        .parse()
+        .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a request id is a UUID"))?;
+    let seen = match headers.get(LAST_EVENT_ID) {
+        None => None,
+        Some(value) => {
+            let index = value.to_str().ok().and_then(|text| text.trim().parse().ok());
+            Some(index.ok_or_else(|| {
+                ApiError::new(ErrorCode::InvalidRequest, "`last-event-id` must be the index of a token")
+            })?)
+        }
+    };
+    let Some(reader) = app.kept.find(Owner::of(&headers), id, seen) else {
+        return Err(ApiError::new(ErrorCode::Gone, "no stream of this name is kept here"));
+    };
+    sse::response(reader, AssistFrames, app.limits.keep_alive).await
 }
 
 struct AssistFrames;

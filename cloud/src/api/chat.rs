@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use super::sse::{self, Encode};
-use super::{App, body, chat_request};
+use super::{App, body, chat_request, terms};
 use crate::stream::AssistStream;
 
 pub(super) async fn complete(
@@ -21,11 +21,12 @@ pub(super) async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let bytes = body::read(&headers, body, &app.limits).await?;
+    let terms = terms::terms(&headers)?;
+    let bytes = body::read(&headers, body, &app).await?;
     let service = app.service.clone();
     let accepted = tokio::task::spawn_blocking(move || {
         let request = chat_request::parse(&bytes)?;
-        let answer = service.complete(&request.completion)?;
+        let answer = service.complete_on(&request.completion, terms)?;
         Ok::<_, ApiError>((request, answer))
     });
     let (request, answer) =
@@ -35,7 +36,7 @@ pub(super) async fn complete(
         return whole(head, answer).await;
     }
     let chunks = Chunks { head, include_usage: request.include_usage, begun: false };
-    Ok(sse::response(answer, chunks, app.limits.keep_alive))
+    sse::response(answer, chunks, app.limits.keep_alive).await
 }
 
 /// What is the same in every part of one reply.

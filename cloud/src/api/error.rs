@@ -26,6 +26,12 @@ impl ApiError {
         ApiError::from(ErrorBody::new(ErrorCode::InvalidRequest, message).with_param(field))
     }
 
+    /// The same error with a time to come back.
+    pub(super) fn with_retry_after_ms(mut self, retry_after_ms: u64) -> ApiError {
+        self.body.error.retry_after_ms = Some(retry_after_ms);
+        self
+    }
+
     /// The same error with a status that its code does not have.
     pub(super) fn with_status(mut self, status: u16) -> ApiError {
         self.status = StatusCode::from_u16(status).expect("the callers pass HTTP codes");

@@ -10,8 +10,10 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use baton_protocol::{AssistEvent, ErrorBody, ErrorCode};
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 
+use super::error::ApiError;
+use super::kept::KeptReader;
 use crate::stream::AssistStream;
 
 const PING: &str = ": ping\n\n";
@@ -25,23 +27,69 @@ pub(super) trait Encode: Send + 'static {
     fn finish(&mut self, out: &mut String);
 }
 
-/// A streaming reply.
-pub(super) fn response(answer: AssistStream, encode: impl Encode, keep_alive: Duration) -> Response {
-    let state = Streaming { answer, encode, keep_alive, ended: false };
-    let frames = stream::unfold(state, |mut state| async move {
+/// Where the events of a reply come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// The answer itself: without its reader it is cancelled.
+    Live(AssistStream),
+    /// What is kept of it.
+    Kept(KeptReader),
+}
+
+impl Source {
+    async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
+        match self {
+            Source::Live(answer) => answer.next_batch().await,
+            Source::Kept(reader) => reader.next_batch().await,
+        }
+    }
+}
+
+impl From<AssistStream> for Source {
+    fn from(answer: AssistStream) -> Source {
+        Source::Live(answer)
+    }
+}
+
+impl From<KeptReader> for Source {
+    fn from(reader: KeptReader) -> Source {
+        Source::Kept(reader)
+    }
+}
+
+/// A streaming reply, once its first packet is there or `keep_alive` has passed.
+///
+/// # Errors
+/// What ends the answer before its first event: it has a status of its own then, as every refusal has.
+pub(super) async fn response(
+    answer: impl Into<Source>,
+    encode: impl Encode,
+    keep_alive: Duration,
+) -> Result<Response, ApiError> {
+    let mut state = Streaming { answer: answer.into(), encode, keep_alive, ended: false };
+    let first = match tokio::time::timeout(keep_alive, state.answer.next_batch()).await {
+        Err(_) => Bytes::from_static(PING.as_bytes()),
+        Ok(None) => return Err(cut_off_body().into()),
+        Ok(Some(batch)) => match batch.first() {
+            Some(AssistEvent::Error(body)) => return Err(body.clone().into()),
+            _ => state.packet(&batch),
+        },
+    };
+    let later = stream::unfold(state, |mut state| async move {
         let frame = state.next().await?;
-        Some((Ok::<Bytes, std::convert::Infallible>(frame), state))
+        Some((frame, state))
     });
+    let frames = stream::once(async { first }).chain(later).map(Ok::<Bytes, std::convert::Infallible>);
     let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    Ok(response)
 }
 
 struct Streaming<E> {
-    answer: AssistStream,
+    answer: Source,
     encode: E,
     keep_alive: Duration,
     ended: bool,
@@ -58,8 +106,12 @@ impl<E: Encode> Streaming<E> {
         };
         // A worker that is gone leaves no terminal event: the reader still gets one.
         let batch = batch.unwrap_or_else(|| vec![cut_off()]);
+        Some(self.packet(&batch))
+    }
+
+    fn packet(&mut self, batch: &[AssistEvent]) -> Bytes {
         let mut out = String::new();
-        for event in &batch {
+        for event in batch {
             self.encode.event(event, &mut out);
             if is_terminal(event) {
                 self.ended = true;
@@ -67,7 +119,7 @@ impl<E: Encode> Streaming<E> {
                 break;
             }
         }
-        Some(out.into())
+        out.into()
     }
 }
 

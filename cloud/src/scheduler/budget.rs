@@ -94,6 +94,11 @@ impl PassTimes {
         tokens.clamp(1, budget.chunk_tokens)
     }
 
+    /// What a prompt token takes while nobody decodes, in milliseconds; none before the first such pass.
+    pub(super) fn alone_ms(&self) -> Option<f64> {
+        self.prefill.quantile(0.5)
+    }
+
     /// What a pass takes that decodes so many sequences; of the nearest smaller number that was seen, else of the
     /// nearest larger one.
     fn decode_ms(&self, rows: usize) -> Option<f64> {

@@ -3,10 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::admission::{Ahead, DrainRate, load, lowered};
 use super::budget::PassTimes;
 use super::plan::{Room, StepPlan, StepRow, chunk_len};
 use super::request::Request;
-use super::{CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Refusal, SchedulerStats};
+use super::{
+    BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Refusal,
+    SchedulerStats,
+};
 
 /// Queue, slots and the KV cache's room as pure state; one pass is planned at a time.
 #[derive(Debug)]
@@ -20,10 +24,15 @@ pub struct SchedulerCore {
     /// As the engine said last.
     room: KvRoom,
     times: PassTimes,
+    drain: DrainRate,
+    /// The time of the last event.
+    now: Duration,
     arrivals: u64,
     slot_ms_total: f64,
     closed_total: u64,
     preemptions_total: u64,
+    refused_total: u64,
+    expired_total: u64,
 }
 
 #[derive(Debug)]
@@ -79,18 +88,24 @@ impl SchedulerCore {
             in_flight: None,
             room: KvRoom::default(),
             times: PassTimes::default(),
+            drain: DrainRate::default(),
+            now: Duration::ZERO,
             arrivals: 0,
             slot_ms_total: 0.0,
             closed_total: 0,
             preemptions_total: 0,
+            refused_total: 0,
+            expired_total: 0,
         }
     }
 
     /// Applies one event at time `now` (monotonic) and says what to do.
     pub fn step(&mut self, event: Event, now: Duration) -> Vec<Effect> {
+        self.now = now;
         match event {
             Event::Submit(spec) => self.submit(spec, now),
             Event::Cancel(id) => self.end(id, CloseReason::Cancelled, now).into_iter().collect(),
+            Event::Abort(id) => self.end(id, CloseReason::Stopped, now).into_iter().collect(),
             Event::Fail(id) => self.end(id, CloseReason::Failed, now).into_iter().collect(),
             Event::Turn(room) => {
                 self.room = room;
@@ -123,9 +138,17 @@ impl SchedulerCore {
         self.waiting.front().filter(|_| free).map(|next| next.spec.id)
     }
 
+    /// What a running sequence may write at most: what it asked for, or less where it got its slot under load.
+    pub fn max_tokens(&self, id: JobId) -> Option<usize> {
+        self.running.iter().find(|slot| slot.request.spec.id == id).map(|slot| slot.request.spec.max_tokens)
+    }
+
     /// What is in use now.
     pub fn stats(&self) -> SchedulerStats {
         let decoding = self.running.iter().filter(|slot| slot.phase == Phase::Decode).count();
+        let ahead = self.ahead();
+        let backlog_ms = ahead.wait_ms().unwrap_or_default();
+        let backlog_ms_max = self.limits.backlog.wait.as_secs_f64() * 1e3;
         SchedulerStats {
             running: self.running.len(),
             slots: self.limits.slots,
@@ -134,13 +157,25 @@ impl SchedulerCore {
             kv_held_tokens: self.running.iter().map(|slot| self.blocks(slot.held())).sum::<usize>()
                 * self.limits.kv_block,
             kv_tokens: self.limits.kv_tokens,
-            backlog_tokens: self.backlog(),
+            backlog_tokens: ahead.tokens,
+            backlog_ms,
+            backlog_ms_max,
+            waiting_bytes: ahead.bytes,
+            load: load(backlog_ms, backlog_ms_max),
             chunk_tokens: self.limits.budget.chunk_tokens,
             mixed_tokens: self.times.mixed_tokens(self.limits.budget, decoding.max(1)),
             slot_ms_total: self.slot_ms_total,
             closed_total: self.closed_total,
             preemptions_total: self.preemptions_total,
+            refused_total: self.refused_total,
+            expired_total: self.expired_total,
         }
+    }
+
+    /// Changes what may wait; what waits already stays.
+    pub fn set_backlog(&mut self, queue: usize, backlog: BacklogBound) {
+        self.limits.queue = queue;
+        self.limits.backlog = backlog;
     }
 
     /// Whether there is nothing to run and nobody waits.
@@ -150,15 +185,16 @@ impl SchedulerCore {
 
     fn submit(&mut self, spec: JobSpec, now: Duration) -> Vec<Effect> {
         assert!(
-            spec.max_tokens > 0 && (1..=spec.prompt_tokens).contains(&spec.tail_tokens),
-            "a sequence has a prompt, a tail within it and a cap: {spec:?}"
+            (1..=spec.max_tokens).contains(&spec.floor_tokens)
+                && (1..=spec.prompt_tokens).contains(&spec.tail_tokens),
+            "a sequence has a prompt, a tail within it, a cap and a floor: {spec:?}"
         );
         let need = (spec.prompt_tokens + spec.max_tokens).next_multiple_of(self.limits.kv_block);
         if need > self.limits.kv_tokens {
             return vec![Effect::Refuse(spec.id, Refusal::TooLarge { need, limit: self.limits.kv_tokens })];
         }
-        if self.waiting.len() + self.running.len() >= self.limits.slots + self.limits.queue {
-            let refusal = Refusal::Full { waiting: self.waiting.len(), backlog_tokens: self.backlog() };
+        if let Err(refusal) = self.ahead().admit(&spec, &self.limits, now) {
+            self.refused_total += 1;
             return vec![Effect::Refuse(spec.id, refusal)];
         }
         self.waiting.push_back(Request::new(spec, self.arrivals, now));
@@ -170,10 +206,24 @@ impl SchedulerCore {
         if self.in_flight.is_some() || self.opening() {
             return Vec::new();
         }
+        let expired = self.expire(now);
+        if !expired.is_empty() {
+            return expired;
+        }
         match self.admit(now) {
             Some(open) => vec![open],
             None => self.run(now),
         }
+    }
+
+    /// Ends what has waited past its deadline. Who had a slot before goes on: most of the work is done.
+    fn expire(&mut self, now: Duration) -> Vec<Effect> {
+        let late = |request: &&Request| {
+            request.opened_at.is_none() && request.spec.deadline.is_some_and(|deadline| deadline <= now)
+        };
+        let ids: Vec<JobId> = self.waiting.iter().filter(late).map(|request| request.spec.id).collect();
+        self.expired_total += ids.len() as u64;
+        ids.into_iter().filter_map(|id| self.end(id, CloseReason::Expired, now)).collect()
     }
 
     /// Lets the request that waits first in, where there is a slot and room for its prompt and first token, for the
@@ -191,7 +241,11 @@ impl SchedulerCore {
         }
         let mut request = self.waiting.pop_front()?;
         let id = request.spec.id;
-        request.opened_at.get_or_insert(now);
+        if request.opened_at.is_none() {
+            request.opened_at = Some(now);
+            // What stands behind it, as it has left the queue; its own tokens shorten nobody's wait but theirs.
+            request.spec.max_tokens = lowered(&request.spec, self.stats().load);
+        }
         let at = self.running.partition_point(|slot| slot.request.arrival < request.arrival);
         self.running.insert(at, Slot { request, phase: Phase::Opening, since: now });
         Some(Effect::Open(id))
@@ -276,7 +330,11 @@ impl SchedulerCore {
     fn step_done(&mut self, outcomes: &[(JobId, Outcome)], now: Duration) -> Vec<Effect> {
         let InFlight { plan, planned_at } =
             self.in_flight.take().expect("a pass ends only after one was planned");
-        self.times.record(&plan, now.saturating_sub(planned_at));
+        let took = now.saturating_sub(planned_at);
+        self.times.record(&plan, took);
+        if plan.prefill_tokens() > 0 || !self.waiting.is_empty() {
+            self.drain.record(took, plan.prefill_tokens(), now);
+        }
         let mut effects = Vec::new();
         for row in &plan.rows {
             let id = row.id();
@@ -335,6 +393,19 @@ impl SchedulerCore {
             Phase::Prefill { done, borrowed } => {
                 self.growth(done, slot.request.feed_tokens() + 1) + usize::from(borrowed)
             }
+        }
+    }
+
+    /// What a request that comes now finds before it.
+    fn ahead(&self) -> Ahead {
+        let alone_ms = self.times.alone_ms();
+        Ahead {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            bytes: self.waiting.iter().map(|request| request.spec.bytes).sum(),
+            tokens: self.backlog(),
+            drain_ms: self.drain.ms_per_token(alone_ms, self.now),
+            alone_ms,
         }
     }
 

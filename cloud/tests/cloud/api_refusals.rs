@@ -67,7 +67,6 @@ async fn contents_that_cannot_be_answered() {
     let role = |b: &mut Value| b["segments"][1]["role"] = json!("wizard");
     check(server, role, 400, "invalid_request", Some("segments[1].role")).await;
     check(server, |b| b["segments"][1]["text"] = json!(document(300)), 400, "prompt_too_long", None).await;
-    check(server, |b| b["resume"] = json!(true), 400, "invalid_request", Some("resume")).await;
 }
 
 /// A body, its headers, the status it gets.

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_cloud::api::{self, ApiLimits};
-use baton_cloud::http::{self, HttpLimits};
+use baton_cloud::http::{self, HttpLimits, Phase};
 use baton_cloud::serve;
 use baton_cloud::service::{CloudService, ServiceOptions};
 use baton_protocol::AssistEvent;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::world::{model, options, scenes};
@@ -23,7 +23,7 @@ pub const HANG: Duration = Duration::from_secs(60);
 pub struct Server {
     pub address: SocketAddr,
     pub service: CloudService,
-    stop: Option<oneshot::Sender<()>>,
+    pub phase: watch::Sender<Phase>,
     task: JoinHandle<()>,
 }
 
@@ -43,18 +43,25 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let app = api::router(service.clone(), key, api_limits);
-        let (stop, stopped) = oneshot::channel();
-        let draining = service.clone();
-        let task = tokio::spawn(http::serve(listener, app, http_limits, async move {
-            let _ = stopped.await;
-            draining.drain();
-        }));
-        Server { address, service, stop: Some(stop), task }
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let ending = service.clone();
+        let server = http::Server::plain(listener, app, http_limits);
+        let task = tokio::spawn(http::serve(server, phases, move || ending.stop()));
+        Server { address, service, phase, task }
+    }
+
+    /// What the first signal does.
+    pub fn drain(&self) {
+        self.service.drain();
+        self.phase.send_if_modified(|phase| {
+            let before = std::mem::replace(phase, (*phase).max(Phase::Draining));
+            before != *phase
+        });
     }
 
     /// Asks the server to stop and waits until it has.
     pub async fn stop(mut self) {
-        let _ = self.stop.take().unwrap().send(());
+        self.drain();
         tokio::time::timeout(HANG, &mut self.task).await.expect("the server stops").unwrap();
     }
 

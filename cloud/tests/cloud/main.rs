@@ -3,15 +3,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
 
+mod admission;
 mod api;
 mod api_refusals;
 mod calibrate;
 mod chat;
 mod client;
+mod edge;
 mod preemption;
 mod program;
+mod running;
 mod scheduler;
 mod service;
 mod service_simulation;
 mod store;
+mod tls;
 mod world;

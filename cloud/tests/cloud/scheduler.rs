@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use baton_cloud::scheduler::{
-    CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, MixedTokens, Outcome, Refusal, SchedulerCore,
-    StepBudget, StepPlan, StepRow,
+    BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, MixedTokens, Outcome,
+    QueueLimit, Refusal, SchedulerCore, StepBudget, StepPlan, StepRow,
 };
 
 /// SplitMix64: enough randomness for a simulation, reproducible from its seed.
@@ -72,6 +72,7 @@ impl World {
         let limits = Limits {
             slots: 1 + rng.below(4),
             queue: rng.below(6),
+            backlog: BacklogBound::NONE,
             kv_tokens: 256 + rng.below(1024),
             kv_block: [1, 16, 32][rng.below(3)],
             budget: StepBudget {
@@ -117,11 +118,15 @@ impl World {
         let id = JobId(self.next_id);
         self.next_id += 1;
         let prompt_tokens = 1 + self.rng.below(600);
+        let max_tokens = 1 + self.rng.below(40);
         let spec = JobSpec {
             id,
             prompt_tokens,
-            max_tokens: 1 + self.rng.below(40),
+            max_tokens,
+            floor_tokens: max_tokens,
             tail_tokens: 1 + self.rng.below(prompt_tokens.min(40)),
+            bytes: 0,
+            deadline: None,
         };
         let before = self.core.stats();
         let effects = self.core.step(Event::Submit(spec), self.now);
@@ -378,10 +383,25 @@ fn room(free_tokens: usize) -> KvRoom {
 
 #[test]
 fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
-    let limits = Limits { slots: 1, queue: 1, kv_tokens: 128, kv_block: 1, budget: chunks(64) };
+    let limits = Limits {
+        slots: 1,
+        queue: 1,
+        backlog: BacklogBound::NONE,
+        kv_tokens: 128,
+        kv_block: 1,
+        budget: chunks(64),
+    };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::from_millis;
-    let spec = |id| JobSpec { id: JobId(id), prompt_tokens: 100, max_tokens: 2, tail_tokens: 10 };
+    let spec = |id| JobSpec {
+        id: JobId(id),
+        prompt_tokens: 100,
+        max_tokens: 2,
+        floor_tokens: 2,
+        tail_tokens: 10,
+        bytes: 0,
+        deadline: None,
+    };
     assert!(core.step(Event::Submit(spec(1)), at(0)).is_empty());
     assert!(core.step(Event::Submit(spec(2)), at(0)).is_empty());
     assert_eq!(core.step(Event::Turn(room(128)), at(5)), [Effect::Open(JobId(1))]);
@@ -413,22 +433,57 @@ fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
 
 #[test]
 fn a_full_queue_refuses_with_its_backlog() {
-    let limits = Limits { slots: 1, queue: 1, kv_tokens: 1000, kv_block: 1, budget: chunks(64) };
+    let limits = Limits {
+        slots: 1,
+        queue: 1,
+        backlog: BacklogBound::NONE,
+        kv_tokens: 1000,
+        kv_block: 1,
+        budget: chunks(64),
+    };
     let mut core = SchedulerCore::new(limits);
-    let spec = |id| JobSpec { id: JobId(id), prompt_tokens: 100, max_tokens: 2, tail_tokens: 10 };
+    let spec = |id| JobSpec {
+        id: JobId(id),
+        prompt_tokens: 100,
+        max_tokens: 2,
+        floor_tokens: 2,
+        tail_tokens: 10,
+        bytes: 0,
+        deadline: None,
+    };
     assert!(core.step(Event::Submit(spec(1)), Duration::ZERO).is_empty());
     assert!(core.step(Event::Submit(spec(2)), Duration::ZERO).is_empty());
     let refused = core.step(Event::Submit(spec(3)), Duration::ZERO);
-    assert_eq!(refused, [Effect::Refuse(JobId(3), Refusal::Full { waiting: 2, backlog_tokens: 200 })]);
+    let [Effect::Refuse(JobId(3), Refusal::Full { limit, waiting: 2, backlog_tokens: 200, .. })] =
+        refused[..]
+    else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(limit, QueueLimit::Requests(1));
 }
 
 #[test]
 fn a_request_is_let_in_by_what_it_needs_now() {
-    let limits = Limits { slots: 4, queue: 4, kv_tokens: 320, kv_block: 32, budget: chunks(512) };
+    let limits = Limits {
+        slots: 4,
+        queue: 4,
+        backlog: BacklogBound::NONE,
+        kv_tokens: 320,
+        kv_block: 32,
+        budget: chunks(512),
+    };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::ZERO;
     // At their longest they need 7 blocks each; now 3 and a bit.
-    let spec = |id| JobSpec { id: JobId(id), prompt_tokens: 100, max_tokens: 120, tail_tokens: 1 };
+    let spec = |id| JobSpec {
+        id: JobId(id),
+        prompt_tokens: 100,
+        max_tokens: 120,
+        floor_tokens: 120,
+        tail_tokens: 1,
+        bytes: 0,
+        deadline: None,
+    };
     for id in 1..=3 {
         assert!(core.step(Event::Submit(spec(id)), at).is_empty());
     }
@@ -460,10 +515,25 @@ fn a_request_is_let_in_by_what_it_needs_now() {
 
 #[test]
 fn the_latest_arrival_gives_way_and_goes_on_where_it_was() {
-    let limits = Limits { slots: 2, queue: 4, kv_tokens: 128, kv_block: 32, budget: chunks(512) };
+    let limits = Limits {
+        slots: 2,
+        queue: 4,
+        backlog: BacklogBound::NONE,
+        kv_tokens: 128,
+        kv_block: 32,
+        budget: chunks(512),
+    };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::from_millis;
-    let spec = |id| JobSpec { id: JobId(id), prompt_tokens: 31, max_tokens: 90, tail_tokens: 8 };
+    let spec = |id| JobSpec {
+        id: JobId(id),
+        prompt_tokens: 31,
+        max_tokens: 90,
+        floor_tokens: 90,
+        tail_tokens: 8,
+        bytes: 0,
+        deadline: None,
+    };
     core.step(Event::Submit(spec(1)), at(0));
     core.step(Event::Submit(spec(2)), at(0));
     core.step(Event::Submit(spec(3)), at(0));
@@ -503,9 +573,24 @@ fn machine_ms(plan: &StepPlan) -> f64 {
 #[test]
 fn no_running_answer_waits_for_more_than_the_stall() {
     let kv_tokens = 8 * 640;
-    let limits = Limits { slots: 8, queue: 8, kv_tokens, kv_block: 32, budget: StepBudget::default() };
+    let limits = Limits {
+        slots: 8,
+        queue: 8,
+        backlog: BacklogBound::NONE,
+        kv_tokens,
+        kv_block: 32,
+        budget: StepBudget::default(),
+    };
     let mut core = SchedulerCore::new(limits);
-    let spec = |id| JobSpec { id: JobId(id), prompt_tokens: 512, max_tokens: 64, tail_tokens: 32 };
+    let spec = |id| JobSpec {
+        id: JobId(id),
+        prompt_tokens: 512,
+        max_tokens: 64,
+        floor_tokens: 64,
+        tail_tokens: 32,
+        bytes: 0,
+        deadline: None,
+    };
     let mut now = Duration::ZERO;
     let (mut last_at, mut longest, mut alone, mut ttft) = (HashMap::new(), 0.0_f64, Vec::new(), Vec::new());
     // A short answer before, as a server gives itself when it starts; then eight streams at once.
@@ -513,7 +598,14 @@ fn no_running_answer_waits_for_more_than_the_stall() {
         let ids = if first == 8 { 8..9 } else { 0..8 };
         let begun = now;
         for id in ids {
-            core.step(Event::Submit(JobSpec { max_tokens: if id == 8 { 4 } else { 64 }, ..spec(id) }), now);
+            core.step(
+                Event::Submit(JobSpec {
+                    max_tokens: if id == 8 { 4 } else { 64 },
+                    floor_tokens: 1,
+                    ..spec(id)
+                }),
+                now,
+            );
         }
         while !core.is_idle() {
             let mut effects = core.step(Event::Turn(room(kv_tokens)), now);

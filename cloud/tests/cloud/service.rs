@@ -359,7 +359,6 @@ fn what_cannot_be_served_is_refused_with_its_field() {
     check(&|r| r.refine.ratio = Some(0.125), "invalid_request", Some("refine.ratio"));
     check(&|r| r.refine.mode = Some("magic".into()), "invalid_request", Some("refine.mode"));
     check(&|r| r.assist_tokens = Some(0), "invalid_request", Some("assist_tokens"));
-    check(&|r| r.resume = true, "invalid_request", Some("resume"));
     check(&|r| r.sampling.temperature = -1.0, "invalid_request", Some("sampling.temperature"));
     check(&|r| r.segments[1].text = document(200), "prompt_too_long", None);
     let full = |r: &mut baton_protocol::AssistRequest| {
@@ -382,5 +381,7 @@ fn stopping_cancels_and_refuses() {
     worker.commit(pass);
     service.stop();
     assert!(worker.turn().is_none());
-    assert_eq!(end(&drain(&mut stream)).reason, EndReason::Cancelled);
+    let events = drain(&mut stream);
+    let Some(AssistEvent::Error(body)) = events.last() else { panic!("{events:?}") };
+    assert_eq!((body.error.code.as_str(), body.error.retry_after_ms), ("unavailable", Some(1000)));
 }

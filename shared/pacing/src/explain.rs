@@ -182,7 +182,7 @@ fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
             (Knob::AssistFloor, f64::from(input.scene.assist_floor))
         }
         BoundBy::Load => {
-            free.shed_load = false;
+            free.load = 0.0;
             (Knob::Load, f64::from(plan.assist_tokens))
         }
         BoundBy::Fixed => {

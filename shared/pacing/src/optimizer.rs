@@ -90,8 +90,9 @@ pub struct OptimizerInput {
     pub scene: ScenePolicy,
     /// How cloud tokens are verified.
     pub verification: Verification,
-    /// Under load the cloud gives the scene's floor only.
-    pub shed_load: bool,
+    /// How hard the cloud is pressed, from 0 (not at all) to 1: the part of `L` above the scene's floor that it
+    /// keeps back.
+    pub load: f64,
 }
 
 /// A number that no request may have.
@@ -145,7 +146,7 @@ pub enum BoundBy {
     CloudDecode,
     /// The scene's floor.
     Floor,
-    /// The cloud is loaded: lowered to the scene's floor.
+    /// The cloud is loaded: lowered towards the scene's floor.
     Load,
     /// The request or the scene fixed it.
     Fixed,
@@ -328,10 +329,21 @@ fn choose_assist(input: &OptimizerInput, bounds: AssistBounds) -> (u32, BoundBy)
     if scene.assist_tokens.is_none() && tokens < floor {
         (tokens, by) = (floor, BoundBy::Floor);
     }
-    if input.shed_load && tokens > floor {
-        (tokens, by) = (floor, BoundBy::Load);
+    let kept = under_load(tokens, floor, input.load);
+    if kept < tokens {
+        (tokens, by) = (kept, BoundBy::Load);
     }
     if tokens > cap { (cap, BoundBy::AnswerLength) } else { (tokens, by) }
+}
+
+/// What a loaded cloud writes of `tokens`: the floor, and of what is above it the share `1 - load`, rounded up.
+///
+/// Never above `tokens`, and never below the floor where `tokens` is not.
+#[must_use]
+pub fn under_load(tokens: u32, floor: u32, load: f64) -> u32 {
+    let above = tokens.saturating_sub(floor);
+    let kept = (f64::from(above) * (1.0 - load.clamp(0.0, 1.0))).ceil() as u32;
+    tokens - above + kept.min(above)
 }
 
 /// `ceil(1.3 x lower)`.
@@ -364,6 +376,7 @@ impl OptimizerInput {
         for (name, value) in times {
             in_range(name, value, 0.0, TIME_MAX_MS)?;
         }
+        in_range("load", self.load, 0.0, 1.0)?;
         in_range("xi", self.scene.xi, f64::MIN_POSITIVE, 1.0)?;
         if let Some(ratio) = self.scene.ratio {
             in_range("ratio", ratio, f64::MIN_POSITIVE, 1.0)?;

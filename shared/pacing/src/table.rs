@@ -88,7 +88,7 @@ impl TableAxes {
             cloud: CloudCost { rtt_ms: self.networks[place.network].rtt_ms, ..self.cloud },
             scene: scene.policy,
             verification: Verification::Batched,
-            shed_load: false,
+            load: 0.0,
         }
     }
 

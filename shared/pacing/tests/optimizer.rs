@@ -33,7 +33,7 @@ fn phone() -> OptimizerInput {
             slow_device: SlowDevice::AcceptGap,
         },
         verification: Verification::Batched,
-        shed_load: false,
+        load: 0.0,
     }
 }
 
@@ -244,7 +244,11 @@ fn what_decides_the_number_of_tokens() {
     check(|i| i.cloud.decode_ms = 80.0, Verdict::Relay, BoundBy::CloudOccupancy, 33);
     check(|i| i.cloud.decode_ms = 130.0, Verdict::Relay, BoundBy::CloudDecode, 21);
     check(|i| i.scene.assist_floor = 50, Verdict::Relay, BoundBy::Floor, 50);
-    check(|i| i.shed_load = true, Verdict::Relay, BoundBy::Load, 4);
+    check(|i| i.load = 1.0, Verdict::Relay, BoundBy::Load, 4);
+    // Half of what 36 tokens are above the floor of 4.
+    check(|i| i.load = 0.5, Verdict::Relay, BoundBy::Load, 20);
+    check(|i| i.load = 0.01, Verdict::Relay, BoundBy::Tau, 36);
+    check(|i| (i.scene.assist_floor, i.load) = (50, 1.0), Verdict::Relay, BoundBy::Floor, 50);
     check(|i| i.scene.assist_tokens = Some(12), Verdict::Relay, BoundBy::Fixed, 12);
     check(|i| i.scene.answer_tokens_max = 8, Verdict::Relay, BoundBy::AnswerLength, 8);
     check(|i| i.scene.tau_ms = 2.5, Verdict::Relay, BoundBy::DeviceTooSlow, 87);

@@ -211,7 +211,7 @@ fn reason(input: &OptimizerInput, plan: &Plan) -> String {
             )
         }
         (_, BoundBy::Floor) => format!("the scene's floor of {} tokens", input.scene.assist_floor),
-        (_, BoundBy::Load) => "load: the cloud gives the scene's floor only".to_owned(),
+        (_, BoundBy::Load) => "load: the cloud gives less, at least the scene's floor".to_owned(),
         (_, BoundBy::Fixed) => "the scene fixes L".to_owned(),
         (_, BoundBy::AnswerLength) => "the answer may not be longer".to_owned(),
         (_, BoundBy::DeviceTooSlow) => {

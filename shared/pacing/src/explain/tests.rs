@@ -31,7 +31,7 @@ fn phone() -> OptimizerInput {
             slow_device: SlowDevice::AcceptGap,
         },
         verification: Verification::Batched,
-        shed_load: false,
+        load: 0.0,
     }
 }
 
@@ -107,7 +107,7 @@ fn settings_bind() {
         assert_eq!((relaxation.to, relaxation.plan.assist_tokens), (to, 36));
     };
     free(|i| i.scene.assist_floor = 50, Knob::AssistFloor, Some(36.0));
-    free(|i| i.shed_load = true, Knob::Load, None);
+    free(|i| i.load = 1.0, Knob::Load, None);
     free(|i| i.scene.assist_tokens = Some(60), Knob::AssistTokens, None);
     free(|i| i.scene.answer_tokens_max = 8, Knob::AnswerTokens, Some(36.0));
     // A fixed L that is too small for tau: how much larger it must be.

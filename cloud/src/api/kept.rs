@@ -1,0 +1,371 @@
+//! Answers whose readers may come back: kept while they are written, and ten seconds beyond.
+//!
+//! A request with `resume` goes on to its cap whoever reads; its events stay here, so that `GET /v1/assist/{id}` with
+//! `Last-Event-ID` goes on behind the event seen last, and the same request sent again gets the same stream.
+//! Always: bounded in number and bytes (what has ended gives way first; an answer for which there is no room is simply
+//! not kept), and an answer is found only with the key that asked for it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::http::{HeaderMap, header};
+use baton_protocol::AssistEvent;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::stream::AssistStream;
+
+/// What all kept answers together may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct KeptLimits {
+    /// Answers.
+    pub(super) answers_max: usize,
+    /// Bytes of their events.
+    pub(super) bytes_max: usize,
+    /// How long they stay after their end.
+    pub(super) after_end: Duration,
+}
+
+impl Default for KeptLimits {
+    fn default() -> KeptLimits {
+        KeptLimits { answers_max: 1024, bytes_max: 64 << 20, after_end: Duration::from_secs(10) }
+    }
+}
+
+/// Whose an answer is: a digest of the credentials that asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Owner([u8; 32]);
+
+impl Owner {
+    pub(super) fn of(headers: &HeaderMap) -> Owner {
+        let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+        Owner(Sha256::digest(sent).into())
+    }
+}
+
+type Name = (Owner, Uuid);
+
+/// The kept answers of one service.
+#[derive(Debug, Clone, Default)]
+pub(super) struct KeptAnswers {
+    limits: KeptLimits,
+    book: Arc<Mutex<Book>>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    answers: HashMap<Name, Arc<Kept>>,
+    bytes: usize,
+}
+
+/// One kept answer.
+#[derive(Debug)]
+struct Kept {
+    state: Mutex<State>,
+    /// How many events there are.
+    count: watch::Sender<usize>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: Vec<AssistEvent>,
+    bytes: usize,
+    ended_at: Option<Instant>,
+}
+
+/// A reader of a kept answer; its going away changes nothing for the answer.
+#[derive(Debug)]
+pub(super) struct KeptReader {
+    kept: Arc<Kept>,
+    count: watch::Receiver<usize>,
+    next: usize,
+    /// The index that the reader has seen last.
+    seen: Option<u32>,
+}
+
+impl KeptAnswers {
+    pub(super) fn new(limits: KeptLimits) -> KeptAnswers {
+        KeptAnswers { limits, book: Arc::default() }
+    }
+
+    /// The answer of this name, behind the event `seen`.
+    pub(super) fn find(&self, owner: Owner, id: Uuid, seen: Option<u32>) -> Option<KeptReader> {
+        let kept = self.lock().answers.get(&(owner, id)).cloned()?;
+        Some(Kept::reader(kept, seen))
+    }
+
+    /// Keeps an answer, where there is room, and reads it from its beginning; the answer back where there is none.
+    ///
+    /// Where one of that name came meanwhile, that one is read and this one is given up. Must be called within a
+    /// runtime, whose task writes the events down.
+    pub(super) fn keep(
+        &self,
+        owner: Owner,
+        id: Uuid,
+        answer: AssistStream,
+    ) -> Result<KeptReader, AssistStream> {
+        let name = (owner, id);
+        let kept = Arc::new(Kept { state: Mutex::default(), count: watch::Sender::new(0) });
+        {
+            let mut book = self.lock();
+            if let Some(there) = book.answers.get(&name) {
+                return Ok(Kept::reader(there.clone(), None));
+            }
+            if book.answers.len() >= self.limits.answers_max && !book.drop_oldest_ended() {
+                return Err(answer);
+            }
+            book.answers.insert(name, kept.clone());
+        }
+        let reader = Kept::reader(kept.clone(), None);
+        tokio::spawn(self.clone().write_down(name, kept, answer));
+        Ok(reader)
+    }
+
+    /// Takes every event over, to the end and `after_end` beyond.
+    async fn write_down(self, name: Name, kept: Arc<Kept>, mut answer: AssistStream) {
+        while let Some(batch) = answer.next_batch().await {
+            self.count_bytes(name, &kept, batch.iter().map(bytes_of).sum());
+            kept.add(batch);
+        }
+        kept.end();
+        tokio::time::sleep(self.limits.after_end).await;
+        self.lock().forget(name, &kept);
+    }
+
+    /// Makes room for an answer's new events, or stops keeping it for readers to come.
+    fn count_bytes(&self, name: Name, kept: &Arc<Kept>, bytes: usize) {
+        let mut book = self.lock();
+        if !book.holds(name, kept) {
+            return;
+        }
+        while book.bytes + bytes > self.limits.bytes_max {
+            if !book.drop_oldest_ended() {
+                return book.forget(name, kept);
+            }
+        }
+        book.bytes += bytes;
+        kept.lock().bytes += bytes;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect(POISONED)
+    }
+}
+
+impl Book {
+    fn holds(&self, name: Name, kept: &Arc<Kept>) -> bool {
+        self.answers.get(&name).is_some_and(|there| Arc::ptr_eq(there, kept))
+    }
+
+    fn forget(&mut self, name: Name, kept: &Arc<Kept>) {
+        if self.holds(name, kept) {
+            self.answers.remove(&name);
+            self.bytes -= kept.lock().bytes;
+        }
+    }
+
+    /// Whether there was one.
+    fn drop_oldest_ended(&mut self) -> bool {
+        let ended = self.answers.iter().filter_map(|(name, kept)| Some((kept.lock().ended_at?, *name)));
+        let Some((_, name)) = ended.min_by_key(|(at, _)| *at) else { return false };
+        if let Some(kept) = self.answers.remove(&name) {
+            self.bytes -= kept.lock().bytes;
+        }
+        true
+    }
+}
+
+impl Kept {
+    fn reader(kept: Arc<Kept>, seen: Option<u32>) -> KeptReader {
+        let count = kept.count.subscribe();
+        KeptReader { kept, count, next: 0, seen }
+    }
+
+    fn add(&self, batch: Vec<AssistEvent>) {
+        let mut state = self.lock();
+        state.events.extend(batch);
+        self.count.send_replace(state.events.len());
+    }
+
+    fn end(&self) {
+        let mut state = self.lock();
+        state.ended_at = Some(Instant::now());
+        self.count.send_replace(state.events.len());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(POISONED)
+    }
+}
+
+impl KeptReader {
+    /// Everything that belongs into the next packet; none after the last one.
+    pub(super) async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
+        loop {
+            {
+                let state = self.kept.lock();
+                let new = &state.events[self.next..];
+                self.next = state.events.len();
+                let wanted: Vec<AssistEvent> =
+                    new.iter().filter(|event| self.wants(event)).cloned().collect();
+                if !wanted.is_empty() {
+                    return Some(wanted);
+                }
+                if state.ended_at.is_some() {
+                    return None;
+                }
+                // Seen under the lock: what changes from here on wakes the wait below.
+                self.count.mark_unchanged();
+            }
+            self.count.changed().await.ok()?;
+        }
+    }
+
+    /// A reader that has seen a token has seen the mask, which comes before it; the end it has not seen.
+    fn wants(&self, event: &AssistEvent) -> bool {
+        let Some(seen) = self.seen else { return true };
+        match event {
+            AssistEvent::Mask(_) => false,
+            AssistEvent::First(_) | AssistEvent::Token(_) => event.index().is_some_and(|index| index > seen),
+            AssistEvent::End(_) | AssistEvent::Error(_) => true,
+        }
+    }
+}
+
+/// What an event takes, roughly: its text and its fixed part.
+fn bytes_of(event: &AssistEvent) -> usize {
+    let own = match event {
+        AssistEvent::Mask(mask) => mask.data.len(),
+        AssistEvent::First(first) => {
+            first.text.len() + first.guide.as_ref().map_or(0, |guide| guide.to_string().len())
+        }
+        AssistEvent::Token(token) => token.text.len(),
+        AssistEvent::End(_) | AssistEvent::Error(_) => 0,
+    };
+    own + size_of::<AssistEvent>()
+}
+
+const POISONED: &str = "nothing panics while it holds this lock";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::JobId;
+    use crate::stream::EventSink;
+    use baton_protocol::{EndEvent, EndReason, TokenEvent};
+
+    const ID: Uuid = Uuid::from_u128(1);
+
+    fn owner(key: &str) -> Owner {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
+        Owner::of(&headers)
+    }
+
+    fn token(index: u32) -> AssistEvent {
+        AssistEvent::Token(TokenEvent { index, id: 7, text: "x".into() })
+    }
+
+    fn end() -> AssistEvent {
+        AssistEvent::End(EndEvent { reason: EndReason::Cap, usage: Default::default(), timing: None })
+    }
+
+    fn answer() -> (EventSink, AssistStream) {
+        AssistStream::new(JobId(1), 100)
+    }
+
+    async fn rest(reader: &mut KeptReader) -> Vec<AssistEvent> {
+        let mut events = Vec::new();
+        while let Some(batch) = reader.next_batch().await {
+            events.extend(batch);
+        }
+        events
+    }
+
+    #[tokio::test]
+    async fn an_answer_goes_on_without_its_reader_and_is_taken_up_again() {
+        let kept = KeptAnswers::default();
+        let (sink, stream) = answer();
+        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        sink.send(vec![token(0), token(1)]);
+        assert_eq!(reader.next_batch().await.unwrap(), [token(0), token(1)]);
+        drop(reader);
+        sink.send(vec![token(2)]);
+        assert!(!sink.cancel().is_set(), "nobody reads, and it goes on");
+        let mut again = kept.find(owner("a"), ID, Some(0)).unwrap();
+        assert_eq!(again.next_batch().await.unwrap()[0], token(1));
+        sink.send(vec![token(3), end()]);
+        drop(sink);
+        assert_eq!(rest(&mut again).await.last(), Some(&end()));
+        // Another key, another name, and the whole stream again.
+        assert!(kept.find(owner("b"), ID, None).is_none());
+        assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
+        let mut whole = kept.find(owner("a"), ID, None).unwrap();
+        assert_eq!(rest(&mut whole).await, [token(0), token(1), token(2), token(3), end()]);
+        let mut only_end = kept.find(owner("a"), ID, Some(3)).unwrap();
+        assert_eq!(rest(&mut only_end).await, [end()]);
+        assert!(kept.lock().bytes > 0);
+    }
+
+    #[tokio::test]
+    async fn what_has_ended_is_forgotten() {
+        let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
+        let kept = KeptAnswers::new(soon);
+        let (sink, stream) = answer();
+        let _reader = kept.keep(owner("a"), ID, stream).unwrap();
+        sink.send(vec![token(0), end()]);
+        drop(sink);
+        let gone = async {
+            while kept.find(owner("a"), ID, None).is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("it is forgotten");
+        assert_eq!(kept.lock().bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn a_name_stands_for_one_answer() {
+        let kept = KeptAnswers::default();
+        let ((first, first_stream), (second, second_stream)) = (answer(), answer());
+        let _one = kept.keep(owner("a"), ID, first_stream).unwrap();
+        let mut two = kept.keep(owner("a"), ID, second_stream).unwrap();
+        assert!(second.cancel().is_set(), "the later one is given up");
+        first.send(vec![token(0), end()]);
+        drop(first);
+        assert_eq!(rest(&mut two).await, [token(0), end()]);
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_bounded() {
+        let limits = KeptLimits { answers_max: 2, ..KeptLimits::default() };
+        let kept = KeptAnswers::new(limits);
+        let (running, stream) = answer();
+        let _running = kept.keep(owner("a"), Uuid::from_u128(1), stream).unwrap();
+        let (ended, stream) = answer();
+        let mut ended_reader = kept.keep(owner("a"), Uuid::from_u128(2), stream).unwrap();
+        let (third, stream) = answer();
+        let Err(stream) = kept.keep(owner("a"), Uuid::from_u128(3), stream) else { panic!("both run") };
+        ended.send(vec![end()]);
+        drop(ended);
+        rest(&mut ended_reader).await;
+        assert!(kept.keep(owner("a"), Uuid::from_u128(3), stream).is_ok(), "what has ended gives way");
+        assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
+        drop((running, third));
+
+        let one = bytes_of(&token(0));
+        let kept = KeptAnswers::new(KeptLimits { bytes_max: 2 * one, ..KeptLimits::default() });
+        let (sink, stream) = answer();
+        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        sink.send(vec![token(0), token(1)]);
+        reader.next_batch().await.unwrap();
+        sink.send(vec![token(2), end()]);
+        drop(sink);
+        assert_eq!(rest(&mut reader).await, [token(2), end()], "its reader sees everything");
+        assert!(kept.find(owner("a"), ID, None).is_none(), "but nobody else does");
+        assert_eq!(kept.lock().bytes, 0);
+    }
+}

@@ -1,0 +1,145 @@
+//! Options of connections and requests, as written and as checked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{ConfigError, bounded, seconds};
+use crate::api::ApiLimits;
+use crate::http::HttpLimits;
+use crate::http::tls::TlsFiles;
+
+/// What connections and requests may take, as written; times are in seconds and may have a fraction.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connections and requests")]
+pub struct EdgeOptions {
+    /// Connections at the same time; further ones wait to be accepted
+    #[arg(long, default_value = "2048", value_name = "N")]
+    pub connections: usize,
+    /// Connections of one address, or of one IPv6 /64; further ones are closed. Raise it behind a proxy
+    #[arg(long, default_value = "1024", value_name = "N")]
+    pub connections_per_ip: usize,
+    /// Requests on one connection before it is closed
+    #[arg(long, default_value = "1000", value_name = "N")]
+    pub requests_per_connection: u64,
+    /// For the head of a request
+    #[arg(long, default_value = "10", value_name = "SECONDS")]
+    pub header_timeout: f64,
+    /// For the next request on a connection that is kept alive
+    #[arg(long, default_value = "75", value_name = "SECONDS")]
+    pub idle_timeout: f64,
+    /// For a whole request body
+    #[arg(long, default_value = "60", value_name = "SECONDS")]
+    pub body_timeout: f64,
+    /// Bytes a second that a request body must have in the mean, after 5 seconds (or the body timeout, if shorter)
+    #[arg(long, default_value = "2048", value_name = "BYTES")]
+    pub body_rate: usize,
+    /// Size of a request body, as sent and inflated
+    #[arg(long, default_value = "24", value_name = "MIB")]
+    pub body_mib: usize,
+    /// How many times its size a gzip body may inflate to
+    #[arg(long, default_value = "200", value_name = "N")]
+    pub inflate_ratio: usize,
+    /// All request bodies that are being read, together
+    #[arg(long, default_value = "512", value_name = "MIB")]
+    pub bodies_mib: usize,
+    /// How long a reader may read nothing
+    #[arg(long, default_value = "30", value_name = "SECONDS")]
+    pub write_timeout: f64,
+    /// How long running answers may go on after SIGTERM; a second signal ends at once
+    #[arg(long, default_value = "20", value_name = "SECONDS")]
+    pub drain_timeout: f64,
+    /// Certificate chain (PEM): speak TLS; taken over again when the file changes, and on SIGHUP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// For a TLS handshake
+    #[arg(long, default_value = "10", value_name = "SECONDS")]
+    pub tls_handshake_timeout: f64,
+}
+
+/// The same, as checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Edge {
+    /// Of connections.
+    pub http: HttpLimits,
+    /// Of requests.
+    pub api: ApiLimits,
+    /// Certificate and key, with TLS.
+    pub tls: Option<TlsFiles>,
+}
+
+/// The most connections that can be asked for.
+const CONNECTIONS_MAX: usize = 1 << 20;
+/// The longest of the timeouts, in seconds.
+const TIMEOUT_MAX: f64 = 86_400.0;
+
+impl EdgeOptions {
+    pub(super) fn check(&self) -> Result<Edge, ConfigError> {
+        let http = HttpLimits {
+            connections_max: positive(
+                "--connections",
+                self.connections,
+                CONNECTIONS_MAX,
+                "from 1 to 1048576",
+            )?,
+            connections_per_ip: positive(
+                "--connections-per-ip",
+                self.connections_per_ip,
+                CONNECTIONS_MAX,
+                "from 1 to 1048576",
+            )?,
+            requests_per_connection: positive(
+                "--requests-per-connection",
+                self.requests_per_connection,
+                u64::from(u32::MAX),
+                "from 1 to 4294967295",
+            )?,
+            header_timeout: timeout("--header-timeout", self.header_timeout)?,
+            idle_timeout: timeout("--idle-timeout", self.idle_timeout)?,
+            handshake_timeout: timeout("--tls-handshake-timeout", self.tls_handshake_timeout)?,
+            write_timeout: timeout("--write-timeout", self.write_timeout)?,
+            drain_timeout: seconds(
+                "--drain-timeout",
+                self.drain_timeout,
+                0.0,
+                TIMEOUT_MAX,
+                "from 0 to 86400",
+            )?,
+        };
+        let defaults = ApiLimits::default();
+        let body_bytes_max = positive("--body-mib", self.body_mib, 1024, "from 1 to 1024")? << 20;
+        let body_timeout = timeout("--body-timeout", self.body_timeout)?;
+        let api = ApiLimits {
+            body_bytes_max,
+            inflated_bytes_max: body_bytes_max,
+            inflate_ratio_max: positive("--inflate-ratio", self.inflate_ratio, 2000, "from 1 to 2000")?,
+            bodies_bytes_max: positive("--bodies-mib", self.bodies_mib, 1 << 20, "from 1 to 1048576")? << 20,
+            body_timeout,
+            body_rate_min: bounded("--body-rate", self.body_rate, 1 << 30, "at most 1073741824")?,
+            body_grace: defaults.body_grace.min(body_timeout),
+            ..defaults
+        };
+        let tls = self.tls_cert.clone().zip(self.tls_key.clone()).map(|(cert, key)| TlsFiles { cert, key });
+        Ok(Edge { http, api, tls })
+    }
+}
+
+fn timeout(option: &'static str, value: f64) -> Result<Duration, ConfigError> {
+    seconds(option, value, 0.01, TIMEOUT_MAX, "from 0.01 to 86400 seconds")
+}
+
+fn positive<T: PartialOrd + Default + ToString>(
+    option: &'static str,
+    value: T,
+    max: T,
+    want: &'static str,
+) -> Result<T, ConfigError> {
+    if value == T::default() {
+        return Err(ConfigError::Number { option, value: value.to_string(), want });
+    }
+    bounded(option, value, max, want)
+}

@@ -1,0 +1,123 @@
+//! A settings file: the options of `serve` in YAML, named as on the command line.
+//!
+//! ```yaml
+//! listen: 0.0.0.0:8300
+//! slots: 16
+//! tls-cert: /etc/baton/tls.crt
+//! ```
+//! Its settings become words of the command line, in front of those that were written there: the same names, the same
+//! checks, and what is on the command line (or in the environment) wins.
+//! Never: takes a setting that the command line does not know.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use serde_norway::Value;
+
+/// A settings file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("read `{path}`")]
+    Read {
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        err: std::io::Error,
+    },
+    /// It is not YAML.
+    #[error("`{path}` is not YAML")]
+    Yaml {
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        err: serde_norway::Error,
+    },
+    /// It is YAML of another shape.
+    #[error("`{path}` must hold one setting a line, `option: value`")]
+    NotAMap {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// A setting has a value that no option takes.
+    #[error("setting `{setting}` of `{path}` must be text, a number, or true or false")]
+    Value {
+        /// Where it is.
+        path: PathBuf,
+        /// Which setting.
+        setting: String,
+    },
+}
+
+/// The settings of the file as words, without those for which `leave` says so.
+///
+/// # Errors
+/// [`FileError`] where it is not a flat map of settings.
+pub fn words(path: &Path, leave: impl Fn(&str) -> bool) -> Result<Vec<OsString>, FileError> {
+    let text = std::fs::read_to_string(path).map_err(|err| FileError::Read { path: path.to_owned(), err })?;
+    parse(path, &text, leave)
+}
+
+fn parse(path: &Path, text: &str, leave: impl Fn(&str) -> bool) -> Result<Vec<OsString>, FileError> {
+    let map = match serde_norway::from_str(text) {
+        Ok(Value::Mapping(map)) => map,
+        Ok(Value::Null) => return Ok(Vec::new()),
+        Ok(_) => return Err(FileError::NotAMap { path: path.to_owned() }),
+        Err(err) => return Err(FileError::Yaml { path: path.to_owned(), err }),
+    };
+    let mut words = Vec::new();
+    for (name, value) in map {
+        let Value::String(name) = name else { return Err(FileError::NotAMap { path: path.to_owned() }) };
+        if leave(&name) {
+            continue;
+        }
+        match value {
+            Value::Null | Value::Bool(false) => (),
+            Value::Bool(true) => words.push(format!("--{name}").into()),
+            Value::Number(number) => words.push(format!("--{name}={number}").into()),
+            Value::String(text) => words.push(format!("--{name}={text}").into()),
+            _ => return Err(FileError::Value { path: path.to_owned(), setting: name }),
+        }
+    }
+    Ok(words)
+}
+
+/// The command line with the file's words behind the command's name.
+pub fn with_words(line: &[OsString], command: &str, words: Vec<OsString>) -> Vec<OsString> {
+    let at = line.iter().position(|word| word == OsStr::new(command)).map_or(line.len(), |at| at + 1);
+    let mut whole = line.to_vec();
+    whole.splice(at..at, words);
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, want: Result<&[&str], &str>) {
+        let have = parse(Path::new("f"), text, |name| name == "env").map_err(|err| err.to_string());
+        let want = want.map(|words| words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(have, want.map_err(str::to_owned), "{text}");
+    }
+
+    #[test]
+    fn settings_are_words() {
+        check("", Ok(&[]));
+        check("listen: 127.0.0.1:0\nslots: 16", Ok(&["--listen=127.0.0.1:0", "--slots=16"]));
+        check("drain-timeout: 2.5\njson: true\nother: false", Ok(&["--drain-timeout=2.5", "--json"]));
+        check("model-name: '-1'\nenv: x\nnone: ~", Ok(&["--model-name=-1"]));
+        check("- a", Err("`f` must hold one setting a line, `option: value`"));
+        check("a: [1]", Err("setting `a` of `f` must be text, a number, or true or false"));
+        check("a: b: c", Err("`f` is not YAML"));
+    }
+
+    #[test]
+    fn the_line_comes_after_the_file() {
+        let line = ["baton-cloud", "serve", "--slots", "4"].map(OsString::from);
+        let whole = with_words(&line, "serve", vec!["--slots=16".into()]);
+        assert_eq!(whole, ["baton-cloud", "serve", "--slots=16", "--slots", "4"].map(OsString::from));
+    }
+}

@@ -1,0 +1,152 @@
+//! One connection: TLS where it is on, requests one after another, a polite end.
+//!
+//! Always: a reply to the last request that a connection may make says that it closes; so does one to a request whose
+//! body came in chunks, so that bytes behind a body that two readers may measure differently are never taken for a
+//! request.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{HeaderValue, Request, Response, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+use tracing::debug;
+
+use super::flight::{Flight, Traffic};
+use super::guarded::{Deadlines, Guarded};
+use super::{HttpLimits, Phase};
+
+/// Bytes of one request head.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// Stands among a request's extensions where its head names two lengths for its body: it must be refused.
+#[derive(Debug, Clone, Copy)]
+pub struct ConflictingLengths;
+
+/// What connections are told of the server's end.
+#[derive(Debug, Clone)]
+pub(super) struct Told(pub(super) watch::Receiver<Phase>);
+
+impl Told {
+    fn is_draining(&self) -> bool {
+        *self.0.borrow() >= Phase::Draining
+    }
+
+    async fn reached(&mut self, wanted: Phase) {
+        let _ = self.0.wait_for(|phase| *phase >= wanted).await;
+    }
+}
+
+/// A connection that has a place.
+pub(super) struct Connection {
+    pub(super) peer: SocketAddr,
+    pub(super) limits: HttpLimits,
+    pub(super) tls: Option<Arc<ServerConfig>>,
+    pub(super) app: Router,
+    pub(super) flight: Flight,
+    pub(super) told: Told,
+}
+
+impl Connection {
+    /// Serves it to its end.
+    pub(super) async fn run(self, stream: TcpStream) {
+        let Some(tls) = self.tls.clone() else { return self.serve(stream).await };
+        let handshake = TlsAcceptor::from(tls).accept(stream);
+        match tokio::time::timeout(self.limits.handshake_timeout, handshake).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(err)) => debug!(%err, "a TLS handshake failed"),
+            Err(_) => debug!(limit = ?self.limits.handshake_timeout, "a TLS handshake did not end"),
+        }
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let Connection { peer, limits, app, flight, mut told, .. } = self;
+        let traffic = Arc::new(Traffic::default());
+        let HttpLimits { header_timeout, idle_timeout, write_timeout, .. } = limits;
+        let deadlines = Deadlines { head: header_timeout, idle: idle_timeout, write: write_timeout };
+        let stream = Guarded::new(stream, deadlines, traffic.clone());
+        let routes = Routes {
+            app,
+            peer,
+            flight,
+            traffic: traffic.clone(),
+            told: told.clone(),
+            requests_max: limits.requests_per_connection,
+        };
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            // The second line of defence behind the stream's own deadlines.
+            .header_read_timeout(header_timeout.max(idle_timeout))
+            .max_buf_size(HEAD_BYTES_MAX)
+            .keep_alive(!told.is_draining())
+            .serve_connection(TokioIo::new(stream), routes);
+        tokio::pin!(connection);
+        // One that has made no request yet may have one on its way: it is answered, and closes then. hyper would close
+        // it unread.
+        let polite = async {
+            told.reached(Phase::Draining).await;
+            if traffic.requests() == 0 {
+                told.reached(Phase::Ending).await;
+            }
+        };
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = polite => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(err) = ended {
+            debug!(%err, "a connection ended early");
+        }
+    }
+}
+
+/// The routes as one connection reaches them.
+struct Routes {
+    app: Router,
+    peer: SocketAddr,
+    flight: Flight,
+    traffic: Arc<Traffic>,
+    told: Told,
+    requests_max: u64,
+}
+
+impl hyper::service::Service<Request<Incoming>> for Routes {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let passage = self.flight.enter(&self.traffic);
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(self.peer));
+        let conflict = self.traffic.take_conflict();
+        if conflict {
+            request.extensions_mut().insert(ConflictingLengths);
+        }
+        let last = conflict
+            || self.traffic.requests() >= self.requests_max
+            || request.headers().contains_key(header::TRANSFER_ENCODING);
+        let (app, told) = (self.app.clone(), self.told.clone());
+        Box::pin(async move {
+            let mut response = app.oneshot(request).await?;
+            if last || told.is_draining() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response.map(|body| passage.carry(body)))
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! Requests under way: from their head to the last byte of their reply.
+//!
+//! Always: a request counts exactly once and until its reply's body is gone, however that ends.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use bytes::Bytes;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::watch;
+
+/// Counts the requests of all connections.
+#[derive(Debug, Clone)]
+pub(super) struct Flight(Arc<watch::Sender<usize>>);
+
+impl Default for Flight {
+    fn default() -> Flight {
+        Flight(Arc::new(watch::Sender::new(0)))
+    }
+}
+
+impl Flight {
+    /// Requests under way.
+    pub(super) fn count(&self) -> usize {
+        *self.0.borrow()
+    }
+
+    /// Ready when nothing is under way.
+    pub(super) async fn empty(&self) {
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// One more request, on a connection with this traffic.
+    pub(super) fn enter(&self, traffic: &Arc<Traffic>) -> Passage {
+        self.0.send_modify(|count| *count += 1);
+        traffic.under_way.fetch_add(1, Ordering::AcqRel);
+        traffic.requests.fetch_add(1, Ordering::Relaxed);
+        Passage { flight: self.clone(), traffic: traffic.clone() }
+    }
+}
+
+/// What has passed on one connection.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    under_way: AtomicUsize,
+    requests: AtomicU64,
+    conflict: AtomicBool,
+}
+
+impl Traffic {
+    /// Whether a request is under way: then what is read is its body.
+    pub(super) fn is_busy(&self) -> bool {
+        self.under_way.load(Ordering::Acquire) > 0
+    }
+
+    /// Requests so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// The head that was just read names two lengths for its body.
+    pub(super) fn note_conflict(&self) {
+        self.conflict.store(true, Ordering::Release);
+    }
+
+    /// Whether it did; asked once a request.
+    pub(super) fn take_conflict(&self) -> bool {
+        self.conflict.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// One request under way, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Passage {
+    flight: Flight,
+    traffic: Arc<Traffic>,
+}
+
+impl Passage {
+    /// The reply's body, which holds the request until it is gone.
+    pub(super) fn carry(self, body: Body) -> Body {
+        Body::new(Carried { body, _passage: self })
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        self.traffic.under_way.fetch_sub(1, Ordering::AcqRel);
+        self.flight.0.send_modify(|count| *count -= 1);
+    }
+}
+
+struct Carried {
+    body: Body,
+    _passage: Passage,
+}
+
+impl HttpBody for Carried {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_counts_until_its_body_is_gone() {
+        let (flight, traffic) = (Flight::default(), Arc::new(Traffic::default()));
+        let body = flight.enter(&traffic).carry(Body::from("x"));
+        assert_eq!((flight.count(), traffic.requests()), (1, 1));
+        assert!(traffic.is_busy());
+        drop(body);
+        flight.empty().await;
+        assert!(!traffic.is_busy());
+        assert_eq!((flight.count(), traffic.requests()), (0, 1));
+    }
+}

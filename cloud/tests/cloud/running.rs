@@ -1,0 +1,178 @@
+//! The running program: signals, and settings that are taken over while it runs.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use baton_engine::synthetic::SyntheticModel;
+use baton_kernels_cpu::Format;
+
+use crate::client::HANG;
+use crate::program::{program, refused};
+
+struct Running {
+    child: Child,
+    address: String,
+    log: BufReader<std::process::ChildStderr>,
+}
+
+fn model(folder: &Path) -> PathBuf {
+    let model = folder.join("tiny.gguf");
+    std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
+    model
+}
+
+impl Running {
+    fn start(words: &[&str]) -> Running {
+        let mut child = program()
+            .args(["serve", "--database", ":memory:", "--listen", "127.0.0.1:0", "--threads", "1"])
+            .args(words)
+            .env("RUST_LOG", "info")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").expect("an address").to_owned();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        Running { child, address, log }
+    }
+
+    fn signal(&self, name: &str) {
+        let told = Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap();
+        assert!(told.success());
+    }
+
+    /// Reads the log until a line holds `text`.
+    fn logs(&mut self, text: &str) {
+        let (begun, mut seen) = (Instant::now(), String::new());
+        while begun.elapsed() < HANG {
+            let mut line = String::new();
+            assert!(self.log.read_line(&mut line).unwrap() > 0, "the log ends without `{text}`: {seen}");
+            if line.contains(text) {
+                return;
+            }
+            seen.push_str(&line);
+        }
+        panic!("no `{text}` in {seen}");
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    fn ends_well(mut self) {
+        let begun = Instant::now();
+        while begun.elapsed() < HANG {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert!(status.success(), "{status}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("it does not end");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn settings_come_from_a_file_and_are_taken_over_while_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, file) = (model(folder.path()), folder.path().join("cloud.yaml"));
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    write(&format!("model: {}\nslots: 3\nqueue: 7\nqueue-seconds: 11\n", model.display()));
+    let mut running = Running::start(&["--config", file.to_str().unwrap(), "--slots", "2"]);
+    let stats = running.get("/v1/stats");
+    assert!(stats.contains("\"slots\":2"), "the command line wins: {stats}");
+    assert!(
+        stats.contains("\"queue_len_max\":7") && stats.contains("\"prefill_backlog_ms_max\":11000.0"),
+        "{stats}"
+    );
+
+    write(&format!("model: {}\nslots: 4\nqueue: 9\nchunk-tokens: 64\n", model.display()));
+    running.signal("-HUP");
+    running.logs("taken over");
+    running.logs("read only at the start");
+    assert!(running.get("/v1/stats").contains("\"queue_len_max\":9"));
+
+    write("model: [1]\nqueue: 1");
+    running.signal("-HUP");
+    running.logs("the old settings stay");
+    write(&format!("model: {}\nqueue: 12345678\n", model.display()));
+    running.signal("-HUP");
+    running.logs("the old settings stay");
+    assert!(running.get("/v1/stats").contains("\"queue_len_max\":9"));
+    running.signal("-TERM");
+    running.ends_well();
+}
+
+#[test]
+fn a_settings_file_that_is_wrong_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cloud.yaml");
+    let serve = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        program().args(["serve", "--config"]).arg(&file).output().unwrap()
+    };
+    refused(&serve("slots: [1]"), "setting `slots` of");
+    refused(&serve("slotz: 1"), "unexpected argument '--slotz'");
+    refused(&serve("slots: many"), "invalid value 'many'");
+    refused(&serve("- slots"), "must hold one setting a line");
+    std::fs::remove_file(&file).unwrap();
+    let missing = program().args(["serve", "--config"]).arg(&file).output().unwrap();
+    refused(&missing, "read the settings file");
+}
+
+/// Asks for a chat stream and reads until its first chunk is there.
+fn chat(address: &str) -> TcpStream {
+    let body = r#"{"model":"default","stream":true,"messages":[{"role":"user","content":"Hi"}]}"#;
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+    write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains("data: ") {
+        let mut some = [0; 1024];
+        let count = stream.read(&mut some).unwrap();
+        assert!(count > 0, "the reply ends early");
+        read.extend_from_slice(&some[..count]);
+    }
+    stream
+}
+
+#[test]
+fn one_signal_drains_and_a_second_one_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let slow = ["--emulate-decode-ms", "100", "--model", model.to_str().unwrap()];
+    for (more, second) in [(&["--drain-timeout", "600"][..], true), (&["--drain-timeout", "0.2"], false)] {
+        let mut running = Running::start(&[&slow[..], more].concat());
+        let mut stream = chat(&running.address);
+        running.signal("-TERM");
+        running.logs("draining");
+        if second {
+            let refused = running.get("/readyz");
+            assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+            running.signal("-TERM");
+        }
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains("\"code\":\"unavailable\"") && rest.contains("data: [DONE]"), "{rest}");
+        running.ends_well();
+    }
+}
