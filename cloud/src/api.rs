@@ -9,6 +9,7 @@ mod chat;
 mod chat_request;
 mod error;
 mod kept;
+mod openapi;
 mod scenes;
 mod sse;
 mod status;
@@ -23,8 +24,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use baton_protocol::ErrorCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use self::body::BodyPool;
@@ -81,31 +83,51 @@ struct App {
     limits: ApiLimits,
     bodies: BodyPool,
     kept: KeptAnswers,
+    document: openapi::Document,
 }
 
 /// All routes over one service; with a key, every request but health must carry it as a bearer token.
 pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Router {
-    let bodies = BodyPool::new(limits.bodies_bytes_max);
-    let kept = KeptAnswers::new(KeptLimits::default());
-    let app = App { service, key: key.map(Arc::from), limits, bodies, kept };
-    let guarded = Router::new()
-        .route("/v1/scenes", get(scenes::list))
-        .route("/v1/scenes/{id}", get(scenes::show))
-        .route("/v1/assist", post(assist::assist))
-        .route("/v1/assist/{id}", get(assist::resume))
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/v1/models", get(status::models))
-        .route("/v1/models/{id}", get(status::model))
-        .route("/v1/stats", get(status::stats))
-        .route_layer(middleware::from_fn_with_state(app.clone(), require_key));
+    let (guarded, mut document) = guarded_routes().split_for_parts();
+    let (open, open_document) = open_routes().split_for_parts();
+    document.merge(open_document);
+    let app = App {
+        service,
+        key: key.map(Arc::from),
+        limits,
+        bodies: BodyPool::new(limits.bodies_bytes_max),
+        kept: KeptAnswers::new(KeptLimits::default()),
+        document: openapi::Document::new(&document),
+    };
     guarded
-        .route("/healthz", get(status::health))
-        .route("/readyz", get(status::ready))
+        .route_layer(middleware::from_fn_with_state(app.clone(), require_key))
+        .merge(open)
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(refuse_conflicting_lengths))
         .layer(middleware::from_fn(with_request_id))
         .with_state(app)
+}
+
+/// Routes that need the key, where there is one.
+fn guarded_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(openapi::frame())
+        .routes(routes!(scenes::list))
+        .routes(routes!(scenes::show))
+        .routes(routes!(assist::assist))
+        .routes(routes!(assist::resume))
+        .routes(routes!(chat::complete))
+        .routes(routes!(status::models))
+        .routes(routes!(status::model))
+        .routes(routes!(status::stats))
+}
+
+/// Routes that anybody may ask.
+fn open_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(status::health))
+        .routes(routes!(status::ready))
+        .routes(routes!(status::openapi))
 }
 
 /// The last part of a path, where it is text.

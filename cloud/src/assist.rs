@@ -1,5 +1,7 @@
 //! From an assist request to a job: scene, prompt, r, L, mask, sampling.
 
+use std::time::Duration;
+
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
@@ -8,16 +10,25 @@ use baton_engine::tokenizer::TokenId;
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, Sampling, Segment, Timing};
 use baton_refine::{AttentionShape, Mode, UnknownMode};
 
+use crate::completion::Penalties;
+use crate::constrain::Constraint;
 use crate::job::{AnswerText, Job, MaskSource, Window};
+use crate::logprobs::Logprobs;
+use crate::observe::Observer;
 use crate::planning::{Planned, Situation, Wish, plan};
 use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
 use crate::scene::{Scene, check_mode};
 use crate::scheduler::JobSpec;
 use crate::service::{Inner, ServiceError};
 use crate::stream::AssistStream;
+use crate::trace::TraceParent;
 
 /// Checks a request and makes everything that its answer needs.
-pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, AssistStream), ServiceError> {
+pub(crate) fn prepare(
+    inner: &Inner,
+    request: &AssistRequest,
+    trace: Option<TraceParent>,
+) -> Result<(Job, AssistStream), ServiceError> {
     request.check()?;
     inner.check_model(&request.model)?;
     let scene = inner.scenes.get(&request.scene, request.scene_version)?;
@@ -34,7 +45,18 @@ pub(crate) fn prepare(inner: &Inner, request: &AssistRequest) -> Result<(Job, As
         plan_mask(scoring_model(inner), &request.segments, &prompt, mode, ratio)?;
     let first = first_event(inner, &scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
-    let draft = Draft { prompt: prompt.ids, continued, window, mask, first, max_tokens, ends_at_cap: false };
+    let draft = Draft {
+        prompt: prompt.ids,
+        continued,
+        window,
+        mask,
+        first,
+        max_tokens,
+        ends_at_cap: false,
+        trace,
+        scene: Some(scene.id.clone()),
+        extras: Extras::default(),
+    };
     let (mut job, stream) = draft.job(inner, &request.sampling)?;
     job.spec.floor_tokens = planned.assist_floor as usize;
     Ok((job, stream))
@@ -52,6 +74,19 @@ pub(crate) struct Draft {
     pub(crate) max_tokens: usize,
     /// Nobody goes on where the cap is reached.
     pub(crate) ends_at_cap: bool,
+    /// The caller's span.
+    pub(crate) trace: Option<TraceParent>,
+    /// None for the chat API.
+    pub(crate) scene: Option<String>,
+    pub(crate) extras: Extras,
+}
+
+/// What only some answers have.
+#[derive(Debug, Default)]
+pub(crate) struct Extras {
+    pub(crate) penalties: Penalties,
+    pub(crate) constraint: Option<Constraint>,
+    pub(crate) logprobs: Option<Logprobs>,
 }
 
 impl Draft {
@@ -63,6 +98,8 @@ impl Draft {
             top_p: sampling.top_p,
             min_p: sampling.min_p,
             repetition_penalty: sampling.repetition_penalty,
+            frequency_penalty: self.extras.penalties.frequency,
+            presence_penalty: self.extras.penalties.presence,
             seed: sampling.seed,
         })?;
         let id = inner.desk.new_id();
@@ -84,14 +121,26 @@ impl Draft {
             bytes: 0,
             deadline: None,
         };
+        let observer = Observer {
+            metrics: inner.metrics.clone(),
+            traces: inner.traces.clone(),
+            parent: self.trace,
+            scene: self.scene,
+            model: inner.model_name.clone(),
+            prompt_tokens: self.prompt.len(),
+            refine: Duration::ZERO,
+        };
         let job = Job {
             spec,
+            observer,
             prompt: self.prompt,
             window: self.window,
             mask: self.mask,
             first: self.first,
             text,
             sampler,
+            constraint: self.extras.constraint,
+            logprobs: self.extras.logprobs,
             continued: self.continued.len(),
             answer: self.continued,
             cached: 0,

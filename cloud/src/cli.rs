@@ -48,8 +48,8 @@ pub struct ServeCommand {
     #[arg(long)]
     pub json: bool,
     /// Form of the log on standard error
-    #[arg(long, value_enum, default_value_t = LogForm::Text)]
-    pub log: LogForm,
+    #[arg(long, alias = "log", value_enum, default_value_t = LogForm::Text)]
+    pub log_format: LogForm,
 }
 
 /// Form of the log.
@@ -68,7 +68,7 @@ pub enum LogForm {
 pub async fn run(line: Vec<OsString>) -> anyhow::Result<()> {
     match parse(&line)?.command {
         Command::Serve(command) => {
-            start_log(command.log)?;
+            start_log(command.log_format)?;
             let config = command.options.check().context("check the settings")?;
             serve(config, command.json, move || settings_again(&line)).await
         }

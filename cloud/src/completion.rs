@@ -1,36 +1,89 @@
 //! A chat completion as the service sees it: L = all, no refinement.
 
+use baton_engine::prompt::assemble_with_tools;
+use baton_engine::tokenizer::TokenId;
 use baton_protocol::{Sampling, Segment};
+use serde_json::{Value, json};
 
-use crate::assist::{Draft, assembled, first_event, room};
+use crate::assist::{Draft, Extras, assembled, first_event, room};
+use crate::constrain::{Constraint, Grammar};
 use crate::job::{Job, MaskSource};
+use crate::logprobs::Logprobs;
 use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::{Inner, ServiceError};
 use crate::stream::AssistStream;
+use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
+use crate::trace::TraceParent;
 
 /// A checked chat completion.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct CompletionRequest {
     /// Name of the model, or `default`.
     pub model: String,
     /// The messages; none of them is refined.
-    pub messages: Vec<Segment>,
+    pub messages: Vec<ChatMessage>,
     /// How the answer is sampled, and where it ends.
     pub sampling: Sampling,
+    /// Taken off the logits of tokens that the answer holds.
+    pub penalties: Penalties,
     /// The most tokens it may have; none: all that fit into the context.
     pub max_tokens: Option<usize>,
+    /// What it must be.
+    pub format: AnswerFormat,
+    /// What it may call.
+    pub tools: Option<ToolUse>,
+    /// Where log probabilities of its tokens are written, if they are wanted.
+    pub logprobs: Option<Logprobs>,
+}
+
+impl CompletionRequest {
+    /// An answer to these messages, greedily, of any form and length.
+    pub fn new(model: impl Into<String>, messages: Vec<ChatMessage>) -> CompletionRequest {
+        CompletionRequest {
+            model: model.into(),
+            messages,
+            sampling: Sampling::default(),
+            penalties: Penalties::default(),
+            max_tokens: None,
+            format: AnswerFormat::Text,
+            tools: None,
+            logprobs: None,
+        }
+    }
+}
+
+/// OpenAI's penalties, -2 to 2; 0 changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Penalties {
+    /// For each time that the answer holds a token.
+    pub frequency: f32,
+    /// For every token that the answer holds.
+    pub presence: f32,
+}
+
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AnswerFormat {
+    /// Any text.
+    Text,
+    /// Some JSON object.
+    JsonObject,
+    /// JSON that this schema allows.
+    JsonSchema(Value),
 }
 
 /// Makes everything that the answer needs.
 pub(crate) fn prepare(
     inner: &Inner,
     request: &CompletionRequest,
+    trace: Option<TraceParent>,
 ) -> Result<(Job, AssistStream), ServiceError> {
     inner.check_model(&request.model)?;
     request.sampling.check()?;
-    let prompt = assembled(inner, &request.messages)?;
-    let room = room(inner, prompt.ids.len())?;
+    let constraint = constraint(inner, request)?;
+    let prompt = prompt(inner, request)?;
+    let room = room(inner, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
     let planned = Planned {
         ratio: 1.0,
@@ -42,13 +95,68 @@ pub(crate) fn prepare(
     let scene = Scene { id: String::new(), version: 0, settings: SceneSettings::with_system("") };
     let first = first_event(inner, &scene, &planned);
     let draft = Draft {
-        prompt: prompt.ids,
+        prompt,
         continued: Vec::new(),
         window: None,
         mask: MaskSource::None,
         first,
         max_tokens,
         ends_at_cap: true,
+        trace,
+        scene: None,
+        extras: Extras { penalties: request.penalties, constraint, logprobs: request.logprobs.clone() },
     };
     draft.job(inner, &request.sampling)
+}
+
+fn prompt(inner: &Inner, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {
+    let tools = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
+    if tools.is_empty() && !request.messages.iter().any(ChatMessage::is_about_tools) {
+        let segment = |message: &ChatMessage| Segment::fixed(message.role, message.text.as_str());
+        let segments: Vec<Segment> = request.messages.iter().map(segment).collect();
+        return Ok(assembled(inner, &segments)?.ids);
+    }
+    let template = inner.model.template();
+    let (turns, tools) = ToolForm::of(template).lay_out(&request.messages, tools);
+    Ok(assemble_with_tools(inner.model.tokenizer(), template, &turns, &tools)?)
+}
+
+/// What the answer must be, compiled; none where it may be anything.
+fn constraint(inner: &Inner, request: &CompletionRequest) -> Result<Option<Constraint>, ServiceError> {
+    let compile = |field: &str, grammar: &Grammar| {
+        let compiled = inner.grammars().and_then(|grammars| grammars.compile(grammar));
+        compiled.map_err(|err| ServiceError::Constraint { field: field.to_owned(), err })
+    };
+    if let Some(tools) = &request.tools {
+        return tool_constraint(inner, tools, compile);
+    }
+    match &request.format {
+        AnswerFormat::Text => Ok(None),
+        AnswerFormat::JsonObject => {
+            compile("response_format", &Grammar::Json(json!({ "type": "object" }))).map(Some)
+        }
+        AnswerFormat::JsonSchema(schema) => {
+            compile("response_format.json_schema.schema", &Grammar::Json(schema.clone())).map(Some)
+        }
+    }
+}
+
+fn tool_constraint(
+    inner: &Inner,
+    tools: &ToolUse,
+    compile: impl Fn(&str, &Grammar) -> Result<Constraint, ServiceError>,
+) -> Result<Option<Constraint>, ServiceError> {
+    let markup = ToolForm::of(inner.model.template()).markup;
+    let grammar = tools::grammar(markup, tools);
+    let grammar = grammar.map_err(|err| ServiceError::Constraint { field: "tools".to_owned(), err })?;
+    let Some(grammar) = grammar else { return Ok(None) };
+    let whole = compile("tools", &grammar);
+    if whole.is_err() {
+        // Each schema alone says which one is to blame.
+        for (at, tool) in tools.tools.iter().enumerate() {
+            let field = format!("tools[{at}].function.parameters");
+            compile(&field, &Grammar::Json(tool.parameters.clone()))?;
+        }
+    }
+    whole.map(Some)
 }

@@ -89,6 +89,12 @@ pub struct ServeOptions {
     /// If set, every request must carry it as a bearer token
     #[arg(long, env = "BATON_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Option<String>,
+    /// Where Prometheus may ask for /metrics, without a key; off by default; port 0 takes a free one and prints it
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<String>,
+    /// Collector that traces are sent to over OTLP/HTTP: http://HOST:PORT, to which /v1/traces is added
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// EMULATION: each prefill pass takes at least so many milliseconds for each token
     #[arg(long, value_name = "MS")]
     pub emulate_prefill_ms_per_token: Option<f64>,
@@ -138,6 +144,10 @@ pub struct Config {
     pub prefix_cache_percent: u8,
     /// Bearer token that every request must carry.
     pub api_key: Option<String>,
+    /// Where Prometheus may ask.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Where traces go.
+    pub otlp_endpoint: Option<String>,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
     /// What connections and requests may take.
@@ -161,6 +171,9 @@ pub enum ConfigError {
         "refusing to listen on {0} without a key: pass --api-key or BATON_API_KEY, or listen on 127.0.0.1"
     )]
     OpenWithoutKey(SocketAddr),
+    /// Traces are sent to a collector beside the service, without TLS.
+    #[error("OTLP endpoint `{0}` must be http://HOST:PORT")]
+    Otlp(String),
     /// The key cannot be sent in a header.
     #[error("the API key must be 1 to 512 visible ASCII characters")]
     Key,
@@ -214,6 +227,12 @@ impl ServeOptions {
         let budget = self.budget()?;
         let prefix_cache = bounded("--prefix-cache", self.prefix_cache, 100, "from 0 to 100")?;
         let emulation = self.emulation()?;
+        let metrics_listen = self.metrics_listen.as_deref().map(listen_address).transpose()?;
+        if let Some(endpoint) = &self.otlp_endpoint
+            && !endpoint.starts_with("http://")
+        {
+            return Err(ConfigError::Otlp(endpoint.chars().take(200).collect()));
+        }
         Ok(Config {
             model,
             listen,
@@ -232,6 +251,8 @@ impl ServeOptions {
             prefix_cache_percent: prefix_cache,
             edge: self.edge.check()?,
             api_key: self.api_key,
+            metrics_listen,
+            otlp_endpoint: self.otlp_endpoint.clone(),
             emulation,
         })
     }
@@ -427,6 +448,8 @@ mod tests {
         refused(&["--emulate-prefill-base-ms", "NaN"], "emulated `base_ms` is NaN ms");
         refused(&["--database", "mysql://x"], "is not supported");
         refused(&["--listen", "nowhere"], "is not HOST:PORT");
+        refused(&["--metrics-listen", "nowhere"], "is not HOST:PORT");
+        refused(&["--otlp-endpoint", "https://collector:4318"], "must be http://HOST:PORT");
     }
 
     #[test]

@@ -20,7 +20,10 @@ use baton_protocol::{
     Usage,
 };
 
+use crate::constrain::{Constraint, ConstraintError};
 use crate::desk::Clock;
+use crate::logprobs::Logprobs;
+use crate::observe::Observer;
 use crate::refining::MaskJob;
 use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
 use crate::stream::{Batch, EventSink};
@@ -50,6 +53,7 @@ pub(crate) struct Window {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) spec: JobSpec,
+    pub(crate) observer: Observer,
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) window: Option<Window>,
     pub(crate) mask: MaskSource,
@@ -57,6 +61,10 @@ pub(crate) struct Job {
     pub(crate) first: FirstEvent,
     pub(crate) text: AnswerText,
     pub(crate) sampler: Sampler,
+    /// What the answer must be.
+    pub(crate) constraint: Option<Constraint>,
+    /// Where log probabilities go.
+    pub(crate) logprobs: Option<Logprobs>,
     /// Answer tokens so far: those it continues from, then its own.
     pub(crate) answer: Vec<TokenId>,
     /// How many of `answer` it continues from.
@@ -149,11 +157,22 @@ impl Job {
             tracing::error!(job = self.spec.id.0, "no token can be chosen: no logit is a number");
             return Outcome::Failed;
         }
-        let id = self.sampler.sample(logits, index, &self.answer);
+        let (id, complete) = match self.choose(logits, index) {
+            Ok(chosen) => chosen,
+            Err(err) => {
+                tracing::error!(
+                    job = self.spec.id.0,
+                    err = &err as &dyn std::error::Error,
+                    "no token can be chosen"
+                );
+                return Outcome::Failed;
+            }
+        };
         if self.text.tokenizer.is_end(id) {
             let held = self.text.finish();
             // The end of text has an event of its own only where it completes text that was held back.
             if !held.is_empty() {
+                self.record(logits, id);
                 self.put(id, held);
                 return Outcome::LastToken;
             }
@@ -161,11 +180,32 @@ impl Job {
         }
         let (mut text, stopped) = self.text.push(id);
         let capped = self.written() + 1 >= self.spec.max_tokens;
-        if capped && !stopped {
+        if complete && !stopped {
+            text.push_str(&self.text.finish());
+        } else if capped && !stopped {
             text.push_str(&self.text.at_cap());
         }
+        self.record(logits, id);
         self.put(id, text);
-        if stopped { Outcome::LastToken } else { Outcome::Token }
+        if stopped || complete { Outcome::LastToken } else { Outcome::Token }
+    }
+
+    /// The next token, and whether nothing may follow it.
+    fn choose(&mut self, logits: &[f32], index: u64) -> Result<(TokenId, bool), ConstraintError> {
+        let Some(constraint) = &mut self.constraint else {
+            return Ok((self.sampler.sample(logits, index, &self.answer), false));
+        };
+        let allowed = constraint.allowed()?;
+        let chosen = self.sampler.sample_among(logits, index, &self.answer, &allowed);
+        let id = chosen.ok_or_else(|| ConstraintError::Step { message: "no token fits".to_owned() })?;
+        let complete = !self.text.tokenizer.is_end(id) && constraint.accept(id)?;
+        Ok((id, complete))
+    }
+
+    fn record(&self, logits: &[f32], id: TokenId) {
+        if let Some(logprobs) = &self.logprobs {
+            logprobs.record(&self.sampler, logits, id);
+        }
     }
 
     fn put(&mut self, id: TokenId, text: String) {
@@ -187,18 +227,23 @@ impl Job {
         match std::mem::replace(&mut self.mask, MaskSource::None) {
             MaskSource::None => None,
             MaskSource::Ready(mask) => {
+                self.observer.refined(&mask);
                 self.outbox.push(AssistEvent::Mask(*mask));
                 None
             }
             MaskSource::Scores(mask) => {
                 let started = clock.now();
                 match mask.run(scores) {
-                    Ok(event) => self.outbox.push(AssistEvent::Mask(event)),
+                    Ok(event) => {
+                        self.observer.refined(&event);
+                        self.outbox.push(AssistEvent::Mask(event));
+                    }
                     // The device then takes the whole prompt, r = 1: slower, but right.
                     Err(err) => tracing::warn!(job = self.spec.id.0, %err, "no mask for this answer"),
                 }
                 let elapsed = clock.now().saturating_sub(started);
                 self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
+                self.observer.refine_elapsed(elapsed);
                 Some(elapsed)
             }
         }
@@ -212,6 +257,7 @@ impl Job {
 
     /// Sends what is left and the one terminal event.
     pub(crate) fn close(mut self, closed: &Closed) {
+        self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
         tracing::info!(
             job = closed.id.0,
             reason = ?closed.reason,
@@ -222,6 +268,16 @@ impl Job {
             slot_ms = closed.times.slot_ms,
             "answer ended"
         );
+        if let Some(constraint) = &self.constraint {
+            let cost = constraint.cost();
+            tracing::debug!(
+                job = closed.id.0,
+                compile_us = cost.compiled.as_micros() as u64,
+                steps_us = cost.steps_elapsed.as_micros() as u64,
+                steps = cost.steps,
+                "the answer was constrained"
+            );
+        }
         let reason = match closed.reason {
             CloseReason::Stop => EndReason::Stop,
             CloseReason::Cap => EndReason::Cap,
@@ -285,6 +341,7 @@ impl Job {
                 first.timing.queue_ms = ms(self.arrived_at, opened_at);
                 first.timing.prefill_ms = ms(opened_at, now);
                 first.timing.decode_ms = decode_ms;
+                self.observer.first_token(now.saturating_sub(self.arrived_at), first.assist_tokens);
             }
         }
     }

@@ -6,12 +6,14 @@
 //! | [`worker`] | the engine's thread: performs what the scheduler decides |
 //! | [`service`] | requests in, event streams out, without HTTP |
 //! | [`stream`] | one answer as its reader sees it |
-//! | [`completion`] | a chat completion as the service sees it |
+//! | [`completion`], [`tools`], [`logprobs`] | a chat completion as the service sees it; calls; log probabilities |
+//! | [`constrain`] | answers that a schema or grammar allows |
 //! | [`planning`] | r and L of one request |
 //! | [`cost`] | medians of the cloud's own passes |
 //! | [`calibrate`] | heads of a model that look at what answers a question |
 //! | [`telemetry`], [`coefficients`] | what devices and networks report, and what it says of their classes |
 //! | [`scene`], [`book`], [`store`] | scenes: checked, in force, in the database |
+//! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
 //! | [`api`], [`http`] | routes; connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
 //!
@@ -20,6 +22,7 @@
 mod assist;
 mod desk;
 mod job;
+mod observe;
 mod refining;
 mod reload;
 
@@ -30,8 +33,11 @@ pub mod cli;
 pub mod coefficients;
 pub mod completion;
 pub mod config;
+pub mod constrain;
 pub mod cost;
 pub mod http;
+pub mod logprobs;
+pub mod metrics;
 pub mod planning;
 pub mod scene;
 pub mod scheduler;
@@ -40,6 +46,8 @@ pub mod service;
 pub mod store;
 pub mod stream;
 pub mod telemetry;
+pub mod tools;
+pub mod trace;
 pub mod worker;
 
 pub use desk::Clock;

@@ -1,13 +1,14 @@
 //! `serve`: opens model and database, listens, runs until it is told to stop.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use baton_engine::Model;
-use baton_protocol::{Role, Sampling, Segment};
+use baton_protocol::Role;
 use baton_refine::Calibration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,20 +17,26 @@ use tracing::{info, warn};
 
 use crate::api;
 use crate::book::SceneBook;
+use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
 use crate::config::Config;
 use crate::desk::Clock;
 use crate::http::tls::Tls;
 use crate::http::{self, Phase};
+use crate::metrics::{self, Metrics};
 use crate::reload::Reload;
 use crate::service::{CloudService, ServiceOptions};
 use crate::store::Store;
+use crate::tools::ChatMessage;
+use crate::trace::Traces;
 use crate::worker::Worker;
 
 /// How often the database is asked for newer scenes.
 const SCENES_PERIOD: Duration = Duration::from_secs(1);
 /// How often what was measured is written to the database.
 const COEFFICIENTS_PERIOD: Duration = Duration::from_secs(60);
+/// For the last spans, at the end.
+const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
 ///
@@ -54,7 +61,66 @@ pub async fn serve(
     if let Some(cost) = &config.emulation {
         warn!(?cost, "EMULATION: every pass is stretched to the time another machine would need");
     }
-    let options = ServiceOptions {
+    let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
+    let options = options(&config, calibration, coefficients, traces);
+    let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
+    let worker = start(worker).context("start the engine's thread")?;
+    let listener =
+        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let address = listener.local_addr().context("read the bound address")?;
+    let (metrics_address, scrapes) = metrics::listen(config.metrics_listen, &service)
+        .await
+        .context("listen for Prometheus")?
+        .map_or((None, None), |(address, task)| (Some(address), Some(task)));
+    let signals = Signals::listen()?;
+    let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+    warm_up(&service).await;
+    let constraints = service.clone();
+    let constraints = tokio::task::spawn_blocking(move || constraints.prepare_constraints());
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    announce(&format!("{scheme}://{address}"), metrics_address, &config.model_name, json)
+        .context("print the address")?;
+
+    let refresh = tokio::spawn(keep_fresh(store.clone(), service.clone()));
+    let keep = tokio::spawn(keep_coefficients(store.clone(), service.clone()));
+    let app = api::router(service.clone(), config.api_key.as_deref(), config.edge.api);
+    let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
+    let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
+    let reload = Reload { config, again, service: service.clone(), limits, tls };
+    let reload = tokio::spawn(reload.run(hangup));
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let signals = tokio::spawn(signals.steer(phase, service.clone()));
+    http::serve(server, phases, || service.stop()).await;
+
+    let _ = constraints.await;
+    for task in [refresh, keep, reload, signals].into_iter().chain(scrapes) {
+        task.abort();
+        let _ = task.await;
+    }
+    if let Err(err) = store.keep_coefficients(&service.coefficients()).await {
+        warn!(err = &err as &dyn std::error::Error, "what was measured is not kept");
+    }
+    store.close().await;
+    let joined = tokio::task::spawn_blocking(move || worker.join()).await;
+    if !matches!(joined, Ok(Ok(()))) {
+        anyhow::bail!("the engine's thread panicked");
+    }
+    drop(service);
+    if let Some(spans) = spans {
+        // The last ones are on their way.
+        let _ = tokio::time::timeout(TRACES_TIMEOUT, spans).await;
+    }
+    info!("stopped");
+    Ok(())
+}
+
+fn options(
+    config: &Config,
+    calibration: Option<Calibration>,
+    coefficients: Coefficients,
+    traces: Option<Traces>,
+) -> ServiceOptions {
+    ServiceOptions {
         model_name: config.model_name.clone(),
         calibration,
         threads: config.threads,
@@ -68,43 +134,9 @@ pub async fn serve(
         emulation: config.emulation,
         coefficients,
         clock: Clock::monotonic(),
-    };
-    let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
-    let worker = start(worker).context("start the engine's thread")?;
-    let listener =
-        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
-    let address = listener.local_addr().context("read the bound address")?;
-    let signals = Signals::listen()?;
-    let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
-    warm_up(&service).await;
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    announce(&format!("{scheme}://{address}"), &config.model_name, json).context("print the address")?;
-
-    let refresh = tokio::spawn(keep_fresh(store.clone(), service.scene_book().clone()));
-    let keep = tokio::spawn(keep_coefficients(store.clone(), service.clone()));
-    let app = api::router(service.clone(), config.api_key.as_deref(), config.edge.api);
-    let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
-    let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
-    let reload = Reload { config, again, service: service.clone(), limits, tls };
-    let reload = tokio::spawn(reload.run(hangup));
-    let (phase, phases) = watch::channel(Phase::Serving);
-    let signals = tokio::spawn(signals.steer(phase, service.clone()));
-    http::serve(server, phases, || service.stop()).await;
-
-    for task in [refresh, keep, reload, signals] {
-        task.abort();
-        let _ = task.await;
+        metrics: Arc::default(),
+        traces,
     }
-    if let Err(err) = store.keep_coefficients(&service.coefficients()).await {
-        warn!(err = &err as &dyn std::error::Error, "what was measured is not kept");
-    }
-    store.close().await;
-    let joined = tokio::task::spawn_blocking(move || worker.join()).await;
-    if !matches!(joined, Ok(Ok(()))) {
-        anyhow::bail!("the engine's thread panicked");
-    }
-    info!("stopped");
-    Ok(())
 }
 
 /// The signals that end the program.
@@ -168,10 +200,8 @@ fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Opt
 async fn warm_up(service: &CloudService) {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
     let request = CompletionRequest {
-        model: "default".to_owned(),
-        messages: vec![Segment::fixed(Role::User, text)],
-        sampling: Sampling::default(),
         max_tokens: Some(4),
+        ..CompletionRequest::new("default", vec![ChatMessage::new(Role::User, text)])
     };
     match service.complete(&request) {
         Ok(mut answer) => while answer.next().await.is_some() {},
@@ -181,25 +211,39 @@ async fn warm_up(service: &CloudService) {
     info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
 }
 
-fn announce(url: &str, model: &str, json: bool) -> std::io::Result<()> {
+fn announce(url: &str, metrics: Option<SocketAddr>, model: &str, json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
-        let line = serde_json::json!({ "listening": url, "model": model });
+        let mut line = serde_json::json!({ "listening": url, "model": model });
+        if let Some(metrics) = metrics {
+            line["metrics"] = format!("http://{metrics}/metrics").into();
+        }
         writeln!(out, "{line}")?;
     } else {
         writeln!(out, "listening on {url}")?;
+        if let Some(metrics) = metrics {
+            writeln!(out, "metrics on http://{metrics}/metrics")?;
+        }
     }
     out.flush()
 }
 
+/// An operation of the database, and how long it took told to the metrics.
+async fn timed<T>(metrics: &Metrics, operation: &'static str, work: impl Future<Output = T>) -> T {
+    let started = Instant::now();
+    let done = work.await;
+    metrics.db_operation(operation, started.elapsed());
+    done
+}
+
 /// Takes newer versions of scenes over; while the database is away, the last good ones stay.
-async fn keep_fresh(store: Store, book: SceneBook) {
+async fn keep_fresh(store: Store, service: CloudService) {
     let mut failing = false;
     loop {
         tokio::time::sleep(SCENES_PERIOD).await;
-        match store.scenes().await {
+        match timed(service.metrics(), "scenes", store.scenes()).await {
             Ok(scenes) => {
-                book.replace(scenes);
+                service.scene_book().replace(scenes);
                 failing = false;
             }
             Err(err) => {
@@ -220,7 +264,9 @@ async fn keep_coefficients(store: Store, service: CloudService) {
     let mut failing = false;
     loop {
         tokio::time::sleep(COEFFICIENTS_PERIOD).await;
-        let kept = store.keep_coefficients(&service.coefficients()).await;
+        let coefficients = service.coefficients();
+        let kept =
+            timed(service.metrics(), "keep_coefficients", store.keep_coefficients(&coefficients)).await;
         if let (Err(err), false) = (&kept, failing) {
             warn!(err = err as &dyn std::error::Error, "what was measured cannot be kept");
         }

@@ -6,7 +6,7 @@
 //! terminal event.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
@@ -21,9 +21,11 @@ use crate::assist;
 use crate::book::{SceneBook, SceneLookupError};
 use crate::coefficients::Coefficients;
 use crate::completion::{self, CompletionRequest};
+use crate::constrain::{ConstraintError, Grammars};
 use crate::cost::{Costs, Measured};
 use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
 use crate::job::Job;
+use crate::metrics::{Metrics, Usage};
 use crate::planning::PlanError;
 use crate::scene::Scene;
 use crate::scheduler::{
@@ -31,6 +33,8 @@ use crate::scheduler::{
 };
 use crate::stream::AssistStream;
 use crate::telemetry::Telemetry;
+use crate::tools::ToolForm;
+use crate::trace::{TraceParent, Traces};
 use crate::worker::Worker;
 
 /// The largest KV cache that is taken unasked, where one context does not need more.
@@ -65,6 +69,10 @@ pub struct ServiceOptions {
     pub coefficients: Coefficients,
     /// The time.
     pub clock: Clock,
+    /// What is told of requests.
+    pub metrics: Arc<Metrics>,
+    /// Where traces go, if they go anywhere.
+    pub traces: Option<Traces>,
 }
 
 impl ServiceOptions {
@@ -84,6 +92,8 @@ impl ServiceOptions {
             emulation: None,
             coefficients: Coefficients::default(),
             clock: Clock::monotonic(),
+            metrics: Arc::default(),
+            traces: None,
         }
     }
 }
@@ -101,14 +111,20 @@ pub(crate) struct Inner {
     pub(crate) calibration: Option<Arc<Calibration>>,
     pub(crate) scenes: SceneBook,
     pub(crate) desk: Arc<Desk>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Option<Traces>,
+    /// The vocabulary as constrained answers need it; made when the first one is asked for.
+    grammars: OnceLock<Result<Grammars, ConstraintError>>,
     deadline: Mutex<Option<Duration>>,
 }
 
-/// What a caller asks besides the request itself.
+/// What a caller asks and says besides the request itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Within which the first token must come, from now on; none: as the service is set up.
     pub deadline: Option<Duration>,
+    /// The caller's span.
+    pub trace: Option<TraceParent>,
 }
 
 /// Why a request was not accepted.
@@ -124,6 +140,15 @@ pub enum ServiceError {
         field: &'static str,
         /// What is not done.
         message: String,
+    },
+    /// What the answer must be cannot be followed.
+    #[error("field `{field}`: {err}")]
+    Constraint {
+        /// Path of the field that says so.
+        field: String,
+        /// Why not.
+        #[source]
+        err: ConstraintError,
     },
     /// There is no such scene or version.
     #[error(transparent)]
@@ -203,6 +228,7 @@ impl ServiceError {
         let (code, param) = match self {
             ServiceError::Request(err) => return err.to_body(),
             ServiceError::Unsupported { field, .. } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
+            ServiceError::Constraint { field, .. } => (ErrorCode::InvalidRequest, Some(field.clone())),
             ServiceError::Scene(SceneLookupError::UnknownScene(_)) => {
                 (ErrorCode::UnknownScene, Some("scene".into()))
             }
@@ -275,6 +301,9 @@ impl CloudService {
             scenes,
             desk: desk.clone(),
             deadline: Mutex::new(options.deadline),
+            metrics: options.metrics,
+            traces: options.traces,
+            grammars: OnceLock::new(),
         };
         Ok((CloudService { inner: Arc::new(inner) }, Worker::new(engine, desk, options.emulation)))
     }
@@ -292,7 +321,7 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn assist_on(&self, request: &AssistRequest, terms: Terms) -> Result<AssistStream, ServiceError> {
-        let (job, stream) = assist::prepare(&self.inner, request)?;
+        let (job, stream) = assist::prepare(&self.inner, request, terms.trace)?;
         self.inner.submit(job, terms)?;
         if let Some(device) = &request.device {
             self.inner.desk.hear(device);
@@ -317,7 +346,7 @@ impl CloudService {
         request: &CompletionRequest,
         terms: Terms,
     ) -> Result<AssistStream, ServiceError> {
-        let (job, stream) = completion::prepare(&self.inner, request)?;
+        let (job, stream) = completion::prepare(&self.inner, request, terms.trace)?;
         self.inner.submit(job, terms)?;
         Ok(stream)
     }
@@ -350,6 +379,48 @@ impl CloudService {
     /// Name of the model in the API.
     pub fn model_name(&self) -> &str {
         &self.inner.model_name
+    }
+
+    /// What is told of requests.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.inner.metrics
+    }
+
+    /// All metrics as they are now, in Prometheus' text format.
+    pub fn render_metrics(&self) -> String {
+        let (stats, kv) = (self.stats(), self.kv());
+        let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
+        self.inner.metrics.render(&Usage {
+            running: stats.running,
+            waiting: stats.waiting,
+            backlog_tokens: stats.backlog_tokens,
+            backlog_seconds: stats.backlog_ms / 1e3,
+            kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
+            prefix_queries: kv.prefix.query_tokens as u64,
+            prefix_hits: kv.prefix.hit_tokens as u64,
+            scenes: self
+                .inner
+                .scenes
+                .current()
+                .iter()
+                .map(|scene| (scene.id.clone(), scene.version))
+                .collect(),
+        })
+    }
+
+    /// How the model writes calls of tools.
+    pub fn tool_form(&self) -> ToolForm {
+        ToolForm::of(self.inner.model.template())
+    }
+
+    /// Makes what constrained answers need, so that the first one need not wait for it.
+    pub fn prepare_constraints(&self) {
+        if let Err(err) = self.inner.grammars() {
+            tracing::warn!(
+                err = &err as &dyn std::error::Error,
+                "answers of this model cannot be constrained"
+            );
+        }
     }
 
     /// The model.
@@ -399,6 +470,11 @@ impl CloudService {
 }
 
 impl Inner {
+    /// What compiles constraints for this model.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
+        self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
+    }
+
     /// Checks the name of the model that a request asks for.
     pub(crate) fn check_model(&self, asked: &str) -> Result<(), ServiceError> {
         if asked == "default" || asked == self.model_name {
@@ -419,17 +495,24 @@ impl Inner {
         job.spec.deadline = deadline.map(|within| job.arrived_at + within);
         job.spec.bytes = job.held_bytes();
         self.desk.submit(job).map_err(|refused| match refused {
-            NotTaken::Draining => ServiceError::Stopping,
+            NotTaken::Draining => {
+                self.metrics.rejected("stopping");
+                ServiceError::Stopping
+            }
             NotTaken::Refused(Refusal::TooLarge { need, limit }) => ServiceError::KvTooSmall { need, limit },
             NotTaken::Refused(Refusal::Full { limit, waiting, backlog, retry_after, .. }) => {
+                self.metrics.rejected("queue_full");
                 let retry_after_ms = retry_after_ms(retry_after);
                 ServiceError::Overloaded { waiting, backlog, limit, retry_after_ms }
             }
-            NotTaken::Refused(Refusal::Late { first, left, retry_after }) => ServiceError::Late {
-                first_ms: whole_ms(first),
-                left_ms: whole_ms(left),
-                retry_after_ms: retry_after_ms(retry_after),
-            },
+            NotTaken::Refused(Refusal::Late { first, left, retry_after }) => {
+                self.metrics.rejected("deadline");
+                ServiceError::Late {
+                    first_ms: whole_ms(first),
+                    left_ms: whole_ms(left),
+                    retry_after_ms: retry_after_ms(retry_after),
+                }
+            }
         })
     }
 }

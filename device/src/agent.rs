@@ -506,6 +506,7 @@ fn sampling_params(sampling: &Sampling) -> SamplingParams {
         min_p: sampling.min_p,
         repetition_penalty: sampling.repetition_penalty,
         seed: sampling.seed,
+        ..SamplingParams::default()
     }
 }
 

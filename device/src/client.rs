@@ -146,6 +146,7 @@ impl CloudClient {
             .post(url)
             .header(CONTENT_TYPE, "application/json")
             .header("x-request-id", request.request_id().to_string())
+            .header("traceparent", traceparent(request.request_id()))
             .body(request.body().to_vec());
         if request.gzipped() {
             post = post.header(CONTENT_ENCODING, "gzip");
@@ -153,6 +154,12 @@ impl CloudClient {
         let response = accepted(post.send().await.map_err(unreachable)?, "text/event-stream").await?;
         Ok(assist_events(response.bytes_stream()))
     }
+}
+
+/// The trace that the cloud's spans of this request belong to: its id is the request's own, so that whoever knows one
+/// finds the other. The low half of a version 4 UUID, which names the span, is never zero.
+fn traceparent(request_id: uuid::Uuid) -> String {
+    format!("00-{}-{:016x}-01", request_id.simple(), request_id.as_u64_pair().1)
 }
 
 /// An error with its causes, without the address (which may hold a name).

@@ -187,5 +187,6 @@ fn sampling(sampling: &Sampling) -> SamplingParams {
         min_p: sampling.min_p,
         repetition_penalty: sampling.repetition_penalty,
         seed: sampling.seed,
+        ..SamplingParams::default()
     }
 }

@@ -9,11 +9,29 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use super::kept::Owner;
+use super::openapi::{AssistBody, ErrorReply};
 use super::sse::{self, Encode, Source};
 use super::{App, PathId, body, path_id, terms};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
+/// Assists a device.
+///
+/// The reply is a stream of server-sent events: at most one `mask`, then `first`, then a `token` for each further token up
+/// to L, and one `end` or `error`. Their data are `MaskBody`, `FirstBody`, `TokenBody`, `EndBody` and `ErrorReply`; comments
+/// (`: ping`) keep the connection alive. Closing it cancels the answer.
+#[utoipa::path(
+    post,
+    path = "/v1/assist",
+    tag = "assist",
+    request_body = AssistBody,
+    responses(
+        (status = 200, description = "the events", content_type = "text/event-stream", body = String),
+        (status = "4XX", description = "refused: the field to blame is in `param`", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn assist(
     State(app): State<App>,
     headers: HeaderMap,
@@ -43,6 +61,22 @@ pub(super) async fn assist(
     sse::response(answer, AssistFrames, app.limits.keep_alive).await
 }
 
+/// Takes a stream up again that was asked for with `resume`, behind the token that `last-event-id` names.
+#[utoipa::path(
+    get,
+    path = "/v1/assist/{id}",
+    tag = "assist",
+    params(
+        ("id" = Uuid, Path, description = "the `request_id`"),
+        ("last-event-id" = Option<u32>, Header, description = "index of the last token seen"),
+    ),
+    responses(
+        (status = 200, description = "the events that follow", content_type = "text/event-stream", body = String),
+        (status = "4XX", description = "refused, or not kept here", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn resume(
     State(app): State<App>,
     id: PathId,

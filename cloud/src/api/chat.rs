@@ -1,74 +1,85 @@
-//! `POST /v1/chat/completions`: the OpenAI chat API for callers that want the whole answer from the cloud.
+//! `POST /v1/chat/completions`: the OpenAI chat API.
+//!
+//! For callers that want the whole answer from the cloud; with the field `baton`, for those that know scenes and go on
+//! by themselves where the cloud stops at L.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+mod reply;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use baton_protocol::{AssistEvent, EndReason, ErrorCode, Usage};
+use baton_protocol::{AssistEvent, EndReason, ErrorCode};
 use serde_json::{Value, json};
-use uuid::Uuid;
 
-use super::error::ApiError;
+use self::reply::{Head, Reply, finish_reason, usage};
+use super::chat_request::{self, ChatWork};
+use super::error::{ApiError, openai_body};
+use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
-use super::{App, body, chat_request, terms};
+use super::{App, body, terms};
 use crate::stream::AssistStream;
 
+/// Answers a chat.
+///
+/// With `stream`, the reply is a stream of server-sent events: `data:` lines with chunks, then `data: [DONE]`. An error
+/// after the first chunk is one `data: {"error": …}` before `[DONE]`.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    tag = "chat",
+    request_body = chat_request::ChatCompletionRequest,
+    responses(
+        (status = 200, description = "the answer, whole or as a stream", content(
+            (ChatCompletion = "application/json"),
+            (String = "text/event-stream"),
+        )),
+        (status = "4XX", description = "refused: the field to blame is in `param`", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn complete(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let terms = terms::terms(&headers)?;
-    let bytes = body::read(&headers, body, &app).await?;
+    answer(app, &headers, body).await.map_err(ApiError::for_openai)
+}
+
+async fn answer(app: App, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+    let terms = terms::terms(headers)?;
+    let bytes = body::read(headers, body, &app).await?;
     let service = app.service.clone();
+    // Parsing, tokenizing and compiling a schema take milliseconds: not on a thread of the runtime.
     let accepted = tokio::task::spawn_blocking(move || {
         let request = chat_request::parse(&bytes)?;
-        let answer = service.complete_on(&request.completion, terms)?;
+        let answer = match &request.work {
+            ChatWork::Whole(completion) => service.complete_on(completion, terms)?,
+            ChatWork::Assisted(assist) => service.assist_on(assist, terms)?,
+        };
         Ok::<_, ApiError>((request, answer))
     });
     let (request, answer) =
         accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
     let head = Head::new(app.service.model_name());
+    let reply = Reply::new(&app.service, &request.work);
     if !request.stream {
-        return whole(head, answer).await;
+        return whole(head, reply, answer).await;
     }
-    let chunks = Chunks { head, include_usage: request.include_usage, begun: false };
+    let chunks = Chunks { head, reply, include_usage: request.include_usage, begun: false };
     sse::response(answer, chunks, app.limits.keep_alive).await
 }
 
-/// What is the same in every part of one reply.
-#[derive(Debug)]
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn new(model: &str) -> Head {
-        Head {
-            id: format!("chatcmpl-{}", Uuid::new_v4().simple()),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            model: model.to_owned(),
-        }
-    }
-
-    fn object(&self, kind: &str, choices: Value) -> Value {
-        json!({ "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices })
-    }
-}
-
 /// The reply in one piece.
-async fn whole(head: Head, mut answer: AssistStream) -> Result<Response, ApiError> {
-    let mut content = String::new();
+async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result<Response, ApiError> {
+    let mut message = reply::Message::default();
     loop {
-        match answer.next().await.unwrap_or_else(sse::cut_off) {
-            AssistEvent::Mask(_) => (),
-            AssistEvent::First(first) => content.push_str(&first.text),
-            AssistEvent::Token(token) => content.push_str(&token.text),
+        let event = answer.next().await.unwrap_or_else(sse::cut_off);
+        message.take(reply.pieces(&event));
+        match event {
+            AssistEvent::Mask(_) | AssistEvent::First(_) | AssistEvent::Token(_) => (),
             AssistEvent::Error(body) => return Err(body.into()),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
@@ -76,13 +87,16 @@ async fn whole(head: Head, mut answer: AssistStream) -> Result<Response, ApiErro
             AssistEvent::End(end) => {
                 let choice = json!({
                     "index": 0,
-                    "message": { "role": "assistant", "content": content, "refusal": null },
-                    "logprobs": null,
-                    "finish_reason": finish_reason(end.reason),
+                    "finish_reason": finish_reason(end.reason, reply.calls()),
+                    "logprobs": message.logprobs(),
+                    "message": message.into_json(),
                 });
-                let mut reply = head.object("chat.completion", json!([choice]));
-                reply["usage"] = usage(end.usage);
-                return Ok(Json(reply).into_response());
+                let mut whole = head.object("chat.completion", json!([choice]));
+                whole["usage"] = usage(end.usage);
+                if let Some(baton) = reply.baton(Some(&end)) {
+                    whole["baton"] = baton;
+                }
+                return Ok(Json(whole).into_response());
             }
         }
     }
@@ -91,43 +105,61 @@ async fn whole(head: Head, mut answer: AssistStream) -> Result<Response, ApiErro
 /// The reply as a stream of chunks.
 struct Chunks {
     head: Head,
+    reply: Reply,
     include_usage: bool,
     begun: bool,
 }
 
 impl Chunks {
-    fn chunk(&mut self, delta: Value, finish_reason: Option<&str>, out: &mut String) {
-        if !self.begun {
-            self.begun = true;
-            self.chunk(json!({ "role": "assistant", "content": "" }), None, out);
-        }
-        let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason });
+    fn chunk(&self, delta: Value, logprobs: Value, finish_reason: Option<&str>) -> Value {
+        let choice =
+            json!({ "index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason });
         let mut chunk = self.head.object("chat.completion.chunk", json!([choice]));
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
+        chunk
+    }
+
+    /// The chunk that clients take the role from, and what they asked to know of the answer.
+    fn begin(&mut self, out: &mut String) {
+        if self.begun {
+            return;
+        }
+        self.begun = true;
+        let mut chunk = self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null, None);
+        if let Some(baton) = self.reply.baton(None) {
+            chunk["baton"] = baton;
+        }
         put(&chunk, out);
     }
 
-    fn text(&mut self, text: &str, out: &mut String) {
-        if !text.is_empty() {
-            self.chunk(json!({ "content": text }), None, out);
+    fn pieces(&mut self, event: &AssistEvent, out: &mut String) {
+        for piece in self.reply.pieces(event) {
+            self.begin(out);
+            let (delta, logprobs) = piece.into_delta();
+            put(&self.chunk(delta, logprobs, None), out);
         }
     }
 }
 
 impl Encode for Chunks {
     fn event(&mut self, event: &AssistEvent, out: &mut String) {
+        self.pieces(event, out);
         match event {
-            AssistEvent::Mask(_) => (),
-            AssistEvent::First(first) => self.text(&first.text, out),
-            AssistEvent::Token(token) => self.text(&token.text, out),
-            AssistEvent::Error(body) => put(&json!(body), out),
+            AssistEvent::Mask(_) | AssistEvent::First(_) | AssistEvent::Token(_) => (),
+            AssistEvent::Error(body) => put(&openai_body(body), out),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
-                put(&json!(sse::cut_off_body()), out)
+                put(&openai_body(&sse::cut_off_body()), out)
             }
             AssistEvent::End(end) => {
-                self.chunk(json!({}), Some(finish_reason(end.reason)), out);
+                self.begin(out);
+                let reason = finish_reason(end.reason, self.reply.calls());
+                let mut last = self.chunk(json!({}), Value::Null, Some(reason));
+                if let Some(handoff) = self.reply.handoff(end) {
+                    last["baton"] = json!({ "handoff": handoff });
+                }
+                put(&last, out);
                 if self.include_usage {
                     let mut last = self.head.object("chat.completion.chunk", json!([]));
                     last["usage"] = usage(end.usage);
@@ -146,20 +178,4 @@ fn put(value: &Value, out: &mut String) {
     out.push_str("data: ");
     out.push_str(&value.to_string());
     out.push_str("\n\n");
-}
-
-fn finish_reason(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::Stop => "stop",
-        EndReason::Cap | EndReason::Cancelled => "length",
-    }
-}
-
-fn usage(usage: Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": { "cached_tokens": usage.cached_prefix_tokens },
-    })
 }

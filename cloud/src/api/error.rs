@@ -5,6 +5,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
 
+use serde_json::{Value, json};
+
 use crate::service::ServiceError;
 
 /// A reply that is an error.
@@ -12,6 +14,8 @@ use crate::service::ServiceError;
 pub(super) struct ApiError {
     status: StatusCode,
     body: ErrorBody,
+    /// Codes as OpenAI's clients know them.
+    openai: bool,
 }
 
 impl ApiError {
@@ -32,6 +36,17 @@ impl ApiError {
         self
     }
 
+    /// The same error with the code that OpenAI's clients look for.
+    pub(super) fn for_openai(self) -> ApiError {
+        ApiError { openai: true, ..self }
+    }
+
+    /// The field that is to blame.
+    #[cfg(test)]
+    pub(super) fn param(&self) -> Option<&str> {
+        self.body.error.param.as_deref()
+    }
+
     /// The same error with a status that its code does not have.
     pub(super) fn with_status(mut self, status: u16) -> ApiError {
         self.status = StatusCode::from_u16(status).expect("the callers pass HTTP codes");
@@ -41,7 +56,7 @@ impl ApiError {
 
 impl From<ErrorBody> for ApiError {
     fn from(body: ErrorBody) -> ApiError {
-        ApiError { status: status(body.error.code), body }
+        ApiError { status: status(body.error.code), body, openai: false }
     }
 }
 
@@ -55,6 +70,20 @@ impl From<RequestError> for ApiError {
     fn from(err: RequestError) -> ApiError {
         ApiError::from(err.to_body())
     }
+}
+
+/// A body with OpenAI's names of codes, some of which clients act on, and all of its fields.
+pub(super) fn openai_body(body: &ErrorBody) -> Value {
+    let code = match body.error.code {
+        ErrorCode::UnknownModel => "model_not_found",
+        ErrorCode::PromptTooLong => "context_length_exceeded",
+        ErrorCode::Overloaded => "rate_limit_exceeded",
+        other => other.as_str(),
+    };
+    let mut value = json!(body);
+    value["error"]["code"] = code.into();
+    value["error"]["param"] = json!(body.error.param);
+    value
 }
 
 fn status(code: ErrorCode) -> StatusCode {
@@ -82,7 +111,10 @@ impl IntoResponse for ApiError {
             (StatusCode::SERVICE_UNAVAILABLE, None) => Some(1),
             _ => None,
         };
-        let mut response = (self.status, Json(self.body)).into_response();
+        let mut response = {
+            let body = if self.openai { openai_body(&self.body) } else { json!(self.body) };
+            (self.status, Json(body)).into_response()
+        };
         if let Some(seconds) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -9,12 +9,38 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::openapi::{ErrorReply, SceneBody, SceneList};
 use super::{App, PathId, path_id};
 
+/// Lists the scenes.
+#[utoipa::path(
+    get,
+    path = "/v1/scenes",
+    tag = "assist",
+    responses(
+        (status = 200, description = "the current version of each", body = SceneList),
+        (status = 304, description = "the ETag that was sent is still right"),
+        (status = "4XX", description = "refused", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
     tagged(&headers, json!({ "object": "list", "data": app.service.scenes() }))
 }
 
+/// Shows a scene: what a device must know before it asks.
+#[utoipa::path(
+    get,
+    path = "/v1/scenes/{id}",
+    tag = "assist",
+    params(("id" = String, Path, description = "scene id")),
+    responses(
+        (status = 200, description = "its current version", body = SceneBody),
+        (status = 304, description = "the ETag that was sent is still right"),
+        (status = "4XX", description = "refused, or there is none", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn show(
     State(app): State<App>,
     id: PathId,

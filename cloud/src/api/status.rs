@@ -4,16 +4,28 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use baton_engine::BLOCK_TOKENS;
 use baton_protocol::ErrorCode;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::openapi::{ErrorReply, Health, ModelCard, ModelList, Stats};
 use super::{App, PathId, path_id};
 use crate::coefficients::{ALL, Known};
 use crate::service::ServiceError;
 
 /// The process lives; where it does not answer so, it must be started again.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "service",
+    responses(
+        (status = 200, description = "it lives", body = Health),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "not now", body = ErrorReply),
+    ),
+)]
 pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     if app.service.has_failed() {
         return Err(ApiError::new(ErrorCode::Unavailable, "the engine has failed"));
@@ -22,6 +34,16 @@ pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiErr
 }
 
 /// New requests are accepted.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "service",
+    responses(
+        (status = 200, description = "it accepts requests", body = Health),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "not now", body = ErrorReply),
+    ),
+)]
 pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     if !app.service.is_open() {
         return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
@@ -30,6 +52,17 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiErro
 }
 
 /// What is in use, and what this cloud costs.
+#[utoipa::path(
+    get,
+    path = "/v1/stats",
+    tag = "service",
+    responses(
+        (status = 200, description = "the figures", body = Stats),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "not now", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
     let stats = app.service.stats();
     let measured = app.service.measured();
@@ -86,17 +119,43 @@ fn classes<T>(known: &BTreeMap<String, Known<T>>, figures: impl Fn(&T) -> Value)
     known.iter().map(class).collect()
 }
 
+/// Lists the models.
+#[utoipa::path(
+    get,
+    path = "/v1/models",
+    tag = "chat",
+    responses(
+        (status = 200, description = "the models", body = ModelList),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "not now", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn models(State(app): State<App>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [card(&app)] }))
 }
 
+/// Shows a model.
+#[utoipa::path(
+    get,
+    path = "/v1/models/{id}",
+    tag = "chat",
+    params(("id" = String, Path, description = "name of the model, or `default`")),
+    responses(
+        (status = 200, description = "the model", body = ModelCard),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "not now", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
 pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Value>, ApiError> {
     let id = path_id(id)?;
     if id == app.service.model_name() || id == "default" {
         return Ok(Json(card(&app)));
     }
     let asked = id.chars().take(128).collect();
-    Err(ServiceError::UnknownModel { asked, served: app.service.model_name().to_owned() }.into())
+    let unknown = ServiceError::UnknownModel { asked, served: app.service.model_name().to_owned() };
+    Err(ApiError::from(unknown).for_openai())
 }
 
 fn card(app: &App) -> Value {
@@ -109,4 +168,18 @@ fn card(app: &App) -> Value {
         "context_length": model.config().context_len,
         "tokenizer_sha256": model.tokenizer().digest_hex(),
     })
+}
+
+/// Shows this document.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "service",
+    responses(
+        (status = 200, description = "the document", content_type = "application/json", body = Object),
+        (status = "4XX", description = "refused", body = ErrorReply),
+    ),
+)]
+pub(super) async fn openapi(State(app): State<App>) -> Response {
+    app.document.reply()
 }

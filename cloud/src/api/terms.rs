@@ -1,4 +1,4 @@
-//! What a request asks for in its headers: a deadline.
+//! What a request says in its headers: a deadline, and the caller's span.
 
 use std::time::Duration;
 
@@ -7,17 +7,21 @@ use baton_protocol::ErrorCode;
 
 use super::error::ApiError;
 use crate::service::Terms;
+use crate::trace::TraceParent;
 
 /// Within how many milliseconds the first token must be sent.
 pub(super) const DEADLINE: &str = "x-deadline-ms";
+/// The caller's span, by W3C's Trace Context.
+const TRACEPARENT: &str = "traceparent";
 /// The longest deadline that is taken: an hour.
 const DEADLINE_MS_MAX: u64 = 3_600_000;
 
 pub(super) fn terms(headers: &HeaderMap) -> Result<Terms, ApiError> {
-    let Some(value) = headers.get(DEADLINE) else { return Ok(Terms::default()) };
+    let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok()).and_then(TraceParent::parse);
+    let Some(value) = headers.get(DEADLINE) else { return Ok(Terms { deadline: None, trace }) };
     let ms = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
     match ms.filter(|ms| (1..=DEADLINE_MS_MAX).contains(ms)) {
-        Some(ms) => Ok(Terms { deadline: Some(Duration::from_millis(ms)) }),
+        Some(ms) => Ok(Terms { deadline: Some(Duration::from_millis(ms)), trace }),
         None => {
             let sent: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
             let message =

@@ -115,11 +115,24 @@ async fn a_seed_decides_a_sampled_answer() {
 #[tokio::test]
 async fn what_is_not_done_is_refused_by_name() {
     let server = Server::start().await;
+    let unknown = server.post("/v1/chat/completions", &chat(json!({ "model": "gpt-9" }))).await.json();
+    assert_eq!(unknown["error"]["code"], "model_not_found");
+    let long = json!({ "messages": [{ "role": "user", "content": "x ".repeat(3000) }] });
+    let long = server.post("/v1/chat/completions", &chat(long)).await.json();
+    assert_eq!(
+        (&long["error"]["code"], &long["error"]["param"]),
+        (&json!("context_length_exceeded"), &Value::Null)
+    );
     for (extra, status, param) in [
         (json!({ "n": 2 }), 400, Some("n")),
-        (json!({ "tools": [{ "type": "function" }] }), 400, Some("tools")),
-        (json!({ "logprobs": true }), 400, Some("logprobs")),
-        (json!({ "response_format": { "type": "json_object" } }), 400, Some("response_format")),
+        (json!({ "tools": [{ "type": "function" }] }), 400, Some("tools[0].function")),
+        (json!({ "logit_bias": { "3": 1 } }), 400, Some("logit_bias")),
+        (json!({ "response_format": { "type": "xml" } }), 400, Some("response_format.type")),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "x" } } } }),
+            400,
+            Some("response_format.json_schema.schema"),
+        ),
         (json!({ "temperature": 3 }), 400, Some("temperature")),
         (json!({ "max_tokens": 0 }), 400, Some("max_tokens")),
         (json!({ "messages": [] }), 400, Some("messages")),

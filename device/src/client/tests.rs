@@ -162,3 +162,9 @@ async fn scenes_are_read_and_checked() {
     let (client, _task) = server(http("200 OK", headers, &bad)).await;
     assert!(matches!(client.scene("doc-qa", None).await, Err(CloudFault::Malformed { .. })));
 }
+
+#[test]
+fn the_trace_is_the_requests_own() {
+    let id = Uuid::parse_str("4bf92f35-77b3-4da6-a3ce-929d0e0e4736").unwrap();
+    assert_eq!(traceparent(id), "00-4bf92f3577b34da6a3ce929d0e0e4736-a3ce929d0e0e4736-01");
+}

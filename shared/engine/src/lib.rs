@@ -23,6 +23,7 @@ pub mod speculation;
 pub mod stop;
 pub mod synthetic;
 pub mod template;
+pub mod token_set;
 pub mod tokenizer;
 pub mod weights;
 
@@ -36,5 +37,6 @@ pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use sampling::{Sampler, SamplingParams};
 pub use scores::{AttentionScores, Capture, HeadId};
 pub use stop::StopStrings;
-pub use template::{ChatTemplate, Message};
+pub use template::{ChatTemplate, Message, ToolChat};
+pub use token_set::TokenSet;
 pub use tokenizer::{TokenId, Tokenizer};

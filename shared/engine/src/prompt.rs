@@ -6,10 +6,14 @@
 //! bytes of the text that it stands for. Templates that trim or inspect a message see the sentinel: the
 //! texts themselves arrive unchanged.
 
+mod tools;
+
 use std::ops::Range;
 
 use crate::template::{ChatTemplate, Message, TemplateError};
 use crate::tokenizer::{TokenId, Tokenizer};
+
+pub use self::tools::{Turn, assemble_with_tools};
 
 /// A piece of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,8 +102,6 @@ pub fn assemble(
     if segments.is_empty() {
         return Err(PromptError::Empty);
     }
-    let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
-    let is_role = |role: &str| (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name);
     if let Some(index) = segments.iter().position(|s| !is_role(s.role)) {
         return Err(PromptError::BadRole { index, len: segments[index].role.len(), max: ROLE_BYTES_MAX });
     }
@@ -130,6 +132,12 @@ pub fn assemble(
     let mut prompt = Prompt { segments: found.collect::<Result<_, _>>()?, ids };
     begin(&mut prompt, tokenizer);
     Ok(prompt)
+}
+
+/// Whether a role is a short name: templates write roles beside control tokens.
+fn is_role(role: &str) -> bool {
+    let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
+    (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name)
 }
 
 /// Messages with sentinels for texts: neighbours of one role share a message.

@@ -4,9 +4,11 @@
 //! sampled before or beside it, on the cloud as on the device. Randomness is keyed by (seed, index of
 //! the answer's token), never drawn from a running generator. NaN logits count as minus infinity.
 //!
-//! Order of the steps, as in llama.cpp's default chain: repetition penalty, top-k, top-p, min-p,
-//! temperature, draw.
+//! Order of the steps, as in llama.cpp's default chain: penalties, top-k, top-p, min-p, temperature,
+//! draw. Where an answer may only go on with some tokens, all others are left out before the first
+//! filter, so that the filters count among those that may come.
 
+use crate::token_set::TokenSet;
 use crate::tokenizer::TokenId;
 
 /// How tokens are chosen.
@@ -22,6 +24,10 @@ pub struct SamplingParams {
     pub min_p: Option<f32>,
     /// Makes tokens of the answer less likely to come again, 0.1 to 10; 1 changes nothing.
     pub repetition_penalty: f32,
+    /// Taken off a token's logit for each time that the answer holds it, -2 to 2; 0 changes nothing.
+    pub frequency_penalty: f32,
+    /// Taken off the logit of every token that the answer holds, -2 to 2; 0 changes nothing.
+    pub presence_penalty: f32,
     /// Keys the randomness together with the token's index.
     pub seed: u64,
 }
@@ -35,6 +41,8 @@ impl Default for SamplingParams {
             top_p: None,
             min_p: None,
             repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
             seed: 0,
         }
     }
@@ -73,6 +81,8 @@ impl SamplingParams {
         };
         within("temperature", self.temperature, 0.0, 100.0)?;
         within("repetition_penalty", self.repetition_penalty, 0.1, 10.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
         self.top_p.map_or(Ok(()), |p| within("top_p", p, f32::MIN_POSITIVE, 1.0))?;
         self.min_p.map_or(Ok(()), |p| within("min_p", p, 0.0, 1.0))?;
         if self.top_k == Some(0) { Err(SamplingError::ZeroTopK) } else { Ok(()) }
@@ -116,15 +126,33 @@ impl Sampler {
     /// If there are no logits: a model has at least one token.
     pub fn sample(&self, logits: &[f32], index: u64, answer_so_far: &[TokenId]) -> TokenId {
         assert!(!logits.is_empty(), "a vocabulary has at least one token");
+        self.choose(self.penalized(logits, answer_so_far), index).unwrap_or(0)
+    }
+
+    /// Like [`Sampler::sample`], among the tokens of `allowed` only; none where all of these have a logit
+    /// of minus infinity.
+    pub fn sample_among(
+        &self,
+        logits: &[f32],
+        index: u64,
+        answer_so_far: &[TokenId],
+        allowed: &TokenSet,
+    ) -> Option<TokenId> {
         let mut candidates = self.penalized(logits, answer_so_far);
+        candidates.retain(|c| allowed.contains(c.id));
+        self.choose(candidates, index)
+    }
+
+    /// Draws from candidates in the order of their ids; none of none.
+    fn choose(&self, mut candidates: Vec<Candidate>, index: u64) -> Option<TokenId> {
         if self.params.temperature == 0.0 {
-            return likeliest(&candidates).map_or(0, |c| c.id);
+            return likeliest(&candidates).map(|c| c.id);
         }
         self.keep_top_k(&mut candidates);
         self.keep_top_p(&mut candidates);
         self.keep_min_p(&mut candidates);
         candidates.sort_unstable_by_key(|c| c.id);
-        let Some(best) = likeliest(&candidates) else { return 0 };
+        let best = likeliest(&candidates)?;
         let scale = 1.0 / f64::from(self.params.temperature);
         let weight = |c: &Candidate| ((f64::from(c.logit) - f64::from(best.logit)) * scale).exp();
         let total: f64 = candidates.iter().map(weight).sum();
@@ -132,37 +160,48 @@ impl Sampler {
         for candidate in &candidates {
             left -= weight(candidate);
             if left < 0.0 {
-                return candidate.id;
+                return Some(candidate.id);
             }
         }
-        best.id // Only rounding of the sum can lead here.
+        Some(best.id) // Only rounding of the sum can lead here.
     }
 
     /// The natural logarithm of a token's probability under the logits as they are (temperature 1, no
     /// penalty, no filter); minus infinity for ids outside them.
     pub fn logprob(&self, logits: &[f32], id: TokenId) -> f32 {
         let Some(&own) = logits.get(id as usize) else { return f32::NEG_INFINITY };
-        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if own.is_nan() || best == f32::NEG_INFINITY {
-            return f32::NEG_INFINITY;
+        log_softmax(logits, own)
+    }
+
+    /// The `count` likeliest tokens under the logits as they are, likeliest first, each with the natural
+    /// logarithm of its probability. Fewer where fewer have one. Cost: `O(v)` and a sort of `count`.
+    pub fn top_logprobs(&self, logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
+        let usable = |&(_, &logit): &(TokenId, &f32)| logit > f32::NEG_INFINITY;
+        let candidate = |(id, &logit): (TokenId, &f32)| Candidate { id, logit };
+        let mut top: Vec<Candidate> = (0..).zip(logits).filter(usable).map(candidate).collect();
+        if count < top.len() {
+            top.select_nth_unstable_by(count, likelier_first);
+            top.truncate(count);
         }
-        let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(l - best).exp()).sum();
-        (f64::from(own - best) - sum.ln()) as f32
+        top.sort_unstable_by(likelier_first);
+        top.into_iter().map(|c| (c.id, log_softmax(logits, c.logit))).collect()
     }
 
     /// All tokens above minus infinity, in the order of their ids, the answer's own made less likely.
     ///
-    /// Source: Keskar 2019, section 4.1, with llama.cpp's reading for negative logits.
+    /// Source: Keskar 2019, section 4.1, with llama.cpp's reading for negative logits; frequency and
+    /// presence as OpenAI's API reference defines them.
     fn penalized(&self, logits: &[f32], answer_so_far: &[TokenId]) -> Vec<Candidate> {
-        let penalty = self.params.repetition_penalty;
+        let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.params;
         let mut logits = std::borrow::Cow::Borrowed(logits);
-        if penalty != 1.0 {
+        if repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0 {
             let mut seen: Vec<TokenId> = answer_so_far.to_vec();
             seen.sort_unstable();
-            seen.dedup();
-            for id in seen {
-                if let Some(logit) = logits.to_mut().get_mut(id as usize) {
-                    *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            for same in seen.chunk_by(|a, b| a == b) {
+                if let Some(logit) = logits.to_mut().get_mut(same[0] as usize) {
+                    let by = repetition_penalty;
+                    *logit = if *logit > 0.0 { *logit / by } else { *logit * by };
+                    *logit -= same.len() as f32 * frequency_penalty + presence_penalty;
                 }
             }
         }
@@ -206,6 +245,16 @@ impl Sampler {
         let least = f64::from(best.logit) + f64::from(min_p).ln();
         candidates.retain(|c| f64::from(c.logit) >= least);
     }
+}
+
+/// The natural logarithm of the softmax at a logit; minus infinity where nothing can come.
+fn log_softmax(logits: &[f32], own: f32) -> f32 {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if own.is_nan() || best == f32::NEG_INFINITY {
+        return f32::NEG_INFINITY;
+    }
+    let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(l - best).exp()).sum();
+    (f64::from(own - best) - sum.ln()) as f32
 }
 
 fn likelier_first(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
@@ -295,6 +344,8 @@ mod tests {
         check_distribution(min_p, &LOGITS, &[], &[0.0, two[0], 0.0, two[1], 0.0]);
         let penalty = SamplingParams { repetition_penalty: 2.0, ..warm(5) };
         check_distribution(penalty, &LOGITS, &[1, 2, 2], &softmax(&[0.3, 1.0, -2.0, 1.5, 1.0]));
+        let frequency = SamplingParams { frequency_penalty: 0.5, presence_penalty: 0.25, ..warm(5) };
+        check_distribution(frequency, &LOGITS, &[1, 2, 2], &softmax(&[0.3, 1.25, -2.25, 1.5, 1.0]));
         let equal = SamplingParams { temperature: 100.0, ..warm(6) };
         check_distribution(equal, &[1.0; 4], &[], &[0.25; 4]);
     }
@@ -321,6 +372,25 @@ mod tests {
         assert_eq!(penalty.sample(&[-1.0, -2.0], 5, &[0]), 1);
         let one = sampler(SamplingParams { top_k: Some(1), ..warm(1) });
         assert_eq!(one.sample(&[2.0, 2.0, 1.0], 0, &[]), 0);
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_drawn() {
+        let allowed: TokenSet = [0, 2, 4].into_iter().collect();
+        let greedy = sampler(SamplingParams::default());
+        assert_eq!(greedy.sample_among(&LOGITS, 0, &[], &allowed), Some(4));
+        assert_eq!(greedy.sample_among(&LOGITS, 0, &[], &TokenSet::new(5)), None);
+        assert_eq!(greedy.sample_among(&[f32::NEG_INFINITY, 1.0], 0, &[], &allowed), None);
+        // Filters count among the allowed: the likeliest of all is not there to fill the nucleus.
+        let top = sampler(SamplingParams { top_k: Some(1), top_p: Some(0.1), ..warm(3) });
+        assert!((0..50).all(|index| top.sample_among(&LOGITS, index, &[], &allowed) == Some(4)));
+        let all: TokenSet = (0..5).collect();
+        for index in 0..200 {
+            let s = sampler(warm(9));
+            assert_eq!(s.sample_among(&LOGITS, index, &[1], &all), Some(s.sample(&LOGITS, index, &[1])));
+            let drawn = s.sample_among(&LOGITS, index, &[], &allowed);
+            assert!(drawn.is_some_and(|id| allowed.contains(id)), "{drawn:?}");
+        }
     }
 
     #[test]
@@ -360,6 +430,11 @@ mod tests {
         assert_eq!(s.logprob(&[f32::NAN, 0.0], 0), f32::NEG_INFINITY);
         assert_eq!(s.logprob(&[f32::NAN, 0.0], 1), 0.0);
         assert_eq!(s.logprob(&[f32::NEG_INFINITY], 0), f32::NEG_INFINITY);
+        let top = s.top_logprobs(&LOGITS, 3);
+        assert_eq!(top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 4]);
+        assert!(top.iter().all(|&(id, logprob)| logprob == s.logprob(&LOGITS, id)));
+        assert_eq!(s.top_logprobs(&[f32::NAN, 0.0, f32::NEG_INFINITY], 5), [(1, 0.0)]);
+        assert!(s.top_logprobs(&LOGITS, 0).is_empty());
     }
 
     #[test]
@@ -383,6 +458,8 @@ mod tests {
         assert!(SamplingParams { top_p: Some(1.1), ..base }.check().is_err());
         assert!(SamplingParams { min_p: Some(-1.0), ..base }.check().is_err());
         assert!(SamplingParams { repetition_penalty: 0.0, ..base }.check().is_err());
+        assert!(SamplingParams { frequency_penalty: 2.1, ..base }.check().is_err());
+        assert!(SamplingParams { presence_penalty: f32::NAN, ..base }.check().is_err());
         let full = SamplingParams { top_k: Some(1), top_p: Some(1.0), min_p: Some(1.0), ..warm(0) };
         assert_eq!(full.check(), Ok(()));
     }

@@ -85,6 +85,17 @@ pub struct Message<'a> {
     pub content: &'a str,
 }
 
+/// A conversation with tools, in the shape that Hugging Face's templates expect: messages are objects
+/// with `role` and `content`, and `tool_calls`, `tool_call_id` or `name` where they have them; tools are
+/// objects with `type` and `function`. Arguments of calls are objects, not text.
+#[derive(Debug, Clone, Copy)]
+pub struct ToolChat<'a> {
+    /// What was said and called.
+    pub messages: &'a [serde_json::Value],
+    /// What may be called; the template sees `none` where there is nothing.
+    pub tools: &'a [serde_json::Value],
+}
+
 /// A checked chat template.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
@@ -124,6 +135,24 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
         on_deep_stack(|| runtime::render(self, messages, add_generation_prompt))
+    }
+
+    /// Lays out a conversation with tools; with `add_generation_prompt`, up to where the model goes on.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with_tools(
+        &self,
+        chat: ToolChat<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        on_deep_stack(|| runtime::render_with_tools(self, chat, add_generation_prompt))
+    }
+
+    /// Whether the template's source has this text: how one recognizes which form of tool calls a model
+    /// was trained on.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 
-use super::{ChatTemplate, Message, TemplateError, methods};
+use super::{ChatTemplate, Message, TemplateError, ToolChat, methods};
 
 /// Steps of a conversation without messages.
 const FUEL_BASE: u64 = 100_000;
@@ -100,20 +100,73 @@ pub(super) fn render(
     messages: &[Message<'_>],
     add_generation_prompt: bool,
 ) -> Result<String, TemplateError> {
-    let input: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
-    let budget = BUDGET_BASE.saturating_add((input as u64).saturating_mul(BUDGET_PER_INPUT_BYTE));
+    let bytes = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+    let pair = |m: &Message<'_>| Value::from_pairs([("role", m.role), ("content", m.content)]);
+    let size = InputSize { items: messages.len(), bytes };
+    let values = messages.iter().map(pair).collect::<Value>();
+    run(template, size, values, Value::from(()), add_generation_prompt)
+}
+
+/// Renders a conversation with tools.
+pub(super) fn render_with_tools(
+    template: &ChatTemplate,
+    chat: ToolChat<'_>,
+    add_generation_prompt: bool,
+) -> Result<String, TemplateError> {
+    let bytes = chat.messages.iter().chain(chat.tools).map(|value| value.to_string().len()).sum();
+    let size = InputSize { items: chat.messages.len() + chat.tools.len(), bytes };
+    let values = |list: &[serde_json::Value]| list.iter().map(from_json).collect::<Value>();
+    let tools = if chat.tools.is_empty() { Value::from(()) } else { values(chat.tools) };
+    run(template, size, values(chat.messages), tools, add_generation_prompt)
+}
+
+/// A value of JSON, its fields in their order.
+fn from_json(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(truth) => Value::from(*truth),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::from(number),
+            (None, Some(number)) => Value::from(number),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(from_json).collect(),
+        Json::Object(fields) => {
+            let pairs = fields.iter().map(|(name, value)| (name.as_str(), from_json(value)));
+            Value::from_pairs(pairs.collect::<Vec<_>>())
+        }
+    }
+}
+
+/// What a template is given, for its limits.
+#[derive(Debug, Clone, Copy)]
+struct InputSize {
+    /// Messages and tools.
+    items: usize,
+    bytes: usize,
+}
+
+fn run(
+    template: &ChatTemplate,
+    size: InputSize,
+    messages: Value,
+    tools: Value,
+    add_generation_prompt: bool,
+) -> Result<String, TemplateError> {
+    let budget = BUDGET_BASE.saturating_add((size.bytes as u64).saturating_mul(BUDGET_PER_INPUT_BYTE));
     let budget = Arc::new(Budget::new(budget));
     let raised = Arc::new(Mutex::new(None));
-    let fuel =
-        (messages.len() as u64).saturating_mul(FUEL_PER_MESSAGE).saturating_add(FUEL_BASE).min(FUEL_MAX);
+    let fuel = (size.items as u64).saturating_mul(FUEL_PER_MESSAGE).saturating_add(FUEL_BASE).min(FUEL_MAX);
     let env = environment(&budget, &raised, fuel);
-    let pair = |m: &Message<'_>| Value::from_pairs([("role", m.role), ("content", m.content)]);
     let context = Value::from_pairs([
-        ("messages", messages.iter().map(pair).collect::<Value>()),
+        ("messages", messages),
         ("add_generation_prompt", Value::from(add_generation_prompt)),
         ("bos_token", Value::from(template.bos.as_str())),
         ("eos_token", Value::from(template.eos.as_str())),
-        ("tools", Value::from(())),
+        ("tools", tools),
         ("documents", Value::from(())),
     ]);
     let rendered = env.template_from_str(&template.source).and_then(|t| t.render(context));

@@ -1,0 +1,113 @@
+//! Tools and the form of the answer, checked.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::super::error::ApiError;
+use super::wire::{FunctionBody, ResponseFormat, ToolBody, ToolChoiceBody};
+use crate::completion::AnswerFormat;
+use crate::tools::{Tool, ToolChoice, ToolUse};
+
+const TOOLS_MAX: usize = 128;
+const NAME_BYTES_MAX: usize = 64;
+
+/// The tools that the answer may call; none where there are none or none may be called.
+pub(super) fn tool_use(
+    tools: Option<Vec<ToolBody>>,
+    choice: Option<ToolChoiceBody>,
+    parallel: Option<bool>,
+) -> Result<Option<ToolUse>, ApiError> {
+    let tools = tools.unwrap_or_default();
+    if tools.len() > TOOLS_MAX {
+        return Err(ApiError::field(
+            "tools",
+            format!("has {} items, at most {TOOLS_MAX} are allowed", tools.len()),
+        ));
+    }
+    let mut names = BTreeSet::new();
+    let mut checked = Vec::with_capacity(tools.len());
+    for (at, tool) in tools.into_iter().enumerate() {
+        let tool = function(at, tool)?;
+        if !names.insert(tool.name.clone()) {
+            return Err(ApiError::field(
+                &format!("tools[{at}].function.name"),
+                "is the name of an earlier tool",
+            ));
+        }
+        checked.push(tool);
+    }
+    let choice = match choice {
+        None => Some(ToolChoice::Auto),
+        Some(ToolChoiceBody::Word(word)) => match word.as_str() {
+            "auto" => Some(ToolChoice::Auto),
+            "none" => None,
+            "required" => Some(ToolChoice::Required),
+            _ => {
+                let want = "must be `auto`, `none`, `required` or a function";
+                return Err(ApiError::field("tool_choice", want));
+            }
+        },
+        Some(ToolChoiceBody::Named(named)) => {
+            if named.kind != "function" {
+                return Err(ApiError::field("tool_choice.type", "only `function` is supported"));
+            }
+            let name =
+                named.function.ok_or_else(|| ApiError::field("tool_choice.function", "is missing"))?.name;
+            if !names.contains(&name) {
+                return Err(ApiError::field("tool_choice.function.name", "is none of the tools"));
+            }
+            Some(ToolChoice::Named(name))
+        }
+    };
+    match choice {
+        Some(ToolChoice::Required) if checked.is_empty() => {
+            Err(ApiError::field("tool_choice", "needs `tools`"))
+        }
+        Some(choice) if !checked.is_empty() => {
+            // Where a call is demanded, one is enough unless more are asked for.
+            let parallel = parallel.unwrap_or(choice == ToolChoice::Auto);
+            Ok(Some(ToolUse { tools: checked, choice, parallel }))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn function(at: usize, tool: ToolBody) -> Result<Tool, ApiError> {
+    let field = |name: &str| format!("tools[{at}].{name}");
+    if tool.kind != "function" {
+        return Err(ApiError::field(&field("type"), "only `function` is supported"));
+    }
+    let function = tool.function.ok_or_else(|| ApiError::field(&field("function"), "is missing"))?;
+    let FunctionBody { name, description, parameters, strict } = function;
+    let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
+    if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.bytes().all(is_name) {
+        return Err(ApiError::field(&field("function.name"), "must be 1 to 64 letters, digits, `_` or `-`"));
+    }
+    let parameters = match parameters {
+        None | Some(Value::Null) => {
+            json!({ "type": "object", "properties": {}, "additionalProperties": false })
+        }
+        Some(schema) if schema.get("type").is_some_and(|kind| kind == "object") => schema,
+        Some(_) => {
+            return Err(ApiError::field(&field("function.parameters"), "must be a schema of type `object`"));
+        }
+    };
+    Ok(Tool { name, description, parameters, strict: strict.unwrap_or(false) })
+}
+
+/// What the answer must be.
+pub(super) fn format(format: Option<ResponseFormat>) -> Result<AnswerFormat, ApiError> {
+    let Some(format) = format else { return Ok(AnswerFormat::Text) };
+    match format.kind.as_str() {
+        "text" => Ok(AnswerFormat::Text),
+        "json_object" => Ok(AnswerFormat::JsonObject),
+        "json_schema" => {
+            let missing = |field| ApiError::field(field, "is missing");
+            let named = format.json_schema.ok_or_else(|| missing("response_format.json_schema"))?;
+            let schema = named.schema.ok_or_else(|| missing("response_format.json_schema.schema"))?;
+            Ok(AnswerFormat::JsonSchema(schema))
+        }
+        _ => Err(ApiError::field("response_format.type", "must be `text`, `json_object` or `json_schema`")),
+    }
+}

@@ -1,0 +1,311 @@
+//! Figures of the running service, as Prometheus reads them.
+//!
+//! Each service has metrics of its own; there is nothing global. Never: holds a prompt, a key, or a label that callers
+//! can make up without bound (scenes beyond the first [`SCENES_MAX`] count as `other`). Always: what [`METRICS`] lists is
+//! all there is.
+
+mod listener;
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+pub use self::listener::listen;
+
+/// Scenes that have a label of their own.
+pub const SCENES_MAX: usize = 100;
+/// The label of all further ones.
+const OTHER: &str = "other";
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// As it is now.
+    Gauge,
+    /// A distribution with these bounds.
+    Histogram(Buckets),
+}
+
+/// Bounds of a histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Buckets {
+    /// Of whole requests and their parts, in seconds.
+    Request,
+    /// Of one token or one operation, in seconds.
+    Step,
+    /// Of tokens.
+    Tokens,
+    /// Of bytes of a mask.
+    Bytes,
+    /// Of shares.
+    Share,
+}
+
+impl Buckets {
+    /// The upper bounds.
+    fn bounds(self) -> &'static [f64] {
+        match self {
+            Buckets::Request => &[
+                0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
+                160.0, 320.0,
+            ],
+            Buckets::Step => {
+                &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0]
+            }
+            Buckets::Tokens => &[
+                1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0,
+                20_000.0, 50_000.0, 100_000.0,
+            ],
+            Buckets::Bytes => &[16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 512.0, 1024.0, 4096.0],
+            Buckets::Share => &[0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
+        }
+    }
+}
+
+/// Every metric: its name, what it is, what it says.
+pub const METRICS: &[(&str, Kind, &str)] = &[
+    ("baton_requests_total", Kind::Counter, "requests that ended, by scene and outcome"),
+    ("baton_requests_running", Kind::Gauge, "requests that hold a slot"),
+    ("baton_requests_waiting", Kind::Gauge, "requests that wait for a slot"),
+    ("baton_prefill_backlog_tokens", Kind::Gauge, "prompt tokens that wait to be computed"),
+    ("baton_prefill_backlog_seconds", Kind::Gauge, "how long the waiting prompt tokens take, as measured"),
+    ("baton_kv_cache_usage_ratio", Kind::Gauge, "share of the KV cache that running requests hold"),
+    ("baton_client_disconnects_total", Kind::Counter, "answers whose reader went away"),
+    ("baton_admission_rejected_total", Kind::Counter, "requests refused for want of room, by reason"),
+    ("baton_time_to_first_token_seconds", Kind::Histogram(Buckets::Request), "arrival to first token"),
+    ("baton_time_per_output_token_seconds", Kind::Histogram(Buckets::Step), "time per token after the first"),
+    ("baton_request_queue_seconds", Kind::Histogram(Buckets::Request), "arrival to slot"),
+    ("baton_request_prefill_seconds", Kind::Histogram(Buckets::Request), "slot to first token"),
+    ("baton_request_decode_seconds", Kind::Histogram(Buckets::Request), "first token to end"),
+    ("baton_request_duration_seconds", Kind::Histogram(Buckets::Request), "arrival to end"),
+    ("baton_request_prompt_tokens", Kind::Histogram(Buckets::Tokens), "tokens of a prompt"),
+    ("baton_request_generation_tokens", Kind::Histogram(Buckets::Tokens), "tokens written for a request"),
+    ("baton_prompt_tokens_total", Kind::Counter, "tokens of all prompts"),
+    ("baton_generation_tokens_total", Kind::Counter, "tokens written"),
+    ("baton_prefix_cache_queries_total", Kind::Counter, "prompt tokens looked for in the prefix cache"),
+    ("baton_prefix_cache_hits_total", Kind::Counter, "prompt tokens found there"),
+    ("baton_assisted_tokens", Kind::Histogram(Buckets::Tokens), "tokens that the cloud was to write (L)"),
+    ("baton_handoffs_total", Kind::Counter, "assisted answers, by how the cloud's part ended"),
+    ("baton_refined_prompt_ratio", Kind::Histogram(Buckets::Share), "share of the prompt that a mask keeps"),
+    ("baton_refined_prompt_tokens", Kind::Histogram(Buckets::Tokens), "prompt tokens that a mask keeps"),
+    ("baton_mask_bytes", Kind::Histogram(Buckets::Bytes), "bytes of a mask"),
+    ("baton_refine_seconds", Kind::Histogram(Buckets::Step), "ranking sentences and encoding the mask"),
+    ("baton_scene_config_generation", Kind::Gauge, "version of each scene in force"),
+    ("baton_db_operation_seconds", Kind::Histogram(Buckets::Step), "operations of the database, by name"),
+    ("baton_build_info", Kind::Gauge, "1, with the version"),
+];
+
+const METADATA: Metadata<'static> = Metadata::new("baton", Level::INFO, Some(module_path!()));
+
+/// The metrics of one service.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    scenes: Mutex<BTreeSet<String>>,
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").field("scenes", &self.scenes).finish_non_exhaustive()
+    }
+}
+
+/// What is in use, read when somebody asks.
+#[derive(Debug, Clone, Default)]
+pub struct Usage {
+    /// Requests that hold a slot.
+    pub running: usize,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Prompt tokens that wait.
+    pub backlog_tokens: usize,
+    /// How long they take.
+    pub backlog_seconds: f64,
+    /// Share of the KV cache that is held.
+    pub kv_usage: f64,
+    /// Prompt tokens looked for in the prefix cache, and found.
+    pub prefix_queries: u64,
+    /// Those found.
+    pub prefix_hits: u64,
+    /// Version of each scene.
+    pub scenes: Vec<(String, u32)>,
+}
+
+/// One request that has ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended<'a> {
+    /// Its scene; none for the chat API.
+    pub scene: Option<&'a str>,
+    /// How it ended: `stop`, `cap`, `cancelled`, `failed`, `expired` or `stopped`.
+    pub outcome: &'static str,
+    /// Its reader went away.
+    pub disconnected: bool,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Tokens written.
+    pub tokens: usize,
+    /// Arrival to slot.
+    pub queue: Duration,
+    /// Slot to first token.
+    pub prefill: Duration,
+    /// First token to end.
+    pub decode: Duration,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// Metrics of a service that has not answered anything.
+    pub fn new() -> Metrics {
+        let mut builder = PrometheusBuilder::new();
+        for (name, kind, _) in METRICS {
+            if let Kind::Histogram(buckets) = kind {
+                let matcher = Matcher::Full((*name).to_owned());
+                builder =
+                    builder.set_buckets_for_metric(matcher, buckets.bounds()).expect("there are bounds");
+            }
+        }
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        for (name, kind, help) in METRICS {
+            let (name, help, unit) = ((*name).into(), (*help).into(), None::<Unit>);
+            match kind {
+                Kind::Counter => recorder.describe_counter(name, unit, help),
+                Kind::Gauge => recorder.describe_gauge(name, unit, help),
+                Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
+            }
+        }
+        let metrics = Metrics { recorder, handle, scenes: Mutex::default() };
+        metrics.gauge("baton_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+        metrics
+    }
+
+    /// A request was refused for want of room.
+    pub fn rejected(&self, reason: &'static str) {
+        self.counter("baton_admission_rejected_total", &[("reason", reason)]).increment(1);
+    }
+
+    /// The first token of an answer went out.
+    pub fn first_token(&self, scene: Option<&str>, since_arrival: Duration) {
+        let scene = self.scene(scene);
+        self.histogram("baton_time_to_first_token_seconds", &[("scene", &scene)]).record(since_arrival);
+    }
+
+    /// A device was promised L tokens.
+    pub fn assisted(&self, scene: &str, assist_tokens: u32) {
+        let scene = self.scene(Some(scene));
+        self.histogram("baton_assisted_tokens", &[("scene", &scene)]).record(f64::from(assist_tokens));
+    }
+
+    /// A mask was made.
+    pub fn refined(&self, scene: Option<&str>, mask: &baton_protocol::MaskEvent, prompt_tokens: usize) {
+        let scene = self.scene(scene);
+        let labels: &[(&'static str, &str)] = &[("scene", &scene)];
+        let kept = f64::from(mask.prompt_ratio);
+        self.histogram("baton_refined_prompt_ratio", labels).record(kept);
+        self.histogram("baton_refined_prompt_tokens", labels).record((kept * prompt_tokens as f64).round());
+        self.histogram("baton_mask_bytes", labels).record(mask.mask_bytes() as f64);
+    }
+
+    /// Ranking and encoding took so long.
+    pub fn refine_elapsed(&self, elapsed: Duration) {
+        self.histogram("baton_refine_seconds", &[]).record(elapsed);
+    }
+
+    /// An operation of the database took so long.
+    pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
+        self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
+    }
+
+    /// A request has ended.
+    pub fn ended(&self, ended: Ended<'_>) {
+        let scene = self.scene(ended.scene);
+        let labels: &[(&'static str, &str)] = &[("scene", &scene)];
+        self.counter("baton_requests_total", &[("scene", &scene), ("outcome", ended.outcome)]).increment(1);
+        if ended.scene.is_some() {
+            self.counter("baton_handoffs_total", &[("outcome", ended.outcome)]).increment(1);
+        }
+        if ended.disconnected {
+            self.counter("baton_client_disconnects_total", &[]).increment(1);
+        }
+        self.counter("baton_prompt_tokens_total", labels).increment(ended.prompt_tokens as u64);
+        self.counter("baton_generation_tokens_total", labels).increment(ended.tokens as u64);
+        self.histogram("baton_request_prompt_tokens", labels).record(ended.prompt_tokens as f64);
+        self.histogram("baton_request_generation_tokens", labels).record(ended.tokens as f64);
+        self.histogram("baton_request_queue_seconds", labels).record(ended.queue);
+        let total = ended.queue + ended.prefill + ended.decode;
+        self.histogram("baton_request_duration_seconds", labels).record(total);
+        if ended.tokens > 0 {
+            self.histogram("baton_request_prefill_seconds", labels).record(ended.prefill);
+            self.histogram("baton_request_decode_seconds", labels).record(ended.decode);
+        }
+        if ended.tokens > 1 {
+            let each = ended.decode.as_secs_f64() / (ended.tokens - 1) as f64;
+            self.histogram("baton_time_per_output_token_seconds", labels).record(each);
+        }
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn render(&self, usage: &Usage) -> String {
+        self.gauge("baton_requests_running", &[]).set(usage.running as f64);
+        self.gauge("baton_requests_waiting", &[]).set(usage.waiting as f64);
+        self.gauge("baton_prefill_backlog_tokens", &[]).set(usage.backlog_tokens as f64);
+        self.gauge("baton_prefill_backlog_seconds", &[]).set(usage.backlog_seconds);
+        self.gauge("baton_kv_cache_usage_ratio", &[]).set(usage.kv_usage);
+        self.counter("baton_prefix_cache_queries_total", &[]).absolute(usage.prefix_queries);
+        self.counter("baton_prefix_cache_hits_total", &[]).absolute(usage.prefix_hits);
+        for (scene, version) in &usage.scenes {
+            let scene = self.scene(Some(scene));
+            self.gauge("baton_scene_config_generation", &[("scene", &scene)]).set(f64::from(*version));
+        }
+        self.handle.run_upkeep();
+        self.handle.render()
+    }
+
+    /// Takes in what was recorded, so that it does not pile up while nobody asks.
+    pub fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// The label of a scene: its own for the first ones.
+    fn scene(&self, scene: Option<&str>) -> String {
+        let Some(scene) = scene else { return String::new() };
+        let mut known = self.scenes.lock().expect("nothing panics while the labels are locked");
+        if !known.contains(scene) {
+            if known.len() >= SCENES_MAX {
+                return OTHER.to_owned();
+            }
+            known.insert(scene.to_owned());
+        }
+        scene.to_owned()
+    }
+
+    fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+        self.recorder.register_counter(&key(name, labels), &METADATA)
+    }
+
+    fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+        self.recorder.register_gauge(&key(name, labels), &METADATA)
+    }
+
+    fn histogram(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
+        self.recorder.register_histogram(&key(name, labels), &METADATA)
+    }
+}
+
+fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
+    let labels: Vec<Label> = labels.iter().map(|&(name, value)| Label::new(name, value.to_owned())).collect();
+    Key::from_parts(name, labels)
+}
+
+#[cfg(test)]
+mod tests;

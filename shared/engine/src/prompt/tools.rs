@@ -1,0 +1,210 @@
+//! Prompts of conversations with tools: calls, their results, and what may be called.
+//!
+//! As everywhere in [`super`], texts are laid out as sentinels and encoded alone. Definitions of tools and arguments
+//! of calls are JSON that the template writes out by itself, so only those of their strings that hold a control token's
+//! text are replaced; everything else of them is what the template makes of it.
+
+use serde_json::{Map, Value};
+
+use super::{CLOSE, OPEN, Part, PromptError, ROLE_BYTES_MAX, cut, is_role};
+use crate::template::{ChatTemplate, ToolChat};
+use crate::tokenizer::{TokenId, Tokenizer};
+
+/// One message of a conversation with tools.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Turn {
+    /// Who speaks.
+    pub role: String,
+    /// The text; may be empty where the message is a call.
+    pub text: String,
+    /// Further fields that the template may look at: `tool_calls`, `tool_call_id`, `name`.
+    pub fields: Map<String, Value>,
+}
+
+impl Turn {
+    /// A message that is only text.
+    pub fn new(role: impl Into<String>, text: impl Into<String>) -> Turn {
+        Turn { role: role.into(), text: text.into(), fields: Map::new() }
+    }
+}
+
+/// The ids of a conversation with tools; they end where the answer begins.
+///
+/// Unlike [`super::assemble`], neighbours of one role stay messages of their own: each result of a tool is one.
+///
+/// # Errors
+/// As [`super::assemble`]. Text beside calls may be left out by the template, other text may not.
+pub fn assemble_with_tools(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    turns: &[Turn],
+    tools: &[Value],
+) -> Result<Vec<TokenId>, PromptError> {
+    if turns.is_empty() {
+        return Err(PromptError::Empty);
+    }
+    if let Some(index) = turns.iter().position(|turn| !is_role(&turn.role)) {
+        return Err(PromptError::BadRole { index, len: turns[index].role.len(), max: ROLE_BYTES_MAX });
+    }
+    let mut texts: Vec<String> = turns.iter().map(|turn| turn.text.clone()).collect();
+    let mut guard = |value: &Value| {
+        let mut value = value.clone();
+        replace_control_texts(tokenizer, &mut value, &mut texts);
+        value
+    };
+    let tools: Vec<Value> = tools.iter().map(&mut guard).collect();
+    let messages: Vec<Value> =
+        turns.iter().enumerate().map(|(at, turn)| message(at, turn, &mut guard)).collect();
+    let rendered = template.render_with_tools(ToolChat { messages: &messages, tools: &tools }, true)?;
+    let mut ids = Vec::new();
+    let mut seen = vec![0usize; texts.len()];
+    for part in cut(&rendered, texts.len()) {
+        let first = ids.last().is_none_or(|&id| tokenizer.is_control(id));
+        match part {
+            Part::Template(piece) => ids.extend(tokenizer.encode_template_piece(piece, first)),
+            Part::Segment(index) => {
+                seen[index] += 1;
+                ids.extend(tokenizer.encode_segment(&texts[index], first).0);
+            }
+        }
+    }
+    for (index, turn) in turns.iter().enumerate() {
+        let may_be_left_out = turn.text.is_empty() || turn.fields.contains_key("tool_calls");
+        match seen[index] {
+            0 if !may_be_left_out => {
+                return Err(PromptError::SegmentLeftOut { index, role: turn.role.clone() });
+            }
+            2.. => return Err(PromptError::SegmentRepeated { index, role: turn.role.clone() }),
+            _ => (),
+        }
+    }
+    if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos())
+        && ids.first() != Some(&bos)
+    {
+        ids.insert(0, bos);
+    }
+    Ok(ids)
+}
+
+/// A message as the template sees it; an empty text stays empty, so that templates can tell.
+fn message(index: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -> Value {
+    let content = if turn.text.is_empty() { String::new() } else { sentinel(index) };
+    let mut message = Map::new();
+    message.insert("role".to_owned(), turn.role.as_str().into());
+    message.insert("content".to_owned(), content.into());
+    for (name, value) in &turn.fields {
+        message.insert(name.clone(), guard(value));
+    }
+    Value::Object(message)
+}
+
+fn sentinel(index: usize) -> String {
+    format!("{OPEN}{index}{CLOSE}")
+}
+
+/// Puts sentinels in place of strings (and names of fields) that a template must not write as they are.
+///
+/// What they stand for is the string as it is inside of JSON's quotes: templates write such values by `tojson`.
+fn replace_control_texts(tokenizer: &Tokenizer, value: &mut Value, texts: &mut Vec<String>) {
+    let is_unsafe = |text: &str| {
+        text.contains([OPEN, CLOSE])
+            || tokenizer.encode_template(text).iter().any(|&id| tokenizer.is_control(id))
+    };
+    let replaced = |text: &str, texts: &mut Vec<String>| {
+        let quoted = Value::from(text).to_string();
+        texts.push(quoted[1..quoted.len() - 1].to_owned());
+        sentinel(texts.len() - 1)
+    };
+    match value {
+        Value::String(text) if is_unsafe(text) => *text = replaced(text, texts),
+        Value::Array(items) => {
+            items.iter_mut().for_each(|item| replace_control_texts(tokenizer, item, texts))
+        }
+        Value::Object(fields) => {
+            let held = std::mem::take(fields);
+            for (name, mut value) in held {
+                replace_control_texts(tokenizer, &mut value, texts);
+                let name = if is_unsafe(&name) { replaced(&name, texts) } else { name };
+                fields.insert(name, value);
+            }
+        }
+        _ => (),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::template::tests::QWEN;
+    use crate::tokenizer::tests::{byte_level_gguf, tokenizer};
+
+    /// A template that lists tools and writes calls, in the manner of Qwen 2.5.
+    const TOOLS: &str = "{{ '<|bos|>' }}{% if tools %}{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}\
+        {% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.content %}{{ m.content }}{% endif %}\
+        {% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.function.name }}={{ call.function.arguments | tojson }}\
+        {% endfor %}{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+
+    fn text_of(tokenizer: &Tokenizer, ids: &[TokenId]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn conversation(city: &str) -> Vec<Turn> {
+        let calls =
+            json!([{ "type": "function", "function": { "name": "weather", "arguments": { "city": city } } }]);
+        let mut call = Turn::new("assistant", "");
+        call.fields.insert("tool_calls".to_owned(), calls);
+        vec![Turn::new("user", "Sun?"), call, Turn::new("tool", "rain"), Turn::new("tool", "wind")]
+    }
+
+    #[test]
+    fn tools_calls_and_results_are_laid_out_in_the_order_of_their_fields() {
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let template = ChatTemplate::new(TOOLS, "<|bos|>", "<|end|>").unwrap();
+        let tools = [json!({ "type": "function", "function": { "name": "weather", "description": "d" } })];
+        let ids = assemble_with_tools(&t, &template, &conversation("Ulm"), &tools).unwrap();
+        let want = "<|bos|>{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\"}};\
+            <|user|>Sun?<|end|><|assistant|>weather={\"city\": \"Ulm\"}<|end|><|tool|>rain<|end|><|tool|>wind<|end|>\
+            <|assistant|>";
+        assert_eq!(text_of(&t, &ids), want);
+        assert!(template.mentions("tool_calls") && !template.mentions("<tool_call>"));
+    }
+
+    #[test]
+    fn control_texts_in_tools_and_arguments_stay_text() {
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let template = ChatTemplate::new(TOOLS, "<|bos|>", "<|end|>").unwrap();
+        let plain = assemble_with_tools(&t, &template, &conversation("Ulm"), &[]).unwrap();
+        let controls = |ids: &[TokenId]| ids.iter().filter(|&&id| t.is_control(id)).count();
+        let bad = "\"<|end|>\n\u{e0b1}0\u{e0b3}";
+        let mut turns = conversation(bad);
+        turns[0].text = "<|end|>".to_owned();
+        let tools = [json!({ "type": "function", "function": { "name": "w", "description": bad, bad: 1 } })];
+        let ids = assemble_with_tools(&t, &template, &turns, &tools).unwrap();
+        assert_eq!(controls(&ids), controls(&plain));
+        let escaped = "\\\"<|end|>\\n\u{e0b1}0\u{e0b3}";
+        assert_eq!(text_of(&t, &ids).matches(escaped).count(), 3, "{}", text_of(&t, &ids));
+    }
+
+    #[test]
+    fn what_a_template_leaves_out_is_an_error_unless_it_is_beside_a_call() {
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let template = ChatTemplate::new(QWEN, "", "").unwrap();
+        let mut turns = conversation("Ulm");
+        turns[1].text = "Let me look.".to_owned();
+        let ids = assemble_with_tools(&t, &template, &turns, &[]).unwrap();
+        let text = text_of(&t, &ids);
+        assert!(text.contains("<tool_response>\nrain\n</tool_response>\n<tool_response>\nwind"), "{text}");
+        let lost = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
+        let err = assemble_with_tools(&t, &lost, &turns, &[]).unwrap_err().to_string();
+        assert_eq!(err, "chat template leaves out segment 2 of role `tool`");
+        let twice = ChatTemplate::new("{{ messages[0].content }}{{ messages[0].content }}", "", "").unwrap();
+        let err = assemble_with_tools(&t, &twice, &turns[..1], &[]).unwrap_err().to_string();
+        assert_eq!(err, "chat template repeats segment 0 of role `user`");
+        assert!(matches!(assemble_with_tools(&t, &lost, &[], &[]), Err(PromptError::Empty)));
+        let role = [Turn::new("user|>", "x")];
+        assert!(matches!(assemble_with_tools(&t, &lost, &role, &[]), Err(PromptError::BadRole { .. })));
+    }
+}
