@@ -6,6 +6,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -50,7 +52,7 @@ fn run(program: impl AsRef<OsStr>, words: &[&OsStr], folder: &Path) -> Result<Ou
 }
 
 fn words<'a>(words: &[&'a str]) -> Vec<&'a OsStr> {
-    words.iter().map(OsStr::new).collect()
+    words.iter().map(|&word| OsStr::new(word)).collect()
 }
 
 /// Python with the locked packages: the folder of its programs.
@@ -82,6 +84,18 @@ fn node() -> Result<PathBuf, String> {
         std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;
     }
     Ok(folder)
+}
+
+/// Whether the service has something at `path`.
+fn is_there(address: &str, path: &str) -> bool {
+    let mut stream = TcpStream::connect(address).expect("the service listens");
+    let head = format!(
+        "GET {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).expect("the service reads");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("the service answers");
+    reply.starts_with("HTTP/1.1 200")
 }
 
 fn skipped(why: &str) {
@@ -140,12 +154,10 @@ async fn openapi_documents_are_true() {
     };
     let service = service().await;
     let base = format!("http://{}", service.address());
-    let client = reqwest::Client::builder().tls_certs_only([]).build().expect("a client without TLS");
     let mut checked = 0;
     for path in DOCUMENTS {
         let url = format!("{base}{path}");
-        let reply = client.get(&url).bearer_auth(KEY).send().await.expect("the service answers");
-        if !reply.status().is_success() {
+        if !is_there(service.address(), path) {
             println!("skipped: clients: this service has no document at {path}");
             continue;
         }
