@@ -128,7 +128,7 @@ async fn python_clients() {
         .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         .output()
         .expect("python runs");
-    check_cases(&output, 19);
+    check_cases(&output, 18);
 }
 
 #[tokio::test]
