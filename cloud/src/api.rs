@@ -1,8 +1,10 @@
 //! The HTTP API: `/v1/scenes`, `/v1/assist`, the OpenAI chat API, health and figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a prompt.
-//! Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`.
+//! Always: every error has an OpenAI-shaped body, every reply carries `x-request-id`, and nothing but health answers a
+//! caller whose key does not allow it.
 
+mod access;
 mod assist;
 mod body;
 mod chat;
@@ -15,13 +17,12 @@ mod sse;
 mod status;
 mod terms;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::extract::{Path, Request};
+use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use baton_protocol::ErrorCode;
@@ -29,11 +30,16 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use self::access::guard;
 use self::body::BodyPool;
 use self::error::ApiError;
 use self::kept::{KeptAnswers, KeptLimits};
+use crate::access::book::KeyPolicy;
+use crate::access::{AccessBook, Gate, Scope};
+use crate::desk::Clock;
 use crate::http::ConflictingLengths;
 use crate::service::CloudService;
+use crate::store::{Store, now_ms};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -75,32 +81,52 @@ impl Default for ApiLimits {
     }
 }
 
+/// Who may ask, and how much.
+#[derive(Debug, Clone)]
+pub struct Access {
+    /// Keys and tenants in force.
+    pub book: AccessBook,
+    /// What tenants use.
+    pub gate: Gate,
+}
+
+impl Access {
+    /// Access by one static key, or none at all: for a service without a database.
+    #[must_use]
+    pub fn with_static_key(key: Option<&str>) -> Access {
+        let book = AccessBook::new(KeyPolicy::OnceThereIsOne, key);
+        Access { book, gate: Gate::new(Clock::monotonic(), now_ms) }
+    }
+}
+
 /// What every handler sees.
 #[derive(Debug, Clone)]
 struct App {
     service: CloudService,
-    key: Option<Arc<str>>,
+    access: Access,
+    store: Option<Store>,
     limits: ApiLimits,
     bodies: BodyPool,
     kept: KeptAnswers,
     document: openapi::Document,
 }
 
-/// All routes over one service; with a key, every request but health must carry it as a bearer token.
-pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Router {
-    let (guarded, mut document) = guarded_routes().split_for_parts();
+/// All routes over one service; every request but health must be one that `access` allows. With a store, health says
+/// whether the database answers.
+pub fn router(service: CloudService, access: Access, store: Option<Store>, limits: ApiLimits) -> Router {
+    let (guarded, mut document) = guarded_routes(&access.book).split_for_parts();
     let (open, open_document) = open_routes().split_for_parts();
     document.merge(open_document);
     let app = App {
         service,
-        key: key.map(Arc::from),
+        access,
+        store,
         limits,
         bodies: BodyPool::new(limits.bodies_bytes_max),
         kept: KeptAnswers::new(KeptLimits::default()),
         document: openapi::Document::new(&document),
     };
     guarded
-        .route_layer(middleware::from_fn_with_state(app.clone(), require_key))
         .merge(open)
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -109,17 +135,22 @@ pub fn router(service: CloudService, key: Option<&str>, limits: ApiLimits) -> Ro
         .with_state(app)
 }
 
-/// Routes that need the key, where there is one.
-fn guarded_routes() -> OpenApiRouter<App> {
+/// Routes that need a key, by the scope that it must have; the lists of models need none.
+fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
+    let guarded = |scope: Option<Scope>, routes: OpenApiRouter<App>| {
+        routes.route_layer(middleware::from_fn_with_state((book.clone(), scope), guard))
+    };
+    let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
+    let assist = OpenApiRouter::default().routes(routes!(assist::assist)).routes(routes!(assist::resume));
+    let chat = OpenApiRouter::default().routes(routes!(chat::complete));
+    let models = OpenApiRouter::default().routes(routes!(status::models)).routes(routes!(status::model));
+    let stats = OpenApiRouter::default().routes(routes!(status::stats));
     OpenApiRouter::with_openapi(openapi::frame())
-        .routes(routes!(scenes::list))
-        .routes(routes!(scenes::show))
-        .routes(routes!(assist::assist))
-        .routes(routes!(assist::resume))
-        .routes(routes!(chat::complete))
-        .routes(routes!(status::models))
-        .routes(routes!(status::model))
-        .routes(routes!(status::stats))
+        .merge(guarded(Some(Scope::ScenesRead), scenes))
+        .merge(guarded(Some(Scope::Assist), assist))
+        .merge(guarded(Some(Scope::Chat), chat))
+        .merge(guarded(None, models))
+        .merge(guarded(Some(Scope::Stats), stats))
 }
 
 /// Routes that anybody may ask.
@@ -145,31 +176,6 @@ async fn no_method(method: Method) -> ApiError {
     ApiError::new(ErrorCode::InvalidRequest, format!("this path does not take {method}")).with_status(405)
 }
 
-/// Lets a request through only with the key, where there is one.
-async fn require_key(State(app): State<App>, request: Request, next: Next) -> Response {
-    match &app.key {
-        Some(key) if !carries_key(request.headers(), key) => {
-            ApiError::new(ErrorCode::Unauthorized, "the API key is missing or wrong").into_response()
-        }
-        _ => next.run(request).await,
-    }
-}
-
-fn carries_key(headers: &HeaderMap, key: &str) -> bool {
-    let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let Some((scheme, sent)) = sent.split_once(' ') else { return false };
-    scheme.eq_ignore_ascii_case("bearer") && equal_in_constant_time(sent.trim().as_bytes(), key.as_bytes())
-}
-
-/// Looks at every byte of the key, so that the time says nothing about how much of it was right.
-fn equal_in_constant_time(sent: &[u8], key: &[u8]) -> bool {
-    let mut difference = u8::from(sent.len() != key.len());
-    for (at, byte) in key.iter().enumerate() {
-        difference |= byte ^ sent.get(at).copied().unwrap_or_default();
-    }
-    std::hint::black_box(difference) == 0
-}
-
 /// Refuses a request whose body two readers may measure differently.
 async fn refuse_conflicting_lengths(request: Request, next: Next) -> Response {
     if request.extensions().get::<ConflictingLengths>().is_some() {
@@ -190,26 +196,4 @@ async fn with_request_id(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_compared_whole() {
-        let check = |value: &str, want: bool| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::AUTHORIZATION, HeaderValue::from_str(value).unwrap());
-            assert_eq!(carries_key(&headers, "secret"), want, "{value}");
-        };
-        check("Bearer secret", true);
-        check("bearer secret", true);
-        check("Bearer secre", false);
-        check("Bearer secrets", false);
-        check("Bearer ", false);
-        check("Basic secret", false);
-        check("secret", false);
-        assert!(!carries_key(&HeaderMap::new(), "secret"));
-    }
 }

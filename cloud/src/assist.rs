@@ -18,7 +18,7 @@ use crate::observe::Observer;
 use crate::planning::{Planned, Situation, Wish, plan};
 use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
 use crate::scene::{Scene, check_mode};
-use crate::scheduler::JobSpec;
+use crate::scheduler::{JobSpec, Share};
 use crate::service::{Inner, ServiceError};
 use crate::stream::AssistStream;
 use crate::trace::TraceParent;
@@ -103,7 +103,8 @@ impl Draft {
             seed: sampling.seed,
         })?;
         let id = inner.desk.new_id();
-        let (sink, stream) = AssistStream::new(id, self.max_tokens);
+        let (sink, mut stream) = AssistStream::new(id, self.max_tokens);
+        stream.set_prompt_tokens(self.prompt.len());
         let tokenizer = inner.model.tokenizer();
         let text = AnswerText {
             tokenizer: tokenizer.clone(),
@@ -120,6 +121,7 @@ impl Draft {
             tail_tokens,
             bytes: 0,
             deadline: None,
+            share: Share::default(),
         };
         let observer = Observer {
             metrics: inner.metrics.clone(),

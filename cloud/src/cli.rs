@@ -1,10 +1,15 @@
 //! The command line of `baton-cloud`.
 
+mod audit;
+mod bootstrap;
 mod calibrate;
+mod keys;
 mod scenes;
+mod tenants;
+mod users;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::Context;
@@ -13,9 +18,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions, file};
 use crate::serve::serve;
+use crate::store::{Database, Store};
 
+pub use self::audit::{AuditAction, AuditCommand};
+pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
+pub use self::keys::{KeyCommand, KeysCommand};
 pub use self::scenes::{SceneCommand, SceneSet};
+pub use self::tenants::{TenantCommand, TenantSet, TenantsCommand};
+pub use self::users::{UserCommand, UsersCommand};
 
 /// The cloud half of Baton: prefills with the full model, says which sentences matter, writes the first tokens.
 #[derive(Debug, Parser)]
@@ -34,8 +45,53 @@ pub enum Command {
     Serve(Box<ServeCommand>),
     /// Read and change what scenes allow: r, xi, L, tau, corrector
     Scenes(scenes::ScenesCommand),
+    /// Make the first admin of the console; refused where there is one
+    Bootstrap(bootstrap::BootstrapCommand),
+    /// Make, list, replace and revoke API keys
+    Keys(keys::KeysCommand),
+    /// Whose requests are counted together, and what they may use
+    Tenants(tenants::TenantsCommand),
+    /// Who may use the admin console
+    Users(users::UsersCommand),
+    /// Who changed what, and whether anybody changed that
+    Audit(audit::AuditCommand),
+    /// Bring the database to the newest schema, and check that every statement fits it
+    Migrate(MigrateCommand),
     /// Find the heads of a model by which its sentences are ranked best
     Calibrate(CalibrateCommand),
+}
+
+/// Where the database is.
+#[derive(Debug, Clone, Args)]
+pub struct DatabaseArgs {
+    /// Where settings are kept: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
+    #[arg(
+        long,
+        global = true,
+        default_value = "./baton-cloud.db",
+        value_name = "DATABASE",
+        env = "BATON_DATABASE",
+        hide_env_values = true
+    )]
+    pub database: String,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl DatabaseArgs {
+    async fn open(&self) -> anyhow::Result<Store> {
+        let database: Database = self.database.parse()?;
+        Store::open(&database).await.context("open the database")
+    }
+}
+
+/// `migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateCommand {
+    /// The database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
 }
 
 /// `serve`.
@@ -75,6 +131,30 @@ pub async fn run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Scenes(command) => {
             start_log(LogForm::Text)?;
             scenes::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Bootstrap(command) => {
+            start_log(LogForm::Text)?;
+            bootstrap::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Keys(command) => {
+            start_log(LogForm::Text)?;
+            keys::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Tenants(command) => {
+            start_log(LogForm::Text)?;
+            tenants::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Users(command) => {
+            start_log(LogForm::Text)?;
+            users::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Audit(command) => {
+            start_log(LogForm::Text)?;
+            audit::run(command, &mut std::io::stdout().lock()).await
+        }
+        Command::Migrate(command) => {
+            start_log(LogForm::Text)?;
+            migrate(&command.database).await
         }
         Command::Calibrate(command) => {
             start_log(LogForm::Text)?;
@@ -118,9 +198,30 @@ fn settings_again(line: &[OsString]) -> anyhow::Result<Config> {
     command.options.check().context("check the settings")
 }
 
+/// A time in UTC, to the minute.
+pub(crate) fn moment(ms: i64) -> String {
+    let moment = jiff::Timestamp::from_millisecond(ms);
+    moment.map_or_else(|_| ms.to_string(), |moment| moment.strftime("%Y-%m-%d %H:%M").to_string())
+}
+
+/// Opening applies migrations: concurrent starts wait for each other.
+async fn migrate(args: &DatabaseArgs) -> anyhow::Result<()> {
+    let store = args.open().await?;
+    let checked = store.check_statements().await.context("check the schema");
+    store.close().await;
+    let statements = checked?;
+    let line = if args.json {
+        serde_json::json!({ "migrated": true, "statements": statements }).to_string()
+    } else {
+        format!("the schema is up to date; {statements} statements fit it")
+    };
+    writeln!(std::io::stdout().lock(), "{line}").context("print")
+}
+
 /// Logs go to standard error, by default from `info` on; `RUST_LOG` says otherwise.
 fn start_log(form: LogForm) -> anyhow::Result<()> {
-    let default = "info";
+    // The database driver says everything that the server remarks.
+    let default = "info,sqlx=warn";
     let filter = EnvFilter::try_from_default_env().or_else(|_| EnvFilter::try_new(default));
     let filter = filter.context("read RUST_LOG")?;
     let log = tracing_subscriber::fmt()

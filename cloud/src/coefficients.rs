@@ -10,6 +10,7 @@ use baton_pacing::refit::DeviceReport;
 use baton_protocol::DeviceInfo;
 
 use crate::cost::Measured;
+use crate::store::DeviceClass;
 
 /// The name under which all devices, or all networks, count together.
 pub const ALL: &str = "";
@@ -38,15 +39,21 @@ pub struct Coefficients {
     pub cloud: Option<Measured>,
     /// Devices by class; [`ALL`] for all together.
     pub devices: BTreeMap<String, Known<DeviceReport>>,
+    /// Devices by class, where somebody has decided what they cost: counts in place of medians.
+    pub decided: BTreeMap<String, DeviceReport>,
     /// What networks add to the time to the first token (round trip, upload, unpacking), in milliseconds, by class;
     /// [`ALL`] for all together.
     pub networks: BTreeMap<String, Known<f64>>,
 }
 
 impl Coefficients {
-    /// What a device of this class usually costs: its class's median, else that of all devices, else the assumption.
+    /// What a device of this class usually costs: what was decided of its class, else its class's median, else that of
+    /// all devices, else the assumption.
     #[must_use]
     pub fn class(&self, class: &str) -> DeviceCost {
+        if let Some(decided) = self.decided.get(class) {
+            return cost(*decided);
+        }
         let known = self.devices.get(class).or_else(|| self.devices.get(ALL));
         cost(known.map_or(DEVICE_ASSUMED, |known| known.value))
     }
@@ -78,6 +85,21 @@ impl Coefficients {
     }
 }
 
+/// What was decided, by class.
+#[must_use]
+pub fn decided(classes: &[DeviceClass]) -> BTreeMap<String, DeviceReport> {
+    let report = |class: &DeviceClass| {
+        let cost = class.settings.cost?;
+        let report = DeviceReport {
+            prefill_ms_per_token: cost.prefill_ms_per_token,
+            prefill_ms_per_token2: cost.prefill_ms_per_token2,
+            decode_ms: cost.decode_ms,
+        };
+        Some((class.id.clone(), report))
+    };
+    classes.iter().filter_map(report).collect()
+}
+
 fn cost(report: DeviceReport) -> DeviceCost {
     DeviceCost {
         prefill_ms_per_token: report.prefill_ms_per_token,
@@ -90,6 +112,7 @@ fn cost(report: DeviceReport) -> DeviceCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::{ClassCost, DeviceClassSettings};
 
     fn known() -> Coefficients {
         let report =
@@ -102,6 +125,7 @@ mod tests {
             networks: [("wifi", 12.0), (ALL, 33.0)]
                 .map(|(name, value)| (name.to_owned(), Known { value, samples: 9 }))
                 .into(),
+            decided: BTreeMap::new(),
         }
     }
 
@@ -124,6 +148,25 @@ mod tests {
         assert_eq!(known().device(None).prefill_ms_per_token, 2.0);
         assert_eq!(known().class("watch").prefill_ms_per_token, 2.0);
         assert_eq!(Coefficients::default().class("watch").prefill_ms_per_token, 2.5);
+    }
+
+    #[test]
+    fn what_was_decided_counts_in_place_of_medians() {
+        let cost = ClassCost { prefill_ms_per_token: 9.0, prefill_ms_per_token2: 0.0, decode_ms: 70.0 };
+        let class = |id: &str, cost| DeviceClass {
+            id: id.into(),
+            revision: 1,
+            settings: DeviceClassSettings { label: String::new(), cost },
+            updated_ms: 0,
+            updated_by: String::new(),
+        };
+        let decided = decided(&[class("tablet", Some(cost)), class("phone", None)]);
+        let known = Coefficients { decided, ..known() };
+        assert_eq!(
+            (known.class("tablet").prefill_ms_per_token, known.class("tablet").decode_ms),
+            (9.0, 70.0)
+        );
+        assert_eq!(known.class("phone").prefill_ms_per_token, 2.0, "only named: all devices' median");
     }
 
     #[test]

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_engine::pace_emulation::{PassCost, PassCostError};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 pub use self::edge::{Edge, EdgeOptions};
+use crate::access::book::KeyPolicy;
 use crate::http::HttpLimits;
 use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
@@ -39,8 +40,14 @@ pub struct ServeOptions {
     /// Where to listen; port 0 takes a free one and prints it
     #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
     pub listen: String,
-    /// Where scenes are kept: a file, sqlite://FILE or :memory:
-    #[arg(long, default_value = "./baton-cloud.db", value_name = "FILE", env = "BATON_DATABASE")]
+    /// Where settings are kept: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
+    #[arg(
+        long,
+        default_value = "./baton-cloud.db",
+        value_name = "DATABASE",
+        env = "BATON_DATABASE",
+        hide_env_values = true
+    )]
     pub database: String,
     /// Name of the model in the API; the default is the file's name
     #[arg(long, value_name = "NAME")]
@@ -86,7 +93,11 @@ pub struct ServeOptions {
     /// Percent of the KV cache that may keep prompts of earlier requests; their room is given up when it is needed
     #[arg(long, default_value = "100", value_name = "PERCENT")]
     pub prefix_cache: u8,
-    /// If set, every request must carry it as a bearer token
+    /// Who may ask. keys: whoever has a key (see `baton-cloud keys`); auto: the same, but on loopback anybody while
+    /// there is no key at all
+    #[arg(long, value_enum, default_value_t = AuthMode::Auto, env = "BATON_AUTH", value_name = "MODE")]
+    pub auth: AuthMode,
+    /// One more key, with every scope, for the tenant `default`: for a service without a database of keys
     #[arg(long, env = "BATON_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Option<String>,
     /// Where Prometheus may ask for /metrics, without a key; off by default; port 0 takes a free one and prints it
@@ -109,6 +120,15 @@ pub struct ServeOptions {
     pub edge: EdgeOptions,
 }
 
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AuthMode {
+    /// On loopback anybody while there is no key; elsewhere a key must be configured.
+    Auto,
+    /// Whoever has a key.
+    Keys,
+}
+
 /// Settings of `serve`, as checked.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -116,7 +136,7 @@ pub struct Config {
     pub model: PathBuf,
     /// Where to listen.
     pub listen: SocketAddr,
-    /// Where scenes are kept.
+    /// Where settings are kept.
     pub database: Database,
     /// Name of the model in the API.
     pub model_name: String,
@@ -142,7 +162,9 @@ pub struct Config {
     pub budget: StepBudget,
     /// Percent of the KV cache that may keep prefixes of no running sequence.
     pub prefix_cache_percent: u8,
-    /// Bearer token that every request must carry.
+    /// Whether every request needs a key.
+    pub keys: KeyPolicy,
+    /// One more key, of the tenant `default`.
     pub api_key: Option<String>,
     /// Where Prometheus may ask.
     pub metrics_listen: Option<SocketAddr>,
@@ -168,7 +190,8 @@ pub enum ConfigError {
     Listen(String),
     /// Open to others without a key.
     #[error(
-        "refusing to listen on {0} without a key: pass --api-key or BATON_API_KEY, or listen on 127.0.0.1"
+        "refusing to listen on {0} without a key: pass --auth keys (and make keys by `baton-cloud keys create`), or \
+         --api-key or BATON_API_KEY, or listen on 127.0.0.1"
     )]
     OpenWithoutKey(SocketAddr),
     /// Traces are sent to a collector beside the service, without TLS.
@@ -211,9 +234,11 @@ impl ServeOptions {
         {
             return Err(ConfigError::Key);
         }
-        if !is_loopback(listen.ip()) && self.api_key.is_none() {
-            return Err(ConfigError::OpenWithoutKey(listen));
-        }
+        let keys = match self.auth {
+            AuthMode::Keys => KeyPolicy::Required,
+            AuthMode::Auto if is_loopback(listen.ip()) || self.api_key.is_some() => KeyPolicy::OnceThereIsOne,
+            AuthMode::Auto => return Err(ConfigError::OpenWithoutKey(listen)),
+        };
         let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let model_name = self.model_name.clone().unwrap_or(stem);
         if !visible(&model_name, 128) {
@@ -250,6 +275,7 @@ impl ServeOptions {
             budget,
             prefix_cache_percent: prefix_cache,
             edge: self.edge.check()?,
+            keys,
             api_key: self.api_key,
             metrics_listen,
             otlp_endpoint: self.otlp_endpoint.clone(),

@@ -15,7 +15,9 @@ use crate::coefficients::Coefficients;
 use crate::cost::{Costs, Measured};
 use crate::job::Job;
 use crate::scheduler::{BacklogBound, Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
+use crate::store::DeviceClass;
 use crate::telemetry::Telemetry;
+use crate::traffic::Traffic;
 
 /// The time since some fixed moment, monotonic; a parameter, so that tests can make time pass as they like.
 #[derive(Clone)]
@@ -60,6 +62,7 @@ struct State {
     arrived: HashMap<JobId, Job>,
     costs: Costs,
     telemetry: Telemetry,
+    traffic: Traffic,
     kv: KvFigures,
     stage: Stage,
 }
@@ -95,7 +98,9 @@ pub(crate) enum NotTaken {
 impl Desk {
     pub(crate) fn new(core: SchedulerCore, costs: Costs, telemetry: Telemetry, clock: Clock) -> Desk {
         let kv = KvFigures { free_tokens: core.stats().kv_tokens, ..KvFigures::default() };
-        let state = State { core, arrived: HashMap::new(), costs, telemetry, kv, stage: Stage::Open };
+        let arrived = HashMap::new();
+        let traffic = Traffic::default();
+        let state = State { core, arrived, costs, telemetry, traffic, kv, stage: Stage::Open };
         Desk { clock, state: Mutex::new(state), wake: Condvar::new(), next_id: AtomicU64::new(1) }
     }
 
@@ -189,6 +194,15 @@ impl Desk {
     /// What is known of devices and networks.
     pub(crate) fn known(&self) -> Arc<Coefficients> {
         self.lock().telemetry.known()
+    }
+
+    /// What devices of these classes cost, in place of what they report.
+    pub(crate) fn set_classes(&self, classes: &[DeviceClass]) {
+        self.lock().telemetry.set_classes(classes);
+    }
+
+    pub(crate) fn traffic<T>(&self, work: impl FnOnce(&mut Traffic) -> T) -> T {
+        work(&mut self.lock().traffic)
     }
 
     /// What is worth keeping for the next start.

@@ -12,7 +12,11 @@
 //! | [`cost`] | medians of the cloud's own passes |
 //! | [`calibrate`] | heads of a model that look at what answers a question |
 //! | [`telemetry`], [`coefficients`] | what devices and networks report, and what it says of their classes |
-//! | [`scene`], [`book`], [`store`] | scenes: checked, in force, in the database |
+//! | [`scene`], [`book`] | scenes: checked, in force |
+//! | [`access`] | tenants, API keys, users: checked, in force, counted |
+//! | [`traffic`] | what requests came to, by minute |
+//! | [`store`] | all of these in the database |
+//! | [`upkeep`] | settings brought in, usage written down |
 //! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
 //! | [`api`], [`http`] | routes; connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
@@ -23,9 +27,11 @@ mod assist;
 mod desk;
 mod job;
 mod observe;
+mod recorder;
 mod refining;
 mod reload;
 
+pub mod access;
 pub mod api;
 pub mod book;
 pub mod calibrate;
@@ -48,6 +54,8 @@ pub mod stream;
 pub mod telemetry;
 pub mod tools;
 pub mod trace;
+pub mod traffic;
+pub mod upkeep;
 pub mod worker;
 
 pub use desk::Clock;

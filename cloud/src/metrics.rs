@@ -97,6 +97,7 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_refine_seconds", Kind::Histogram(Buckets::Step), "ranking sentences and encoding the mask"),
     ("baton_scene_config_generation", Kind::Gauge, "version of each scene in force"),
     ("baton_db_operation_seconds", Kind::Histogram(Buckets::Step), "operations of the database, by name"),
+    ("baton_database_up", Kind::Gauge, "1 while the database answers; 0: settings are the last good ones"),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -187,6 +188,11 @@ impl Metrics {
         let metrics = Metrics { recorder, handle, scenes: Mutex::default() };
         metrics.gauge("baton_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         metrics
+    }
+
+    /// Whether the database answers.
+    pub fn database_up(&self, up: bool) {
+        self.gauge("baton_database_up", &[]).set(if up { 1.0 } else { 0.0 });
     }
 
     /// A request was refused for want of room.

@@ -3,6 +3,8 @@
 //! Never: reads a database or a file; this is the checked type that both the store and the API speak.
 //! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L.
 
+pub mod diff;
+
 use baton_protocol::{Corrector, NumberRange, OutOfRange, SceneInfo, limits};
 use baton_refine::Mode;
 

@@ -17,12 +17,13 @@
 //!
 //! Never: reads a clock, touches the engine, a channel or a random source; allocates KV (it only counts blocks).
 //! Always: a pass fits into the room that the engine has, running sequences <= the slots, one `Close` per accepted
-//! sequence, first come first served (so nobody starves, and the oldest is never preempted), and the last chunk of a
-//! prompt holds its whole scoring window.
+//! sequence, tenants served by their weights and first come first served within each (so nobody starves, and of those
+//! that run the oldest is never preempted), and the last chunk of a prompt holds its whole scoring window.
 
 mod admission;
 mod budget;
 mod core;
+mod fair;
 mod plan;
 mod request;
 
@@ -36,6 +37,22 @@ pub use self::plan::{StepPlan, StepRow};
 /// Names one sequence for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
+
+/// Whose a sequence is, and how much of the slots that is worth beside others that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Names the tenant.
+    pub tenant: u64,
+    /// Its weight, at least 1.
+    pub weight: u32,
+}
+
+impl Default for Share {
+    /// Everybody together.
+    fn default() -> Share {
+        Share { tenant: 0, weight: 1 }
+    }
+}
 
 /// What the scheduler may use at most.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,6 +98,8 @@ pub struct JobSpec {
     pub bytes: usize,
     /// When its first token is no longer of use; none: never.
     pub deadline: Option<Duration>,
+    /// Whose it is.
+    pub share: Share,
 }
 
 /// What happened.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -15,7 +15,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::api;
+use crate::access::{AccessBook, Gate};
+use crate::api::{self, Access};
 use crate::book::SceneBook;
 use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
@@ -23,18 +24,15 @@ use crate::config::Config;
 use crate::desk::Clock;
 use crate::http::tls::Tls;
 use crate::http::{self, Phase};
-use crate::metrics::{self, Metrics};
+use crate::metrics;
 use crate::reload::Reload;
 use crate::service::{CloudService, ServiceOptions};
-use crate::store::Store;
+use crate::store::{Store, now_ms};
 use crate::tools::ChatMessage;
 use crate::trace::Traces;
+use crate::upkeep::Upkeep;
 use crate::worker::Worker;
 
-/// How often the database is asked for newer scenes.
-const SCENES_PERIOD: Duration = Duration::from_secs(1);
-/// How often what was measured is written to the database.
-const COEFFICIENTS_PERIOD: Duration = Duration::from_secs(60);
 /// For the last spans, at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -56,14 +54,19 @@ pub async fn serve(
     let calibration =
         config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
     let store = Store::open(&config.database).await.context("open the database")?;
-    let scenes = SceneBook::new(store.scenes().await.context("read scenes")?);
+    let settings = store.snapshot().await.context("read settings")?;
+    let generation = settings.generation;
     let coefficients = store.coefficients().await.context("read coefficients")?;
     if let Some(cost) = &config.emulation {
         warn!(?cost, "EMULATION: every pass is stretched to the time another machine would need");
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
     let options = options(&config, calibration, coefficients, traces);
-    let (service, worker) = CloudService::new(model, scenes, options).context("set the engine up")?;
+    let (service, worker) =
+        CloudService::new(model, SceneBook::default(), options).context("set the engine up")?;
+    let access = access(&config, &service);
+    let upkeep = upkeep(&store, &service, &access);
+    upkeep.apply(settings);
     let worker = start(worker).context("start the engine's thread")?;
     let listener =
         TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
@@ -81,9 +84,8 @@ pub async fn serve(
     announce(&format!("{scheme}://{address}"), metrics_address, &config.model_name, json)
         .context("print the address")?;
 
-    let refresh = tokio::spawn(keep_fresh(store.clone(), service.clone()));
-    let keep = tokio::spawn(keep_coefficients(store.clone(), service.clone()));
-    let app = api::router(service.clone(), config.api_key.as_deref(), config.edge.api);
+    let upkeep = upkeep.start(generation);
+    let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
     let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
     let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
     let reload = Reload { config, again, service: service.clone(), limits, tls };
@@ -93,13 +95,11 @@ pub async fn serve(
     http::serve(server, phases, || service.stop()).await;
 
     let _ = constraints.await;
-    for task in [refresh, keep, reload, signals].into_iter().chain(scrapes) {
+    for task in [reload, signals].into_iter().chain(scrapes) {
         task.abort();
         let _ = task.await;
     }
-    if let Err(err) = store.keep_coefficients(&service.coefficients()).await {
-        warn!(err = &err as &dyn std::error::Error, "what was measured is not kept");
-    }
+    upkeep.stop().await;
     store.close().await;
     let joined = tokio::task::spawn_blocking(move || worker.join()).await;
     if !matches!(joined, Ok(Ok(()))) {
@@ -112,6 +112,21 @@ pub async fn serve(
     }
     info!("stopped");
     Ok(())
+}
+
+/// Who may ask, as it is configured; keys and tenants come with the settings.
+fn access(config: &Config, service: &CloudService) -> Access {
+    let book = AccessBook::new(config.keys, config.api_key.as_deref());
+    Access { book, gate: Gate::new(service.clock(), now_ms) }
+}
+
+fn upkeep(store: &Store, service: &CloudService, access: &Access) -> Upkeep {
+    Upkeep {
+        store: store.clone(),
+        service: service.clone(),
+        book: access.book.clone(),
+        gate: access.gate.clone(),
+    }
 }
 
 fn options(
@@ -226,50 +241,4 @@ fn announce(url: &str, metrics: Option<SocketAddr>, model: &str, json: bool) -> 
         }
     }
     out.flush()
-}
-
-/// An operation of the database, and how long it took told to the metrics.
-async fn timed<T>(metrics: &Metrics, operation: &'static str, work: impl Future<Output = T>) -> T {
-    let started = Instant::now();
-    let done = work.await;
-    metrics.db_operation(operation, started.elapsed());
-    done
-}
-
-/// Takes newer versions of scenes over; while the database is away, the last good ones stay.
-async fn keep_fresh(store: Store, service: CloudService) {
-    let mut failing = false;
-    loop {
-        tokio::time::sleep(SCENES_PERIOD).await;
-        match timed(service.metrics(), "scenes", store.scenes()).await {
-            Ok(scenes) => {
-                service.scene_book().replace(scenes);
-                failing = false;
-            }
-            Err(err) => {
-                if !failing {
-                    warn!(
-                        err = &err as &dyn std::error::Error,
-                        "scenes cannot be read; the last good ones stay"
-                    );
-                }
-                failing = true;
-            }
-        }
-    }
-}
-
-/// Writes what telemetry says down, so that the next start and `scenes table` know it.
-async fn keep_coefficients(store: Store, service: CloudService) {
-    let mut failing = false;
-    loop {
-        tokio::time::sleep(COEFFICIENTS_PERIOD).await;
-        let coefficients = service.coefficients();
-        let kept =
-            timed(service.metrics(), "keep_coefficients", store.keep_coefficients(&coefficients)).await;
-        if let (Err(err), false) = (&kept, failing) {
-            warn!(err = err as &dyn std::error::Error, "what was measured cannot be kept");
-        }
-        failing = kept.is_err();
-    }
 }

@@ -27,14 +27,17 @@ use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
 use crate::job::Job;
 use crate::metrics::{Metrics, Usage};
 use crate::planning::PlanError;
+use crate::recorder::{self, Recorder};
 use crate::scene::Scene;
 use crate::scheduler::{
-    BacklogBound, Limits, QueueLimit, Refusal, SchedulerCore, SchedulerStats, StepBudget,
+    BacklogBound, Limits, QueueLimit, Refusal, SchedulerCore, SchedulerStats, Share, StepBudget,
 };
+use crate::store::{DeviceClass, now_ms};
 use crate::stream::AssistStream;
 use crate::telemetry::Telemetry;
 use crate::tools::ToolForm;
 use crate::trace::{TraceParent, Traces};
+use crate::traffic::{TrafficKey, TrafficRow};
 use crate::worker::Worker;
 
 /// The largest KV cache that is taken unasked, where one context does not need more.
@@ -125,6 +128,8 @@ pub struct Terms {
     pub deadline: Option<Duration>,
     /// The caller's span.
     pub trace: Option<TraceParent>,
+    /// How the request shares slots with those of other tenants.
+    pub share: Share,
 }
 
 /// Why a request was not accepted.
@@ -321,11 +326,12 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn assist_on(&self, request: &AssistRequest, terms: Terms) -> Result<AssistStream, ServiceError> {
-        let (job, stream) = assist::prepare(&self.inner, request, terms.trace)?;
+        let (job, mut stream) = assist::prepare(&self.inner, request, terms.trace)?;
         self.inner.submit(job, terms)?;
         if let Some(device) = &request.device {
             self.inner.desk.hear(device);
         }
+        stream.watch(Recorder::new(&self.inner.desk, recorder::key(request), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -346,8 +352,9 @@ impl CloudService {
         request: &CompletionRequest,
         terms: Terms,
     ) -> Result<AssistStream, ServiceError> {
-        let (job, stream) = completion::prepare(&self.inner, request, terms.trace)?;
+        let (job, mut stream) = completion::prepare(&self.inner, request, terms.trace)?;
         self.inner.submit(job, terms)?;
+        stream.watch(Recorder::new(&self.inner.desk, TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -448,6 +455,26 @@ impl CloudService {
         self.inner.desk.coefficients()
     }
 
+    /// The service's clock.
+    pub fn clock(&self) -> Clock {
+        self.inner.desk.clock.clone()
+    }
+
+    /// What devices of these classes cost, in place of what they report.
+    pub fn set_classes(&self, classes: &[DeviceClass]) {
+        self.inner.desk.set_classes(classes);
+    }
+
+    /// Sums of requests that the database does not have yet.
+    pub fn unwritten_traffic(&self) -> Vec<TrafficRow> {
+        self.inner.desk.traffic(|traffic| traffic.unwritten())
+    }
+
+    /// The database has these sums.
+    pub fn traffic_written(&self, rows: &[TrafficRow]) {
+        self.inner.desk.traffic(|traffic| traffic.written(rows, now_ms()));
+    }
+
     /// Whether requests are accepted.
     pub fn is_open(&self) -> bool {
         self.inner.desk.stage() == Stage::Open
@@ -494,6 +521,7 @@ impl Inner {
         let deadline = terms.deadline.or(*self.deadline.lock().expect("no holder of this lock panics"));
         job.spec.deadline = deadline.map(|within| job.arrived_at + within);
         job.spec.bytes = job.held_bytes();
+        job.spec.share = terms.share;
         self.desk.submit(job).map_err(|refused| match refused {
             NotTaken::Draining => {
                 self.metrics.rejected("stopping");

@@ -1,34 +1,58 @@
-//! The database: the only module of this program that holds SQL.
+//! The database: the only module of this program that holds SQL. SQLite (the embedded default) or PostgreSQL.
 //!
-//! Scenes are kept as immutable versions, and medians of what devices and networks cost, the newest only. Migrations are compiled in and applied at start.
-//! Never: changes or deletes a version of a scene; stores a prompt or an answer.
-//! Always: whatever is read is checked again, so that a row edited by hand cannot bring settings out of bounds.
+//! Scenes as immutable versions, device classes, tenants, API keys, users and sessions, the audit log, and what is used,
+//! summed up. Migrations are compiled in and applied at start. One type over both databases (see [`db`]): every
+//! statement is written once, in [`sql`].
+//! Never: changes or deletes a version of a scene or a row of the audit log; stores a prompt or an answer; keeps a key,
+//! a password or a session's token (only their hashes).
+//! Always: a change, its audit row and the number that replicas look for are one transaction; whatever is read is
+//! checked again, so that a row edited by hand cannot bring settings out of bounds.
 
+mod audit;
+mod change;
+mod classes;
 mod coefficients;
+mod db;
+mod error;
+mod keys;
+mod migrations;
 mod scenes;
+mod sessions;
+mod snapshot;
+mod sql;
+pub mod testing;
+mod usage;
+mod users;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sqlx::SqlSafeStr;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 
-use crate::scene::SceneError;
+use self::db::Pool;
+
+pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex};
+pub use self::change::Expected;
+pub use self::classes::{DeviceClass, class_json, tenant_json};
+pub use self::error::StoreError;
+pub use self::keys::{NewKey, key_json};
+pub use self::scenes::{Publication, SceneHead, SceneHistory, SceneVersion, VersionState};
+pub use self::sessions::{LoginError, NewSession, SESSION_IDLE_MS, SESSION_MAX_MS, Session};
+pub use self::snapshot::{POLL_POSTGRES, POLL_SQLITE, Snapshot, StoreHealth, Watch};
+pub use self::usage::{DayUsage, SharedUsage, UsageDelta};
+pub use self::users::{UserChange, user_json};
 
 /// Connections of a file database; readers run beside one writer.
-const CONNECTIONS_MAX: u32 = 4;
+const SQLITE_CONNECTIONS_MAX: u32 = 4;
+/// Connections to a server, one of which listens.
+const POSTGRES_CONNECTIONS_MAX: u32 = 8;
 /// How long a writer waits for another program's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-
-const MIGRATIONS: [(i64, &str, &str); 5] = [
-    (1, "scenes", include_str!("../../migrations/sqlite/0001_scenes.sql")),
-    (2, "seed scenes", include_str!("../../migrations/sqlite/0002_seed_scenes.sql")),
-    (3, "scene refine mode", include_str!("../../migrations/sqlite/0003_scene_refine_mode.sql")),
-    (4, "scene tolerance", include_str!("../../migrations/sqlite/0004_scene_tolerance.sql")),
-    (5, "coefficients", include_str!("../../migrations/sqlite/0005_coefficients.sql")),
-];
+/// How long a statement waits for a connection to a server.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where the database is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,69 +61,25 @@ pub enum Database {
     Memory,
     /// A SQLite file, made if it is missing.
     File(PathBuf),
+    /// A PostgreSQL server.
+    Postgres(PostgresUrl),
+}
+
+/// The address of a PostgreSQL database; may hold a password, which is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresUrl(String);
+
+impl std::fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("PostgresUrl").field(&without_password(&self.0)).finish()
+    }
 }
 
 /// An open database with all migrations applied.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pool: SqlitePool,
-}
-
-/// What the database cannot do.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The address names something else than SQLite.
-    #[error("database `{0}` is not supported: pass a file, `sqlite://FILE` or `:memory:`")]
-    Address(String),
-    /// It does not open.
-    #[error("open database `{path}`")]
-    Open {
-        /// Its file.
-        path: String,
-        /// Why.
-        #[source]
-        err: sqlx::Error,
-    },
-    /// A migration fails, or the file was made by a newer program.
-    #[error("migrate the database")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
-    /// A statement fails.
-    #[error("{doing}")]
-    Query {
-        /// What was tried.
-        doing: &'static str,
-        /// Why it failed.
-        #[source]
-        err: sqlx::Error,
-    },
-    /// There is no such scene.
-    #[error("scene `{0}` does not exist")]
-    UnknownScene(String),
-    /// Somebody else made a version meanwhile.
-    #[error("scene `{id}` is at version {current}, expected {expected}")]
-    VersionConflict {
-        /// The scene.
-        id: String,
-        /// The version the change was based on.
-        expected: u32,
-        /// The version there is.
-        current: u32,
-    },
-    /// A setting is out of its bounds.
-    #[error(transparent)]
-    Scene(#[from] SceneError),
-    /// A row holds a value that no version of this program writes.
-    #[error("scene `{id}` version {version}: column `{column}` holds {value}")]
-    Row {
-        /// The scene.
-        id: String,
-        /// Its version.
-        version: i64,
-        /// The column.
-        column: &'static str,
-        /// What it holds.
-        value: String,
-    },
+    pool: Pool,
+    shared: Arc<snapshot::Shared>,
 }
 
 impl FromStr for Database {
@@ -107,8 +87,15 @@ impl FromStr for Database {
 
     fn from_str(text: &str) -> Result<Database, StoreError> {
         let path = match text.split_once("://") {
+            Some(("postgres" | "postgresql", _)) => {
+                let parsed: Result<PgConnectOptions, _> = text.parse();
+                let address = || StoreError::Address(without_password(text));
+                return parsed
+                    .map(|_| Database::Postgres(PostgresUrl(text.to_owned())))
+                    .map_err(|_| address());
+            }
             Some(("sqlite", path)) => path,
-            Some(_) => return Err(StoreError::Address(text.to_owned())),
+            Some(_) => return Err(StoreError::Address(without_password(text))),
             None => text.strip_prefix("sqlite:").unwrap_or(text),
         };
         match path {
@@ -119,34 +106,54 @@ impl FromStr for Database {
     }
 }
 
+/// An address that may be printed.
+fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let rest = match rest.rsplit_once('@') {
+        Some((who, place)) => {
+            let user = who.split_once(':').map_or(who, |(user, _)| user);
+            format!("{user}@{place}")
+        }
+        None => rest.to_owned(),
+    };
+    // A password may also be an option.
+    let rest = rest.split_once("password=").map_or(rest.as_str(), |(before, _)| before);
+    format!("{scheme}://{rest}")
+}
+
+impl Database {
+    fn shown(&self) -> String {
+        match self {
+            Database::Memory => ":memory:".to_owned(),
+            Database::File(path) => path.display().to_string(),
+            Database::Postgres(PostgresUrl(url)) => without_password(url),
+        }
+    }
+}
+
 impl Store {
-    /// Opens the database and brings it to the newest schema.
+    /// Opens the database and brings it to the newest schema. Several programs may do so at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Open`] where the file cannot be opened or made, [`StoreError::Migrate`] where it was made by a
-    /// newer program or one of its migrations was changed.
+    /// [`StoreError::Open`] where the file cannot be opened or made or the server does not answer,
+    /// [`StoreError::Migrate`] where a SQLite file was made by a newer program or a migration was changed.
     pub async fn open(database: &Database) -> Result<Store, StoreError> {
-        let (path, options, pool) = match database {
-            Database::Memory => {
-                // One connection that is never closed: each connection would have a memory of its own.
-                let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
-                (Path::new(":memory:"), SqliteConnectOptions::new().in_memory(true), pool)
-            }
-            Database::File(path) => {
-                let options = SqliteConnectOptions::new()
-                    .filename(path)
-                    .create_if_missing(true)
-                    .journal_mode(SqliteJournalMode::Wal)
-                    .busy_timeout(BUSY_TIMEOUT);
-                (path.as_path(), options, SqlitePoolOptions::new().max_connections(CONNECTIONS_MAX))
-            }
-        };
-        let pool = pool
-            .connect_with(options)
-            .await
-            .map_err(|err| StoreError::Open { path: path.display().to_string(), err })?;
-        migrator().run(&pool).await.map_err(StoreError::Migrate)?;
-        Ok(Store { pool })
+        let pool =
+            connect(database).await.map_err(|err| StoreError::Open { address: database.shown(), err })?;
+        migrations::run(&pool).await?;
+        Ok(Store { pool, shared: snapshot::shared() })
+    }
+
+    /// Has the database prepare every statement of this program: none refers to what the schema does not have.
+    /// Returns how many there are.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] for the first that does not fit.
+    pub async fn check_statements(&self) -> Result<usize, StoreError> {
+        for statement in sql::ALL {
+            self.pool.prepare(statement).await?;
+        }
+        Ok(sql::ALL.len())
     }
 
     /// Closes every connection.
@@ -155,11 +162,38 @@ impl Store {
     }
 }
 
-fn migrator() -> Migrator {
-    let migrations = MIGRATIONS.iter().map(|&(version, description, sql)| {
-        Migration::new(version, description.into(), MigrationType::Simple, sql.into_sql_str(), false)
-    });
-    Migrator::with_migrations(migrations.collect())
+async fn connect(database: &Database) -> Result<Pool, sqlx::Error> {
+    Ok(match database {
+        Database::Memory => {
+            // One connection that is never closed: each connection would have a memory of its own.
+            let options = SqliteConnectOptions::new().in_memory(true);
+            let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+            Pool::Sqlite(pool.connect_with(options).await?)
+        }
+        Database::File(path) => {
+            let options = SqliteConnectOptions::new()
+                .filename(path)
+                .create_if_missing(true)
+                .journal_mode(SqliteJournalMode::Wal)
+                .busy_timeout(BUSY_TIMEOUT);
+            let pool = SqlitePoolOptions::new().max_connections(SQLITE_CONNECTIONS_MAX);
+            Pool::Sqlite(pool.connect_with(options).await?)
+        }
+        Database::Postgres(PostgresUrl(url)) => {
+            let options: PgConnectOptions = url.parse()?;
+            let pool = PgPoolOptions::new()
+                .max_connections(POSTGRES_CONNECTIONS_MAX)
+                .acquire_timeout(ACQUIRE_TIMEOUT);
+            Pool::Postgres(pool.connect_with(options.application_name("baton-cloud")).await?)
+        }
+    })
+}
+
+/// The time, in milliseconds since 1970 (UTC).
+#[must_use]
+pub fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -175,26 +209,25 @@ mod tests {
         check("./a.db", Some(Database::File("./a.db".into())));
         check("sqlite://./a.db", Some(Database::File("./a.db".into())));
         check("sqlite:///var/a.db", Some(Database::File("/var/a.db".into())));
-        check("postgres://host/db", None);
+        for url in ["postgres://u:p@host/db", "postgresql:///db?host=/run/pg", "postgres://%2Frun%2Fpg/db"] {
+            check(url, Some(Database::Postgres(PostgresUrl(url.into()))));
+        }
+        check("mysql://host/db", None);
         check("", None);
         check("sqlite://", None);
     }
 
-    #[tokio::test]
-    async fn the_database_itself_refuses_to_change_a_version() {
-        let store = Store::open(&Database::Memory).await.unwrap();
-        for (sql, want) in [
-            ("UPDATE scene_versions SET xi = 0.5 WHERE id = 'chat'", "never changes"),
-            ("DELETE FROM scene_versions", "never deleted"),
-            (
-                "INSERT INTO scene_versions (id, version, system, question_prefix, xi, assist_floor, tau_ms, \
-                 corrector, refine) VALUES ('x', 1, '', '', 2.0, 1, 100.0, 'cloud', 1)",
-                "CHECK constraint failed",
-            ),
-        ] {
-            let err = sqlx::query(sql).execute(&store.pool).await.unwrap_err().to_string();
-            assert!(err.contains(want), "{sql}: {err}");
-        }
-        assert_eq!(store.scenes().await.unwrap().len(), 3);
+    #[test]
+    fn passwords_are_not_shown() {
+        let check = |url: &str, want: &str| {
+            let database: Database = url.parse().unwrap();
+            assert_eq!(database.shown(), want);
+            assert!(!format!("{database:?}").contains("secret"), "{database:?}");
+        };
+        check("postgres://ann:secret@host:5433/db", "postgres://ann@host:5433/db");
+        check("postgres://ann:sec@secret@host/db", "postgres://ann@host/db");
+        check("postgres://host/db?password=secret", "postgres://host/db?");
+        let err = "mysql://ann:secret@host/db".parse::<Database>().unwrap_err().to_string();
+        assert!(err.starts_with("database `mysql://ann@host/db` is not supported"), "{err}");
     }
 }

@@ -57,6 +57,12 @@ impl EventSink {
     }
 }
 
+/// Sees every event of an answer when its reader gets it; dropped with the stream.
+pub trait StreamWatch: Send + std::fmt::Debug {
+    /// The next event.
+    fn event(&mut self, event: &AssistEvent);
+}
+
 /// The reading end of one answer.
 #[derive(Debug)]
 pub struct AssistStream {
@@ -64,6 +70,8 @@ pub struct AssistStream {
     batches: mpsc::Receiver<Batch>,
     ready: VecDeque<AssistEvent>,
     cancel: CancelFlag,
+    prompt_tokens: u64,
+    watches: Vec<Box<dyn StreamWatch>>,
 }
 
 impl AssistStream {
@@ -72,7 +80,17 @@ impl AssistStream {
         let (sender, batches) = mpsc::channel(max_tokens + BATCHES_BESIDES_TOKENS);
         let cancel = CancelFlag::default();
         let sink = EventSink { batches: sender, cancel: cancel.clone() };
-        (sink, AssistStream { id, batches, ready: VecDeque::new(), cancel })
+        (
+            sink,
+            AssistStream {
+                id,
+                batches,
+                ready: VecDeque::new(),
+                cancel,
+                prompt_tokens: 0,
+                watches: Vec::new(),
+            },
+        )
     }
 
     /// The sequence's name in the scheduler.
@@ -80,9 +98,23 @@ impl AssistStream {
         self.id
     }
 
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    pub(crate) fn set_prompt_tokens(&mut self, tokens: usize) {
+        self.prompt_tokens = tokens as u64;
+    }
+
     /// Asks for an early end; an `end` event with reason `cancelled` follows.
     pub fn cancel(&self) {
         self.cancel.set();
+    }
+
+    /// Shows every further event to `watch`, which lives as long as the stream.
+    pub fn watch(&mut self, watch: impl StreamWatch + 'static) {
+        self.watches.push(Box::new(watch));
     }
 
     /// The next event; none after the last one.
@@ -90,7 +122,7 @@ impl AssistStream {
         if self.ready.is_empty() {
             self.ready.extend(self.batches.recv().await?);
         }
-        self.ready.pop_front()
+        self.pop()
     }
 
     /// Everything that belongs into the next packet; none after the last one.
@@ -102,6 +134,9 @@ impl AssistStream {
         while let Ok(more) = self.batches.try_recv() {
             batch.extend(more);
         }
+        for event in &batch {
+            self.show(event);
+        }
         Some(batch)
     }
 
@@ -112,7 +147,19 @@ impl AssistStream {
         {
             self.ready.extend(batch);
         }
-        self.ready.pop_front()
+        self.pop()
+    }
+
+    fn pop(&mut self) -> Option<AssistEvent> {
+        let event = self.ready.pop_front()?;
+        self.show(&event);
+        Some(event)
+    }
+
+    fn show(&mut self, event: &AssistEvent) {
+        for watch in &mut self.watches {
+            watch.event(event);
+        }
     }
 }
 

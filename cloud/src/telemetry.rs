@@ -10,8 +10,9 @@ use std::sync::Arc;
 use baton_pacing::refit::{DeviceReport, class_median, median};
 use baton_protocol::DeviceInfo;
 
-use crate::coefficients::{ALL, Coefficients, Known};
+use crate::coefficients::{ALL, Coefficients, Known, decided};
 use crate::cost::Measured;
+use crate::store::DeviceClass;
 
 /// Reports of one class that a median is taken over.
 pub const SAMPLES: usize = 256;
@@ -68,6 +69,11 @@ impl Telemetry {
                 }
             }
         }
+    }
+
+    /// What somebody decided that devices of these classes cost; takes the place of what was decided before.
+    pub fn set_classes(&mut self, classes: &[DeviceClass]) {
+        Arc::make_mut(&mut self.known).decided = decided(classes);
     }
 
     /// What is known of devices and networks now.

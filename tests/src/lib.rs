@@ -5,6 +5,7 @@
 
 pub mod demo;
 pub mod pair;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod question;

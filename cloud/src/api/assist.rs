@@ -1,5 +1,6 @@
 //! `POST /v1/assist`: one request, one event stream; `GET /v1/assist/{id}`: the same stream taken up again.
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName};
@@ -11,7 +12,9 @@ use super::error::ApiError;
 use super::kept::Owner;
 use super::openapi::{AssistBody, ErrorReply};
 use super::sse::{self, Encode, Source};
-use super::{App, PathId, body, path_id, terms};
+use super::{App, PathId, access, body, path_id, terms};
+use crate::access::Caller;
+use crate::service::Terms;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -34,10 +37,12 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 )]
 pub(super) async fn assist(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let terms = terms::terms(&headers)?;
+    let permit = access::admit(&app, &caller)?;
+    let terms = Terms { share: caller.share(), ..terms::terms(&headers)? };
     let bytes = body::read(&headers, body, &app).await?;
     let owner = Owner::of(&headers);
     let (service, kept) = (app.service.clone(), app.kept.clone());
@@ -48,7 +53,8 @@ pub(super) async fn assist(
         if let Some(reader) = kept.find(owner, request.request_id, None) {
             return Ok(Source::Kept(reader));
         }
-        let answer = service.assist_on(&request, terms)?;
+        let mut answer = service.assist_on(&request, terms)?;
+        access::charge(permit, &mut answer);
         if !request.resume {
             return Ok(Source::Live(answer));
         }

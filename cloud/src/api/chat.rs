@@ -5,11 +5,11 @@
 
 mod reply;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use baton_protocol::{AssistEvent, EndReason, ErrorCode};
 use serde_json::{Value, json};
 
@@ -18,7 +18,9 @@ use super::chat_request::{self, ChatWork};
 use super::error::{ApiError, openai_body};
 use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
-use super::{App, body, terms};
+use super::{App, access, body, terms};
+use crate::access::Caller;
+use crate::service::Terms;
 use crate::stream::AssistStream;
 
 /// Answers a chat.
@@ -42,14 +44,16 @@ use crate::stream::AssistStream;
 )]
 pub(super) async fn complete(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(app, &headers, body).await.map_err(ApiError::for_openai)
+    answer(app, &caller, &headers, body).await.map_err(ApiError::for_openai)
 }
 
-async fn answer(app: App, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
-    let terms = terms::terms(headers)?;
+async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+    let permit = access::admit(&app, caller)?;
+    let terms = Terms { share: caller.share(), ..terms::terms(headers)? };
     let bytes = body::read(headers, body, &app).await?;
     let service = app.service.clone();
     // Parsing, tokenizing and compiling a schema take milliseconds: not on a thread of the runtime.
@@ -61,8 +65,9 @@ async fn answer(app: App, headers: &HeaderMap, body: Body) -> Result<Response, A
         };
         Ok::<_, ApiError>((request, answer))
     });
-    let (request, answer) =
+    let (request, mut answer) =
         accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
+    access::charge(permit, &mut answer);
     let head = Head::new(app.service.model_name());
     let reply = Reply::new(&app.service, &request.work);
     if !request.stream {

@@ -14,8 +14,10 @@ use super::openapi::{ErrorReply, Health, ModelCard, ModelList, Stats};
 use super::{App, PathId, path_id};
 use crate::coefficients::{ALL, Known};
 use crate::service::ServiceError;
+use crate::store::{Store, now_ms};
 
-/// The process lives; where it does not answer so, it must be started again.
+/// The process lives; where it does not answer so, it must be started again. While the database is away it is
+/// `degraded`: answers go on by the last good settings, changes wait.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -30,7 +32,13 @@ pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiErr
     if app.service.has_failed() {
         return Err(ApiError::new(ErrorCode::Unavailable, "the engine has failed"));
     }
-    Ok(Json(json!({ "status": "ok" })))
+    let health = app.store.as_ref().map(Store::health);
+    let away_since_ms = health.and_then(|health| health.away_since_ms);
+    let away_s = away_since_ms.map(|since| (now_ms() - since).max(0) / 1000);
+    Ok(Json(match away_s {
+        None => json!({ "status": "ok" }),
+        Some(seconds) => json!({ "status": "degraded", "database": "away", "database_away_s": seconds }),
+    }))
 }
 
 /// New requests are accepted.

@@ -18,10 +18,10 @@ const DEADLINE_MS_MAX: u64 = 3_600_000;
 
 pub(super) fn terms(headers: &HeaderMap) -> Result<Terms, ApiError> {
     let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok()).and_then(TraceParent::parse);
-    let Some(value) = headers.get(DEADLINE) else { return Ok(Terms { deadline: None, trace }) };
+    let Some(value) = headers.get(DEADLINE) else { return Ok(Terms { trace, ..Terms::default() }) };
     let ms = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
     match ms.filter(|ms| (1..=DEADLINE_MS_MAX).contains(ms)) {
-        Some(ms) => Ok(Terms { deadline: Some(Duration::from_millis(ms)), trace }),
+        Some(ms) => Ok(Terms { deadline: Some(Duration::from_millis(ms)), trace, ..Terms::default() }),
         None => {
             let sent: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
             let message =

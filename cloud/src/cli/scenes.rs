@@ -1,9 +1,10 @@
-//! `scenes list|show|set|table|explain|fit-xi`: what each kind of question may cost, and why.
+//! `scenes list|show|set|…`: what each kind of question may cost, and why.
 
 mod explain;
 mod figures;
 mod fit;
 mod table;
+mod versions;
 
 use std::io::Write;
 
@@ -13,31 +14,31 @@ use baton_refine::Mode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::DatabaseArgs;
+use crate::access::Actor;
 use crate::scene::{Scene, SceneSettings};
-use crate::store::{Database, Store, StoreError};
+use crate::store::{Store, StoreError};
 
 pub use self::explain::ExplainArgs;
 pub use self::fit::FitXi;
 pub use self::table::TableArgs;
+pub use self::versions::{Diffing, Publishing};
 
 /// `scenes`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    baton-cloud scenes draft doc-qa --xi 0.3 --tau-ms 80     nobody sees it yet\n  \
+    baton-cloud scenes diff doc-qa                           in force against draft\n  \
+    baton-cloud scenes publish doc-qa --note \"tighter xi\"\n  \
+    baton-cloud scenes rollback doc-qa --to 3\n  \
+    baton-cloud scenes explain doc-qa                        why r and L are what they are")]
 pub struct ScenesCommand {
     /// What to do with them.
     #[command(subcommand)]
     pub command: SceneCommand,
-    /// Where scenes are kept: a file, sqlite://FILE or :memory:
-    #[arg(
-        long,
-        global = true,
-        default_value = "./baton-cloud.db",
-        value_name = "FILE",
-        env = "BATON_DATABASE"
-    )]
-    pub database: String,
-    /// Print JSON
-    #[arg(long, global = true)]
-    pub json: bool,
+    /// The database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
 }
 
 /// What to do with scenes.
@@ -50,8 +51,30 @@ pub enum SceneCommand {
         /// Its id
         id: String,
     },
-    /// Add a version with these changes; a new id starts from the defaults
+    /// Add a version with these changes and bring it into force at once; a new id starts from the defaults
     Set(Box<SceneSet>),
+    /// Write these changes as a draft, which no request sees before it is published
+    Draft(Box<SceneSet>),
+    /// Bring the draft into force, on every replica within 2 s
+    Publish(Publishing),
+    /// Give the draft up
+    Discard(Publishing),
+    /// Bring an older version back, as a copy with a new number
+    Rollback {
+        /// Which scene.
+        #[command(flatten)]
+        scene: Publishing,
+        /// The version to go back to
+        #[arg(long, value_name = "VERSION")]
+        to: u32,
+    },
+    /// What differs between two versions, field by field
+    Diff(Diffing),
+    /// Every version of a scene, and when which was in force
+    History {
+        /// Its id
+        id: String,
+    },
     /// r and L for every scene, class of devices, length of prompt and class of networks
     Table(Box<TableArgs>),
     /// Which bound decides L of one request, and what would relax it
@@ -153,12 +176,11 @@ impl SceneSet {
 }
 
 pub(super) async fn run(command: ScenesCommand, out: &mut impl Write) -> anyhow::Result<()> {
-    let database: Database = command.database.parse()?;
-    let store = Store::open(&database).await.context("open the database")?;
+    let store = command.database.open().await?;
     let done = perform(&store, command.command).await;
     store.close().await;
     let shown = done?;
-    if command.json {
+    if command.database.json {
         let value = match &shown {
             Shown::One(scene) => value(scene),
             Shown::All(scenes) => scenes.iter().map(value).collect(),
@@ -186,10 +208,16 @@ async fn perform(store: &Store, command: SceneCommand) -> anyhow::Result<Shown> 
         SceneCommand::List => Shown::All(current(store.scenes().await?)),
         SceneCommand::Show { id } => Shown::One(Box::new(store.scene(&id).await?)),
         SceneCommand::Set(set) => Shown::One(Box::new(change(store, *set).await?)),
+        SceneCommand::Draft(set) => versions::draft(store, *set).await?,
+        SceneCommand::Publish(args) => versions::publish(store, &args).await?,
+        SceneCommand::Discard(args) => versions::discard(store, &args).await?,
+        SceneCommand::Rollback { scene, to } => versions::roll_back(store, &scene, to).await?,
+        SceneCommand::Diff(args) => versions::diff(store, &args).await?,
+        SceneCommand::History { id } => versions::history(store, &id).await?,
         SceneCommand::Table(args) => {
             let mut scenes = current(store.scenes().await?);
             if let Some(unknown) = args.ids.iter().find(|id| scenes.iter().all(|scene| &scene.id != *id)) {
-                return Err(StoreError::UnknownScene(unknown.clone()).into());
+                return Err(StoreError::Unknown { what: "scene", id: unknown.clone() }.into());
             }
             scenes.retain(|scene| args.ids.is_empty() || args.ids.contains(&scene.id));
             let table = table::table(&args, &scenes, &store.coefficients().await?)?;
@@ -211,10 +239,10 @@ async fn change(store: &Store, set: SceneSet) -> Result<Scene, StoreError> {
     let (id, expected) = (set.id.clone(), set.if_version);
     let settings = match store.scene(&id).await {
         Ok(scene) => scene.settings,
-        Err(StoreError::UnknownScene(_)) => SceneSettings::with_system(""),
+        Err(StoreError::Unknown { .. }) => SceneSettings::with_system(""),
         Err(err) => return Err(err),
     };
-    store.add_scene_version(&id, set.apply(settings), expected).await
+    store.set_scene(&id, &set.apply(settings), "", expected.into(), &Actor::cli()).await
 }
 
 /// The last version of each scene, of all versions in order.
@@ -230,22 +258,11 @@ fn current(scenes: Vec<Scene>) -> Vec<Scene> {
 }
 
 fn value(scene: &Scene) -> Value {
-    let settings = &scene.settings;
-    json!({
-        "id": scene.id,
-        "version": scene.version,
-        "system": settings.system,
-        "question_prefix": settings.question_prefix,
-        "ratio": settings.ratio,
-        "xi": settings.xi,
-        "assist_tokens": settings.assist_tokens,
-        "assist_floor": settings.assist_floor,
-        "tau_ms": settings.tau_ms,
-        "tolerance": settings.tolerance,
-        "corrector": settings.corrector.as_str(),
-        "refine": settings.refine,
-        "mode": settings.mode.to_string(),
-    })
+    let mut value = json!({ "id": scene.id, "version": scene.version });
+    for (name, setting) in scene.settings.fields() {
+        value[name] = setting;
+    }
+    value
 }
 
 fn print_scenes(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {

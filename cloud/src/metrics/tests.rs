@@ -63,6 +63,7 @@ fn full() -> Metrics {
     metrics.assisted("doc-qa", 24);
     metrics.refine_elapsed(Duration::from_millis(2));
     metrics.db_operation("scenes", Duration::from_millis(1));
+    metrics.database_up(false);
     let map = baton_protocol::SentenceMap::new(&[baton_protocol::Segment::refinable(
         baton_protocol::Role::User,
         "One. Two.",

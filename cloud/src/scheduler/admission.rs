@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use baton_pacing::under_load;
 
+use super::fair::Standing;
 use super::{JobSpec, Limits, Refusal};
 
 /// How long what was measured counts, in seconds: its weight falls to 1/e.
@@ -65,8 +66,6 @@ impl std::fmt::Display for QueueLimit {
 /// What is before a new request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ahead {
-    /// Sequences in slots.
-    pub(super) running: usize,
     /// Requests that wait.
     pub(super) waiting: usize,
     /// Their bytes.
@@ -86,7 +85,16 @@ impl Ahead {
     }
 
     /// Whether a new request may join, by every bound.
-    pub(super) fn admit(&self, spec: &JobSpec, limits: &Limits, now: Duration) -> Result<(), Refusal> {
+    ///
+    /// Beside others a tenant's prompts may wait for its share of the time only, and who has nothing waiting and nothing
+    /// running is let in though others have filled the queue.
+    pub(super) fn admit(
+        &self,
+        spec: &JobSpec,
+        standing: Standing,
+        limits: &Limits,
+        now: Duration,
+    ) -> Result<(), Refusal> {
         let wait_ms = self.wait_ms().unwrap_or_default();
         // Until a pass was measured nobody knows when: soon, but not at once.
         let place_ms = if wait_ms > 0.0 { wait_ms / self.waiting.max(1) as f64 } else { 1000.0 };
@@ -99,7 +107,7 @@ impl Ahead {
                 retry_after: millis(retry_after_ms),
             })
         };
-        if self.waiting + self.running >= limits.slots + limits.queue {
+        if !standing.has_room {
             return full(QueueLimit::Requests(limits.queue), place_ms);
         }
         if self.waiting > 0 && self.bytes.saturating_add(spec.bytes) > limits.backlog.bytes {
@@ -107,8 +115,13 @@ impl Ahead {
         }
         let with_own_ms = wait_ms + self.drain_ms.unwrap_or_default() * spec.prompt_tokens as f64;
         let bound_ms = limits.backlog.wait.as_secs_f64() * 1e3;
-        if self.tokens > 0 && with_own_ms > bound_ms {
+        if self.tokens > 0 && !standing.newcomer && with_own_ms > bound_ms {
             return full(QueueLimit::Wait(limits.backlog.wait), with_own_ms - bound_ms);
+        }
+        let tenant_ms = self.drain_ms.unwrap_or_default() * (standing.tokens + spec.prompt_tokens) as f64;
+        let share_ms = bound_ms * standing.of_all;
+        if standing.tokens > 0 && tenant_ms > share_ms {
+            return full(QueueLimit::Wait(limits.backlog.wait), tenant_ms - share_ms);
         }
         let Some(deadline) = spec.deadline else { return Ok(()) };
         let first_ms = wait_ms + self.alone_ms.unwrap_or_default() * spec.prompt_tokens as f64;

@@ -1,23 +1,23 @@
 //! The scheduler's state machine, `step(event, now) -> effects`.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::admission::{Ahead, DrainRate, load, lowered};
 use super::budget::PassTimes;
+use super::fair::{FairQueue, Standing};
 use super::plan::{Room, StepPlan, StepRow, chunk_len};
 use super::request::Request;
 use super::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Refusal,
-    SchedulerStats,
+    SchedulerStats, Share,
 };
 
 /// Queue, slots and the KV cache's room as pure state; one pass is planned at a time.
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
-    /// Preempted requests first, then in order of arrival.
-    waiting: VecDeque<Request>,
+    /// Preempted requests first, then tenants by their weights.
+    waiting: FairQueue,
     /// In order of arrival.
     running: Vec<Slot>,
     in_flight: Option<InFlight>,
@@ -83,7 +83,7 @@ impl SchedulerCore {
         );
         SchedulerCore {
             limits,
-            waiting: VecDeque::new(),
+            waiting: FairQueue::default(),
             running: Vec::with_capacity(limits.slots),
             in_flight: None,
             room: KvRoom::default(),
@@ -193,13 +193,21 @@ impl SchedulerCore {
         if need > self.limits.kv_tokens {
             return vec![Effect::Refuse(spec.id, Refusal::TooLarge { need, limit: self.limits.kv_tokens })];
         }
-        if let Err(refusal) = self.ahead().admit(&spec, &self.limits, now) {
+        let standing = self.standing(spec.share);
+        if let Err(refusal) = self.ahead().admit(&spec, standing, &self.limits, now) {
             self.refused_total += 1;
             return vec![Effect::Refuse(spec.id, refusal)];
         }
         self.waiting.push_back(Request::new(spec, self.arrivals, now));
         self.arrivals += 1;
         Vec::new()
+    }
+
+    /// How a tenant stands: slots and queue in all, and beside others no more than its share.
+    fn standing(&self, share: Share) -> Standing {
+        let running: Vec<Share> = self.running.iter().map(|slot| slot.request.spec.share).collect();
+        let room = (self.limits.slots + self.limits.queue).saturating_sub(running.len());
+        self.waiting.standing(share, room, self.limits.queue, &running)
     }
 
     fn turn(&mut self, now: Duration) -> Vec<Effect> {
@@ -364,8 +372,7 @@ impl SchedulerCore {
             slot.request.slot_time += now.saturating_sub(slot.since);
             slot.request
         } else {
-            let at = self.waiting.iter().position(|request| request.spec.id == id)?;
-            self.waiting.remove(at).expect("the position was found above")
+            self.waiting.take(id)?
         };
         let closed = request.closed(reason, now);
         self.slot_ms_total += closed.times.slot_ms;
@@ -400,7 +407,6 @@ impl SchedulerCore {
     fn ahead(&self) -> Ahead {
         let alone_ms = self.times.alone_ms();
         Ahead {
-            running: self.running.len(),
             waiting: self.waiting.len(),
             bytes: self.waiting.iter().map(|request| request.spec.bytes).sum(),
             tokens: self.backlog(),

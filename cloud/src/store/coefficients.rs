@@ -1,11 +1,10 @@
 //! Reading and keeping what was refitted from telemetry.
 
 use baton_pacing::refit::DeviceReport;
-use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
 
-use super::{Store, StoreError};
-use crate::coefficients::{ALL, Coefficients, Known};
+use super::db::{Row, args};
+use super::{Store, StoreError, now_ms, sql};
+use crate::coefficients::{ALL, Coefficients, Known, decided};
 use crate::cost::Measured;
 
 /// The largest figure that is taken, in milliseconds: no device, cloud or network is slower.
@@ -20,15 +19,14 @@ impl Store {
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer.
     pub async fn coefficients(&self) -> Result<Coefficients, StoreError> {
-        let query = |err| StoreError::Query { doing: "read coefficients", err };
-        let sql = "SELECT kind, name, figure, value, samples FROM coefficients ORDER BY kind, name, figure";
-        let rows = sqlx::query(sql).fetch_all(&self.pool).await.map_err(query)?;
-        let rows = rows.iter().map(figure).collect::<Result<Vec<Figure>, sqlx::Error>>().map_err(query)?;
+        let rows = self.pool.rows(&sql::COEFFICIENTS, args![]).await?;
+        let rows = rows.iter().map(figure).collect::<Result<Vec<Figure>, StoreError>>()?;
         let cloud = values(&rows, "cloud", ALL, CLOUD).map(|(values, _)| {
             let [base_ms, prefill_ms_per_token, decode_ms, refine_ms] = values;
             Measured { base_ms, prefill_ms_per_token, decode_ms, refine_ms }
         });
-        let mut known = Coefficients { cloud, ..Coefficients::default() };
+        let decided = decided(&self.device_classes().await?);
+        let mut known = Coefficients { cloud, decided, ..Coefficients::default() };
         for row in &rows {
             let name = row.name.as_str();
             if let Some((values, samples)) = values(&rows, "device", name, DEVICE) {
@@ -48,23 +46,12 @@ impl Store {
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer; nothing is changed then.
     pub async fn keep_coefficients(&self, known: &Coefficients) -> Result<(), StoreError> {
-        let query = |err| StoreError::Query { doing: "keep coefficients", err };
-        let mut all = self.pool.begin().await.map_err(query)?;
+        let mut tx = self.pool.begin_write().await?;
         for row in figures(known) {
-            let sql = "INSERT INTO coefficients (kind, name, figure, value, samples) VALUES (?, ?, ?, ?, ?) \
-                       ON CONFLICT (kind, name, figure) DO UPDATE \
-                       SET value = excluded.value, samples = excluded.samples, updated_unix_s = unixepoch()";
-            sqlx::query(sql)
-                .bind(row.kind)
-                .bind(row.name)
-                .bind(row.figure)
-                .bind(row.value)
-                .bind(i64::from(row.samples))
-                .execute(&mut *all)
-                .await
-                .map_err(query)?;
+            let values = args![&row.kind, &row.name, &row.figure, row.value, row.samples, now_ms() / 1000];
+            tx.execute(&sql::COEFFICIENT_PUT, values).await?;
         }
-        all.commit().await.map_err(query)
+        tx.commit().await
     }
 }
 
@@ -77,14 +64,13 @@ struct Figure {
     samples: u32,
 }
 
-fn figure(row: &SqliteRow) -> Result<Figure, sqlx::Error> {
-    let samples: i64 = row.try_get("samples")?;
+fn figure(row: &Row) -> Result<Figure, StoreError> {
     Ok(Figure {
-        kind: row.try_get("kind")?,
-        name: row.try_get("name")?,
-        figure: row.try_get("figure")?,
-        value: row.try_get("value")?,
-        samples: u32::try_from(samples).unwrap_or(u32::MAX),
+        kind: row.text("kind")?,
+        name: row.text("name")?,
+        figure: row.text("figure")?,
+        value: row.real("value")?,
+        samples: row.small("samples")?,
     })
 }
 

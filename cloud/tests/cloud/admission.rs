@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_cloud::scheduler::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, QueueLimit, Refusal,
-    SchedulerCore, StepBudget, StepPlan, StepRow,
+    SchedulerCore, Share, StepBudget, StepPlan, StepRow,
 };
 
 /// A cloud whose passes take what `machine_ms` says.
@@ -70,7 +70,16 @@ impl Cloud {
         let deadline = within.map(|within| self.now + within);
         let floor_tokens = max_tokens;
         let id = JobId(0);
-        self.submit(JobSpec { id, prompt_tokens, max_tokens, floor_tokens, tail_tokens: 1, bytes, deadline })
+        self.submit(JobSpec {
+            id,
+            prompt_tokens,
+            max_tokens,
+            floor_tokens,
+            tail_tokens: 1,
+            bytes,
+            deadline,
+            share: Share::default(),
+        })
     }
 
     fn submit(&mut self, spec: JobSpec) -> JobId {
@@ -256,6 +265,7 @@ fn offer(per_s: f64, rule: bool) -> Offered {
                 tail_tokens: 1,
                 bytes: 0,
                 deadline: None,
+                share: Share::default(),
             });
             next += every;
         }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use baton_cloud::api::{self, ApiLimits};
+use baton_cloud::api::{self, Access, ApiLimits};
 use baton_cloud::http::{self, HttpLimits, Phase};
 use baton_cloud::serve;
 use baton_cloud::service::{CloudService, ServiceOptions};
@@ -42,7 +42,7 @@ impl Server {
         serve::start(worker).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let app = api::router(service.clone(), key, api_limits);
+        let app = api::router(service.clone(), Access::with_static_key(key), None, api_limits);
         let (phase, phases) = watch::channel(Phase::Serving);
         let ending = service.clone();
         let server = http::Server::plain(listener, app, http_limits);

@@ -1,4 +1,4 @@
-//! The cloud service, tested from outside: its scheduler simulated, its store over files, its answers in virtual
+//! The cloud service, tested from outside: its scheduler simulated, its answers in virtual
 //! time, its API over real sockets on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
@@ -18,6 +18,5 @@ mod running;
 mod scheduler;
 mod service;
 mod service_simulation;
-mod store;
 mod tls;
 mod world;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_cloud::scheduler::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, MixedTokens, Outcome,
-    QueueLimit, Refusal, SchedulerCore, StepBudget, StepPlan, StepRow,
+    QueueLimit, Refusal, SchedulerCore, Share, StepBudget, StepPlan, StepRow,
 };
 
 /// SplitMix64: enough randomness for a simulation, reproducible from its seed.
@@ -127,6 +127,7 @@ impl World {
             tail_tokens: 1 + self.rng.below(prompt_tokens.min(40)),
             bytes: 0,
             deadline: None,
+            share: Share::default(),
         };
         let before = self.core.stats();
         let effects = self.core.step(Event::Submit(spec), self.now);
@@ -401,6 +402,7 @@ fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
         tail_tokens: 10,
         bytes: 0,
         deadline: None,
+        share: Share::default(),
     };
     assert!(core.step(Event::Submit(spec(1)), at(0)).is_empty());
     assert!(core.step(Event::Submit(spec(2)), at(0)).is_empty());
@@ -450,6 +452,7 @@ fn a_full_queue_refuses_with_its_backlog() {
         tail_tokens: 10,
         bytes: 0,
         deadline: None,
+        share: Share::default(),
     };
     assert!(core.step(Event::Submit(spec(1)), Duration::ZERO).is_empty());
     assert!(core.step(Event::Submit(spec(2)), Duration::ZERO).is_empty());
@@ -483,6 +486,7 @@ fn a_request_is_let_in_by_what_it_needs_now() {
         tail_tokens: 1,
         bytes: 0,
         deadline: None,
+        share: Share::default(),
     };
     for id in 1..=3 {
         assert!(core.step(Event::Submit(spec(id)), at).is_empty());
@@ -533,6 +537,7 @@ fn the_latest_arrival_gives_way_and_goes_on_where_it_was() {
         tail_tokens: 8,
         bytes: 0,
         deadline: None,
+        share: Share::default(),
     };
     core.step(Event::Submit(spec(1)), at(0));
     core.step(Event::Submit(spec(2)), at(0));
@@ -590,6 +595,7 @@ fn no_running_answer_waits_for_more_than_the_stall() {
         tail_tokens: 32,
         bytes: 0,
         deadline: None,
+        share: Share::default(),
     };
     let mut now = Duration::ZERO;
     let (mut last_at, mut longest, mut alone, mut ttft) = (HashMap::new(), 0.0_f64, Vec::new(), Vec::new());

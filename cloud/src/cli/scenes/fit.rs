@@ -13,8 +13,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::value;
+use crate::access::Actor;
 use crate::scene::{Scene, SceneSettings, decimal};
-use crate::store::{Store, StoreError};
+use crate::store::{Expected, Store, StoreError};
 
 /// `scenes fit-xi`.
 #[derive(Debug, Clone, Args)]
@@ -110,10 +111,12 @@ pub(super) async fn fit(store: &Store, args: &FitXi) -> anyhow::Result<Fitted> {
     let scene = if changed {
         // Against the version that was read: a change that somebody made meanwhile is not overwritten.
         let expected = args.if_version.unwrap_or(scene.version);
-        store.add_scene_version(&args.id, settings, Some(expected)).await?
+        let note = format!("xi fitted to `{path}`");
+        store.set_scene(&args.id, &settings, &note, Expected::Version(expected), &Actor::cli()).await?
     } else {
         if let Some(expected) = args.if_version.filter(|&expected| expected != scene.version) {
-            return Err(StoreError::VersionConflict { id: scene.id, expected, current: scene.version }.into());
+            let (expected, current) = (expected.into(), scene.version.into());
+            return Err(StoreError::Conflict { what: "scene", id: scene.id, expected, current }.into());
         }
         scene
     };

@@ -1,0 +1,145 @@
+//! Who may do what: tenants and their API keys, users and their roles.
+//!
+//! The checked types that the store, the API and the console speak. Pure but for [`gate`]'s counters.
+//! Never: keeps a key, a password or a session's token; only their hashes leave this module.
+//! Always: what is looked up by a secret is looked up by its SHA-256, so that no time depends on how much of a guess
+//! was right.
+
+pub mod book;
+pub mod class;
+pub mod gate;
+pub mod key;
+pub mod password;
+pub mod scope;
+pub mod tenant;
+pub mod user;
+
+pub use self::book::{AccessBook, Caller, Denied};
+pub use self::class::{ClassCost, DeviceClassSettings};
+pub use self::gate::{Gate, Permit, QuotaError};
+pub use self::key::{ApiKey, KeySecret};
+pub use self::password::PasswordError;
+pub use self::scope::{Scope, Scopes};
+pub use self::tenant::{Tenant, TenantSettings};
+pub use self::user::{Role, User};
+
+/// The tenant that a static key and an open loopback service answer for; it is there from the first migration.
+pub const DEFAULT_TENANT: &str = "default";
+/// The longest label or note, in bytes.
+pub const LABEL_BYTES_MAX: usize = 1024;
+
+/// A value that nobody may set.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum AccessError {
+    /// A name cannot stand in a path.
+    #[error("{what} `{name}` must be 1 to 64 letters, digits, `-`, `_` or `.`")]
+    Name {
+        /// What it names.
+        what: &'static str,
+        /// The name, cut.
+        name: String,
+    },
+    /// A text is too long.
+    #[error("{what} has {bytes} bytes, the limit is {LABEL_BYTES_MAX}")]
+    Label {
+        /// Which text.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A number is out of its bounds.
+    #[error("field `{field}` is {value}, must be {want}")]
+    Number {
+        /// Which field.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// The bounds.
+        want: &'static str,
+    },
+    /// A scope that there is not.
+    #[error("unknown scope `{0}`, must be one of assist, chat, scenes:read, stats")]
+    Scope(String),
+    /// No scope at all.
+    #[error("a key needs at least one scope of assist, chat, scenes:read, stats")]
+    NoScope,
+    /// A role that there is not.
+    #[error("unknown role `{0}`, must be `viewer`, `editor` or `admin`")]
+    Role(String),
+    /// A password that is not taken.
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+}
+
+/// Checks a name of a tenant, a class or a user.
+///
+/// # Errors
+/// [`AccessError::Name`] if it is empty, too long, or holds anything but ASCII letters, digits, `-`, `_` and `.`.
+pub fn check_name(what: &'static str, name: &str) -> Result<(), AccessError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if (1..=64).contains(&name.len()) && name.bytes().all(plain) && name != "." && name != ".." {
+        return Ok(());
+    }
+    Err(AccessError::Name { what, name: name.chars().take(64).collect() })
+}
+
+/// Checks the length of a label or a note.
+///
+/// # Errors
+/// [`AccessError::Label`].
+pub fn check_label(what: &'static str, text: &str) -> Result<(), AccessError> {
+    if text.len() > LABEL_BYTES_MAX {
+        return Err(AccessError::Label { what, bytes: text.len() });
+    }
+    Ok(())
+}
+
+/// Who changes something: what the audit log says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor(String);
+
+impl Actor {
+    /// A user who has logged in.
+    #[must_use]
+    pub fn user(name: &str) -> Actor {
+        Actor(format!("user:{name}"))
+    }
+
+    /// Somebody with the database and this program's command line.
+    #[must_use]
+    pub fn cli() -> Actor {
+        Actor("cli".to_owned())
+    }
+
+    /// The program itself.
+    #[must_use]
+    pub fn service() -> Actor {
+        Actor("service".to_owned())
+    }
+
+    /// As the audit log has it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_into_a_path() {
+        for name in ["a", "team-1", "A.b_c", &"x".repeat(64)] {
+            assert_eq!(check_name("tenant", name), Ok(()), "{name}");
+        }
+        for name in ["", ".", "..", "a/b", "a b", "ü", "a\n", &"x".repeat(65)] {
+            assert!(check_name("tenant", name).is_err(), "{name}");
+        }
+        let err = check_name("tenant", "a/b").unwrap_err().to_string();
+        assert_eq!(err, "tenant `a/b` must be 1 to 64 letters, digits, `-`, `_` or `.`");
+        assert!(check_label("note", &"x".repeat(1024)).is_ok());
+        let err = check_label("note", &"x".repeat(1025)).unwrap_err().to_string();
+        assert_eq!(err, "note has 1025 bytes, the limit is 1024");
+    }
+}

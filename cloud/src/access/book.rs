@@ -1,0 +1,283 @@
+//! Keys and tenants in force: the last good copy of the database, so that requests go on while it is away.
+//!
+//! Never: asks the database; keeps a key. Always: a key is looked up by its SHA-256, so that the time says nothing about
+//! how much of a guess was right.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+
+use super::key::{SecretHash, hash_secret};
+use super::{ApiKey, DEFAULT_TENANT, Scope, Scopes, Tenant, TenantSettings};
+use crate::scheduler::Share;
+
+/// The longest key that is looked at, in bytes.
+const KEY_BYTES_MAX: usize = 512;
+
+/// Whether requests need a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyPolicy {
+    /// Always.
+    Required,
+    /// From the moment on at which there is any: for a service on loopback with nothing configured.
+    OnceThereIsOne,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// Whose requests these are.
+    pub tenant: Arc<Tenant>,
+    /// The key's public id; none: the static key, or none was needed.
+    pub key_id: Option<String>,
+    /// What the key allows.
+    pub scopes: Scopes,
+}
+
+/// Why a caller is not let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// No key, an unknown one, or one that is no longer good: which one is not told.
+    #[error("the API key is missing or wrong")]
+    Key,
+    /// The key's tenant is disabled.
+    #[error("the tenant of this API key is disabled")]
+    TenantDisabled,
+    /// The key does not allow this.
+    #[error("this API key lacks the scope `{0}`")]
+    Scope(Scope),
+}
+
+impl Caller {
+    /// How the caller's requests share slots with those of other tenants.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        let mut hasher = DefaultHasher::new();
+        self.tenant.id.hash(&mut hasher);
+        Share { tenant: hasher.finish(), weight: self.tenant.settings.weight.max(1) }
+    }
+
+    /// Checks that the key allows it.
+    ///
+    /// # Errors
+    /// [`Denied::Scope`].
+    pub fn check(&self, scope: Scope) -> Result<(), Denied> {
+        if self.scopes.allow(scope) { Ok(()) } else { Err(Denied::Scope(scope)) }
+    }
+}
+
+/// Who may ask.
+#[derive(Debug, Clone)]
+pub struct AccessBook {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    policy: KeyPolicy,
+    static_key: Option<SecretHash>,
+    rows: ArcSwap<Rows>,
+    /// When keys were used since the last time somebody asked, by id: bounded by the number of keys.
+    uses: Mutex<HashMap<String, i64>>,
+}
+
+#[derive(Debug)]
+struct Rows {
+    keys: HashMap<SecretHash, ApiKey>,
+    tenants: BTreeMap<String, Arc<Tenant>>,
+    default_tenant: Arc<Tenant>,
+}
+
+impl Rows {
+    fn new(tenants: Vec<Tenant>, keys: Vec<ApiKey>) -> Rows {
+        let tenants: BTreeMap<String, Arc<Tenant>> =
+            tenants.into_iter().map(|tenant| (tenant.id.clone(), Arc::new(tenant))).collect();
+        let built_in = || {
+            let settings = TenantSettings::default();
+            let updated_by = String::new();
+            let id = DEFAULT_TENANT.to_owned();
+            Arc::new(Tenant { id, revision: 0, settings, created_ms: 0, updated_ms: 0, updated_by })
+        };
+        let default_tenant = tenants.get(DEFAULT_TENANT).cloned().unwrap_or_else(built_in);
+        let keys = keys.into_iter().map(|key| (key.hash, key)).collect();
+        Rows { keys, tenants, default_tenant }
+    }
+}
+
+impl AccessBook {
+    /// A book without tenants and keys, but for the static one.
+    #[must_use]
+    pub fn new(policy: KeyPolicy, static_key: Option<&str>) -> AccessBook {
+        let inner = Inner {
+            policy,
+            static_key: static_key.map(hash_secret),
+            rows: ArcSwap::from_pointee(Rows::new(Vec::new(), Vec::new())),
+            uses: Mutex::default(),
+        };
+        AccessBook { inner: Arc::new(inner) }
+    }
+
+    /// Takes a newer reading of the database in.
+    pub fn replace(&self, tenants: Vec<Tenant>, keys: Vec<ApiKey>) {
+        self.inner.rows.store(Arc::new(Rows::new(tenants, keys)));
+    }
+
+    /// A tenant in force.
+    #[must_use]
+    pub fn tenant(&self, id: &str) -> Option<Arc<Tenant>> {
+        self.inner.rows.load().tenants.get(id).cloned()
+    }
+
+    /// Who sends this key at this time.
+    ///
+    /// # Errors
+    /// [`Denied::Key`] or [`Denied::TenantDisabled`].
+    pub fn authenticate(&self, key: Option<&str>, now_ms: i64) -> Result<Caller, Denied> {
+        let rows = self.inner.rows.load();
+        let caller = match key.filter(|key| key.len() <= KEY_BYTES_MAX).map(hash_secret) {
+            Some(hash) if self.inner.static_key == Some(hash) => built_in(&rows),
+            Some(hash) => match rows.keys.get(&hash) {
+                Some(known) if known.is_good(now_ms) => {
+                    let tenant = rows.tenants.get(&known.tenant).ok_or(Denied::Key)?;
+                    self.note_use(&known.id, now_ms);
+                    let key_id = Some(known.id.clone());
+                    Caller { tenant: tenant.clone(), key_id, scopes: known.scopes }
+                }
+                _ => self.without_key(&rows)?,
+            },
+            None => self.without_key(&rows)?,
+        };
+        if caller.tenant.settings.disabled {
+            return Err(Denied::TenantDisabled);
+        }
+        Ok(caller)
+    }
+
+    /// When keys were used, since the last call.
+    #[must_use]
+    pub fn take_uses(&self) -> Vec<(String, i64)> {
+        let uses = std::mem::take(&mut *self.inner.uses.lock().expect(POISONED));
+        let mut uses: Vec<(String, i64)> = uses.into_iter().collect();
+        uses.sort();
+        uses
+    }
+
+    /// Takes uses back that could not be written down.
+    pub fn return_uses(&self, uses: Vec<(String, i64)>) {
+        for (id, at_ms) in uses {
+            self.note_use(&id, at_ms);
+        }
+    }
+
+    fn note_use(&self, id: &str, at_ms: i64) {
+        let mut uses = self.inner.uses.lock().expect(POISONED);
+        match uses.get_mut(id) {
+            Some(last) => *last = at_ms.max(*last),
+            None => drop(uses.insert(id.to_owned(), at_ms)),
+        }
+    }
+
+    /// A stranger, where nothing was configured.
+    fn without_key(&self, rows: &Rows) -> Result<Caller, Denied> {
+        let open = self.inner.policy == KeyPolicy::OnceThereIsOne
+            && self.inner.static_key.is_none()
+            && rows.keys.is_empty();
+        if open { Ok(built_in(rows)) } else { Err(Denied::Key) }
+    }
+}
+
+/// The built-in tenant with every scope.
+fn built_in(rows: &Rows) -> Caller {
+    Caller { tenant: rows.default_tenant.clone(), key_id: None, scopes: Scopes::ALL }
+}
+
+const POISONED: &str = "nothing panics while the uses are locked";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::KeySecret;
+
+    fn tenant(id: &str, disabled: bool) -> Tenant {
+        let settings = TenantSettings { disabled, ..TenantSettings::default() };
+        Tenant {
+            id: id.into(),
+            revision: 1,
+            settings,
+            created_ms: 0,
+            updated_ms: 0,
+            updated_by: String::new(),
+        }
+    }
+
+    fn key(tenant: &str, expires_ms: Option<i64>) -> (ApiKey, KeySecret) {
+        let secret = KeySecret::generate();
+        let key = ApiKey {
+            id: secret.id().into(),
+            revision: 1,
+            tenant: tenant.into(),
+            label: String::new(),
+            hash: secret.hash(),
+            scopes: Scopes::device(),
+            created_ms: 0,
+            created_by: String::new(),
+            expires_ms,
+            revoked_ms: None,
+            last_used_ms: None,
+            rotated_from: None,
+        };
+        (key, secret)
+    }
+
+    #[test]
+    fn nothing_configured_is_open_and_a_key_closes_it() {
+        let book = AccessBook::new(KeyPolicy::OnceThereIsOne, None);
+        let stranger = book.authenticate(None, 0).unwrap();
+        assert_eq!((stranger.tenant.id.as_str(), stranger.scopes), (DEFAULT_TENANT, Scopes::ALL));
+        assert!(book.authenticate(Some("anything"), 0).is_ok());
+        let (row, secret) = key("a", None);
+        book.replace(vec![tenant("a", false)], vec![row]);
+        assert_eq!(book.authenticate(None, 0), Err(Denied::Key));
+        assert_eq!(book.authenticate(Some("anything"), 0), Err(Denied::Key));
+        assert_eq!(book.authenticate(Some(secret.reveal()), 0).unwrap().tenant.id, "a");
+        let strict = AccessBook::new(KeyPolicy::Required, None);
+        assert_eq!(strict.authenticate(None, 0), Err(Denied::Key));
+    }
+
+    #[test]
+    fn a_static_key_is_the_built_in_tenant_s() {
+        let book = AccessBook::new(KeyPolicy::OnceThereIsOne, Some("secret"));
+        assert_eq!(book.authenticate(None, 0), Err(Denied::Key));
+        assert_eq!(book.authenticate(Some("secre"), 0), Err(Denied::Key));
+        assert_eq!(book.authenticate(Some("secrets"), 0), Err(Denied::Key));
+        let caller = book.authenticate(Some("secret"), 0).unwrap();
+        assert_eq!((caller.tenant.id.as_str(), caller.key_id), (DEFAULT_TENANT, None));
+        assert_eq!(book.take_uses(), []);
+    }
+
+    #[test]
+    fn keys_end_and_tenants_are_disabled() {
+        let book = AccessBook::new(KeyPolicy::Required, None);
+        let (good, good_secret) = key("a", None);
+        let (ends, ends_secret) = key("a", Some(100));
+        let (off, off_secret) = key("b", None);
+        let (orphan, orphan_secret) = key("gone", None);
+        let good_id = good.id.clone();
+        book.replace(vec![tenant("a", false), tenant("b", true)], vec![good, ends, off, orphan]);
+        let ask = |secret: &KeySecret, at| book.authenticate(Some(secret.reveal()), at);
+        let caller = ask(&good_secret, 5).unwrap();
+        assert_eq!(caller.check(Scope::Assist), Ok(()));
+        assert_eq!(caller.check(Scope::Chat), Err(Denied::Scope(Scope::Chat)));
+        assert!(ask(&ends_secret, 99).is_ok());
+        assert_eq!(ask(&ends_secret, 100), Err(Denied::Key));
+        assert_eq!(ask(&off_secret, 0), Err(Denied::TenantDisabled));
+        assert_eq!(ask(&orphan_secret, 0), Err(Denied::Key));
+        let uses = book.take_uses();
+        assert!(uses.contains(&(good_id.clone(), 5)), "{uses:?}");
+        book.return_uses(vec![(good_id.clone(), 5)]);
+        ask(&good_secret, 3).unwrap();
+        assert!(book.take_uses().contains(&(good_id, 5)), "the latest use counts");
+    }
+}

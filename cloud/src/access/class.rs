@@ -1,0 +1,76 @@
+//! Device classes: what the devices of one kind cost, where somebody has decided it.
+
+use super::{AccessError, check_label};
+
+/// The largest figure, in milliseconds.
+const MS_MAX: f64 = 60_000.0;
+
+/// What a class of devices is called, and what its devices cost.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DeviceClassSettings {
+    /// What people call it.
+    pub label: String,
+    /// Figures that count in place of what devices report; none: what they report counts.
+    pub cost: Option<ClassCost>,
+}
+
+/// What one device of a class costs: the figures of the optimizer's table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClassCost {
+    /// `k_d`: milliseconds for one prompt token.
+    pub prefill_ms_per_token: f64,
+    /// `q_d`: milliseconds for one prompt token and each one before it.
+    pub prefill_ms_per_token2: f64,
+    /// `TPOT_d`: milliseconds for one answer token.
+    pub decode_ms: f64,
+}
+
+impl DeviceClassSettings {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// [`AccessError`], the first value that is out of its bounds.
+    pub fn check(&self) -> Result<(), AccessError> {
+        check_label("label", &self.label)?;
+        let Some(cost) = self.cost else { return Ok(()) };
+        let number = |field, value: f64, want| AccessError::Number { field, value: value.to_string(), want };
+        for (field, value) in
+            [("prefill_ms_per_token", cost.prefill_ms_per_token), ("decode_ms", cost.decode_ms)]
+        {
+            if !(value > 0.0 && value <= MS_MAX) {
+                return Err(number(field, value, "over 0 and at most 60000"));
+            }
+        }
+        if !(0.0..=MS_MAX).contains(&cost.prefill_ms_per_token2) {
+            return Err(number("prefill_ms_per_token2", cost.prefill_ms_per_token2, "0 to 60000"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_bounded() {
+        let cost = ClassCost { prefill_ms_per_token: 2.0, prefill_ms_per_token2: 0.0, decode_ms: 40.0 };
+        let check = |cost: ClassCost, want: Option<&str>| {
+            let settings = DeviceClassSettings { label: "a".into(), cost: Some(cost) };
+            assert_eq!(settings.check().err().map(|err| err.to_string()).as_deref(), want);
+        };
+        check(cost, None);
+        check(
+            ClassCost { decode_ms: 0.0, ..cost },
+            Some("field `decode_ms` is 0, must be over 0 and at most 60000"),
+        );
+        check(
+            ClassCost { prefill_ms_per_token: f64::NAN, ..cost },
+            Some("field `prefill_ms_per_token` is NaN, must be over 0 and at most 60000"),
+        );
+        check(
+            ClassCost { prefill_ms_per_token2: -1.0, ..cost },
+            Some("field `prefill_ms_per_token2` is -1, must be 0 to 60000"),
+        );
+    }
+}

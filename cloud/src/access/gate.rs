@@ -1,0 +1,337 @@
+//! The gate of each tenant: requests in a minute, requests at the same time, tokens in a day.
+//!
+//! A rate limiter (GCRA, by `governor`) evens out what this replica takes; minutes, days and running requests are
+//! counted over all replicas, which meet in the database every few seconds. Between two meetings each replica knows only
+//! its own, so that a limit over replicas may be passed by what they take meanwhile; while the database is away each
+//! counts for itself, and what it counted is added when it is back.
+//! Always: a permit gives its place back when it is dropped.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use baton_protocol::{AssistEvent, Usage};
+use governor::middleware::NoOpMiddleware;
+use governor::state::{InMemoryState, NotKeyed};
+use governor::{Quota, RateLimiter};
+
+use super::Tenant;
+use crate::desk::Clock;
+use crate::store::{SharedUsage, UsageDelta};
+use crate::stream::StreamWatch;
+use crate::traffic::{DAY_MS, MINUTE_MS};
+
+/// Days of which usage may wait while the database is away; older ones are given up.
+const DAYS_WAITING_MAX: usize = 8;
+/// When a place is likely to be free for a tenant that has all its requests running.
+const PLACE_FREE_MS: u64 = 1000;
+
+/// Why a tenant's request is refused for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// Too many requests in a minute.
+    #[error("the tenant may send {limit} requests in a minute")]
+    Rate {
+        /// Requests in a minute.
+        limit: u32,
+        /// When the next one is taken.
+        retry_after_ms: u64,
+    },
+    /// Too many at the same time.
+    #[error("the tenant may have {limit} requests running at the same time")]
+    Concurrency {
+        /// Requests at the same time.
+        limit: u32,
+        /// When one is likely to have ended.
+        retry_after_ms: u64,
+    },
+    /// The day's tokens are used up.
+    #[error("the tenant may use {limit} tokens in a day (UTC)")]
+    Tokens {
+        /// Tokens in a day.
+        limit: u64,
+        /// When the next day begins.
+        retry_after_ms: u64,
+    },
+}
+
+impl QuotaError {
+    /// When to ask again.
+    #[must_use]
+    pub fn retry_after_ms(&self) -> u64 {
+        match *self {
+            QuotaError::Rate { retry_after_ms, .. }
+            | QuotaError::Concurrency { retry_after_ms, .. }
+            | QuotaError::Tokens { retry_after_ms, .. } => retry_after_ms,
+        }
+    }
+}
+
+/// Counts what tenants use.
+#[derive(Clone)]
+pub struct Gate {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    clock: Clock,
+    wall_ms: Box<dyn Fn() -> i64 + Send + Sync>,
+    meters: Mutex<HashMap<String, Meter>>,
+}
+
+/// The scheduler's clock as `governor` wants it.
+#[derive(Clone)]
+struct GateClock(Clock);
+
+impl governor::clock::Clock for GateClock {
+    type Instant = Duration;
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+}
+
+type Limiter = RateLimiter<NotKeyed, InMemoryState, GateClock, NoOpMiddleware<Duration>>;
+
+/// One tenant's counters.
+#[derive(Default)]
+struct Meter {
+    /// With the rate that it was made for.
+    limiter: Option<(u32, Limiter)>,
+    running: u32,
+    /// As other replicas know it.
+    running_told: u32,
+    running_elsewhere: u32,
+    minute_ms: i64,
+    /// Requests of this minute that the database does not know, and those that it knew at the last meeting.
+    minute: Count,
+    day_ms: i64,
+    /// Tokens of this day that the database knew at the last meeting.
+    day_known: u64,
+    /// Requests and tokens by day that the database does not know.
+    waiting: BTreeMap<i64, (u64, u64)>,
+}
+
+#[derive(Default)]
+struct Count {
+    known: u64,
+    waiting: u64,
+}
+
+impl Meter {
+    fn roll(&mut self, now_ms: i64) {
+        let (minute_ms, day_ms) = (start(now_ms, MINUTE_MS), start(now_ms, DAY_MS));
+        if self.minute_ms != minute_ms {
+            (self.minute_ms, self.minute) = (minute_ms, Count::default());
+        }
+        if self.day_ms != day_ms {
+            (self.day_ms, self.day_known) = (day_ms, 0);
+        }
+        while self.waiting.len() > DAYS_WAITING_MAX {
+            self.waiting.pop_first();
+        }
+    }
+
+    fn tokens_today(&self) -> u64 {
+        self.day_known + self.waiting.get(&self.day_ms).map_or(0, |&(_, tokens)| tokens)
+    }
+
+    fn check(&mut self, tenant: &Tenant, now_ms: i64, clock: &Clock) -> Result<(), QuotaError> {
+        let limits = &tenant.settings;
+        if let Some(limit) = limits.concurrency_max
+            && self.running.saturating_add(self.running_elsewhere) >= limit
+        {
+            return Err(QuotaError::Concurrency { limit, retry_after_ms: PLACE_FREE_MS });
+        }
+        if let Some(limit) = limits.tokens_per_day
+            && self.tokens_today() >= limit
+        {
+            return Err(QuotaError::Tokens { limit, retry_after_ms: left(self.day_ms + DAY_MS, now_ms) });
+        }
+        let Some(limit) = limits.requests_per_minute else {
+            self.limiter = None;
+            return Ok(());
+        };
+        if self.minute.known + self.minute.waiting >= u64::from(limit) {
+            return Err(QuotaError::Rate { limit, retry_after_ms: left(self.minute_ms + MINUTE_MS, now_ms) });
+        }
+        if self.limiter.as_ref().is_none_or(|(rate, _)| *rate != limit) {
+            let rate = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
+            let limiter = RateLimiter::direct_with_clock(Quota::per_minute(rate), GateClock(clock.clone()));
+            self.limiter = Some((limit, limiter));
+        }
+        match self.limiter.as_ref().map(|(_, limiter)| limiter.check()) {
+            Some(Err(until)) => {
+                let wait = until.wait_time_from(clock.now()).as_millis();
+                Err(QuotaError::Rate { limit, retry_after_ms: u64::try_from(wait).unwrap_or(60_000).max(1) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    /// A gate that nobody has passed. `clock` is monotonic and evens rates out; `wall_ms` tells minutes and days (UTC).
+    #[must_use]
+    pub fn new(clock: Clock, wall_ms: impl Fn() -> i64 + Send + Sync + 'static) -> Gate {
+        let inner = Inner { clock, wall_ms: Box::new(wall_ms), meters: Mutex::default() };
+        Gate { inner: Arc::new(inner) }
+    }
+
+    /// Lets one request of a tenant in.
+    ///
+    /// # Errors
+    /// [`QuotaError`], with when to ask again.
+    pub fn admit(&self, tenant: &Tenant) -> Result<Permit, QuotaError> {
+        let now_ms = (self.inner.wall_ms)();
+        let mut meters = self.meters();
+        let meter = meters.entry(tenant.id.clone()).or_default();
+        meter.roll(now_ms);
+        meter.check(tenant, now_ms, &self.inner.clock)?;
+        meter.running += 1;
+        meter.minute.waiting += 1;
+        meter.waiting.entry(meter.day_ms).or_default().0 += 1;
+        Ok(Permit {
+            gate: self.clone(),
+            tenant: tenant.id.clone(),
+            prompt_tokens: 0,
+            written: 0,
+            usage: None,
+        })
+    }
+
+    /// What the database does not know yet, and what runs here.
+    #[must_use]
+    pub fn deltas(&self) -> Vec<UsageDelta> {
+        let now_ms = (self.inner.wall_ms)();
+        let mut deltas = Vec::new();
+        for (tenant, meter) in self.meters().iter_mut() {
+            meter.roll(now_ms);
+            let today = meter.waiting.get(&meter.day_ms).copied();
+            // A tenant that asked for nothing this minute is not asked about, once it is known that nothing runs.
+            let idle = meter.running == 0 && meter.running_told == 0;
+            let quiet = idle && meter.minute.waiting == 0 && meter.minute.known == 0;
+            let delta = |day_ms, requests, (day_requests, tokens)| UsageDelta {
+                tenant: tenant.clone(),
+                minute_ms: meter.minute_ms,
+                requests,
+                day_ms,
+                day_requests,
+                tokens,
+                running: meter.running,
+            };
+            let older = meter.waiting.iter().filter(|&(&day_ms, _)| day_ms != meter.day_ms);
+            deltas.extend(older.map(|(&day_ms, &used)| delta(day_ms, 0, used)));
+            if !quiet || today.is_some() {
+                deltas.push(delta(meter.day_ms, meter.minute.waiting, today.unwrap_or_default()));
+            }
+        }
+        deltas
+    }
+
+    /// The database has taken these, and answered what is used everywhere.
+    pub fn exchanged(&self, sent: &[UsageDelta], shared: &[SharedUsage]) {
+        let mut meters = self.meters();
+        for delta in sent {
+            let Some(meter) = meters.get_mut(&delta.tenant) else { continue };
+            meter.running_told = delta.running;
+            if meter.minute_ms == delta.minute_ms {
+                meter.minute.waiting = meter.minute.waiting.saturating_sub(delta.requests);
+            }
+            if let Some((requests, tokens)) = meter.waiting.get_mut(&delta.day_ms) {
+                *requests = requests.saturating_sub(delta.day_requests);
+                *tokens = tokens.saturating_sub(delta.tokens);
+                if (*requests, *tokens) == (0, 0) {
+                    meter.waiting.remove(&delta.day_ms);
+                }
+            }
+        }
+        for usage in shared {
+            let Some(meter) = meters.get_mut(&usage.tenant) else { continue };
+            meter.running_elsewhere = usage.running_elsewhere;
+            if meter.minute_ms == usage.minute_ms {
+                meter.minute.known = usage.requests;
+            }
+            if meter.day_ms == usage.day_ms {
+                meter.day_known = usage.tokens;
+            }
+        }
+    }
+
+    fn charge(&self, tenant: &str, tokens: u64) {
+        let now_ms = (self.inner.wall_ms)();
+        if let Some(meter) = self.meters().get_mut(tenant) {
+            meter.roll(now_ms);
+            meter.waiting.entry(meter.day_ms).or_default().1 += tokens;
+        }
+    }
+
+    fn meters(&self) -> MutexGuard<'_, HashMap<String, Meter>> {
+        self.inner.meters.lock().expect("nothing panics while the meters are locked")
+    }
+}
+
+/// A request that was let in; gives its place back when it is dropped, and charges what it used.
+#[derive(Debug)]
+pub struct Permit {
+    gate: Gate,
+    tenant: String,
+    prompt_tokens: u64,
+    /// Answer tokens seen.
+    written: u64,
+    /// As the terminal event has it.
+    usage: Option<Usage>,
+}
+
+impl Permit {
+    /// Says how long the prompt is, which counts also where the answer is broken off.
+    pub fn set_prompt_tokens(&mut self, tokens: u64) {
+        self.prompt_tokens = tokens;
+    }
+}
+
+impl StreamWatch for Permit {
+    fn event(&mut self, event: &AssistEvent) {
+        match event {
+            AssistEvent::First(_) | AssistEvent::Token(_) => self.written += 1,
+            AssistEvent::End(end) => self.usage = Some(end.usage),
+            AssistEvent::Mask(_) | AssistEvent::Error(_) => (),
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let tokens = match &self.usage {
+            Some(usage) => usage.prompt_tokens + usage.completion_tokens,
+            // Refused before its first event, it used nothing.
+            None if self.written == 0 => 0,
+            None => self.prompt_tokens + self.written,
+        };
+        if tokens > 0 {
+            self.gate.charge(&self.tenant, tokens);
+        }
+        if let Some(meter) = self.gate.meters().get_mut(&self.tenant) {
+            meter.running = meter.running.saturating_sub(1);
+        }
+    }
+}
+
+fn start(now_ms: i64, period_ms: i64) -> i64 {
+    now_ms - now_ms.rem_euclid(period_ms)
+}
+
+fn left(end_ms: i64, now_ms: i64) -> u64 {
+    u64::try_from(end_ms - now_ms).unwrap_or(0).max(1)
+}
+
+#[cfg(test)]
+mod tests;

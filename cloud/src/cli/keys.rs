@@ -1,0 +1,186 @@
+//! `keys create|list|revoke|rotate`: who may use the API.
+
+use std::io::Write;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::{DatabaseArgs, moment};
+use crate::access::{Actor, ApiKey, DEFAULT_TENANT, KeySecret, Scopes};
+use crate::store::{Expected, NewKey, Store, key_json, now_ms};
+
+/// `keys`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    baton-cloud keys create --label \"ann's phone\"                     a device's key, tenant `default`\n  \
+    baton-cloud keys create --tenant acme --scopes assist,chat --days 90\n  \
+    baton-cloud keys rotate 1a2b3c4d5e6f --grace 24h                  a new key; the old one ends in a day\n  \
+    baton-cloud keys revoke 1a2b3c4d5e6f                              in force on every replica within 2 s\n\n\
+    A key is shown once, when it is made; only its hash is kept. Scopes: assist, chat, scenes:read, stats.")]
+pub struct KeysCommand {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: KeyCommand,
+    /// The database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+/// What to do with keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key and show it this once
+    Create {
+        /// Whose it is
+        #[arg(long, default_value = DEFAULT_TENANT)]
+        tenant: String,
+        /// What people call it
+        #[arg(long, default_value = "")]
+        label: String,
+        /// What it allows, between commas, or `all`
+        #[arg(long, default_value = "assist,scenes:read")]
+        scopes: Scopes,
+        /// Ends after so many days; without it, never
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=36500))]
+        days: Option<u32>,
+    },
+    /// Every key, revoked ones too
+    List {
+        /// Only of this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+    },
+    /// Refuse a key from now on
+    Revoke {
+        /// Its id, the part after `btk_`
+        id: String,
+    },
+    /// Make a key in place of another one, which is good for a while longer
+    Rotate {
+        /// Its id, the part after `btk_`
+        id: String,
+        /// How long the old one is good: 30s, 15m, 24h or 7d
+        #[arg(long, default_value = "24h", value_parser = span_ms)]
+        grace: i64,
+    },
+}
+
+pub(super) async fn run(command: KeysCommand, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = command.database.open().await?;
+    let done = perform(&store, command.command).await;
+    store.close().await;
+    let shown = done?;
+    if command.database.json {
+        let value = match &shown {
+            Shown::List(keys) => keys.iter().map(key_json).collect(),
+            Shown::One(key) => key_json(key),
+            Shown::Made(key, secret) => made_json(key, secret),
+        };
+        return writeln!(out, "{value}").context("print");
+    }
+    match &shown {
+        Shown::List(keys) => list(keys, out),
+        Shown::One(key) => list(std::slice::from_ref(key), out),
+        Shown::Made(key, secret) => {
+            writeln!(out, "{}\n\nshown this once: only its hash is kept", secret.reveal())
+                .and_then(|()| list(std::slice::from_ref(key), out))
+        }
+    }
+    .context("print")
+}
+
+enum Shown {
+    List(Vec<ApiKey>),
+    One(ApiKey),
+    Made(ApiKey, KeySecret),
+}
+
+async fn perform(store: &Store, command: KeyCommand) -> anyhow::Result<Shown> {
+    let by = Actor::cli();
+    Ok(match command {
+        KeyCommand::Create { tenant, label, scopes, days } => {
+            let expires_ms = days.map(|days| now_ms() + i64::from(days) * crate::traffic::DAY_MS);
+            let new = NewKey { tenant, label, scopes, expires_ms };
+            let (key, secret) = store.create_key(&new, &by).await?;
+            Shown::Made(key, secret)
+        }
+        KeyCommand::List { tenant } => {
+            let mut keys = store.keys().await?;
+            keys.retain(|key| tenant.as_ref().is_none_or(|tenant| *tenant == key.tenant));
+            Shown::List(keys)
+        }
+        KeyCommand::Revoke { id } => Shown::One(store.revoke_key(&id, Expected::Any, &by).await?),
+        KeyCommand::Rotate { id, grace } => {
+            let (key, secret) = store.rotate_key(&id, grace, Expected::Any, &by).await?;
+            Shown::Made(key, secret)
+        }
+    })
+}
+
+fn made_json(key: &ApiKey, secret: &KeySecret) -> Value {
+    let mut value = key_json(key);
+    value["key"] = json!(secret.reveal());
+    value
+}
+
+fn list(keys: &[ApiKey], out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{:<14} {:<16} {:<8} {:<17} {:<17} {:<30} label",
+        "id", "tenant", "state", "ends", "last used", "scopes"
+    )?;
+    let now = now_ms();
+    for key in keys {
+        let state = match () {
+            () if key.is_good(now) => "good",
+            () if key.revoked_ms.is_some() => "revoked",
+            () => "expired",
+        };
+        writeln!(
+            out,
+            "{:<14} {:<16} {:<8} {:<17} {:<17} {:<30} {}",
+            key.id,
+            key.tenant,
+            state,
+            key.expires_ms.map_or("never".to_owned(), moment),
+            key.last_used_ms.map_or("never".to_owned(), moment),
+            key.scopes.to_string(),
+            key.label
+        )?;
+    }
+    Ok(())
+}
+
+/// A span of time with its unit, in milliseconds.
+fn span_ms(text: &str) -> anyhow::Result<i64> {
+    let want = || format!("`{text}` is no span of time: 30s, 15m, 24h or 7d");
+    let unit_at = text.len().checked_sub(1).filter(|&at| text.is_char_boundary(at)).with_context(want)?;
+    let (count, unit) = text.split_at(unit_at);
+    let count: u32 = count.parse().with_context(want)?;
+    let unit_ms = match unit {
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => bail!(want()),
+    };
+    Ok(i64::from(count) * unit_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::span_ms;
+
+    #[test]
+    fn spans_have_a_unit() {
+        for (text, want) in
+            [("0s", 0), ("30s", 30_000), ("15m", 900_000), ("24h", 86_400_000), ("7d", 604_800_000)]
+        {
+            assert_eq!(span_ms(text).unwrap(), want, "{text}");
+        }
+        for bad in ["", "5", "h", "-1h", "5 h", "5ü", "99999999999d"] {
+            assert!(span_ms(bad).unwrap_err().to_string().contains("is no span of time"), "{bad}");
+        }
+    }
+}

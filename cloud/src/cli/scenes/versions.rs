@@ -1,0 +1,188 @@
+//! `scenes draft|publish|discard|rollback|diff|history`: what waits, what is in force, and what was.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{SceneSet, Shown, value};
+use crate::access::Actor;
+use crate::cli::moment;
+use crate::scene::SceneSettings;
+use crate::scene::diff::{FieldChange, changes_json};
+use crate::store::{Expected, SceneHead, SceneHistory, SceneVersion, Store, StoreError};
+
+/// Which scene, based on what, and why.
+#[derive(Debug, Clone, Args)]
+pub struct Publishing {
+    /// Its id
+    pub id: String,
+    /// What to say of it in the history
+    #[arg(long, default_value = "")]
+    pub note: String,
+    /// Only if the scene is at this revision (`scenes history` shows it)
+    #[arg(long, value_name = "REVISION")]
+    pub if_revision: Option<u64>,
+}
+
+/// Two versions of a scene.
+#[derive(Debug, Clone, Args)]
+pub struct Diffing {
+    /// Its id
+    pub id: String,
+    /// The older version; the default is the one in force
+    #[arg(long, value_name = "VERSION")]
+    pub from: Option<u32>,
+    /// The newer version; the default is the draft, else the newest
+    #[arg(long, value_name = "VERSION")]
+    pub to: Option<u32>,
+}
+
+impl Publishing {
+    fn expected(&self) -> Expected {
+        self.if_revision.map_or(Expected::Any, Expected::Revision)
+    }
+}
+
+/// Writes a draft: the changes on top of the draft that waits, else of the version in force.
+pub(super) async fn draft(store: &Store, set: SceneSet) -> Result<Shown, StoreError> {
+    let id = set.id.clone();
+    let (settings, expected) = match store.scene_history(&id).await {
+        Ok(SceneHistory { head, versions, .. }) => {
+            let base = head.draft_version.or(head.published_version).unwrap_or(head.newest_version);
+            if let Some(expected) = set.if_version.filter(|&version| version != base) {
+                let (expected, current) = (expected.into(), base.into());
+                return Err(StoreError::Conflict { what: "scene", id, expected, current });
+            }
+            let found = versions.into_iter().find(|version| version.scene.version == base);
+            let settings =
+                found.map_or_else(|| SceneSettings::with_system(""), |version| version.scene.settings);
+            (settings, Expected::Revision(head.revision))
+        }
+        Err(StoreError::Unknown { .. }) => (SceneSettings::with_system(""), Expected::Absent),
+        Err(err) => return Err(err),
+    };
+    let head = store.save_draft(&id, &set.apply(settings), "", expected, &Actor::cli()).await?;
+    shown_head(store, &head).await
+}
+
+pub(super) async fn publish(store: &Store, args: &Publishing) -> Result<Shown, StoreError> {
+    let head = store.publish(&args.id, &args.note, args.expected(), &Actor::cli()).await?;
+    shown_head(store, &head).await
+}
+
+pub(super) async fn discard(store: &Store, args: &Publishing) -> Result<Shown, StoreError> {
+    let head = store.discard_draft(&args.id, args.expected(), &Actor::cli()).await?;
+    shown_head(store, &head).await
+}
+
+pub(super) async fn roll_back(store: &Store, args: &Publishing, version: u32) -> Result<Shown, StoreError> {
+    let head = store.roll_back(&args.id, version, &args.note, args.expected(), &Actor::cli()).await?;
+    shown_head(store, &head).await
+}
+
+/// The fields that differ between two versions.
+pub(super) async fn diff(store: &Store, args: &Diffing) -> Result<Shown, StoreError> {
+    let history = store.scene_history(&args.id).await?;
+    let head = &history.head;
+    let from = args.from.or(head.published_version).unwrap_or(head.newest_version);
+    let to = args.to.or(head.draft_version).unwrap_or(head.newest_version);
+    let find = |version: u32| {
+        let found = history.versions.iter().find(|found| found.scene.version == version);
+        let id = format!("{}/{version}", args.id);
+        found.map(|found| &found.scene.settings).ok_or(StoreError::Unknown { what: "scene version", id })
+    };
+    let changes = find(from)?.diff(find(to)?);
+    let mut text = format!("{}: version {from} to {to}\n", args.id);
+    put_changes(&changes, &mut text);
+    let value = json!({ "id": args.id, "from": from, "to": to, "changes": changes_json(&changes) });
+    Ok(Shown::Computed { value, text })
+}
+
+fn put_changes(changes: &[FieldChange], text: &mut String) {
+    if changes.is_empty() {
+        text.push_str("  nothing differs\n");
+    }
+    for change in changes {
+        writeln!(text, "  {:<16} {} -> {}", change.field, change.from, change.to)
+            .expect("writing to a string cannot fail");
+    }
+}
+
+/// Every version and publication.
+pub(super) async fn history(store: &Store, id: &str) -> Result<Shown, StoreError> {
+    let SceneHistory { head, versions, publications } = store.scene_history(id).await?;
+    let mut text = format!("{}: revision {}\n", head.id, head.revision);
+    text.push_str("version state      made (UTC)        by                   note\n");
+    for version in &versions {
+        writeln!(
+            text,
+            "{:>7} {:<10} {:<17} {:<20} {}{}",
+            version.scene.version,
+            version.state.as_str(),
+            moment(version.created_ms),
+            version.created_by,
+            version.based_on.map_or(String::new(), |base| format!("(from {base}) ")),
+            version.note
+        )
+        .expect("writing to a string cannot fail");
+    }
+    text.push_str("in force since (UTC) version by                   note\n");
+    for publication in &publications {
+        writeln!(
+            text,
+            "{:<20} {:>7} {:<20} {}",
+            moment(publication.published_ms),
+            publication.version,
+            publication.published_by,
+            publication.note
+        )
+        .expect("writing to a string cannot fail");
+    }
+    let publications: Vec<Value> = publications
+        .iter()
+        .map(|publication| {
+            json!({ "seq": publication.seq, "version": publication.version, "note": publication.note,
+                "published_ms": publication.published_ms, "published_by": publication.published_by })
+        })
+        .collect();
+    let versions: Vec<Value> = versions.iter().map(version_json).collect();
+    let value = json!({ "head": head_json(&head), "versions": versions, "publications": publications });
+    Ok(Shown::Computed { value, text })
+}
+
+async fn shown_head(store: &Store, head: &SceneHead) -> Result<Shown, StoreError> {
+    let newest = head.draft_version.or(head.published_version).unwrap_or(head.newest_version);
+    let version = store.scene_version(&head.id, newest).await?;
+    let number = |version: Option<u32>| version.map_or("none".to_owned(), |version| version.to_string());
+    let text = format!(
+        "{}: revision {}, in force {}, draft {}\n",
+        head.id,
+        head.revision,
+        number(head.published_version),
+        number(head.draft_version)
+    );
+    let mut shown = head_json(head);
+    shown["version"] = version_json(&version);
+    Ok(Shown::Computed { value: shown, text })
+}
+
+fn head_json(head: &SceneHead) -> Value {
+    json!({
+        "id": head.id,
+        "revision": head.revision,
+        "newest_version": head.newest_version,
+        "published_version": head.published_version,
+        "draft_version": head.draft_version,
+    })
+}
+
+fn version_json(version: &SceneVersion) -> Value {
+    let mut shown = value(&version.scene);
+    shown["state"] = json!(version.state.as_str());
+    shown["created_ms"] = json!(version.created_ms);
+    shown["created_by"] = json!(version.created_by);
+    shown["note"] = json!(version.note);
+    shown["based_on"] = json!(version.based_on);
+    shown
+}

@@ -1,0 +1,161 @@
+//! `tenants list|set`: whose requests are counted together, and what they may use.
+
+use std::io::Write;
+use std::str::FromStr;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::DatabaseArgs;
+use crate::access::{Actor, Tenant, TenantSettings};
+use crate::store::{DayUsage, Expected, Store, StoreError, now_ms, tenant_json};
+use crate::traffic::DAY_MS;
+
+/// `tenants`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    baton-cloud tenants set acme --label \"Acme Ltd\" --requests-per-minute 600 --concurrency 20\n  \
+    baton-cloud tenants set acme --weight 30 --tokens-per-day none\n  \
+    baton-cloud tenants set acme --disabled true\n\n\
+    A tenant's weight is its priority: while several wait, slots are shared in proportion to their weights (10 where\n\
+    nothing is set), so that none starves. Limits hold over all replicas, which meet in the database every 2 s.")]
+pub struct TenantsCommand {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: TenantCommand,
+    /// The database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+/// What to do with tenants.
+#[derive(Debug, Subcommand)]
+pub enum TenantCommand {
+    /// Every tenant, with what it used today (UTC)
+    List,
+    /// Add a tenant, or change what is named
+    Set(TenantSet),
+}
+
+/// Changes to a tenant; what is not named stays.
+#[derive(Debug, Clone, Args)]
+pub struct TenantSet {
+    /// Its name
+    pub id: String,
+    /// What people call it
+    #[arg(long)]
+    pub label: Option<String>,
+    /// Share of slots beside other tenants that wait, 1 to 1000
+    #[arg(long)]
+    pub weight: Option<u32>,
+    /// Requests in a minute, or `none`
+    #[arg(long, value_name = "N|none")]
+    pub requests_per_minute: Option<Limit<u32>>,
+    /// Requests at the same time, or `none`
+    #[arg(long, value_name = "N|none")]
+    pub concurrency: Option<Limit<u32>>,
+    /// Prompt and answer tokens in a day (UTC), or `none`
+    #[arg(long, value_name = "N|none")]
+    pub tokens_per_day: Option<Limit<u64>>,
+    /// Refuse every request of the tenant
+    #[arg(long)]
+    pub disabled: Option<bool>,
+}
+
+/// A limit, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit<T>(pub Option<T>);
+
+impl<T: FromStr> FromStr for Limit<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Limit<T>, T::Err> {
+        if text == "none" { Ok(Limit(None)) } else { text.parse().map(|limit| Limit(Some(limit))) }
+    }
+}
+
+impl TenantSet {
+    fn apply(self, mut settings: TenantSettings) -> TenantSettings {
+        fn put<T>(place: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *place = value;
+            }
+        }
+        put(&mut settings.label, self.label);
+        put(&mut settings.weight, self.weight);
+        put(&mut settings.requests_per_minute, self.requests_per_minute.map(|limit| limit.0));
+        put(&mut settings.concurrency_max, self.concurrency.map(|limit| limit.0));
+        put(&mut settings.tokens_per_day, self.tokens_per_day.map(|limit| limit.0));
+        put(&mut settings.disabled, self.disabled);
+        settings
+    }
+}
+
+pub(super) async fn run(command: TenantsCommand, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = command.database.open().await?;
+    let done = perform(&store, command.command).await;
+    store.close().await;
+    let (tenants, usage) = done?;
+    let used = |tenant: &Tenant| usage.iter().find(|used| used.tenant == tenant.id);
+    if command.database.json {
+        let value: Value = tenants.iter().map(|tenant| json_of(tenant, used(tenant))).collect();
+        return writeln!(out, "{value}").context("print");
+    }
+    print(&tenants, &usage, out).context("print")
+}
+
+async fn perform(store: &Store, command: TenantCommand) -> Result<(Vec<Tenant>, Vec<DayUsage>), StoreError> {
+    let today = now_ms() - now_ms().rem_euclid(DAY_MS);
+    let tenants = match command {
+        TenantCommand::List => store.tenants().await?,
+        TenantCommand::Set(set) => {
+            let (old, expected) = match store.tenant(&set.id).await {
+                Ok(tenant) => (tenant.settings, Expected::Revision(tenant.revision)),
+                Err(StoreError::Unknown { .. }) => (TenantSettings::default(), Expected::Absent),
+                Err(err) => return Err(err),
+            };
+            let id = set.id.clone();
+            vec![store.set_tenant(&id, &set.apply(old), expected, &Actor::cli()).await?]
+        }
+    };
+    Ok((tenants, store.usage_of_day(today).await?))
+}
+
+fn json_of(tenant: &Tenant, used: Option<&DayUsage>) -> Value {
+    let mut value = tenant_json(&tenant.settings);
+    value["id"] = json!(tenant.id);
+    value["revision"] = json!(tenant.revision);
+    value["requests_today"] = json!(used.map_or(0, |used| used.requests));
+    value["tokens_today"] = json!(used.map_or(0, |used| used.tokens));
+    value
+}
+
+fn print(tenants: &[Tenant], usage: &[DayUsage], out: &mut impl Write) -> std::io::Result<()> {
+    fn limit<T: ToString>(limit: Option<T>) -> String {
+        limit.map_or("none".to_owned(), |limit| limit.to_string())
+    }
+    writeln!(
+        out,
+        "{:<20} {:>6} {:>9} {:>11} {:>14} {:>14} {:>14} {:<9} label",
+        "tenant", "weight", "per min", "concurrent", "tokens/day", "requests today", "tokens today", "state"
+    )?;
+    for tenant in tenants {
+        let settings = &tenant.settings;
+        let used = usage.iter().find(|used| used.tenant == tenant.id);
+        writeln!(
+            out,
+            "{:<20} {:>6} {:>9} {:>11} {:>14} {:>14} {:>14} {:<9} {}",
+            tenant.id,
+            settings.weight,
+            limit(settings.requests_per_minute),
+            limit(settings.concurrency_max),
+            limit(settings.tokens_per_day),
+            used.map_or(0, |used| used.requests),
+            used.map_or(0, |used| used.tokens),
+            if settings.disabled { "disabled" } else { "good" },
+            settings.label
+        )?;
+    }
+    Ok(())
+}

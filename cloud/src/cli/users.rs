@@ -1,0 +1,110 @@
+//! `users list|add|set`: who may use the admin console.
+
+use std::io::Write;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::DatabaseArgs;
+use super::bootstrap::{PasswordArgs, print_password};
+use crate::access::{Actor, Role, User};
+use crate::store::{Expected, UserChange, user_json};
+
+/// `users`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    baton-cloud users add ben --role editor              a password is made and printed once\n  \
+    baton-cloud users set ben --role viewer\n  \
+    baton-cloud users set ben --new-password             ends ben's sessions\n  \
+    baton-cloud users set ben --disabled true\n\n\
+    viewer: look; editor: change scenes and device classes; admin: change tenants, keys and users too.\n\
+    The first admin is made by `baton-cloud bootstrap`. The last one can neither be disabled nor become less.")]
+pub struct UsersCommand {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: UserCommand,
+    /// The database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+/// What to do with users.
+#[derive(Debug, Subcommand)]
+pub enum UserCommand {
+    /// Every user
+    List,
+    /// Add a user
+    Add {
+        /// Name to log in by
+        name: String,
+        /// viewer, editor or admin
+        #[arg(long, default_value = "viewer")]
+        role: Role,
+        /// The password.
+        #[command(flatten)]
+        password: PasswordArgs,
+    },
+    /// Change a user; what is not named stays
+    Set {
+        /// Name to log in by
+        name: String,
+        /// viewer, editor or admin
+        #[arg(long)]
+        role: Option<Role>,
+        /// Refuse the user, and end their sessions
+        #[arg(long)]
+        disabled: Option<bool>,
+        /// Make a new password, or read it where --password-file is given
+        #[arg(long)]
+        new_password: bool,
+        /// The password.
+        #[command(flatten)]
+        password: PasswordArgs,
+    },
+}
+
+pub(super) async fn run(command: UsersCommand, out: &mut impl Write) -> anyhow::Result<()> {
+    let json = command.database.json;
+    let by = Actor::cli();
+    let store = command.database.open().await?;
+    let shown = match command.command {
+        UserCommand::List => store.users().await,
+        UserCommand::Add { name, role, password } => {
+            let chosen = password.choose()?;
+            let user = store.add_user(&name, role, &chosen.password, &by).await?;
+            store.close().await;
+            return print_password(&user.name, user.role.as_str(), &chosen, json, out).context("print");
+        }
+        UserCommand::Set { name, role, disabled, new_password, password } => {
+            let wants = new_password || password.password_file.is_some();
+            let chosen = if wants { Some(password.choose()?) } else { None };
+            let change = UserChange {
+                role,
+                disabled,
+                password: chosen.as_ref().map(|chosen| chosen.password.clone()),
+            };
+            let user = store.change_user(&name, &change, Expected::Any, &by).await?;
+            if let Some(chosen) = &chosen {
+                store.close().await;
+                return print_password(&user.name, user.role.as_str(), chosen, json, out).context("print");
+            }
+            Ok(vec![user])
+        }
+    };
+    store.close().await;
+    print(&shown?, json, out).context("print")
+}
+
+fn print(users: &[User], json: bool, out: &mut impl Write) -> std::io::Result<()> {
+    if json {
+        let value: Value = users.iter().map(user_json).collect();
+        return writeln!(out, "{value}");
+    }
+    writeln!(out, "{:<24} {:<8} state", "user", "role")?;
+    for user in users {
+        let state = if user.disabled { "disabled" } else { "good" };
+        writeln!(out, "{:<24} {:<8} {state}", user.name, user.role.as_str())?;
+    }
+    Ok(())
+}

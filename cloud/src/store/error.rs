@@ -1,0 +1,103 @@
+//! What the database cannot do.
+
+use crate::access::AccessError;
+use crate::scene::SceneError;
+
+/// What the database cannot do.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The address names something else than SQLite or PostgreSQL.
+    #[error(
+        "database `{0}` is not supported: pass a file, `sqlite://FILE`, `:memory:` or `postgres://USER@HOST/NAME`"
+    )]
+    Address(String),
+    /// It does not open.
+    #[error("open database `{address}`")]
+    Open {
+        /// Its file, or its address without a password.
+        address: String,
+        /// Why.
+        #[source]
+        err: sqlx::Error,
+    },
+    /// A migration fails, or the schema was made by a newer program.
+    #[error("migrate the database")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+    /// A statement fails.
+    #[error("{doing}")]
+    Query {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        err: sqlx::Error,
+    },
+    /// There is no such thing.
+    #[error("{what} `{id}` does not exist")]
+    Unknown {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name.
+        id: String,
+    },
+    /// Somebody else changed it meanwhile, or it is there already.
+    #[error("{what} `{id}` is at version {current}, expected {expected}")]
+    Conflict {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name.
+        id: String,
+        /// The version that the change was based on; 0: that there is none.
+        expected: u64,
+        /// The version there is; 0: there is none.
+        current: u64,
+    },
+    /// The thing is not in a state for this.
+    #[error("{what} `{id}` {why}")]
+    State {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name.
+        id: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A scene's setting is out of its bounds.
+    #[error(transparent)]
+    Scene(#[from] SceneError),
+    /// A setting of something else is out of its bounds.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A row holds a value that no version of this program writes.
+    #[error("{doing}: column `{column}` holds {value}")]
+    Row {
+        /// What was read.
+        doing: &'static str,
+        /// The column.
+        column: &'static str,
+        /// What it holds.
+        value: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the database did not answer: trying again later may help, and nothing is wrong with the request.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            StoreError::Open { err, .. } | StoreError::Query { err, .. } => match err {
+                sqlx::Error::Io(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed
+                | sqlx::Error::Protocol(_) => true,
+                // PostgreSQL: connection exceptions, and what a server that starts or stops says.
+                sqlx::Error::Database(err) => err.code().is_some_and(|code| {
+                    code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "5"
+                }),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}

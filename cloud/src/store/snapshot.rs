@@ -1,0 +1,222 @@
+//! The settings that requests are answered by, read together; and the watch that brings newer ones.
+//!
+//! Every change raises one generation number in its transaction. A replica compares it every [`POLL_POSTGRES`] at the
+//! latest; on PostgreSQL a notification (LISTEN/NOTIFY) brings it at once, and so does a change in this very process.
+//! Always: a snapshot is one state of the database; while the database is away the last one stays in force.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use sqlx::postgres::PgListener;
+use tokio::sync::Notify;
+
+use super::classes::{DeviceClass, class, tenant};
+use super::db::{Pool, args};
+use super::keys::key;
+use super::scenes::scene;
+use super::{Store, StoreError, now_ms, sql};
+use crate::access::{ApiKey, Tenant};
+use crate::scene::Scene;
+
+/// How often PostgreSQL is asked for its generation, beside notifications.
+pub const POLL_POSTGRES: Duration = Duration::from_secs(2);
+/// How often SQLite is asked: another program may have changed it.
+pub const POLL_SQLITE: Duration = Duration::from_secs(1);
+/// The channel that migrations notify.
+const CHANNEL: &str = "baton_settings";
+
+/// One state of all settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Its number; grows with every change.
+    pub generation: u64,
+    /// Every version of every scene that was ever in force.
+    pub scenes: Vec<Scene>,
+    /// Every tenant.
+    pub tenants: Vec<Tenant>,
+    /// Every key, revoked ones too.
+    pub keys: Vec<ApiKey>,
+    /// Every device class.
+    pub classes: Vec<DeviceClass>,
+}
+
+/// Whether the database answers, as last seen by the watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreHealth {
+    /// Since when it has not answered, in milliseconds since 1970; none: it answers.
+    pub away_since_ms: Option<i64>,
+    /// When it last answered.
+    pub answered_ms: i64,
+}
+
+/// What the store's copies share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// 0: it answers.
+    away_since_ms: AtomicI64,
+    answered_ms: AtomicI64,
+    /// A change was made in this process.
+    changed: Notify,
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared {
+            away_since_ms: AtomicI64::new(0),
+            answered_ms: AtomicI64::new(now_ms()),
+            changed: Notify::new(),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn tell(&self) {
+        self.changed.notify_one();
+    }
+}
+
+impl Store {
+    /// All settings, in one state.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer, [`StoreError::Row`] and others where a row is out of
+    /// its bounds.
+    pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        let mut tx = self.pool.begin_read().await?;
+        let state = tx.row(&sql::STATE, args![]).await?;
+        let generation = state.map(|row| row.count("generation")).transpose()?.unwrap_or(0);
+        let snapshot = Snapshot {
+            generation,
+            scenes: tx
+                .rows(&sql::SCENES_PUBLISHED, args![])
+                .await?
+                .iter()
+                .map(scene)
+                .collect::<Result<_, _>>()?,
+            tenants: tx.rows(&sql::TENANTS, args![]).await?.iter().map(tenant).collect::<Result<_, _>>()?,
+            keys: tx.rows(&sql::KEYS, args![]).await?.iter().map(key).collect::<Result<_, _>>()?,
+            classes: tx.rows(&sql::CLASSES, args![]).await?.iter().map(class).collect::<Result<_, _>>()?,
+        };
+        tx.commit().await?;
+        Ok(snapshot)
+    }
+
+    /// The number of the newest settings.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn generation(&self) -> Result<u64, StoreError> {
+        let state = self.pool.row(&sql::STATE, args![]).await?;
+        Ok(state.map(|row| row.count("generation")).transpose()?.unwrap_or(0))
+    }
+
+    /// Whether the database answered the watch last time.
+    #[must_use]
+    pub fn health(&self) -> StoreHealth {
+        let away = self.shared.away_since_ms.load(Ordering::Relaxed);
+        StoreHealth {
+            away_since_ms: (away != 0).then_some(away),
+            answered_ms: self.shared.answered_ms.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Waits for settings that are newer than `generation`.
+    #[must_use]
+    pub fn watch(&self, generation: u64) -> Watch {
+        Watch { store: self.clone(), generation, listener: None }
+    }
+
+    fn note_health(&self, answers: bool) {
+        let shared = &self.shared;
+        if answers {
+            shared.answered_ms.store(now_ms(), Ordering::Relaxed);
+            shared.away_since_ms.store(0, Ordering::Relaxed);
+        } else {
+            let since = &shared.away_since_ms;
+            let _ = since.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Brings newer settings, one snapshot after the other.
+pub struct Watch {
+    store: Store,
+    generation: u64,
+    listener: Option<PgListener>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// Waits until something may have changed (at most [`POLL_POSTGRES`]); the newer settings, or none where they are
+    /// still the same. Notes for [`Store::health`] whether the database answers. Call it again and again.
+    ///
+    /// # Errors
+    /// As for [`Store::snapshot`]; the next call tries again.
+    pub async fn next(&mut self) -> Result<Option<Snapshot>, StoreError> {
+        self.pause().await;
+        let newer = self.newer().await;
+        let away = newer.as_ref().is_err_and(StoreError::is_unavailable);
+        self.store.note_health(!away);
+        if away {
+            self.listener = None;
+        }
+        newer
+    }
+
+    async fn newer(&mut self) -> Result<Option<Snapshot>, StoreError> {
+        // Listen before looking: a change between the two is not missed.
+        if let (Pool::Postgres(pool), None) = (&self.store.pool, &self.listener) {
+            let listen = async {
+                let mut listener = PgListener::connect_with(pool).await?;
+                listener.listen(CHANNEL).await?;
+                Ok(listener)
+            };
+            let listener = tokio::time::timeout(super::db::STATEMENT_MAX, listen).await;
+            let listener = listener.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+            self.listener =
+                Some(listener.map_err(|err| StoreError::Query { doing: "listen for changes", err })?);
+        }
+        // Not only larger: a database that was restored from a backup has an older number.
+        if self.store.generation().await? == self.generation {
+            return Ok(None);
+        }
+        let snapshot = self.store.snapshot().await?;
+        self.generation = snapshot.generation;
+        Ok(Some(snapshot))
+    }
+
+    async fn pause(&mut self) {
+        let changed = self.store.shared.changed.notified();
+        match &mut self.listener {
+            Some(listener) => {
+                let lost = tokio::select! {
+                    () = tokio::time::sleep(POLL_POSTGRES) => false,
+                    () = changed => false,
+                    told = listener.try_recv() => !matches!(told, Ok(Some(_))),
+                };
+                if lost {
+                    // The connection is gone. Not at once again: the server may just be stopping.
+                    self.listener = None;
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            }
+            None => {
+                tokio::select! {
+                    () = tokio::time::sleep(POLL_SQLITE) => (),
+                    () = changed => (),
+                }
+            }
+        }
+    }
+}
+
+/// A fresh one for each database.
+pub(super) fn shared() -> Arc<Shared> {
+    Arc::default()
+}

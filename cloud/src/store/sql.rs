@@ -1,0 +1,197 @@
+//! Every statement of the store, written once for both databases, with what it does in words.
+//!
+//! Always: [`ALL`] names each of them, so that a test has both databases prepare all. Values are `$1`, `$2`, …; sums are
+//! cast, because PostgreSQL's are of another type than their terms.
+
+use super::db::Statement;
+
+macro_rules! statements {
+    ($($name:ident: $doing:literal = $($sql:expr),+;)*) => {
+        $(pub(super) const $name: Statement = Statement { doing: $doing, sql: concat!($($sql),+) };)*
+
+        /// Every statement.
+        pub(super) const ALL: &[&Statement] = &[$(&$name),*];
+    };
+}
+
+macro_rules! settings {
+    () => {
+        "system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, corrector, refine, refine_mode, \
+         tolerance"
+    };
+}
+
+macro_rules! version {
+    () => {
+        concat!("id, version, ", settings!(), ", created_unix_s, created_by, note, based_on")
+    };
+}
+
+macro_rules! class {
+    () => {
+        "id, revision, label, prefill_ms_per_token, prefill_ms_per_token2, decode_ms, updated_ms, updated_by"
+    };
+}
+
+macro_rules! tenant {
+    () => {
+        "id, revision, label, weight, requests_per_minute, concurrency_max, tokens_per_day, disabled, created_ms, \
+         updated_ms, updated_by"
+    };
+}
+
+macro_rules! key {
+    () => {
+        "id, revision, tenant, label, hash, scopes, created_ms, created_by, expires_ms, revoked_ms, last_used_ms, \
+         rotated_from"
+    };
+}
+
+macro_rules! telemetry {
+    () => {
+        "period_ms, start_ms, replica, scene, class, network, requests, failures, prompt_tokens, completion_tokens, \
+         prompt_tokens_saved, slot_ms, slot_ms_saved, ttft_counts, assist_counts, ratio_counts"
+    };
+}
+
+statements! {
+    // The state of the whole, and the audit log.
+    STATE: "read the generation" = "SELECT generation, audit_seq, audit_hash FROM service_state WHERE one = 1";
+    // Locks the row until the change is committed: changes, and the rows of the audit log, have one order.
+    STATE_LOCK: "begin a change" =
+        "UPDATE service_state SET generation = generation + $1 WHERE one = 1 RETURNING generation, audit_seq, audit_hash";
+    STATE_AUDITED: "record the end of the audit log" =
+        "UPDATE service_state SET audit_seq = $1, audit_hash = $2 WHERE one = 1";
+    AUDIT_ADD: "add an audit row" =
+        "INSERT INTO audit_log (seq, at_ms, actor, action, target, detail, prev_hash, hash) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    AUDIT_AFTER: "read audit rows" =
+        "SELECT seq, at_ms, actor, action, target, detail, prev_hash, hash FROM audit_log \
+         WHERE seq > $1 ORDER BY seq LIMIT $2";
+    AUDIT_BEFORE: "read audit rows" =
+        "SELECT seq, at_ms, actor, action, target, detail, prev_hash, hash FROM audit_log \
+         WHERE seq < $1 AND (target = $2 OR $2 = '') AND (actor = $3 OR $3 = '') ORDER BY seq DESC LIMIT $4";
+
+    // Scenes.
+    SCENE_HEADS: "read scenes" =
+        "SELECT id, revision, newest_version, published_version, draft_version FROM scenes ORDER BY id";
+    SCENE_HEAD: "read a scene" =
+        "SELECT id, revision, newest_version, published_version, draft_version FROM scenes WHERE id = $1";
+    SCENE_NEW: "add a scene" =
+        "INSERT INTO scenes (id, revision, newest_version, published_version, draft_version) VALUES ($1, $2, $3, $4, $5)";
+    SCENE_MOVE: "change a scene" =
+        "UPDATE scenes SET revision = $2, newest_version = $3, published_version = $4, draft_version = $5 \
+         WHERE id = $1 AND revision = $6";
+    SCENES_PUBLISHED: "read scenes" =
+        "SELECT ", version!(), " FROM scene_versions WHERE EXISTS (SELECT 1 FROM scene_publications \
+         WHERE scene_publications.id = scene_versions.id AND scene_publications.version = scene_versions.version) \
+         ORDER BY id, version";
+    SCENE_VERSIONS: "read versions of a scene" =
+        "SELECT ", version!(), " FROM scene_versions WHERE id = $1 ORDER BY version";
+    SCENE_VERSION: "read a version of a scene" =
+        "SELECT ", version!(), " FROM scene_versions WHERE id = $1 AND version = $2";
+    SCENE_VERSION_ADD: "add a version of a scene" =
+        "INSERT INTO scene_versions (", version!(), ") \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
+    PUBLICATIONS: "read publications of a scene" =
+        "SELECT seq, version, published_ms, published_by, note FROM scene_publications WHERE id = $1 ORDER BY seq";
+    PUBLICATION_ADD: "publish a scene" =
+        "INSERT INTO scene_publications (id, seq, version, published_ms, published_by, note) \
+         SELECT CAST($1 AS TEXT), COALESCE(MAX(seq), 0) + 1, CAST($2 AS BIGINT), CAST($3 AS BIGINT), CAST($4 AS TEXT), \
+         CAST($5 AS TEXT) FROM scene_publications WHERE id = $1";
+
+    // Device classes.
+    CLASSES: "read device classes" = "SELECT ", class!(), " FROM device_classes ORDER BY id";
+    CLASS: "read a device class" = "SELECT ", class!(), " FROM device_classes WHERE id = $1";
+    CLASS_ADD: "add a device class" =
+        "INSERT INTO device_classes (", class!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    CLASS_CHANGE: "change a device class" =
+        "UPDATE device_classes SET revision = $2, label = $3, prefill_ms_per_token = $4, prefill_ms_per_token2 = $5, \
+         decode_ms = $6, updated_ms = $7, updated_by = $8 WHERE id = $1";
+    CLASS_REMOVE: "remove a device class" = "DELETE FROM device_classes WHERE id = $1";
+
+    // Tenants.
+    TENANTS: "read tenants" = "SELECT ", tenant!(), " FROM tenants ORDER BY id";
+    TENANT: "read a tenant" = "SELECT ", tenant!(), " FROM tenants WHERE id = $1";
+    TENANT_ADD: "add a tenant" =
+        "INSERT INTO tenants (", tenant!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    TENANT_CHANGE: "change a tenant" =
+        "UPDATE tenants SET revision = $2, label = $3, weight = $4, requests_per_minute = $5, concurrency_max = $6, \
+         tokens_per_day = $7, disabled = $8, updated_ms = $9, updated_by = $10 WHERE id = $1";
+
+    // API keys.
+    KEYS: "read keys" = "SELECT ", key!(), " FROM api_keys ORDER BY created_ms, id";
+    KEY: "read a key" = "SELECT ", key!(), " FROM api_keys WHERE id = $1";
+    KEY_ADD: "add a key" =
+        "INSERT INTO api_keys (", key!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+    KEY_CHANGE: "change a key" =
+        "UPDATE api_keys SET revision = $2, label = $3, scopes = $4, expires_ms = $5, revoked_ms = $6 WHERE id = $1";
+    KEY_USED: "note when a key was used" =
+        "UPDATE api_keys SET last_used_ms = $2 WHERE id = $1 AND COALESCE(last_used_ms, 0) < $2";
+
+    // Users, their sessions, and logins that failed.
+    USERS: "read users" =
+        "SELECT name, revision, role, password_hash, disabled, created_ms, updated_ms, updated_by FROM users ORDER BY name";
+    USER: "read a user" =
+        "SELECT name, revision, role, password_hash, disabled, created_ms, updated_ms, updated_by FROM users \
+         WHERE name = $1";
+    USER_ADD: "add a user" =
+        "INSERT INTO users (name, revision, role, password_hash, disabled, created_ms, updated_ms, updated_by) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    USER_CHANGE: "change a user" =
+        "UPDATE users SET revision = $2, role = $3, password_hash = $4, disabled = $5, updated_ms = $6, \
+         updated_by = $7 WHERE name = $1";
+    ADMINS: "count admins" =
+        "SELECT COUNT(*) AS n FROM users WHERE role = 'admin' AND disabled = 0";
+    SESSION_ADD: "begin a session" =
+        "INSERT INTO sessions (token_hash, user_name, csrf, created_ms, seen_ms, expires_ms) \
+         VALUES ($1, $2, $3, $4, $5, $6)";
+    SESSION: "read a session" =
+        "SELECT sessions.csrf, sessions.created_ms AS begun_ms, sessions.seen_ms, sessions.expires_ms, users.name, \
+         users.revision, users.role, users.disabled, users.created_ms, users.updated_ms, users.updated_by \
+         FROM sessions JOIN users ON users.name = sessions.user_name WHERE sessions.token_hash = $1";
+    SESSION_SEEN: "note that a session is in use" = "UPDATE sessions SET seen_ms = $2 WHERE token_hash = $1";
+    SESSION_END: "end a session" = "DELETE FROM sessions WHERE token_hash = $1";
+    SESSIONS_END: "end a user's sessions" = "DELETE FROM sessions WHERE user_name = $1";
+    SESSIONS_FORGET: "forget ended sessions" = "DELETE FROM sessions WHERE expires_ms <= $1 OR seen_ms <= $2";
+    LOGIN_FAILED: "note a failed login" = "INSERT INTO login_failures (subject, at_ms) VALUES ($1, $2)";
+    LOGIN_FAILURES: "count failed logins" =
+        "SELECT COUNT(*) AS n, COALESCE(MIN(at_ms), 0) AS first_ms FROM login_failures WHERE subject = $1 AND at_ms > $2";
+    LOGIN_FORGET: "forget old failed logins" = "DELETE FROM login_failures WHERE at_ms <= $1";
+    LOGIN_FORGIVE: "forget failed logins" = "DELETE FROM login_failures WHERE subject = $1";
+
+    // What is used.
+    USAGE_ADD: "count usage" =
+        "INSERT INTO tenant_usage (tenant, period_ms, start_ms, requests, tokens) VALUES ($1, $2, $3, $4, $5) \
+         ON CONFLICT (tenant, period_ms, start_ms) DO UPDATE SET requests = tenant_usage.requests + excluded.requests, \
+         tokens = tenant_usage.tokens + excluded.tokens RETURNING requests, tokens";
+    USAGE: "read usage" =
+        "SELECT tenant, requests, tokens FROM tenant_usage WHERE period_ms = $1 AND start_ms = $2 ORDER BY tenant";
+    USAGE_FORGET: "forget old usage" = "DELETE FROM tenant_usage WHERE period_ms = $1 AND start_ms < $2";
+    LOAD_PUT: "tell what runs here" =
+        "INSERT INTO replica_load (replica, tenant, running, updated_ms) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (replica, tenant) DO UPDATE SET running = excluded.running, updated_ms = excluded.updated_ms";
+    LOAD_OTHERS: "read what runs elsewhere" =
+        "SELECT tenant, CAST(SUM(running) AS BIGINT) AS running FROM replica_load \
+         WHERE replica <> $1 AND updated_ms > $2 GROUP BY tenant ORDER BY tenant";
+    LOAD_FORGET: "forget replicas that are gone" = "DELETE FROM replica_load WHERE updated_ms < $1";
+    TELEMETRY_PUT: "keep telemetry" =
+        "INSERT INTO telemetry (", telemetry!(), ") \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
+         ON CONFLICT (period_ms, start_ms, replica, scene, class, network) DO UPDATE SET requests = excluded.requests, \
+         failures = excluded.failures, prompt_tokens = excluded.prompt_tokens, \
+         completion_tokens = excluded.completion_tokens, prompt_tokens_saved = excluded.prompt_tokens_saved, \
+         slot_ms = excluded.slot_ms, slot_ms_saved = excluded.slot_ms_saved, ttft_counts = excluded.ttft_counts, \
+         assist_counts = excluded.assist_counts, ratio_counts = excluded.ratio_counts";
+    TELEMETRY: "read telemetry" =
+        "SELECT ", telemetry!(), " FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3 \
+         ORDER BY start_ms, scene, class, network, replica";
+    TELEMETRY_FORGET: "forget old telemetry" =
+        "DELETE FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3";
+    COEFFICIENTS: "read coefficients" =
+        "SELECT kind, name, figure, value, samples FROM coefficients ORDER BY kind, name, figure";
+    COEFFICIENT_PUT: "keep coefficients" =
+        "INSERT INTO coefficients (kind, name, figure, value, samples, updated_unix_s) VALUES ($1, $2, $3, $4, $5, $6) \
+         ON CONFLICT (kind, name, figure) DO UPDATE SET value = excluded.value, samples = excluded.samples, \
+         updated_unix_s = excluded.updated_unix_s";
+}

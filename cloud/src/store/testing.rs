@@ -1,0 +1,22 @@
+//! What somebody with the database's password could do: for tests that break what this program never breaks.
+
+use sqlx::{AssertSqlSafe, Executor};
+
+use super::db::Pool;
+use super::{Database, StoreError};
+
+/// Runs SQL as it is, on a connection of its own and without any check. Several statements are divided by `;`.
+///
+/// # Errors
+/// [`StoreError::Open`] where the database does not open, [`StoreError::Query`] where it refuses.
+pub async fn execute(database: &Database, sql: &str) -> Result<(), StoreError> {
+    let open = |err| StoreError::Open { address: database.shown(), err };
+    let pool = super::connect(database).await.map_err(open)?;
+    let sql = AssertSqlSafe(sql.to_owned());
+    let done = match &pool {
+        Pool::Sqlite(pool) => pool.execute(sql).await.map(drop),
+        Pool::Postgres(pool) => pool.execute(sql).await.map(drop),
+    };
+    pool.close().await;
+    done.map_err(|err| StoreError::Query { doing: "run SQL by hand", err })
+}

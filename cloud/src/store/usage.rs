@@ -1,0 +1,249 @@
+//! What is used: quotas that replicas share, and telemetry summed up by minute and hour.
+//!
+//! Never in the audit log: these are counts, not changes. Replicas meet here every few seconds, so a quota over
+//! replicas may be passed by what they take between two meetings.
+
+use super::db::{Row, args};
+use super::{Store, StoreError, sql};
+use crate::traffic::{
+    ASSIST_BOUNDS, DAY_MS, HOUR_MS, Histogram, MINUTE_MS, RATIO_BOUNDS, TTFT_BOUNDS_MS, TrafficKey,
+    TrafficRow, TrafficSums,
+};
+
+/// A replica that has not been heard of for so long is gone.
+const REPLICA_GONE_MS: i64 = 15_000;
+/// Telemetry stays by the minute for so long, then by the hour.
+const MINUTES_KEPT_MS: i64 = 2 * DAY_MS;
+/// Telemetry by the hour, and usage by the day, stay for so long.
+const HOURS_KEPT_MS: i64 = 90 * DAY_MS;
+
+/// What a tenant has used here since the last meeting, and what runs here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageDelta {
+    /// The tenant.
+    pub tenant: String,
+    /// Start of the minute of `requests`.
+    pub minute_ms: i64,
+    /// Requests in that minute.
+    pub requests: u64,
+    /// Start of the day of `tokens`.
+    pub day_ms: i64,
+    /// Requests on that day.
+    pub day_requests: u64,
+    /// Tokens on that day.
+    pub tokens: u64,
+    /// Requests that run here now.
+    pub running: u32,
+}
+
+/// What a tenant has used everywhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedUsage {
+    /// The tenant.
+    pub tenant: String,
+    /// The minute asked about.
+    pub minute_ms: i64,
+    /// Requests in it, of all replicas.
+    pub requests: u64,
+    /// The day asked about.
+    pub day_ms: i64,
+    /// Tokens on it, of all replicas.
+    pub tokens: u64,
+    /// Requests that run on other replicas.
+    pub running_elsewhere: u32,
+}
+
+/// Usage of one tenant on one day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DayUsage {
+    /// The tenant.
+    pub tenant: String,
+    /// Requests.
+    pub requests: u64,
+    /// Tokens.
+    pub tokens: u64,
+}
+
+impl Store {
+    /// Adds what was used here and answers what is used everywhere, in one transaction: where it fails, nothing was
+    /// added.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn exchange_usage(
+        &self,
+        replica: &str,
+        deltas: &[UsageDelta],
+        now_ms: i64,
+    ) -> Result<Vec<SharedUsage>, StoreError> {
+        let mut deltas: Vec<&UsageDelta> = deltas.iter().collect();
+        // One order for all replicas, so that none waits for another that waits for it.
+        deltas.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+        let mut tx = self.pool.begin_write().await?;
+        let mut shared = Vec::with_capacity(deltas.len());
+        for delta in &deltas {
+            let tenant = delta.tenant.as_str();
+            let values = args![tenant, MINUTE_MS, delta.minute_ms, delta.requests, 0_u32];
+            let minute = tx.row(&sql::USAGE_ADD, values).await?;
+            let values = args![tenant, DAY_MS, delta.day_ms, delta.day_requests, delta.tokens];
+            let day = tx.row(&sql::USAGE_ADD, values).await?;
+            tx.execute(&sql::LOAD_PUT, args![replica, tenant, delta.running, now_ms]).await?;
+            let total = |row: Option<Row>, column| row.map_or(Ok(0), |row: Row| row.count(column));
+            shared.push(SharedUsage {
+                tenant: tenant.to_owned(),
+                minute_ms: delta.minute_ms,
+                requests: total(minute, "requests")?,
+                day_ms: delta.day_ms,
+                tokens: total(day, "tokens")?,
+                running_elsewhere: 0,
+            });
+        }
+        for row in tx.rows(&sql::LOAD_OTHERS, args![replica, now_ms - REPLICA_GONE_MS]).await? {
+            let tenant = row.text("tenant")?;
+            if let Some(usage) = shared.iter_mut().find(|usage| usage.tenant == tenant) {
+                usage.running_elsewhere = row.small("running")?;
+            }
+        }
+        tx.commit().await?;
+        Ok(shared)
+    }
+
+    /// What every tenant used on the day that begins at `day_ms`.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn usage_of_day(&self, day_ms: i64) -> Result<Vec<DayUsage>, StoreError> {
+        let rows = self.pool.rows(&sql::USAGE, args![DAY_MS, day_ms]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(DayUsage {
+                    tenant: row.text("tenant")?,
+                    requests: row.count("requests")?,
+                    tokens: row.count("tokens")?,
+                })
+            })
+            .collect()
+    }
+
+    /// Keeps sums of a replica's minutes; a later reading of the same minute takes the place of the earlier one.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer; nothing was kept then.
+    pub async fn keep_traffic(&self, replica: &str, rows: &[TrafficRow]) -> Result<(), StoreError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut tx = self.pool.begin_write().await?;
+        for row in rows {
+            put(&mut tx, replica, row).await?;
+        }
+        tx.commit().await
+    }
+
+    /// Sums from `from_ms` to before `to_ms`, replicas together, by start and key. `period_ms`:
+    /// [`MINUTE_MS`] (kept for two days) or [`HOUR_MS`].
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer, [`StoreError::Row`] where a row cannot be read.
+    pub async fn traffic(
+        &self,
+        period_ms: i64,
+        from_ms: i64,
+        to_ms: i64,
+    ) -> Result<Vec<TrafficRow>, StoreError> {
+        let rows = self.pool.rows(&sql::TELEMETRY, args![period_ms, from_ms, to_ms]).await?;
+        Ok(summed(&rows.iter().map(traffic_row).collect::<Result<Vec<_>, _>>()?, period_ms))
+    }
+
+    /// Sums old minutes up to hours, and forgets what is older than it is kept. Any replica may do it at any time.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer; nothing was changed then.
+    pub async fn compact(&self, now_ms: i64) -> Result<(), StoreError> {
+        let horizon = now_ms - MINUTES_KEPT_MS;
+        let horizon = horizon - horizon.rem_euclid(HOUR_MS);
+        let mut tx = self.pool.begin_write().await?;
+        // Only one replica at a time: the others find nothing left to sum up.
+        tx.row(&sql::STATE_LOCK, args![0_i64]).await?;
+        let rows = tx.rows(&sql::TELEMETRY, args![MINUTE_MS, i64::MIN, horizon]).await?;
+        let minutes = rows.iter().map(traffic_row).collect::<Result<Vec<_>, _>>()?;
+        for hour in summed(&minutes, HOUR_MS) {
+            let known = tx.rows(&sql::TELEMETRY, args![HOUR_MS, hour.start_ms, hour.start_ms + 1]).await?;
+            let known = known.iter().map(traffic_row).collect::<Result<Vec<_>, _>>()?;
+            let mut hour = hour;
+            for known in known.iter().filter(|known| known.key == hour.key) {
+                hour.sums.merge(&known.sums);
+            }
+            put(&mut tx, "", &hour).await?;
+        }
+        tx.execute(&sql::TELEMETRY_FORGET, args![MINUTE_MS, i64::MIN, horizon]).await?;
+        tx.execute(&sql::TELEMETRY_FORGET, args![HOUR_MS, i64::MIN, now_ms - HOURS_KEPT_MS]).await?;
+        tx.execute(&sql::USAGE_FORGET, args![MINUTE_MS, now_ms - 10 * MINUTE_MS]).await?;
+        tx.execute(&sql::USAGE_FORGET, args![DAY_MS, now_ms - HOURS_KEPT_MS]).await?;
+        tx.execute(&sql::LOAD_FORGET, args![now_ms - 10 * REPLICA_GONE_MS]).await?;
+        tx.commit().await
+    }
+}
+
+async fn put(tx: &mut super::db::Tx, replica: &str, row: &TrafficRow) -> Result<(), StoreError> {
+    let sums = &row.sums;
+    let (ttft, assist, ratio) = (sums.ttft_ms.to_text(), sums.assist_tokens.to_text(), sums.ratio.to_text());
+    let values = args![
+        row.period_ms,
+        row.start_ms,
+        replica,
+        &row.key.scene,
+        &row.key.class,
+        &row.key.network,
+        sums.requests,
+        sums.failures,
+        sums.prompt_tokens,
+        sums.completion_tokens,
+        sums.prompt_tokens_saved,
+        sums.slot_ms,
+        sums.slot_ms_saved,
+        &ttft,
+        &assist,
+        &ratio
+    ];
+    tx.execute(&sql::TELEMETRY_PUT, values).await.map(drop)
+}
+
+/// Rows of the same period and key added up.
+fn summed(rows: &[TrafficRow], period_ms: i64) -> Vec<TrafficRow> {
+    let mut all: std::collections::BTreeMap<(i64, TrafficKey), TrafficSums> = Default::default();
+    for row in rows {
+        let start_ms = row.start_ms - row.start_ms.rem_euclid(period_ms);
+        all.entry((start_ms, row.key.clone())).or_default().merge(&row.sums);
+    }
+    let row = |((start_ms, key), sums)| TrafficRow { period_ms, start_ms, key, sums };
+    all.into_iter().map(row).collect()
+}
+
+fn traffic_row(row: &Row) -> Result<TrafficRow, StoreError> {
+    let histogram = |column, bounds| {
+        let text = row.text(column)?;
+        Histogram::parse(bounds, &text).ok_or_else(|| row.bad(column, text))
+    };
+    Ok(TrafficRow {
+        period_ms: row.int("period_ms")?,
+        start_ms: row.int("start_ms")?,
+        key: TrafficKey {
+            scene: row.text("scene")?,
+            class: row.text("class")?,
+            network: row.text("network")?,
+        },
+        sums: TrafficSums {
+            requests: row.count("requests")?,
+            failures: row.count("failures")?,
+            prompt_tokens: row.count("prompt_tokens")?,
+            completion_tokens: row.count("completion_tokens")?,
+            prompt_tokens_saved: row.count("prompt_tokens_saved")?,
+            slot_ms: row.count("slot_ms")?,
+            slot_ms_saved: row.count("slot_ms_saved")?,
+            ttft_ms: histogram("ttft_counts", TTFT_BOUNDS_MS)?,
+            assist_tokens: histogram("assist_counts", ASSIST_BOUNDS)?,
+            ratio: histogram("ratio_counts", RATIO_BOUNDS)?,
+        },
+    })
+}

@@ -1,0 +1,132 @@
+//! Counts by bucket: quantiles that can be summed over minutes and replicas.
+
+use std::fmt::Write;
+
+/// Counts of values up to each bound, and of those above the last.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    counts: Vec<u64>,
+}
+
+impl Histogram {
+    /// An empty one over these upper ends, which grow.
+    #[must_use]
+    pub fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1] }
+    }
+
+    /// Reads what [`Histogram::to_text`] wrote; none where it is of other bounds.
+    #[must_use]
+    pub fn parse(bounds: &'static [f64], text: &str) -> Option<Histogram> {
+        let counts: Vec<u64> = text.split(' ').map(|count| count.parse().ok()).collect::<Option<_>>()?;
+        (counts.len() == bounds.len() + 1).then_some(Histogram { bounds, counts })
+    }
+
+    /// Counts between spaces, the last for what is above every bound.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        for (index, count) in self.counts.iter().enumerate() {
+            let space = if index == 0 { "" } else { " " };
+            write!(text, "{space}{count}").expect("writing to a string cannot fail");
+        }
+        text
+    }
+
+    /// Counts one value; what is no number is not counted.
+    pub fn record(&mut self, value: f64) {
+        if value.is_nan() {
+            return;
+        }
+        let at = self.bounds.partition_point(|&bound| bound < value);
+        self.counts[at] += 1;
+    }
+
+    /// Adds what another one of the same bounds counted.
+    ///
+    /// # Panics
+    /// Where the bounds are others: that would be our bug.
+    pub fn merge(&mut self, other: &Histogram) {
+        assert_eq!(self.bounds, other.bounds, "only histograms of the same figure are merged");
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+    }
+
+    /// Upper ends of the buckets.
+    #[must_use]
+    pub fn bounds(&self) -> &'static [f64] {
+        self.bounds
+    }
+
+    /// Counts, one more than there are bounds.
+    #[must_use]
+    pub fn counts(&self) -> &[u64] {
+        &self.counts
+    }
+
+    /// Values counted.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The value that a share `q` of all are not above, evenly spread within its bucket; the last bound where it is
+    /// above; none where nothing was counted.
+    #[must_use]
+    pub fn quantile(&self, q: f64) -> Option<f64> {
+        let total = self.total();
+        if total == 0 {
+            return None;
+        }
+        let rank = q.clamp(0.0, 1.0) * total as f64;
+        let mut below = 0.0;
+        for (index, &count) in self.counts.iter().enumerate() {
+            let count = count as f64;
+            if count > 0.0 && below + count >= rank {
+                let Some(&high) = self.bounds.get(index) else { break };
+                let low = if index == 0 { 0.0 } else { self.bounds[index - 1] };
+                return Some(low + (high - low) * ((rank - below) / count).clamp(0.0, 1.0));
+            }
+            below += count;
+        }
+        self.bounds.last().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: &[f64] = &[10.0, 20.0, 40.0];
+
+    #[test]
+    fn quantiles_lie_in_their_buckets() {
+        let mut histogram = Histogram::new(BOUNDS);
+        assert_eq!(histogram.quantile(0.5), None);
+        for value in [5.0, 10.0, 15.0, 30.0, f64::NAN] {
+            histogram.record(value);
+        }
+        assert_eq!((histogram.to_text().as_str(), histogram.total()), ("2 1 1 0", 4));
+        assert_eq!(histogram.quantile(0.5), Some(10.0));
+        assert_eq!(histogram.quantile(0.75), Some(20.0));
+        assert_eq!(histogram.quantile(1.0), Some(40.0));
+        assert_eq!(histogram.quantile(0.25), Some(5.0));
+        histogram.record(1e9);
+        assert_eq!(histogram.quantile(1.0), Some(40.0), "above the last bound");
+    }
+
+    #[test]
+    fn texts_are_read_again() {
+        let mut histogram = Histogram::new(BOUNDS);
+        histogram.record(12.0);
+        let mut read = Histogram::parse(BOUNDS, &histogram.to_text()).unwrap();
+        assert_eq!(read, histogram);
+        read.merge(&histogram);
+        assert_eq!(read.to_text(), "0 2 0 0");
+        for bad in ["", "1 2 3", "1 2 3 4 5", "1 2 3 x", "1 2 3 -1"] {
+            assert_eq!(Histogram::parse(BOUNDS, bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The store on both databases: SQLite files and a private PostgreSQL server; skipped where there is none, with the
+//! reason. Versions, conflicts, keys, users, sessions, the audit chain, quotas, telemetry; and the real program while its
+//! database is stopped and started.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
+
+#[path = "../../../tests/src/postgres.rs"]
+mod postgres;
+
+mod access;
+mod audit;
+mod outage;
+mod properties;
+mod scenes;
+mod schema;
+mod usage;
+mod world;

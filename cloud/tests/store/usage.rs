@@ -1,0 +1,153 @@
+//! Quotas that replicas share, telemetry by minute and hour, and the settings that reach them.
+
+use std::time::Duration;
+
+use baton_cloud::scene::SceneSettings;
+use baton_cloud::store::{Expected, SharedUsage, UsageDelta};
+use baton_cloud::traffic::{DAY_MS, HOUR_MS, MINUTE_MS, RequestFigures, Traffic, TrafficKey};
+
+use crate::world::{ann, on_each};
+
+const HANG: Duration = Duration::from_secs(60);
+
+#[test]
+fn replicas_add_up_what_tenants_use() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let (minute_ms, day_ms, now) = (7 * DAY_MS, 7 * DAY_MS, 7 * DAY_MS + 1000);
+        let delta = |tenant: &str, requests, tokens, running| UsageDelta {
+            tenant: tenant.into(),
+            minute_ms,
+            requests,
+            day_ms,
+            day_requests: requests,
+            tokens,
+            running,
+        };
+        let usage = |tenant: &str, requests, tokens, running_elsewhere| SharedUsage {
+            tenant: tenant.into(),
+            minute_ms,
+            requests,
+            day_ms,
+            tokens,
+            running_elsewhere,
+        };
+        let one =
+            store.exchange_usage("one", &[delta("b", 3, 100, 2), delta("a", 1, 5, 1)], now).await.unwrap();
+        assert_eq!(one, [usage("a", 1, 5, 0), usage("b", 3, 100, 0)]);
+        let two = store.exchange_usage("two", &[delta("b", 4, 50, 7)], now + 1).await.unwrap();
+        assert_eq!(two, [usage("b", 7, 150, 2)]);
+        let one = store.exchange_usage("one", &[delta("b", 0, 0, 1)], now + 2).await.unwrap();
+        assert_eq!(one, [usage("b", 7, 150, 7)]);
+        // A replica that is not heard of any more runs nothing.
+        let one = store.exchange_usage("one", &[delta("b", 0, 0, 1)], now + 20_000).await.unwrap();
+        assert_eq!(one[0].running_elsewhere, 0);
+        let day = store.usage_of_day(day_ms).await.unwrap();
+        assert_eq!(
+            day.iter().map(|used| (used.tenant.as_str(), used.requests, used.tokens)).collect::<Vec<_>>(),
+            [("a", 1, 5), ("b", 7, 150)]
+        );
+    });
+}
+
+#[test]
+fn replicas_that_meet_at_the_same_time_lose_nothing() {
+    on_each(|db| async move {
+        let stores = [db.open().await, db.open().await, db.open().await];
+        let meet = stores.iter().enumerate().map(|(at, store)| async move {
+            for round in 0..10 {
+                let delta = |tenant: &str| UsageDelta {
+                    tenant: tenant.into(),
+                    minute_ms: 0,
+                    requests: 1,
+                    day_ms: 0,
+                    day_requests: 1,
+                    tokens: 10,
+                    running: 0,
+                };
+                // In any order: the store has one of its own, so that none waits for another that waits for it.
+                let deltas =
+                    if (at + round) % 2 == 0 { [delta("a"), delta("b")] } else { [delta("b"), delta("a")] };
+                store.exchange_usage(&at.to_string(), &deltas, 1000).await.unwrap();
+            }
+        });
+        futures_util::future::join_all(meet).await;
+        for used in stores[0].usage_of_day(0).await.unwrap() {
+            assert_eq!((used.requests, used.tokens), (30, 300), "{}", used.tenant);
+        }
+    });
+}
+
+#[test]
+fn telemetry_is_kept_by_minute_then_by_hour() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let start = 100 * DAY_MS;
+        let key = TrafficKey { scene: "doc-qa".into(), class: "phone".into(), network: "wifi".into() };
+        let figures = RequestFigures {
+            ttft_ms: Some(120.0),
+            assist_tokens: Some(24),
+            ratio: Some(0.25),
+            prompt_tokens: 1000,
+            ..RequestFigures::default()
+        };
+        for replica in ["one", "two"] {
+            let mut traffic = Traffic::default();
+            for minute in 0..3 {
+                traffic.record(start + minute * MINUTE_MS, key.clone(), &figures);
+            }
+            store.keep_traffic(replica, &traffic.unwritten()).await.unwrap();
+            // The same minute again, with more: it takes the place of the first reading.
+            traffic.record(start, key.clone(), &figures);
+            store.keep_traffic(replica, &traffic.unwritten()).await.unwrap();
+        }
+        let minutes = store.traffic(MINUTE_MS, start, start + HOUR_MS).await.unwrap();
+        assert_eq!(
+            minutes.iter().map(|row| row.sums.requests).collect::<Vec<_>>(),
+            [4, 2, 2],
+            "both replicas"
+        );
+        assert_eq!(minutes[0].sums.ttft_ms.quantile(0.5), Some(125.0));
+        assert_eq!((minutes[0].sums.prompt_tokens, &minutes[0].key), (4000, &key));
+        store.compact(start + DAY_MS).await.unwrap();
+        assert_eq!(
+            store.traffic(MINUTE_MS, start, start + HOUR_MS).await.unwrap().len(),
+            3,
+            "kept for two days"
+        );
+        for _ in 0..2 {
+            store.compact(start + 3 * DAY_MS).await.unwrap();
+            assert_eq!(store.traffic(MINUTE_MS, 0, i64::MAX).await.unwrap(), []);
+            let hours = store.traffic(HOUR_MS, start, start + HOUR_MS).await.unwrap();
+            assert_eq!((hours.len(), hours[0].sums.requests, hours[0].start_ms), (1, 8, start));
+        }
+        store.compact(start + 91 * DAY_MS).await.unwrap();
+        assert_eq!(store.traffic(HOUR_MS, 0, i64::MAX).await.unwrap(), []);
+    });
+}
+
+#[test]
+fn a_change_reaches_the_watch_of_every_replica() {
+    on_each(|db| async move {
+        let (editor, replica) = (db.open().await, db.open().await);
+        let before = replica.snapshot().await.unwrap();
+        let mut watch = replica.watch(before.generation);
+        // The first look: nothing is newer; from then on it listens, or asks every second.
+        while tokio::time::timeout(HANG, watch.next()).await.unwrap().unwrap().is_some() {}
+        for round in 0..3 {
+            let settings = SceneSettings::with_system(format!("round {round}"));
+            let scene = editor.set_scene("chat", &settings, "", Expected::Any, &ann()).await.unwrap();
+            let newer = async {
+                loop {
+                    if let Some(snapshot) = watch.next().await.unwrap() {
+                        return snapshot;
+                    }
+                }
+            };
+            let snapshot = tokio::time::timeout(HANG, newer).await.expect("the change is heard of");
+            assert!(snapshot.scenes.contains(&scene), "{round}");
+            assert!(snapshot.generation > before.generation);
+        }
+        assert_eq!(replica.health().away_since_ms, None);
+    });
+}

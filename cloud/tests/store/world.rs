@@ -1,0 +1,82 @@
+//! Each test on each database, and databases that are the test's own.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use baton_cloud::access::Actor;
+use baton_cloud::store::{Database, Store, testing};
+
+use crate::postgres::Postgres;
+
+/// A database of one test, gone with it.
+pub struct TestDatabase {
+    pub database: Database,
+    _folder: Option<tempfile::TempDir>,
+    _server: Option<Arc<Postgres>>,
+}
+
+impl TestDatabase {
+    pub fn sqlite() -> TestDatabase {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::File(folder.path().join("cloud.db"));
+        TestDatabase { database, _folder: Some(folder), _server: None }
+    }
+
+    /// A new database on the server that the tests of this program share.
+    pub async fn postgres(server: Arc<Postgres>) -> TestDatabase {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("store{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let admin: Database = server.url().parse().unwrap();
+        testing::execute(&admin, &format!("CREATE DATABASE {name}")).await.unwrap();
+        let url = server.url().replace("/postgres?", &format!("/{name}?"));
+        TestDatabase { database: url.parse().unwrap(), _folder: None, _server: Some(server) }
+    }
+
+    pub async fn open(&self) -> Store {
+        Store::open(&self.database).await.unwrap()
+    }
+
+    pub fn is_postgres(&self) -> bool {
+        matches!(self.database, Database::Postgres(_))
+    }
+
+    /// Runs SQL that lifts a trigger of a table first.
+    pub async fn tamper(&self, trigger: &str, table: &str, sql: &str) {
+        let on = if self.is_postgres() { format!(" ON {table}") } else { String::new() };
+        testing::execute(&self.database, &format!("DROP TRIGGER {trigger}{on}; {sql}")).await.unwrap();
+    }
+}
+
+/// The shared server, while any test uses it; says once why there is none.
+fn server() -> Option<Arc<Postgres>> {
+    static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+    static LACKS: OnceLock<()> = OnceLock::new();
+    if let Err(reason) = crate::postgres::programs() {
+        LACKS.get_or_init(|| println!("skipped: store: on PostgreSQL: {reason:#}"));
+        return None;
+    }
+    let mut shared = SHARED.lock().unwrap();
+    if let Some(server) = shared.upgrade() {
+        return Some(server);
+    }
+    let server = Arc::new(Postgres::start().unwrap());
+    *shared = Arc::downgrade(&server);
+    Some(server)
+}
+
+/// Runs a test on SQLite, then on PostgreSQL where there is one.
+pub fn on_each<F, Fut>(test: F)
+where
+    F: Fn(TestDatabase) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(test(TestDatabase::sqlite()));
+    if let Some(server) = server() {
+        runtime.block_on(async { test(TestDatabase::postgres(server).await).await });
+    }
+}
+
+pub fn ann() -> Actor {
+    Actor::user("ann")
+}

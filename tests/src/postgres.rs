@@ -1,0 +1,195 @@
+//! A private PostgreSQL for one test: a folder of its own, a unix socket, no TCP, gone at the end.
+//!
+//! PostgreSQL refuses to run as root; where the tests do, it runs as `postgres` or `nobody`.
+//! Never touches a server that is there already.
+
+use std::{
+    os::unix::fs::chown,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+
+/// How long the server may take to start or to stop: a hang guard.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The server's own superuser.
+const ROLE: &str = "baton";
+
+/// An account of this machine.
+#[derive(Debug, Clone)]
+struct Account {
+    name: String,
+    user: u32,
+    group: u32,
+}
+
+/// A server of the test's own; stopped when dropped.
+#[derive(Debug)]
+pub struct Postgres {
+    folder: tempfile::TempDir,
+    programs: PathBuf,
+    account: Option<Account>,
+    server: Option<Child>,
+}
+
+/// The folder with `initdb` and `postgres`: the newest that Debian installed, or one of the path.
+///
+/// # Errors
+/// There is none; the message is the reason to skip a test for.
+pub fn programs() -> anyhow::Result<PathBuf> {
+    let debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().filter_map(Result::ok);
+    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let mut versions: Vec<PathBuf> =
+        debian.map(|entry| entry.path()).filter(|path| version(path).is_some()).collect();
+    versions.sort_by_key(version);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let newest_first = versions.into_iter().rev().map(|path| path.join("bin"));
+    let mut folders = newest_first.chain(std::env::split_paths(&path));
+    folders.find(|folder| folder.join("initdb").is_file()).context("no initdb (Debian's postgresql)")
+}
+
+impl Postgres {
+    /// Makes a database cluster and starts it.
+    ///
+    /// # Errors
+    /// PostgreSQL is not installed, there is no account for it, or it does not start.
+    pub fn start() -> anyhow::Result<Self> {
+        let programs = programs()?;
+        let folder = tempfile::Builder::new().prefix("pg").tempdir().context("make a folder")?;
+        let account = if is_root()? { Some(unprivileged()?) } else { None };
+        if let Some(account) = &account {
+            chown(folder.path(), Some(account.user), Some(account.group)).context("give the folder away")?;
+        }
+        let mut postgres = Self { folder, programs, account, server: None };
+        let out = postgres
+            .command("initdb")
+            .args([
+                "--username",
+                ROLE,
+                "--auth",
+                "trust",
+                "--encoding",
+                "UTF8",
+                "--locale",
+                "C",
+                "--no-sync",
+                "-D",
+            ])
+            .arg(postgres.data())
+            .output()
+            .context("run initdb")?;
+        ensure!(out.status.success(), "initdb failed: {}", String::from_utf8_lossy(&out.stderr).trim());
+        postgres.start_again()?;
+        Ok(postgres)
+    }
+
+    /// Starts the server after [`Postgres::stop`], with what it held.
+    ///
+    /// # Errors
+    /// It does not start in time.
+    pub fn start_again(&mut self) -> anyhow::Result<()> {
+        ensure!(self.server.is_none(), "the server runs already");
+        let settings = ["listen_addresses=", "fsync=off", "unix_socket_permissions=0777"];
+        let mut command = self.command("postgres");
+        command.arg("-D").arg(self.data()).arg("-k").arg(self.folder.path());
+        for setting in settings {
+            command.args(["-c", setting]);
+        }
+        let log = std::fs::File::create(self.folder.path().join("log")).context("make a log")?;
+        self.server = Some(command.stdout(Stdio::null()).stderr(log).spawn().context("start postgres")?);
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT {
+            let ready = self.command("pg_isready").args(["-q", "-h"]).arg(self.folder.path()).status();
+            if ready.context("run pg_isready")?.success() {
+                return Ok(());
+            }
+            let ended = self.server.as_mut().and_then(|server| server.try_wait().ok().flatten());
+            if let Some(status) = ended {
+                bail!("postgres ended with {status}: {}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bail!("postgres is not ready after {} s: {}", LIMIT.as_secs(), self.log())
+    }
+
+    /// Stops the server as an administrator would in a hurry: open connections are closed at once.
+    ///
+    /// # Errors
+    /// It does not stop.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        let Some(mut server) = self.server.take() else { return Ok(()) };
+        let out = self
+            .command("pg_ctl")
+            .args(["stop", "-m", "fast", "-w", "-t", &LIMIT.as_secs().to_string(), "-D"])
+            .arg(self.data())
+            .output()
+            .context("run pg_ctl")?;
+        if !out.status.success() {
+            server.kill().context("kill postgres")?;
+        }
+        server.wait().context("wait for postgres")?;
+        Ok(())
+    }
+
+    /// Where the server is, for `--database`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://{ROLE}@localhost/postgres?host={}", self.folder.path().display())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default().trim().to_owned()
+    }
+
+    /// One of PostgreSQL's programs, as the account that may run it.
+    fn command(&self, name: &str) -> Command {
+        let program = self.programs.join(name);
+        let mut command = match &self.account {
+            None => Command::new(program),
+            Some(account) => {
+                let mut command = Command::new("setpriv");
+                let (user, group) =
+                    (format!("--reuid={}", account.user), format!("--regid={}", account.group));
+                command.args([&user, &group]).args(["--clear-groups", "--"]).arg(program);
+                command.env("HOME", self.folder.path()).env("USER", &account.name);
+                command
+            }
+        };
+        command.current_dir(self.folder.path()).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Err(err) = self.stop() {
+            eprintln!("a test's postgres does not stop: {err:#}");
+        }
+    }
+}
+
+fn is_root() -> anyhow::Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    Ok(Path::new("/proc/self").metadata().context("look at the own process")?.uid() == 0)
+}
+
+/// The account that PostgreSQL runs as where the tests run as root.
+fn unprivileged() -> anyhow::Result<Account> {
+    let text = std::fs::read_to_string("/etc/passwd").context("read the accounts")?;
+    let account = |wanted: &str| {
+        text.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let [name, _, user, group, ..] = fields.as_slice() else { return None };
+            let found =
+                Account { name: (*name).to_owned(), user: user.parse().ok()?, group: group.parse().ok()? };
+            (*name == wanted).then_some(found)
+        })
+    };
+    ["postgres", "nobody"].into_iter().find_map(account).context("no account but root to run postgres as")
+}
