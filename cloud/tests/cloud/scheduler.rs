@@ -29,6 +29,20 @@ impl Rng {
     }
 }
 
+/// A request without bytes, deadline or tenant, whose cap is not lowered.
+fn plain(id: u64, prompt_tokens: usize, max_tokens: usize, tail_tokens: usize) -> JobSpec {
+    JobSpec {
+        id: JobId(id),
+        prompt_tokens,
+        max_tokens,
+        floor_tokens: max_tokens,
+        tail_tokens,
+        bytes: 0,
+        deadline: None,
+        share: Share::default(),
+    }
+}
+
 /// What the simulation knows about one sequence, kept apart from the scheduler's own books.
 #[derive(Debug, Default)]
 struct Known {
@@ -100,7 +114,7 @@ impl World {
         world
     }
 
-    /// Blocks that open sequences hold, none shared.
+    /// Blocks that open sequences hold.
     fn held_blocks(&self) -> usize {
         let open = self.known.values().filter(|known| known.open);
         open.map(|known| known.done.div_ceil(self.limits.kv_block)).sum()
@@ -119,16 +133,8 @@ impl World {
         self.next_id += 1;
         let prompt_tokens = 1 + self.rng.below(600);
         let max_tokens = 1 + self.rng.below(40);
-        let spec = JobSpec {
-            id,
-            prompt_tokens,
-            max_tokens,
-            floor_tokens: max_tokens,
-            tail_tokens: 1 + self.rng.below(prompt_tokens.min(40)),
-            bytes: 0,
-            deadline: None,
-            share: Share::default(),
-        };
+        let tail_tokens = 1 + self.rng.below(prompt_tokens.min(40));
+        let spec = plain(id.0, prompt_tokens, max_tokens, tail_tokens);
         let before = self.core.stats();
         let effects = self.core.step(Event::Submit(spec), self.now);
         let need = (spec.prompt_tokens + spec.max_tokens).next_multiple_of(self.limits.kv_block);
@@ -394,16 +400,7 @@ fn the_slot_is_free_in_the_pass_that_reaches_the_cap() {
     };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::from_millis;
-    let spec = |id| JobSpec {
-        id: JobId(id),
-        prompt_tokens: 100,
-        max_tokens: 2,
-        floor_tokens: 2,
-        tail_tokens: 10,
-        bytes: 0,
-        deadline: None,
-        share: Share::default(),
-    };
+    let spec = |id| plain(id, 100, 2, 10);
     assert!(core.step(Event::Submit(spec(1)), at(0)).is_empty());
     assert!(core.step(Event::Submit(spec(2)), at(0)).is_empty());
     assert_eq!(core.step(Event::Turn(room(128)), at(5)), [Effect::Open(JobId(1))]);
@@ -444,16 +441,7 @@ fn a_full_queue_refuses_with_its_backlog() {
         budget: chunks(64),
     };
     let mut core = SchedulerCore::new(limits);
-    let spec = |id| JobSpec {
-        id: JobId(id),
-        prompt_tokens: 100,
-        max_tokens: 2,
-        floor_tokens: 2,
-        tail_tokens: 10,
-        bytes: 0,
-        deadline: None,
-        share: Share::default(),
-    };
+    let spec = |id| plain(id, 100, 2, 10);
     assert!(core.step(Event::Submit(spec(1)), Duration::ZERO).is_empty());
     assert!(core.step(Event::Submit(spec(2)), Duration::ZERO).is_empty());
     let refused = core.step(Event::Submit(spec(3)), Duration::ZERO);
@@ -478,16 +466,7 @@ fn a_request_is_let_in_by_what_it_needs_now() {
     let mut core = SchedulerCore::new(limits);
     let at = Duration::ZERO;
     // At their longest they need 7 blocks each; now 3 and a bit.
-    let spec = |id| JobSpec {
-        id: JobId(id),
-        prompt_tokens: 100,
-        max_tokens: 120,
-        floor_tokens: 120,
-        tail_tokens: 1,
-        bytes: 0,
-        deadline: None,
-        share: Share::default(),
-    };
+    let spec = |id| plain(id, 100, 120, 1);
     for id in 1..=3 {
         assert!(core.step(Event::Submit(spec(id)), at).is_empty());
     }
@@ -529,16 +508,7 @@ fn the_latest_arrival_gives_way_and_goes_on_where_it_was() {
     };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::from_millis;
-    let spec = |id| JobSpec {
-        id: JobId(id),
-        prompt_tokens: 31,
-        max_tokens: 90,
-        floor_tokens: 90,
-        tail_tokens: 8,
-        bytes: 0,
-        deadline: None,
-        share: Share::default(),
-    };
+    let spec = |id| plain(id, 31, 90, 8);
     core.step(Event::Submit(spec(1)), at(0));
     core.step(Event::Submit(spec(2)), at(0));
     core.step(Event::Submit(spec(3)), at(0));
@@ -587,16 +557,7 @@ fn no_running_answer_waits_for_more_than_the_stall() {
         budget: StepBudget::default(),
     };
     let mut core = SchedulerCore::new(limits);
-    let spec = |id| JobSpec {
-        id: JobId(id),
-        prompt_tokens: 512,
-        max_tokens: 64,
-        floor_tokens: 64,
-        tail_tokens: 32,
-        bytes: 0,
-        deadline: None,
-        share: Share::default(),
-    };
+    let spec = |id| plain(id, 512, 64, 32);
     let mut now = Duration::ZERO;
     let (mut last_at, mut longest, mut alone, mut ttft) = (HashMap::new(), 0.0_f64, Vec::new(), Vec::new());
     // A short answer before, as a server gives itself when it starts; then eight streams at once.
@@ -604,14 +565,8 @@ fn no_running_answer_waits_for_more_than_the_stall() {
         let ids = if first == 8 { 8..9 } else { 0..8 };
         let begun = now;
         for id in ids {
-            core.step(
-                Event::Submit(JobSpec {
-                    max_tokens: if id == 8 { 4 } else { 64 },
-                    floor_tokens: 1,
-                    ..spec(id)
-                }),
-                now,
-            );
+            let max_tokens = if id == 8 { 4 } else { 64 };
+            core.step(Event::Submit(JobSpec { max_tokens, floor_tokens: 1, ..spec(id) }), now);
         }
         while !core.is_idle() {
             let mut effects = core.step(Event::Turn(room(kv_tokens)), now);
