@@ -38,11 +38,20 @@ impl Server {
         http_limits: HttpLimits,
         api_limits: ApiLimits,
     ) -> Server {
+        Server::with_access(options, Access::with_static_key(key), http_limits, api_limits).await
+    }
+
+    pub async fn with_access(
+        options: ServiceOptions,
+        access: Access,
+        http_limits: HttpLimits,
+        api_limits: ApiLimits,
+    ) -> Server {
         let (service, worker) = CloudService::new(model(), scenes(), options).unwrap();
         serve::start(worker).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let app = api::router(service.clone(), Access::with_static_key(key), None, api_limits);
+        let app = api::router(service.clone(), access, None, api_limits);
         let (phase, phases) = watch::channel(Phase::Serving);
         let ending = service.clone();
         let server = http::Server::plain(listener, app, http_limits);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
 
+mod access;
 mod admission;
 mod api;
 mod api_refusals;

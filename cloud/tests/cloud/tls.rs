@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use baton_cloud::api::{self, ApiLimits};
+use baton_cloud::api::{self, Access, ApiLimits};
 use baton_cloud::http::tls::{Tls, TlsError, TlsFiles};
 use baton_cloud::http::{self, HttpLimits, Phase};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -67,7 +67,7 @@ async fn certificates_are_served_and_replaced_while_it_runs() {
     let limits = HttpLimits { handshake_timeout: Duration::from_millis(100), ..HttpLimits::default() };
     let server = http::Server {
         listener,
-        app: api::router(service, None, ApiLimits::default()),
+        app: api::router(service, Access::with_static_key(None), None, ApiLimits::default()),
         limits: Arc::new(ArcSwap::from_pointee(limits)),
         tls: Some(tls.clone()),
     };

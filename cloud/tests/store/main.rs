@@ -10,6 +10,7 @@ mod postgres;
 mod access;
 mod audit;
 mod outage;
+mod program;
 mod properties;
 mod scenes;
 mod schema;

@@ -11,6 +11,8 @@ use crate::postgres::Postgres;
 /// A database of one test, gone with it.
 pub struct TestDatabase {
     pub database: Database,
+    /// For `--database`.
+    pub address: String,
     _folder: Option<tempfile::TempDir>,
     _server: Option<Arc<Postgres>>,
 }
@@ -18,8 +20,9 @@ pub struct TestDatabase {
 impl TestDatabase {
     pub fn sqlite() -> TestDatabase {
         let folder = tempfile::tempdir().unwrap();
-        let database = Database::File(folder.path().join("cloud.db"));
-        TestDatabase { database, _folder: Some(folder), _server: None }
+        let path = folder.path().join("cloud.db");
+        let (address, database) = (path.display().to_string(), Database::File(path));
+        TestDatabase { database, address, _folder: Some(folder), _server: None }
     }
 
     /// A new database on the server that the tests of this program share.
@@ -29,7 +32,7 @@ impl TestDatabase {
         let admin: Database = server.url().parse().unwrap();
         testing::execute(&admin, &format!("CREATE DATABASE {name}")).await.unwrap();
         let url = server.url().replace("/postgres?", &format!("/{name}?"));
-        TestDatabase { database: url.parse().unwrap(), _folder: None, _server: Some(server) }
+        TestDatabase { database: url.parse().unwrap(), address: url, _folder: None, _server: Some(server) }
     }
 
     pub async fn open(&self) -> Store {
