@@ -51,6 +51,9 @@ const SQLITE_CONNECTIONS_MAX: u32 = 4;
 const POSTGRES_CONNECTIONS_MAX: u32 = 8;
 /// How long a writer waits for another program's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a file is opened that another program opens for the first time.
+const OPEN_TRIES: u32 = 10;
+const OPEN_AGAIN: Duration = Duration::from_millis(50);
 /// How long a statement waits for a connection to a server.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -176,8 +179,21 @@ async fn connect(database: &Database) -> Result<Pool, sqlx::Error> {
                 .create_if_missing(true)
                 .journal_mode(SqliteJournalMode::Wal)
                 .busy_timeout(BUSY_TIMEOUT);
-            let pool = SqlitePoolOptions::new().max_connections(SQLITE_CONNECTIONS_MAX);
-            Pool::Sqlite(pool.connect_with(options).await?)
+            let pool = || SqlitePoolOptions::new().max_connections(SQLITE_CONNECTIONS_MAX);
+            let mut tried = 1;
+            loop {
+                match pool().connect_with(options.clone()).await {
+                    // Another program makes or gives up the files beside the database at this moment.
+                    Err(sqlx::Error::Database(err))
+                        if tried < OPEN_TRIES
+                            && matches!(err.code().as_deref(), Some("14" | "5" | "261")) =>
+                    {
+                        tried += 1;
+                        tokio::time::sleep(OPEN_AGAIN).await;
+                    }
+                    opened => break Pool::Sqlite(opened?),
+                }
+            }
         }
         Database::Postgres(PostgresUrl(url)) => {
             let options: PgConnectOptions = url.parse()?;

@@ -219,6 +219,10 @@ impl Worker {
     }
 
     fn open(&mut self, id: JobId) -> Vec<Effect> {
+        if !self.jobs.contains_key(&id) {
+            // It came between the last look at what arrived and this turn.
+            self.desk.take_arrived(&mut self.jobs);
+        }
         let Some(job) = self.jobs.get_mut(&id) else {
             error!(job = id.0, "a sequence without its request");
             return self.desk.step(Event::Fail(id));
