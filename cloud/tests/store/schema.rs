@@ -15,11 +15,11 @@ fn every_statement_fits_the_schema() {
 #[test]
 fn a_statement_that_does_not_fit_is_found() {
     on_each(|db| async move {
-        let store = db.open().await;
-        testing::execute(&db.database, "ALTER TABLE device_classes RENAME COLUMN label TO name")
-            .await
-            .unwrap();
-        let err = store.check_statements().await.unwrap_err();
+        db.open().await.close().await;
+        let rename = "ALTER TABLE device_classes RENAME COLUMN label TO name";
+        testing::execute(&db.database, rename).await.unwrap();
+        // Opened anew: SQLite does not look at the schema again before it runs a statement.
+        let err = db.open().await.check_statements().await.unwrap_err();
         assert_eq!(err.to_string(), "read device classes");
     });
 }
