@@ -157,7 +157,9 @@ async fn running_requests_and_tokens_are_counted() {
     let mut running = server.open("POST", "/v1/assist", &headers, long.as_bytes()).await;
     running.until("event: first").await;
     let reply = send(&server, key.reveal(), "POST", "/v1/chat/completions", &chat()).await;
-    refused(&reply, 429, "overloaded", "the tenant may have 1 requests running at the same time");
+    // The chat API has the codes of OpenAI's.
+    let message = "the tenant may have 1 requests running at the same time";
+    refused(&reply, 429, "rate_limit_exceeded", message);
     let whole = running.read_all().await;
     assert!(whole.body().contains("event: end"), "{whole:?}");
     // About 300 tokens of prompt and answer each: the day's tokens are soon used up.
