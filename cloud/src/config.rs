@@ -3,6 +3,7 @@
 //! Never: read after the start but where a file changes ([`Config::changes`] says what follows then); nothing else of the program looks at the environment or the command line.
 //! Always: a [`Config`] can be served as it is.
 
+mod admin;
 mod edge;
 pub mod file;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use clap::{Args, ValueEnum};
 
+pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 use crate::access::book::KeyPolicy;
 use crate::http::HttpLimits;
@@ -118,6 +120,9 @@ pub struct ServeOptions {
     /// What connections and requests may take.
     #[command(flatten)]
     pub edge: EdgeOptions,
+    /// Where the console is.
+    #[command(flatten)]
+    pub admin: AdminOptions,
 }
 
 /// Who may ask.
@@ -172,6 +177,8 @@ pub struct Config {
     pub otlp_endpoint: Option<String>,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
+    /// Where the console is.
+    pub admin: AdminConfig,
     /// What connections and requests may take.
     pub edge: Edge,
 }
@@ -258,6 +265,7 @@ impl ServeOptions {
         {
             return Err(ConfigError::Otlp(endpoint.chars().take(200).collect()));
         }
+        let admin = self.admin.clone().check(model.with_extension("curves.json"))?;
         Ok(Config {
             model,
             listen,
@@ -280,6 +288,7 @@ impl ServeOptions {
             metrics_listen,
             otlp_endpoint: self.otlp_endpoint.clone(),
             emulation,
+            admin,
         })
     }
 
@@ -342,6 +351,7 @@ impl Config {
             ("--prefix-cache", self.prefix_cache_percent != new.prefix_cache_percent, false),
             ("--repack-mib", self.repack_mib != new.repack_mib, false),
             ("emulation", self.emulation != new.emulation, false),
+            ("the console's options", self.admin != new.admin, false),
         ];
         differs.into_iter().filter(|(_, differs, _)| *differs).map(|(name, _, live)| (name, live)).collect()
     }

@@ -10,6 +10,7 @@
 //! | [`constrain`] | answers that a schema or grammar allows |
 //! | [`planning`] | r and L of one request |
 //! | [`cost`] | medians of the cloud's own passes |
+//! | [`forecast`] | what the optimizer would answer for a scene, in words and figures |
 //! | [`calibrate`] | heads of a model that look at what answers a question |
 //! | [`telemetry`], [`coefficients`] | what devices and networks report, and what it says of their classes |
 //! | [`scene`], [`book`] | scenes: checked, in force |
@@ -18,6 +19,7 @@
 //! | [`store`] | all of these in the database |
 //! | [`upkeep`] | settings brought in, usage written down |
 //! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
+//! | [`admin`] | the console and its API |
 //! | [`api`], [`http`] | routes; connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
 //!
@@ -32,6 +34,7 @@ mod refining;
 mod reload;
 
 pub mod access;
+pub mod admin;
 pub mod api;
 pub mod book;
 pub mod calibrate;
@@ -41,6 +44,7 @@ pub mod completion;
 pub mod config;
 pub mod constrain;
 pub mod cost;
+pub mod forecast;
 pub mod http;
 pub mod logprobs;
 pub mod metrics;

@@ -1,5 +1,7 @@
 //! `serve`: opens model and database, listens, runs until it is told to stop.
 
+mod console;
+
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use self::console::Console;
 use crate::access::{AccessBook, Gate};
 use crate::api::{self, Access};
 use crate::book::SceneBook;
@@ -75,26 +78,29 @@ pub async fn serve(
         .await
         .context("listen for Prometheus")?
         .map_or((None, None), |(address, task)| (Some(address), Some(task)));
+    let console = Console::open(&config.admin, &service, &store, tls.is_some()).await?;
     let signals = Signals::listen()?;
     let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     warm_up(&service).await;
     let constraints = service.clone();
     let constraints = tokio::task::spawn_blocking(move || constraints.prepare_constraints());
     let scheme = if tls.is_some() { "https" } else { "http" };
-    announce(&format!("{scheme}://{address}"), metrics_address, &config.model_name, json)
-        .context("print the address")?;
+    let told = Told { url: format!("{scheme}://{address}"), metrics_address, console: console.url(scheme)? };
+    announce(&told, &config.model_name, json).context("print the address")?;
 
     let upkeep = upkeep.start(generation);
     let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
     let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let (app, console) = console.serve(app, &limits, tls.as_ref(), &phases);
     let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
     let reload = Reload { config, again, service: service.clone(), limits, tls };
     let reload = tokio::spawn(reload.run(hangup));
-    let (phase, phases) = watch::channel(Phase::Serving);
     let signals = tokio::spawn(signals.steer(phase, service.clone()));
     http::serve(server, phases, || service.stop()).await;
 
     let _ = constraints.await;
+    console.end().await;
     for task in [reload, signals].into_iter().chain(scrapes) {
         task.abort();
         let _ = task.await;
@@ -226,18 +232,31 @@ async fn warm_up(service: &CloudService) {
     info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
 }
 
-fn announce(url: &str, metrics: Option<SocketAddr>, model: &str, json: bool) -> std::io::Result<()> {
+/// Where the service is found.
+struct Told {
+    url: String,
+    metrics_address: Option<SocketAddr>,
+    /// The console's own listener, where it has one.
+    console: Option<String>,
+}
+
+fn announce(told: &Told, model: &str, json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
+    let Told { url, metrics_address, console } = told;
     if json {
-        let mut line = serde_json::json!({ "listening": url, "model": model });
-        if let Some(metrics) = metrics {
+        let console = format!("{}/admin", console.as_ref().unwrap_or(url));
+        let mut line = serde_json::json!({ "listening": url, "console": console, "model": model });
+        if let Some(metrics) = metrics_address {
             line["metrics"] = format!("http://{metrics}/metrics").into();
         }
         writeln!(out, "{line}")?;
     } else {
         writeln!(out, "listening on {url}")?;
-        if let Some(metrics) = metrics {
+        if let Some(metrics) = metrics_address {
             writeln!(out, "metrics on http://{metrics}/metrics")?;
+        }
+        if let Some(console) = console {
+            writeln!(out, "console on {console}/admin")?;
         }
     }
     out.flush()

@@ -55,11 +55,19 @@ impl CloudProcess {
     /// # Errors
     /// The program is not built, does not start, or ends before it prints its address.
     pub async fn start(model: &Path, options: &[OsString]) -> anyhow::Result<Self> {
+        Self::start_on(model, ":memory:", options).await
+    }
+
+    /// The same over a database that others may open too.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub async fn start_on(model: &Path, database: &str, options: &[OsString]) -> anyhow::Result<Self> {
         let mut child = Command::new(program("baton-cloud")?)
             .arg("serve")
             .arg("--model")
             .arg(model)
-            .args(["--listen", "127.0.0.1:0", "--database", ":memory:", "--json"])
+            .args(["--listen", "127.0.0.1:0", "--json", "--database", database])
             .args(options)
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
 
 mod access;
+mod admin;
 mod admission;
 mod api;
 mod api_refusals;

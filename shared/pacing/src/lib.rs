@@ -8,6 +8,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`cost`] | what the device and the cloud cost, in milliseconds, and its inverse |
+//! | [`curves`] | `TTFT_d` over `r` and the gap over `L`, as the optimizer sees them |
 //! | [`equations`] | Eq. (4) as printed, (4') corrected, and the batched takeover, as functions |
 //! | [`explain()`] | which bound binds, and what would relax it |
 //! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, what bounds them, verdicts |
@@ -22,6 +23,7 @@
 //! the smallest `r` that a scene allows, `k` and `q` the linear and quadratic prefill coefficients.
 
 pub mod cost;
+pub mod curves;
 pub mod equations;
 pub mod explain;
 pub mod gaps;

@@ -414,7 +414,7 @@ impl OptimizerInput {
     }
 
     /// The request at one `r`; at `r = 1` prefill starts with the request, else with the mask.
-    fn takeover(&self, ratio: f64) -> Takeover {
+    pub(crate) fn takeover(&self, ratio: f64) -> Takeover {
         let ttft_c_ms = self.ttft_c_ms();
         let prompt_tokens =
             f64::from(self.prompt.fixed_tokens) + ratio * f64::from(self.prompt.content_tokens);
@@ -434,7 +434,7 @@ impl OptimizerInput {
         }
     }
 
-    fn bounds(&self, takeover: &Takeover) -> AssistBounds {
+    pub(crate) fn bounds(&self, takeover: &Takeover) -> AssistBounds {
         let lower = match self.verification {
             Verification::Batched => lower_bound_batched(takeover, self.scene.tau_ms),
             Verification::StepByStep => lower_bound_step_by_step(takeover, self.scene.tau_ms),
@@ -451,7 +451,7 @@ impl OptimizerInput {
 
     /// `r_max`: the largest `r` at which `TTFT_d` is no worse than prefilling everything from t = 0,
     /// constraint (5) with the held prefix and attention's quadratic term. `None`: not even `r = 0` is.
-    fn ratio_max(&self) -> Option<f64> {
+    pub(crate) fn ratio_max(&self) -> Option<f64> {
         let budget_ms = self.device_alone_ms() - self.ttft_c_ms() - self.device.decompress_ms;
         if budget_ms < 0.0 {
             return None;
@@ -475,7 +475,7 @@ impl OptimizerInput {
         self.ratio_for(prefill_ms * (1.0 + 1e-12) + 1e-9).filter(|&next| next > ratio)
     }
 
-    fn gap_ms(&self, takeover: &Takeover, assist_tokens: u32) -> f64 {
+    pub(crate) fn gap_ms(&self, takeover: &Takeover, assist_tokens: u32) -> f64 {
         match self.verification {
             Verification::Batched => takeover.takeover_ms(assist_tokens) / f64::from(assist_tokens),
             Verification::StepByStep if assist_tokens > 1 => {

@@ -4,15 +4,14 @@ use std::fmt::Write as _;
 
 use anyhow::Context;
 use baton_pacing::{
-    BoundBy, CloudCost, Explanation, Goal, KeepsTau, Knob, OptimizerInput, Plan, TableAxes, TablePlace,
-    Verdict, explain, optimizer::ASSIST_MARGIN,
+    CloudCost, Explanation, Goal, Knob, OptimizerInput, Plan, TableAxes, TablePlace, explain,
 };
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::figures::Figures;
-use super::table::{digits, plan_value};
 use crate::coefficients::Coefficients;
+use crate::forecast::{digits, goal_text, plan_value, reason};
 use crate::scene::Scene;
 
 /// `scenes explain`.
@@ -104,7 +103,7 @@ impl Explained {
             "prompt_tokens": self.tokens,
             "plan": plan_value(&self.explanation.plan),
             "reason": reason(&self.input, &self.explanation.plan),
-            "goal": self.explanation.goal.map(goal),
+            "goal": self.explanation.goal.map(goal_text),
             "relaxations": relaxations,
         })
     }
@@ -161,9 +160,10 @@ impl Explained {
         let Some(aim) = self.explanation.goal else { return String::new() };
         let relaxations = &self.explanation.relaxations;
         if relaxations.is_empty() {
-            return format!("{}: no single figure does that within a factor of 16\n", goal(aim));
+            return format!("{}: no single figure does that within a factor of 16\n", goal_text(aim));
         }
-        let mut out = format!("{}{}\n", goal(aim), if aim == Goal::Free { ":" } else { " with any one of" });
+        let mut out =
+            format!("{}{}\n", goal_text(aim), if aim == Goal::Free { ":" } else { " with any one of" });
         for relaxation in relaxations {
             let unit = relaxation.knob.unit();
             let to = match (relaxation.to, relaxation.knob) {
@@ -186,61 +186,3 @@ impl Explained {
 }
 
 const WRITES: &str = "writing to a String cannot fail";
-
-/// Why the plan is as it is.
-fn reason(input: &OptimizerInput, plan: &Plan) -> String {
-    let (tau, most) = (input.scene.tau_ms, plan.bounds.upper);
-    let least = plan.bounds.lower.unwrap_or(0);
-    let why = match (plan.verdict, plan.bound_by) {
-        (Verdict::DeviceAlone, _) => {
-            return format!(
-                "none: the device alone has its first token after {:.0} ms, the cloud's comes after {:.0} ms",
-                plan.predicted.device_alone_ms, plan.predicted.ttft_c_ms
-            );
-        }
-        (Verdict::CloudAlone, _) => "the device keeps tau for no L: the cloud writes everything".to_owned(),
-        (_, BoundBy::Tau) => {
-            format!("tau: {least} tokens keep every gap within {tau} ms; L has a margin of {ASSIST_MARGIN}")
-        }
-        (_, BoundBy::CloudOccupancy) => format!(
-            "cloud occupancy: {least} tokens keep tau, but the device is ready after {most}, so that the margin is cut"
-        ),
-        (_, BoundBy::CloudDecode) => {
-            format!(
-                "TPOT_c: {least} tokens would keep tau, but until the device is ready the cloud writes {most}"
-            )
-        }
-        (_, BoundBy::Floor) => format!("the scene's floor of {} tokens", input.scene.assist_floor),
-        (_, BoundBy::Load) => "load: the cloud gives less, at least the scene's floor".to_owned(),
-        (_, BoundBy::Fixed) => "the scene fixes L".to_owned(),
-        (_, BoundBy::AnswerLength) => "the answer may not be longer".to_owned(),
-        (_, BoundBy::DeviceTooSlow) => {
-            "the device: no L keeps tau, as each token costs more to verify than it buys".to_owned()
-        }
-        (_, BoundBy::Verdict) => "nobody relays".to_owned(),
-    };
-    let whole = if plan.verdict == Verdict::NoRefinement { "; the whole prompt, from the start" } else { "" };
-    let gaps = match plan.keeps_tau {
-        KeepsTau::Yes => String::new(),
-        KeepsTau::DecodeTooSlow { decode_ms } => {
-            format!("; the device decodes a token in {} ms, over tau", digits(decode_ms))
-        }
-        KeepsTau::PrefillTooSlow { prefill_ms_per_token } => {
-            format!("; one more token costs {} ms of prefill", digits(prefill_ms_per_token))
-        }
-        KeepsTau::AssistTooShort { gap_ms } => format!("; gaps of {gap_ms:.0} ms"),
-    };
-    format!("{why}{whole}{gaps}")
-}
-
-/// What a change would be for.
-fn goal(goal: Goal) -> String {
-    match goal {
-        Goal::KeepTau => "every gap would stay within tau".to_owned(),
-        Goal::Relay => "the device would keep tau".to_owned(),
-        Goal::Refine => "refining would pay".to_owned(),
-        Goal::WholeMargin => "L would have its whole margin".to_owned(),
-        Goal::FewerTokens { at_most } => format!("L would fall to {at_most} or fewer"),
-        Goal::Free => "left to the optimizer".to_owned(),
-    }
-}

@@ -6,15 +6,10 @@ use baton_pacing::refit::DeviceReport;
 use baton_pacing::{DeviceClass, DeviceCost, NetworkClass, TableScene};
 use clap::Args;
 
-use crate::coefficients::{ALL, Coefficients, DECOMPRESS_MS, NETWORKS_ASSUMED};
-use crate::cost::{Costs, Measured};
-use crate::planning::{Wish, policy, unloaded};
+use crate::coefficients::{Coefficients, DECOMPRESS_MS};
+use crate::cost::Measured;
+use crate::forecast;
 use crate::scene::Scene;
-
-/// Bytes of ordinary text that make a token, near enough for a table: nothing is tokenized here.
-const BYTES_PER_TOKEN: usize = 4;
-/// The longest answer that a device may ask for.
-const ANSWER_TOKENS_MAX: u32 = 65_536;
 
 /// Coefficients other than those that the service measured.
 #[derive(Debug, Clone, Default, Args)]
@@ -30,7 +25,7 @@ pub struct Figures {
     #[arg(long, value_name = "K,T")]
     pub cloud: Option<CloudFigures>,
     /// Tokens of a question
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(long, default_value_t = forecast::QUESTION_TOKENS, value_name = "N")]
     pub question_tokens: u32,
 }
 
@@ -115,7 +110,7 @@ impl FromStr for CloudFigures {
 impl Figures {
     /// The cloud: as given, as measured, or as assumed of a small model on two cores.
     pub(super) fn cloud(&self, known: &Coefficients) -> Measured {
-        let measured = known.cloud.unwrap_or_else(|| Costs::new(None).current());
+        let measured = forecast::cloud(known);
         match self.cloud {
             None => measured,
             Some(CloudFigures { prefill_ms_per_token, decode_ms }) => {
@@ -126,15 +121,11 @@ impl Figures {
 
     /// The cloud's cost without network and queue.
     pub(super) fn cloud_cost(&self, known: &Coefficients) -> baton_pacing::CloudCost {
-        unloaded(&self.cloud(known))
+        forecast::cloud_cost(&self.cloud(known))
     }
 
     /// Classes that were measured and those given; where there is neither, the assumed one.
     pub(super) fn device_classes(&self, known: &Coefficients) -> Vec<DeviceClass> {
-        let measured = known.devices.keys().map(|class| DeviceClass {
-            name: if class == ALL { "all".to_owned() } else { class.clone() },
-            cost: known.class(class),
-        });
         let given = self.devices.iter().map(|Named { name, value }| DeviceClass {
             name: name.clone(),
             cost: DeviceCost {
@@ -144,46 +135,33 @@ impl Figures {
                 decompress_ms: DECOMPRESS_MS,
             },
         });
-        let mut classes: Vec<DeviceClass> = measured.chain(given).collect();
+        let mut classes: Vec<DeviceClass> =
+            forecast::device_classes(known).into_iter().chain(given).collect();
         if classes.is_empty() {
-            classes.push(DeviceClass { name: "assumed".to_owned(), cost: known.class(ALL) });
+            classes.push(forecast::assumed_class(known));
         }
         classes
     }
 
     /// Networks that are assumed, measured or given; measured ones replace assumed ones.
     pub(super) fn network_classes(&self, known: &Coefficients) -> Vec<NetworkClass> {
-        let assumed = NETWORKS_ASSUMED.iter().map(|&(name, _)| name.to_owned());
-        let measured = known.networks.keys().filter(|name| name.as_str() != ALL).cloned();
-        let mut names: Vec<String> = assumed.chain(measured).collect();
-        names.sort();
-        names.dedup();
-        let known =
-            names.into_iter().map(|name| NetworkClass { rtt_ms: known.network_ms(Some(&name)), name });
         let given =
             self.networks.iter().map(|given| NetworkClass { name: given.name.clone(), rtt_ms: given.value });
-        let mut all: Vec<NetworkClass> = known.chain(given).collect();
+        let mut all: Vec<NetworkClass> = forecast::network_classes(known).into_iter().chain(given).collect();
         all.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
         all
     }
 
     /// The scene as the optimizer sees it, its texts counted as one token for four bytes.
     pub(super) fn scene(&self, scene: &Scene) -> TableScene {
-        let tokens = |text: &str| u32::try_from(text.len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
-        let prefix_tokens = tokens(&scene.settings.system);
-        let suffix_tokens = tokens(&scene.settings.question_prefix).saturating_add(self.question_tokens);
-        TableScene {
-            name: scene.id.clone(),
-            policy: policy(&scene.settings, Wish::default(), ANSWER_TOKENS_MAX),
-            fixed_tokens: prefix_tokens.saturating_add(suffix_tokens),
-            prefix_tokens,
-        }
+        forecast::table_scene(&scene.id, &scene.settings, self.question_tokens)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coefficients::NETWORKS_ASSUMED;
 
     #[test]
     fn figures_are_read() {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::figures::Figures;
 use crate::coefficients::Coefficients;
+use crate::forecast::{digits, plan_value};
 use crate::scene::Scene;
 
 /// `scenes table`.
@@ -124,55 +125,5 @@ fn cell(plan: &Plan) -> String {
         Verdict::CloudAlone => "cloud".to_owned(),
         Verdict::NoRefinement => format!("whole {}{bound}{over}", plan.assist_tokens),
         Verdict::Relay => format!("{:.2} {}{bound}{over}", plan.ratio, plan.assist_tokens),
-    }
-}
-
-/// A figure with at most three significant digits.
-pub(super) fn digits(value: f64) -> String {
-    if value == 0.0 {
-        return "0".to_owned();
-    }
-    let places = (2 - value.abs().log10().floor() as i32).clamp(0, 12);
-    let text = format!("{value:.*}", usize::try_from(places).expect("clamped to 0..=12"));
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
-}
-
-/// A plan as JSON.
-pub(super) fn plan_value(plan: &Plan) -> Value {
-    let verdict = match plan.verdict {
-        Verdict::Relay => "relay",
-        Verdict::NoRefinement => "no_refinement",
-        Verdict::DeviceAlone => "device_alone",
-        Verdict::CloudAlone => "cloud_alone",
-    };
-    json!({
-        "verdict": verdict,
-        "ratio": plan.ratio,
-        "assist_tokens": plan.assist_tokens,
-        "assist_bound_by": plan.bound_by.as_str(),
-        "assist_tokens_least": plan.bounds.lower,
-        "assist_tokens_most": plan.bounds.upper,
-        "keeps_tau": plan.keeps_tau == KeepsTau::Yes,
-        "predicted": {
-            "ttft_c_ms": plan.predicted.ttft_c_ms,
-            "ttft_d_ms": plan.predicted.ttft_d_ms,
-            "takeover_ms": plan.predicted.takeover_ms,
-            "gap_ms": plan.predicted.gap_ms,
-            "device_alone_ms": plan.predicted.device_alone_ms,
-        },
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn three_digits_are_shown() {
-        for (value, want) in
-            [(0.0, "0"), (2.5, "2.5"), (1.964, "1.96"), (0.000_1, "0.0001"), (12_345.6, "12346")]
-        {
-            assert_eq!(digits(value), want);
-        }
     }
 }

@@ -1,0 +1,413 @@
+//! Pages of the console, rendered here.
+//!
+//! Never: needs a script; what the script adds is the same pages again, by themselves. Always: a form that fails comes
+//! back with what was typed and what is wrong with it.
+
+mod access;
+mod audit;
+mod front;
+mod scene;
+mod scenes;
+
+use askama::Template;
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::Deserialize;
+use tracing::error;
+
+pub(super) use self::front::address;
+
+use super::guard::Fields;
+use super::problem::{Kind, Problem};
+use super::session::Session;
+use super::{Admin, assets};
+use crate::store::Expected;
+
+pub(super) fn routes() -> Router<Admin> {
+    Router::new()
+        .route("/admin/assets/{hash}/{name}", get(assets::show))
+        .route("/admin/login", get(front::login_page).post(front::log_in))
+        .route("/admin/logout", post(front::log_out))
+        .route("/admin", get(front::overview))
+        .route("/admin/scenes", get(scenes::list))
+        .route("/admin/new-scene", get(scenes::new_page).post(scenes::create))
+        .route("/admin/scenes/{id}", get(scene::show))
+        .route("/admin/scenes/{id}/preview", post(scene::preview))
+        .route("/admin/scenes/{id}/draft", post(scene::save))
+        .route("/admin/scenes/{id}/discard", post(scenes::discard))
+        .route("/admin/scenes/{id}/review", get(scenes::review))
+        .route("/admin/scenes/{id}/publish", post(scenes::publish))
+        .route("/admin/scenes/{id}/versions/{version}", get(scenes::version))
+        .route("/admin/scenes/{id}/rollback", post(scenes::roll_back))
+        .route("/admin/device-classes", get(access::classes).post(access::set_class))
+        .route("/admin/tenants", get(access::tenants).post(access::set_tenant))
+        .route("/admin/keys", get(access::keys).post(access::create_key))
+        .route("/admin/keys/{id}/revoke", post(access::revoke_key))
+        .route("/admin/keys/{id}/rotate", post(access::rotate_key))
+        .route("/admin/users", get(access::users).post(access::add_user))
+        .route("/admin/users/{name}", post(access::change_user))
+        .route("/admin/audit", get(audit::show))
+}
+
+/// What stands around every page.
+#[derive(Debug, Clone)]
+struct Frame {
+    title: String,
+    class: &'static str,
+    active: &'static str,
+    user: Option<String>,
+    role: &'static str,
+    administers: bool,
+    csrf: String,
+    notice: Option<&'static str>,
+    css: String,
+    script: String,
+    icon: String,
+}
+
+/// A link of the console's head.
+struct NavLink {
+    url: &'static str,
+    text: &'static str,
+    here: bool,
+}
+
+impl Frame {
+    /// A page for nobody in particular.
+    fn bare(title: impl Into<String>) -> Frame {
+        Frame {
+            title: title.into(),
+            class: "center",
+            active: "",
+            user: None,
+            role: "",
+            administers: false,
+            csrf: String::new(),
+            notice: None,
+            css: assets::url("console.css"),
+            script: assets::url("console.js"),
+            icon: assets::url("icon.svg"),
+        }
+    }
+
+    /// A page for somebody who has logged in, under the link `active`.
+    fn of(session: &Session, active: &'static str, title: impl Into<String>) -> Frame {
+        Frame {
+            class: "",
+            active,
+            user: Some(session.user.clone()),
+            role: session.role.as_str(),
+            administers: session.administers(),
+            csrf: session.csrf.clone(),
+            ..Frame::bare(title)
+        }
+    }
+
+    fn with_notice(self, query: &Asked) -> Frame {
+        Frame { notice: query.done.as_deref().and_then(notice), ..self }
+    }
+
+    fn narrow(self) -> Frame {
+        Frame { class: "narrow", ..self }
+    }
+
+    fn links(&self) -> Vec<NavLink> {
+        let all = [
+            ("/admin", "Overview", false),
+            ("/admin/scenes", "Scenes", false),
+            ("/admin/device-classes", "Device classes", false),
+            ("/admin/keys", "Keys", false),
+            ("/admin/tenants", "Tenants", false),
+            ("/admin/users", "Users", true),
+            ("/admin/audit", "Audit", false),
+        ];
+        let shown = all.into_iter().filter(|&(_, _, admins)| !admins || self.administers);
+        shown.map(|(url, text, _)| NavLink { url, text, here: url == self.active }).collect()
+    }
+}
+
+/// What pages are asked with.
+#[derive(Debug, Default, Deserialize)]
+struct Asked {
+    /// What was just done: one of the words of [`notice`].
+    done: Option<String>,
+    /// Where to go after the log-in.
+    next: Option<String>,
+    /// Rows of the audit log before this one.
+    before: Option<u64>,
+}
+
+/// What a page says of the change that led to it; unknown words say nothing.
+fn notice(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "published" => "Published. It counts for the next request, on every replica within five seconds.",
+        "rolled-back" => "Rolled back. It counts for the next request, on every replica within five seconds.",
+        "discarded" => "The draft is given up.",
+        "saved" => "Saved.",
+        "revoked" => "The key is refused from now on, on every replica within five seconds.",
+        "logged-out" => "You are logged out.",
+        _ => return None,
+    })
+}
+
+/// A page that was not rendered, or that says why something was not done.
+#[derive(Debug)]
+struct Failed(Problem);
+
+impl<P: Into<Problem>> From<P> for Failed {
+    fn from(problem: P) -> Failed {
+        Failed(problem.into())
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        problem_page(None, &self.0)
+    }
+}
+
+type Shown = Result<Response, Failed>;
+
+/// A rendered page.
+fn page(status: StatusCode, template: &impl Template) -> Response {
+    match template.render() {
+        Ok(html) => (status, Html(html)).into_response(),
+        Err(err) => {
+            error!(err = &err as &dyn std::error::Error, "a page of the console cannot be rendered");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be rendered").into_response()
+        }
+    }
+}
+
+/// To a page that says what was done.
+fn to(path: &str, done: &str) -> Response {
+    Redirect::to(&format!("{path}?done={done}")).into_response()
+}
+
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct ProblemPage<'a> {
+    frame: Frame,
+    tone: &'static str,
+    detail: &'a str,
+    back: &'static str,
+    back_text: &'static str,
+}
+
+/// A page that says why something was not done.
+pub(super) fn problem_page(session: Option<&Session>, problem: &Problem) -> Response {
+    let (_, title) = problem.kind.words();
+    let frame = match session {
+        Some(session) => Frame::of(session, "", title).narrow(),
+        None => Frame { class: "narrow", ..Frame::bare(title) },
+    };
+    let tone = if matches!(problem.kind, Kind::Stale | Kind::Unavailable) { "warn" } else { "bad" };
+    let (back, back_text) = match problem.kind {
+        Kind::Unavailable => ("/admin", "Try again"),
+        _ => ("/admin", "To the overview"),
+    };
+    let shown = ProblemPage { frame, tone, detail: &problem.detail, back, back_text };
+    let mut response = page(problem.kind.status(), &shown);
+    problem.retry_header(&mut response);
+    response
+}
+
+/// Where to log in, and where to go on from there.
+pub(super) fn login_url(next: Option<&str>) -> String {
+    match next.filter(|next| *next != "/admin" && is_own(next)) {
+        Some(next) => format!("/admin/login?next={}", encoded(next)),
+        None => "/admin/login".to_owned(),
+    }
+}
+
+/// Whether a path leads to this console and nowhere else.
+fn is_own(path: &str) -> bool {
+    let inside = path == "/admin" || path.starts_with("/admin/") || path.starts_with("/admin?");
+    inside && !path.contains("//") && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+}
+
+/// Percent-encoding of everything that is not plain.
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// The revision that a form's change is based on.
+fn revision(fields: &Fields) -> Result<Expected, Problem> {
+    match fields.needed("revision") {
+        Ok(0) => Ok(Expected::Absent),
+        Ok(revision) => Ok(Expected::Revision(revision)),
+        Err(_) => {
+            Err(Problem::new(Kind::PreconditionRequired, "the form does not say which revision it changes"))
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "confirm.html")]
+struct ConfirmPage<'a> {
+    frame: Frame,
+    text: &'a str,
+    action: &'a str,
+    fields: Vec<(String, String)>,
+    button: &'a str,
+    back: &'a str,
+}
+
+/// What is asked before something that cannot be taken back.
+struct Question<'a> {
+    title: &'a str,
+    text: &'a str,
+    action: &'a str,
+    button: &'a str,
+    back: &'a str,
+}
+
+impl Question<'_> {
+    /// The page that asks; none where the form says that it was asked.
+    fn unless_confirmed(&self, session: &Session, fields: &Fields) -> Option<Response> {
+        if fields.text("confirmed") == "yes" {
+            return None;
+        }
+        let frame = Frame::of(session, "", self.title).narrow();
+        let Question { text, action, button, back, .. } = *self;
+        Some(page(
+            StatusCode::OK,
+            &ConfirmPage { frame, text, action, fields: fields.0.clone(), button, back },
+        ))
+    }
+}
+
+/// One of a few values.
+struct Choice {
+    value: String,
+    here: bool,
+}
+
+fn choices<T: ToString>(values: impl IntoIterator<Item = T>, chosen: &str) -> Vec<Choice> {
+    let choice = |value: T| {
+        let value = value.to_string();
+        Choice { here: value == chosen, value }
+    };
+    values.into_iter().map(choice).collect()
+}
+
+/// A moment as `<time>` in UTC; safe to stand in a page as it is.
+fn time(ms: i64) -> String {
+    let Ok(at) = Timestamp::from_millisecond(ms) else { return "?".to_owned() };
+    let civil = at.to_zoned(TimeZone::UTC).datetime();
+    let shown = format!(
+        "{}-{:02}-{:02} {:02}:{:02}:{:02}",
+        civil.year(),
+        civil.month(),
+        civil.day(),
+        civil.hour(),
+        civil.minute(),
+        civil.second()
+    );
+    format!("<time datetime=\"{}Z\">{shown}</time>", shown.replace(' ', "T"))
+}
+
+/// The name of a setting, for people.
+fn label(field: &str) -> &str {
+    match field {
+        "system" => "System message",
+        "question_prefix" => "Between content and question",
+        "ratio" => "r",
+        "assist_tokens" => "L",
+        "assist_floor" => "Floor of L",
+        "tau_ms" => "tau (ms)",
+        "tolerance" => "Tolerated loss",
+        "corrector" => "Corrector",
+        "refine" => "May be refined",
+        "mode" => "Ranked by",
+        other => other,
+    }
+}
+
+/// A setting's value, for people.
+fn value_text(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::Null => "automatic".to_owned(),
+        serde_json::Value::Bool(true) => "yes".to_owned(),
+        serde_json::Value::Bool(false) => "no".to_owned(),
+        serde_json::Value::String(text) if text.is_empty() => "(empty)".to_owned(),
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Number(number) => {
+            let text = number.to_string();
+            text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
+        }
+        other => other.to_string(),
+    }
+}
+
+/// One changed setting, for people.
+struct Changed {
+    label: String,
+    from: String,
+    to: String,
+}
+
+fn changed(changes: &[super::view::FieldChange]) -> Vec<Changed> {
+    let one = |change: &super::view::FieldChange| Changed {
+        label: label(&change.field).to_owned(),
+        from: value_text(&change.from),
+        to: value_text(&change.to),
+    };
+    changes.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_in_leads_only_into_the_console() {
+        for own in ["/admin", "/admin/scenes/a?done=saved", "/admin?x=1"] {
+            assert!(is_own(own), "{own}");
+        }
+        for other in [
+            "",
+            "/",
+            "/v1/scenes",
+            "//evil.example",
+            "/admin//evil",
+            "https://evil.example/admin",
+            "/admin/\\e",
+            "/administer",
+            "/admin/\r\nx: y",
+        ] {
+            assert!(!is_own(other), "{other:?}");
+        }
+        assert_eq!(login_url(Some("/admin/scenes?a=b&c")), "/admin/login?next=/admin/scenes%3Fa%3Db%26c");
+        assert_eq!(login_url(Some("//evil.example")), "/admin/login");
+        assert_eq!(login_url(Some("/admin")), "/admin/login");
+    }
+
+    #[test]
+    fn moments_are_shown_in_utc() {
+        assert_eq!(time(0), "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>");
+        assert_eq!(time(i64::MAX), "?");
+    }
+
+    #[test]
+    fn values_are_shown_as_people_write_them() {
+        let check = |value: serde_json::Value, want: &str| assert_eq!(value_text(&value), want);
+        check(serde_json::json!(null), "automatic");
+        check(serde_json::json!(100.0), "100");
+        check(serde_json::json!(0.25), "0.25");
+        check(serde_json::json!(false), "no");
+        check(serde_json::json!(""), "(empty)");
+    }
+}

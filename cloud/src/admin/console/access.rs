@@ -1,0 +1,519 @@
+//! Device classes, tenants, keys and users.
+
+use askama::Template;
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::{Asked, Choice, Failed, Frame, Question, Shown, choices, page, revision, time, to};
+use crate::access::{Role, Scope, Scopes};
+use crate::admin::guard::Fields;
+use crate::admin::problem::{Kind, Problem};
+use crate::admin::session::Session;
+use crate::admin::view::{
+    ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView, UserChange, UserInput,
+    UserView,
+};
+use crate::admin::{Admin, now_ms};
+use crate::forecast::digits;
+
+/// A form failed for a reason that its user can mend: the page again, with the reason.
+fn mendable(problem: &Problem) -> bool {
+    matches!(problem.kind, Kind::Invalid | Kind::Stale | Kind::Conflict)
+}
+
+struct ClassRow {
+    id: String,
+    label: String,
+    prefill: String,
+    prefill2: String,
+    decode: String,
+    source: String,
+}
+
+struct ClassForm {
+    key: usize,
+    title: String,
+    id: String,
+    revision: u64,
+    label: String,
+    prefill: String,
+    prefill2: String,
+    decode: String,
+}
+
+#[derive(Template)]
+#[template(path = "classes.html")]
+struct ClassesPage {
+    frame: Frame,
+    edits: bool,
+    rows: Vec<ClassRow>,
+    forms: Vec<ClassForm>,
+    problem: Option<String>,
+}
+
+fn class_row(class: &ClassView) -> ClassRow {
+    ClassRow {
+        id: class.id.clone(),
+        label: class.label.clone(),
+        prefill: digits(class.prefill_ms_per_token),
+        prefill2: digits(class.prefill_ms_per_token2),
+        decode: digits(class.decode_ms),
+        source: match (class.fixed, class.samples) {
+            (true, _) => "set here".to_owned(),
+            (false, 0) => "assumed".to_owned(),
+            (false, samples) => format!("median of {samples} reports"),
+        },
+    }
+}
+
+fn class_form(key: usize, class: &ClassView) -> ClassForm {
+    let set = |value: f64| if class.fixed { value.to_string() } else { String::new() };
+    ClassForm {
+        key,
+        title: class.id.clone(),
+        id: class.id.clone(),
+        revision: class.revision,
+        label: class.label.clone(),
+        prefill: set(class.prefill_ms_per_token),
+        prefill2: set(class.prefill_ms_per_token2),
+        decode: set(class.decode_ms),
+    }
+}
+
+async fn classes_page(
+    admin: &Admin,
+    session: &Session,
+    asked: &Asked,
+    problem: Option<Problem>,
+) -> Result<Response, Failed> {
+    let classes = admin.office.classes(&admin.service.coefficients()).await?;
+    let mut forms: Vec<ClassForm> =
+        classes.iter().enumerate().map(|(key, class)| class_form(key, class)).collect();
+    forms.push(ClassForm {
+        key: forms.len(),
+        title: "New class".to_owned(),
+        id: String::new(),
+        revision: 0,
+        label: String::new(),
+        prefill: String::new(),
+        prefill2: String::new(),
+        decode: String::new(),
+    });
+    let shown = ClassesPage {
+        frame: Frame::of(session, "/admin/device-classes", "Device classes").with_notice(asked),
+        edits: session.edits(),
+        rows: classes.iter().map(class_row).collect(),
+        forms,
+        problem: problem.as_ref().map(|problem| problem.detail.clone()),
+    };
+    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+}
+
+pub(super) async fn classes(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<Asked>,
+) -> Shown {
+    classes_page(&admin, &session, &asked, None).await
+}
+
+pub(super) async fn set_class(
+    State(admin): State<Admin>,
+    session: Session,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let set = async {
+        let input = ClassInput {
+            label: fields.text("label"),
+            prefill_ms_per_token: fields.number("prefill_ms_per_token")?,
+            prefill_ms_per_token2: fields.number("prefill_ms_per_token2")?,
+            decode_ms: fields.number("decode_ms")?,
+        };
+        admin.office.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
+    };
+    match set.await {
+        Ok(_) => Ok(to("/admin/device-classes", "saved")),
+        Err(problem) if mendable(&problem) => {
+            classes_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+struct TenantRow {
+    id: String,
+    label: String,
+    weight: u32,
+    rate: String,
+    concurrency: String,
+    tokens: String,
+    disabled: bool,
+}
+
+struct TenantForm {
+    key: usize,
+    title: String,
+    id: String,
+    revision: u64,
+    label: String,
+    weight: u32,
+    rate: String,
+    concurrency: String,
+    tokens: String,
+    disabled: bool,
+}
+
+#[derive(Template)]
+#[template(path = "tenants.html")]
+struct TenantsPage {
+    frame: Frame,
+    administers: bool,
+    rows: Vec<TenantRow>,
+    forms: Vec<TenantForm>,
+    problem: Option<String>,
+}
+
+fn tenant_row(tenant: &TenantView) -> TenantRow {
+    let limit = |value: Option<u64>| value.map_or("no limit".to_owned(), |value| value.to_string());
+    TenantRow {
+        id: tenant.id.clone(),
+        label: tenant.label.clone(),
+        weight: tenant.weight,
+        rate: limit(tenant.requests_per_minute.map(u64::from)),
+        concurrency: limit(tenant.concurrency_max.map(u64::from)),
+        tokens: limit(tenant.tokens_per_day),
+        disabled: tenant.disabled,
+    }
+}
+
+fn tenant_form(key: usize, tenant: &TenantView) -> TenantForm {
+    let limit = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    TenantForm {
+        key,
+        title: tenant.id.clone(),
+        id: tenant.id.clone(),
+        revision: tenant.revision,
+        label: tenant.label.clone(),
+        weight: tenant.weight,
+        rate: limit(tenant.requests_per_minute.map(u64::from)),
+        concurrency: limit(tenant.concurrency_max.map(u64::from)),
+        tokens: limit(tenant.tokens_per_day),
+        disabled: tenant.disabled,
+    }
+}
+
+async fn tenants_page(
+    admin: &Admin,
+    session: &Session,
+    asked: &Asked,
+    problem: Option<Problem>,
+) -> Result<Response, Failed> {
+    let tenants = admin.office.tenants().await?;
+    let mut forms: Vec<TenantForm> =
+        tenants.iter().enumerate().map(|(key, one)| tenant_form(key, one)).collect();
+    forms.push(TenantForm {
+        key: forms.len(),
+        title: "New tenant".to_owned(),
+        id: String::new(),
+        revision: 0,
+        label: String::new(),
+        weight: crate::access::tenant::WEIGHT_DEFAULT,
+        rate: String::new(),
+        concurrency: String::new(),
+        tokens: String::new(),
+        disabled: false,
+    });
+    let shown = TenantsPage {
+        frame: Frame::of(session, "/admin/tenants", "Tenants").with_notice(asked),
+        administers: session.administers(),
+        rows: tenants.iter().map(tenant_row).collect(),
+        forms,
+        problem: problem.as_ref().map(|problem| problem.detail.clone()),
+    };
+    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+}
+
+pub(super) async fn tenants(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<Asked>,
+) -> Shown {
+    tenants_page(&admin, &session, &asked, None).await
+}
+
+pub(super) async fn set_tenant(
+    State(admin): State<Admin>,
+    session: Session,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let set = async {
+        let input = TenantInput {
+            label: fields.text("label"),
+            weight: fields.needed("weight")?,
+            requests_per_minute: fields.number("requests_per_minute")?,
+            concurrency_max: fields.number("concurrency_max")?,
+            tokens_per_day: fields.number("tokens_per_day")?,
+            disabled: fields.text("disabled") == "yes",
+        };
+        admin.office.set_tenant(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
+    };
+    match set.await {
+        Ok(_) => Ok(to("/admin/tenants", "saved")),
+        Err(problem) if mendable(&problem) => {
+            tenants_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+struct KeyRow {
+    id: String,
+    revision: u64,
+    label: String,
+    tenant: String,
+    scopes: String,
+    made: String,
+    used: String,
+    state: String,
+    tone: &'static str,
+    good: bool,
+}
+
+#[derive(Template)]
+#[template(path = "keys.html")]
+struct KeysPage {
+    frame: Frame,
+    administers: bool,
+    rows: Vec<KeyRow>,
+    tenants: Vec<String>,
+    scopes: Vec<(&'static str, &'static str, bool)>,
+    problem: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "key_made.html")]
+struct KeyMadePage {
+    frame: Frame,
+    id: String,
+    tenant: String,
+    secret: String,
+}
+
+fn key_row(key: KeyView, now_ms: i64) -> KeyRow {
+    let over = |at: Option<i64>| at.is_some_and(|at| at <= now_ms);
+    let (state, tone) = match (over(key.revoked_ms), over(key.expires_ms), key.revoked_ms, key.expires_ms) {
+        (true, ..) => ("revoked".to_owned(), "bad"),
+        (_, true, ..) => ("over".to_owned(), "bad"),
+        (_, _, Some(_), _) => ("replaced, still good".to_owned(), "warn"),
+        (_, _, _, Some(at)) => {
+            let days = (at - now_ms) / crate::traffic::DAY_MS;
+            (format!("good, {days} days left"), if days < 14 { "warn" } else { "good" })
+        }
+        _ => ("good".to_owned(), "good"),
+    };
+    KeyRow {
+        good: !over(key.revoked_ms) && !over(key.expires_ms),
+        made: time(key.created_ms),
+        used: key.last_used_ms.map_or("never".to_owned(), time),
+        scopes: key.scopes.join(", "),
+        revision: key.revision,
+        label: key.label,
+        tenant: key.tenant,
+        id: key.id,
+        state,
+        tone,
+    }
+}
+
+const fn scope_text(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Assist => "first tokens for devices",
+        Scope::Chat => "whole answers over the chat API",
+        Scope::ScenesRead => "read scenes, as devices do",
+        Scope::Stats => "read figures of the service",
+    }
+}
+
+async fn keys_page(
+    admin: &Admin,
+    session: &Session,
+    asked: &Asked,
+    problem: Option<Problem>,
+) -> Result<Response, Failed> {
+    let now_ms = now_ms();
+    let rows = admin.office.keys().await?.into_iter().map(|key| key_row(key, now_ms)).collect();
+    let shown = KeysPage {
+        frame: Frame::of(session, "/admin/keys", "API keys").with_notice(asked),
+        administers: session.administers(),
+        rows,
+        tenants: admin.office.tenants().await?.into_iter().map(|tenant| tenant.id).collect(),
+        scopes: Scope::ALL
+            .map(|scope| (scope.as_str(), scope_text(scope), Scopes::device().allow(scope)))
+            .into(),
+        problem: problem.as_ref().map(|problem| problem.detail.clone()),
+    };
+    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+}
+
+pub(super) async fn keys(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
+    keys_page(&admin, &session, &asked, None).await
+}
+
+fn made_page(session: &Session, made: NewKey) -> Response {
+    let frame = Frame::of(session, "/admin/keys", "New key").narrow();
+    page(
+        StatusCode::OK,
+        &KeyMadePage { frame, id: made.key.id, tenant: made.key.tenant, secret: made.secret },
+    )
+}
+
+pub(super) async fn create_key(
+    State(admin): State<Admin>,
+    session: Session,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let create = async {
+        let input = KeyInput {
+            tenant: fields.text("tenant"),
+            label: fields.text("label"),
+            scopes: fields.all("scopes"),
+            days: fields.number("days")?,
+        };
+        admin.office.create_key(&session.actor(), &input, now_ms()).await
+    };
+    match create.await {
+        Ok(made) => Ok(made_page(&session, made)),
+        Err(problem) if mendable(&problem) => {
+            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+pub(super) async fn revoke_key(
+    State(admin): State<Admin>,
+    session: Session,
+    Path(id): Path<String>,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let action = format!("/admin/keys/{id}/revoke");
+    let text = format!("The key btk_{id} is refused from now on. This cannot be taken back.");
+    let (title, button, back) = ("Revoke the key?", "Revoke", "/admin/keys");
+    let question = Question { title, text: &text, action: &action, button, back };
+    if let Some(asked) = question.unless_confirmed(&session, &fields) {
+        return Ok(asked);
+    }
+    match admin.office.revoke_key(&session.actor(), &id, revision(&fields)?).await {
+        Ok(_) => Ok(to("/admin/keys", "revoked")),
+        Err(problem) if mendable(&problem) => {
+            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+pub(super) async fn rotate_key(
+    State(admin): State<Admin>,
+    session: Session,
+    Path(id): Path<String>,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let action = format!("/admin/keys/{id}/rotate");
+    let text = format!("A new key takes the place of btk_{id}; the old one stays good for a day.");
+    let (title, button, back) = ("Rotate the key?", "Rotate", "/admin/keys");
+    let question = Question { title, text: &text, action: &action, button, back };
+    if let Some(asked) = question.unless_confirmed(&session, &fields) {
+        return Ok(asked);
+    }
+    match admin.office.rotate_key(&session.actor(), &id, revision(&fields)?).await {
+        Ok(made) => Ok(made_page(&session, made)),
+        Err(problem) if mendable(&problem) => {
+            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+struct UserRow {
+    name: String,
+    revision: u64,
+    role: String,
+    roles: Vec<Choice>,
+    since: String,
+    disabled: bool,
+}
+
+#[derive(Template)]
+#[template(path = "users.html")]
+struct UsersPage {
+    frame: Frame,
+    rows: Vec<UserRow>,
+    problem: Option<String>,
+}
+
+async fn users_page(
+    admin: &Admin,
+    session: &Session,
+    asked: &Asked,
+    problem: Option<Problem>,
+) -> Result<Response, Failed> {
+    let row = |user: UserView| UserRow {
+        roles: choices(Role::ALL, &user.role),
+        since: time(user.created_ms),
+        name: user.name,
+        revision: user.revision,
+        role: user.role,
+        disabled: user.disabled,
+    };
+    let shown = UsersPage {
+        frame: Frame::of(session, "/admin/users", "Users").with_notice(asked),
+        rows: admin.office.users().await?.into_iter().map(row).collect(),
+        problem: problem.as_ref().map(|problem| problem.detail.clone()),
+    };
+    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+}
+
+pub(super) async fn users(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
+    users_page(&admin, &session, &asked, None).await
+}
+
+pub(super) async fn add_user(
+    State(admin): State<Admin>,
+    session: Session,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let input = UserInput {
+        name: fields.text("name"),
+        role: fields.text("role"),
+        password: fields.get("password").unwrap_or_default(),
+    };
+    match admin.office.add_user(&session.actor(), &input).await {
+        Ok(_) => Ok(to("/admin/users", "saved")),
+        Err(problem) if mendable(&problem) => {
+            users_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+pub(super) async fn change_user(
+    State(admin): State<Admin>,
+    session: Session,
+    Path(name): Path<String>,
+    Extension(fields): Extension<Fields>,
+) -> Shown {
+    let change = UserChange {
+        role: Some(fields.text("role")),
+        disabled: Some(fields.text("disabled") == "yes"),
+        password: fields.get("password").filter(|password| !password.is_empty()),
+    };
+    let expected = revision(&fields)?;
+    match admin.office.change_user(&session.actor(), &name, &change, expected).await {
+        Ok(_) => Ok(to("/admin/users", "saved")),
+        Err(problem) if mendable(&problem) => {
+            users_page(&admin, &session, &Asked::default(), Some(problem)).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}

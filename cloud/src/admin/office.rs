@@ -1,0 +1,566 @@
+//! What people do in the console and over its API, done with the store: the only part of [`crate::admin`] that knows it.
+//!
+//! Never: changes anything without the revision that the change is based on, or without the user who makes it. Always:
+//! a failure of the database is told as such, and logged with its whole chain.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use baton_refine::QualityCurves;
+use tracing::warn;
+
+use super::problem::{Kind, Problem};
+use super::session::Session;
+use super::view::{
+    AuditPage, AuditRow, AuditState, ClassInput, ClassView, DiffView, KeyInput, KeyView, NewKey, SceneView,
+    Settings, TenantInput, TenantView, UserChange, UserInput, UserView, VersionView, changes,
+};
+use crate::access::{
+    AccessError, Actor, ApiKey, ClassCost, DeviceClassSettings, KeySecret, Scope, Scopes, Tenant,
+    TenantSettings, User,
+};
+use crate::coefficients::{ALL, Coefficients, Known};
+use crate::scene::SceneSettings;
+use crate::store::{
+    self, AuditCheck, AuditQuery, Expected, LoginError, SceneHead, SceneHistory, Store, StoreError,
+};
+use crate::traffic::{DAY_MS, TrafficRow};
+
+/// Rows of the audit log on one page.
+pub const AUDIT_PAGE: u32 = 50;
+/// How long a rotated key stays good beside its successor.
+const ROTATION_GRACE_MS: i64 = DAY_MS;
+
+/// The store, and what stands beside it.
+#[derive(Debug, Clone)]
+pub struct Office {
+    store: Store,
+    quality: Option<Arc<QualityCurves>>,
+    /// There is an administrator: once it was so, it stays so.
+    opened: Arc<AtomicBool>,
+}
+
+/// A session that has just begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoggedIn {
+    /// The cookie's value.
+    pub token: String,
+    /// Who is behind it.
+    pub session: Session,
+}
+
+impl From<StoreError> for Problem {
+    fn from(err: StoreError) -> Problem {
+        if err.is_unavailable() {
+            warn!(err = &err as &dyn std::error::Error, "the console cannot reach the database");
+            return Problem::new(Kind::Unavailable, "the database does not answer; nothing was changed")
+                .retry_after_s(5);
+        }
+        match &err {
+            StoreError::Unknown { .. } => Problem::new(Kind::NotFound, err.to_string()),
+            StoreError::Conflict { expected: 0, what, id, .. } => {
+                Problem::new(Kind::Stale, format!("{what} `{id}` exists already"))
+            }
+            StoreError::Conflict { what, id, expected, current } => Problem::new(
+                Kind::Stale,
+                format!("{what} `{id}` is at revision {current}, the change is based on {expected}"),
+            ),
+            StoreError::State { .. } => Problem::new(Kind::Conflict, err.to_string()),
+            StoreError::Scene(err) => Problem::of_scene(err),
+            StoreError::Access(err) => Problem::from(err),
+            _ => {
+                warn!(err = &err as &dyn std::error::Error, "the console's store failed");
+                Problem::new(
+                    Kind::Internal,
+                    "the database holds or did something unexpected; the log says what",
+                )
+            }
+        }
+    }
+}
+
+impl From<&AccessError> for Problem {
+    fn from(err: &AccessError) -> Problem {
+        let field = match err {
+            AccessError::Name { what: "user", .. } => "name",
+            AccessError::Name { .. } => "id",
+            AccessError::Label { what, .. } => what,
+            AccessError::Number { field, .. } => field,
+            AccessError::Scope(_) | AccessError::NoScope => "scopes",
+            AccessError::Role(_) => "role",
+            AccessError::Password(_) => "password",
+        };
+        Problem::field(field, err)
+    }
+}
+
+impl Office {
+    /// The operations over this store; `quality`: curves of an evaluation, shown beside predictions.
+    #[must_use]
+    pub fn new(store: Store, quality: Option<Arc<QualityCurves>>) -> Office {
+        Office { store, quality, opened: Arc::default() }
+    }
+
+    /// Curves of an evaluation, where there is one.
+    #[must_use]
+    pub fn quality(&self) -> Option<Arc<QualityCurves>> {
+        self.quality.clone()
+    }
+
+    /// Whether there is an administrator.
+    pub(super) async fn has_admin(&self) -> Result<bool, Problem> {
+        if self.opened.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let there = self.store.has_admin().await?;
+        self.opened.fetch_or(there, Ordering::Relaxed);
+        Ok(there)
+    }
+
+    /// Since when the database does not answer, in milliseconds since 1970; none: it does.
+    pub(super) fn away_since_ms(&self) -> Option<i64> {
+        self.store.health().away_since_ms
+    }
+
+    pub(super) async fn log_in(
+        &self,
+        name: &str,
+        password: &str,
+        address: &str,
+        old_token: Option<&str>,
+    ) -> Result<LoggedIn, Problem> {
+        match self.store.log_in(name, password, address, old_token).await {
+            Ok(new) => {
+                let session = Session {
+                    user: new.user.name,
+                    role: new.user.role,
+                    csrf: new.csrf,
+                    expires_ms: new.expires_ms,
+                };
+                Ok(LoggedIn { token: new.token, session })
+            }
+            Err(LoginError::Wrong) => Err(Problem::new(Kind::NotLoggedIn, LoginError::Wrong.to_string())),
+            Err(LoginError::TooMany { retry_after_s }) => {
+                let detail = LoginError::TooMany { retry_after_s }.to_string();
+                Err(Problem::new(Kind::TooMany, detail).retry_after_s(retry_after_s))
+            }
+            Err(LoginError::Store(err)) => Err(err.into()),
+        }
+    }
+
+    pub(super) async fn session(&self, token: &str) -> Result<Option<Session>, Problem> {
+        let found = self.store.session(token).await?;
+        Ok(found.map(|found| Session {
+            user: found.user.name,
+            role: found.user.role,
+            csrf: found.csrf,
+            expires_ms: found.expires_ms,
+        }))
+    }
+
+    pub(super) async fn log_out(&self, token: &str) -> Result<(), Problem> {
+        Ok(self.store.log_out(token).await?)
+    }
+
+    pub(super) async fn scenes(&self) -> Result<Vec<SceneView>, Problem> {
+        let mut views = Vec::new();
+        for head in self.store.scene_heads().await? {
+            views.push(self.view(head).await?);
+        }
+        Ok(views)
+    }
+
+    pub(super) async fn scene(&self, id: &str) -> Result<SceneView, Problem> {
+        Ok(scene_view(&self.store.scene_history(id).await?))
+    }
+
+    /// A scene and its versions, the newest first.
+    pub(super) async fn history(&self, id: &str) -> Result<(SceneView, Vec<VersionView>), Problem> {
+        let history = self.store.scene_history(id).await?;
+        let versions = history.versions.iter().rev().map(|version| version_view(&history, version)).collect();
+        Ok((scene_view(&history), versions))
+    }
+
+    async fn view(&self, head: SceneHead) -> Result<SceneView, Problem> {
+        let history = self.store.scene_history(&head.id).await?;
+        Ok(scene_view(&history))
+    }
+
+    pub(super) async fn version(&self, id: &str, version: u32) -> Result<VersionView, Problem> {
+        let (_, versions) = self.history(id).await?;
+        let found = versions.into_iter().find(|found| found.version == version);
+        found.ok_or_else(|| Problem::new(Kind::NotFound, format!("scene `{id}` has no version {version}")))
+    }
+
+    /// What differs between two versions; 0: the defaults.
+    pub(super) async fn diff(&self, id: &str, from: u32, to: u32) -> Result<DiffView, Problem> {
+        let (before, after) = (self.settings(id, from).await?, self.settings(id, to).await?);
+        Ok(DiffView { from, to, changes: changes(&before, &after) })
+    }
+
+    async fn settings(&self, id: &str, version: u32) -> Result<SceneSettings, Problem> {
+        match version {
+            0 => Ok(SceneSettings::with_system("")),
+            version => Ok(self.store.scene_version(id, version).await?.scene.settings),
+        }
+    }
+
+    pub(super) async fn save_draft(
+        &self,
+        by: &Actor,
+        id: &str,
+        settings: &SceneSettings,
+        note: &str,
+        expected: Expected,
+    ) -> Result<SceneView, Problem> {
+        let head = self.store.save_draft(id, settings, note, expected, by).await?;
+        self.view(head).await
+    }
+
+    pub(super) async fn discard_draft(
+        &self,
+        by: &Actor,
+        id: &str,
+        expected: Expected,
+    ) -> Result<SceneView, Problem> {
+        let head = self.store.discard_draft(id, expected, by).await?;
+        self.view(head).await
+    }
+
+    pub(super) async fn publish(
+        &self,
+        by: &Actor,
+        id: &str,
+        note: &str,
+        expected: Expected,
+    ) -> Result<SceneView, Problem> {
+        let head = self.store.publish(id, note, expected, by).await?;
+        self.view(head).await
+    }
+
+    pub(super) async fn roll_back(
+        &self,
+        by: &Actor,
+        id: &str,
+        version: u32,
+        note: &str,
+        expected: Expected,
+    ) -> Result<SceneView, Problem> {
+        let head = self.store.roll_back(id, version, note, expected, by).await?;
+        self.view(head).await
+    }
+
+    /// Classes that are set or were reported, with the figures that count for each.
+    pub(super) async fn classes(&self, measured: &Coefficients) -> Result<Vec<ClassView>, Problem> {
+        let set = self.store.device_classes().await?;
+        let mut views: Vec<ClassView> = set.iter().map(|class| class_view(class, measured)).collect();
+        for (name, known) in measured.devices.iter().filter(|(name, _)| name.as_str() != ALL) {
+            if set.iter().all(|class| &class.id != name) {
+                views.push(ClassView {
+                    id: name.clone(),
+                    revision: 0,
+                    label: String::new(),
+                    prefill_ms_per_token: known.value.prefill_ms_per_token,
+                    prefill_ms_per_token2: known.value.prefill_ms_per_token2,
+                    decode_ms: known.value.decode_ms,
+                    fixed: false,
+                    samples: known.samples,
+                });
+            }
+        }
+        views.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(views)
+    }
+
+    /// What was measured, with the figures that people have set in their place.
+    pub(super) async fn known(&self, measured: Coefficients) -> Result<Coefficients, Problem> {
+        let mut known = measured;
+        for class in self.store.device_classes().await? {
+            if let Some(cost) = class.settings.cost {
+                let value = baton_pacing::refit::DeviceReport {
+                    prefill_ms_per_token: cost.prefill_ms_per_token,
+                    prefill_ms_per_token2: cost.prefill_ms_per_token2,
+                    decode_ms: cost.decode_ms,
+                };
+                let samples = known.devices.get(&class.id).map_or(0, |known| known.samples);
+                known.devices.insert(class.id, Known { value, samples });
+            }
+        }
+        Ok(known)
+    }
+
+    pub(super) async fn set_class(
+        &self,
+        by: &Actor,
+        id: &str,
+        input: &ClassInput,
+        expected: Expected,
+    ) -> Result<store::DeviceClass, Problem> {
+        let cost = match (input.prefill_ms_per_token, input.prefill_ms_per_token2, input.decode_ms) {
+            (None, None, None) => None,
+            (Some(prefill_ms_per_token), prefill_ms_per_token2, Some(decode_ms)) => Some(ClassCost {
+                prefill_ms_per_token,
+                prefill_ms_per_token2: prefill_ms_per_token2.unwrap_or(0.0),
+                decode_ms,
+            }),
+            (None, ..) => return Err(missing_figure("prefill_ms_per_token")),
+            (Some(_), _, None) => return Err(missing_figure("decode_ms")),
+        };
+        let settings = DeviceClassSettings { label: input.label.clone(), cost };
+        Ok(self.store.set_device_class(id, &settings, expected, by).await?)
+    }
+
+    pub(super) async fn remove_class(&self, by: &Actor, id: &str, expected: Expected) -> Result<(), Problem> {
+        Ok(self.store.remove_device_class(id, expected, by).await?)
+    }
+
+    pub(super) async fn tenants(&self) -> Result<Vec<TenantView>, Problem> {
+        Ok(self.store.tenants().await?.iter().map(tenant_view).collect())
+    }
+
+    pub(super) async fn tenant(&self, id: &str) -> Result<TenantView, Problem> {
+        Ok(tenant_view(&self.store.tenant(id).await?))
+    }
+
+    pub(super) async fn set_tenant(
+        &self,
+        by: &Actor,
+        id: &str,
+        input: &TenantInput,
+        expected: Expected,
+    ) -> Result<TenantView, Problem> {
+        let settings = TenantSettings {
+            label: input.label.clone(),
+            weight: input.weight,
+            requests_per_minute: input.requests_per_minute,
+            concurrency_max: input.concurrency_max,
+            tokens_per_day: input.tokens_per_day,
+            disabled: input.disabled,
+        };
+        Ok(tenant_view(&self.store.set_tenant(id, &settings, expected, by).await?))
+    }
+
+    pub(super) async fn keys(&self) -> Result<Vec<KeyView>, Problem> {
+        Ok(self.store.keys().await?.iter().map(key_view).collect())
+    }
+
+    pub(super) async fn key(&self, id: &str) -> Result<KeyView, Problem> {
+        Ok(key_view(&self.store.key(id).await?))
+    }
+
+    pub(super) async fn create_key(
+        &self,
+        by: &Actor,
+        input: &KeyInput,
+        now_ms: i64,
+    ) -> Result<NewKey, Problem> {
+        let scopes =
+            input.scopes.iter().map(|scope| scope.parse()).collect::<Result<Vec<Scope>, AccessError>>();
+        let scopes = scopes.and_then(Scopes::new).map_err(|err| Problem::from(&err))?;
+        if let Some(days) = input.days.filter(|days| !(1..=3650).contains(days)) {
+            return Err(Problem::field("days", &format!("field `days` is {days}, must be 1 to 3650")));
+        }
+        let new = store::NewKey {
+            tenant: input.tenant.clone(),
+            label: input.label.clone(),
+            scopes,
+            expires_ms: input.days.map(|days| now_ms + i64::from(days) * DAY_MS),
+        };
+        match self.store.create_key(&new, by).await {
+            Ok(made) => Ok(new_key(made)),
+            Err(err @ StoreError::Unknown { .. }) => Err(Problem::field("tenant", &err)),
+            Err(err) => Err(err.into()),
+        }
+    }
+
+    pub(super) async fn revoke_key(
+        &self,
+        by: &Actor,
+        id: &str,
+        expected: Expected,
+    ) -> Result<KeyView, Problem> {
+        Ok(key_view(&self.store.revoke_key(id, expected, by).await?))
+    }
+
+    pub(super) async fn rotate_key(
+        &self,
+        by: &Actor,
+        id: &str,
+        expected: Expected,
+    ) -> Result<NewKey, Problem> {
+        Ok(new_key(self.store.rotate_key(id, ROTATION_GRACE_MS, expected, by).await?))
+    }
+
+    pub(super) async fn users(&self) -> Result<Vec<UserView>, Problem> {
+        Ok(self.store.users().await?.iter().map(user_view).collect())
+    }
+
+    pub(super) async fn user(&self, name: &str) -> Result<UserView, Problem> {
+        Ok(user_view(&self.store.user(name).await?))
+    }
+
+    pub(super) async fn add_user(&self, by: &Actor, input: &UserInput) -> Result<UserView, Problem> {
+        let role = input.role.parse().map_err(|err| Problem::from(&err))?;
+        Ok(user_view(&self.store.add_user(&input.name, role, &input.password, by).await?))
+    }
+
+    pub(super) async fn change_user(
+        &self,
+        by: &Actor,
+        name: &str,
+        change: &UserChange,
+        expected: Expected,
+    ) -> Result<UserView, Problem> {
+        let role = change.role.as_deref().map(str::parse).transpose().map_err(|err| Problem::from(&err))?;
+        let to = store::UserChange { role, password: change.password.clone(), disabled: change.disabled };
+        Ok(user_view(&self.store.change_user(name, &to, expected, by).await?))
+    }
+
+    /// Rows from the newest back, or from `before` back.
+    pub(super) async fn audit(&self, before: Option<u64>, limit: u32) -> Result<AuditPage, Problem> {
+        let query = AuditQuery { before, limit: limit.clamp(1, 500), ..AuditQuery::default() };
+        let rows: Vec<AuditRow> = self.store.audit(&query).await?.iter().map(audit_row).collect();
+        let full = rows.len() == query.limit as usize;
+        let next_before = rows.last().map(|row| row.seq).filter(|&seq| full && seq > 1);
+        Ok(AuditPage { rows, next_before })
+    }
+
+    pub(super) async fn verify_audit(&self) -> Result<AuditState, Problem> {
+        Ok(match self.store.verify_audit(None).await? {
+            AuditCheck::Whole(end) => {
+                AuditState { whole: true, rows: end.seq, broken_at: None, reason: None }
+            }
+            AuditCheck::Broken { seq, fault } => AuditState {
+                whole: false,
+                rows: seq.saturating_sub(1),
+                broken_at: Some(seq),
+                reason: Some(fault.to_string()),
+            },
+        })
+    }
+
+    /// Sums of each period from `from_ms` to `to_ms`.
+    pub(super) async fn traffic(
+        &self,
+        period_ms: i64,
+        from_ms: i64,
+        to_ms: i64,
+    ) -> Result<Vec<TrafficRow>, Problem> {
+        Ok(self.store.traffic(period_ms, from_ms, to_ms).await?)
+    }
+}
+
+fn missing_figure(field: &str) -> Problem {
+    Problem::field(field, &format!("field `{field}` is empty, set all figures of a class or none"))
+}
+
+fn scene_view(history: &SceneHistory) -> SceneView {
+    let head = &history.head;
+    let settings = |version: Option<u32>| {
+        let found = history.versions.iter().find(|found| Some(found.scene.version) == version);
+        found.map(|found| Settings::from(&found.scene.settings))
+    };
+    SceneView {
+        id: head.id.clone(),
+        revision: head.revision,
+        published_version: head.published_version,
+        draft_version: head.draft_version,
+        newest_version: head.newest_version,
+        published: settings(head.published_version),
+        draft: settings(head.draft_version),
+    }
+}
+
+fn version_view(history: &SceneHistory, version: &store::SceneVersion) -> VersionView {
+    let number = version.scene.version;
+    let published = history.publications.iter().rev().find(|publication| publication.version == number);
+    VersionView {
+        version: number,
+        settings: Settings::from(&version.scene.settings),
+        created_ms: version.created_ms,
+        created_by: version.created_by.clone(),
+        note: published
+            .map(|p| p.note.clone())
+            .filter(|note| !note.is_empty())
+            .unwrap_or(version.note.clone()),
+        based_on: version.based_on,
+        state: version.state.as_str().to_owned(),
+        published_ms: published.map(|publication| publication.published_ms),
+        published_by: published.map(|publication| publication.published_by.clone()),
+    }
+}
+
+fn class_view(class: &store::DeviceClass, measured: &Coefficients) -> ClassView {
+    let reported = measured.class(&class.id);
+    let cost = class.settings.cost.unwrap_or(ClassCost {
+        prefill_ms_per_token: reported.prefill_ms_per_token,
+        prefill_ms_per_token2: reported.prefill_ms_per_token2,
+        decode_ms: reported.decode_ms,
+    });
+    ClassView {
+        id: class.id.clone(),
+        revision: class.revision,
+        label: class.settings.label.clone(),
+        prefill_ms_per_token: cost.prefill_ms_per_token,
+        prefill_ms_per_token2: cost.prefill_ms_per_token2,
+        decode_ms: cost.decode_ms,
+        fixed: class.settings.cost.is_some(),
+        samples: measured.devices.get(&class.id).map_or(0, |known| known.samples),
+    }
+}
+
+fn tenant_view(tenant: &Tenant) -> TenantView {
+    let settings = &tenant.settings;
+    TenantView {
+        id: tenant.id.clone(),
+        revision: tenant.revision,
+        label: settings.label.clone(),
+        weight: settings.weight,
+        requests_per_minute: settings.requests_per_minute,
+        concurrency_max: settings.concurrency_max,
+        tokens_per_day: settings.tokens_per_day,
+        disabled: settings.disabled,
+    }
+}
+
+fn key_view(key: &ApiKey) -> KeyView {
+    KeyView {
+        id: key.id.clone(),
+        revision: key.revision,
+        tenant: key.tenant.clone(),
+        label: key.label.clone(),
+        scopes: key.scopes.iter().map(|scope| scope.to_string()).collect(),
+        created_ms: key.created_ms,
+        created_by: key.created_by.clone(),
+        expires_ms: key.expires_ms,
+        revoked_ms: key.revoked_ms,
+        last_used_ms: key.last_used_ms,
+        rotated_from: key.rotated_from.clone(),
+    }
+}
+
+fn new_key((key, secret): (ApiKey, KeySecret)) -> NewKey {
+    NewKey { key: key_view(&key), secret: secret.reveal().to_owned() }
+}
+
+fn user_view(user: &User) -> UserView {
+    UserView {
+        name: user.name.clone(),
+        revision: user.revision,
+        role: user.role.as_str().to_owned(),
+        disabled: user.disabled,
+        created_ms: user.created_ms,
+    }
+}
+
+fn audit_row(row: &store::AuditRow) -> AuditRow {
+    AuditRow {
+        seq: row.seq,
+        at_ms: row.at_ms,
+        actor: row.actor.clone(),
+        action: row.action.clone(),
+        target: row.target.clone(),
+        detail: row.detail.clone(),
+        hash: store::hex(&row.hash),
+    }
+}

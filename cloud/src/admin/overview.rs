@@ -1,0 +1,398 @@
+//! Figures of the running service: what is in use now, what was in the last half hour, and sums from the database.
+//!
+//! Never: waits for the database on the way of a request. Always: bounded; what the database does not tell is said to
+//! be missing, the rest is shown.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::chart::{Axis, Bars, Chart, Line, grouped};
+use super::{Admin, now_ms};
+use crate::service::CloudService;
+use crate::traffic::{Histogram, MINUTE_MS, TrafficRow, TrafficSums};
+
+/// How often the service is looked at.
+pub const PERIOD: Duration = Duration::from_secs(5);
+/// Looks that are remembered: half an hour.
+const LOOKS: usize = 360;
+/// Minutes of the database's sums that are shown.
+const MINUTES: i64 = 30;
+const POISONED: &str = "nothing panics while the looks are locked";
+
+/// The service at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct Look {
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Answers being written.
+    pub slots_used: usize,
+    /// Requests that wait.
+    pub queue_len: usize,
+    /// Seconds of prefill that wait.
+    pub backlog_s: f64,
+    /// Share of the KV cache that is not free.
+    pub kv_used: f64,
+}
+
+/// What the last looks saw.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    looks: Mutex<VecDeque<Look>>,
+}
+
+impl Pulse {
+    /// Looks at the service once.
+    pub fn look(&self, service: &CloudService) {
+        let look = look(service);
+        let mut looks = self.looks.lock().expect(POISONED);
+        if looks.len() == LOOKS {
+            looks.pop_front();
+        }
+        looks.push_back(look);
+    }
+
+    fn looks(&self) -> Vec<Look> {
+        self.looks.lock().expect(POISONED).iter().copied().collect()
+    }
+}
+
+fn look(service: &CloudService) -> Look {
+    let (stats, kv, measured) = (service.stats(), service.kv(), service.measured());
+    let total = stats.kv_tokens.max(1) as f64;
+    Look {
+        at_ms: now_ms(),
+        slots_used: stats.running,
+        queue_len: stats.waiting,
+        backlog_s: stats.backlog_tokens as f64 * measured.prefill_ms_per_token / 1e3,
+        kv_used: (1.0 - kv.free_tokens as f64 / total).clamp(0.0, 1.0),
+    }
+}
+
+/// Sums of one minute over every replica.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Minute {
+    /// Its start, in milliseconds since 1970.
+    pub start_ms: i64,
+    /// Requests that ended.
+    pub requests: u64,
+    /// Of these, with an error.
+    pub failures: u64,
+    /// Median time to the first token, in milliseconds; null: there was none.
+    pub ttft_p50_ms: Option<f64>,
+    /// 95 of 100 first tokens came within this time.
+    pub ttft_p95_ms: Option<f64>,
+}
+
+/// How many values lay in one range.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Bucket {
+    /// Upper end of the range; null: what is above the last.
+    pub to: Option<f64>,
+    /// Values in it.
+    pub count: u64,
+}
+
+/// Sums of the last 24 hours or so, over every replica.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Totals {
+    /// Requests that ended.
+    pub requests: u64,
+    /// Of these, with an error.
+    pub failures: u64,
+    /// Median time to the first token, in milliseconds.
+    pub ttft_p50_ms: Option<f64>,
+    /// 95 of 100 first tokens came within this time.
+    pub ttft_p95_ms: Option<f64>,
+    /// Prompt tokens that devices need not read.
+    pub prompt_tokens_saved: u64,
+    /// Slot time saved against answers that the cloud writes to their end, in seconds.
+    pub slot_seconds_saved: f64,
+    /// L of these requests.
+    pub assist_tokens: Vec<Bucket>,
+    /// r of these requests.
+    pub ratio: Vec<Bucket>,
+}
+
+/// Figures of the running service.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct OverviewView {
+    /// The model.
+    pub model: String,
+    /// `open`, `draining` or `failed`.
+    pub state: String,
+    /// Why the sums could not be read; null: they were.
+    pub database_problem: Option<String>,
+    /// Since when the database does not answer, in milliseconds since 1970; null: it does.
+    pub away_since_ms: Option<i64>,
+    /// Answers that may be written at the same time.
+    pub slots: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Now.
+    pub now: Look,
+    /// This replica in the last half hour, every 5 s.
+    pub looks: Vec<Look>,
+    /// Every replica in the last half hour, by minute.
+    pub minutes: Vec<Minute>,
+    /// Sums over the last half hour.
+    pub totals: Totals,
+}
+
+/// Reads the figures; a database that is away leaves the sums empty and is named.
+pub(super) async fn read(admin: &Admin) -> OverviewView {
+    let (service, now) = (&admin.service, now_ms());
+    let from = now - now.rem_euclid(MINUTE_MS) - (MINUTES - 1) * MINUTE_MS;
+    let (rows, database_problem) = match admin.office.traffic(MINUTE_MS, from, now + MINUTE_MS).await {
+        Ok(rows) => (rows, None),
+        Err(problem) => (Vec::new(), Some(problem.detail)),
+    };
+    let away_since_ms = admin.office.away_since_ms();
+    let stats = service.stats();
+    let state = match (service.has_failed(), service.is_open()) {
+        (true, _) => "failed",
+        (false, true) => "open",
+        (false, false) => "draining",
+    };
+    OverviewView {
+        model: service.model_name().to_owned(),
+        state: state.to_owned(),
+        database_problem,
+        away_since_ms,
+        slots: stats.slots,
+        queue: stats.queue,
+        now: look(service),
+        looks: admin.pulse.looks(),
+        minutes: minutes(&rows, from),
+        totals: totals(&rows),
+    }
+}
+
+fn minutes(rows: &[TrafficRow], from_ms: i64) -> Vec<Minute> {
+    let minute = |index: i64| {
+        let start_ms = from_ms + index * MINUTE_MS;
+        let sums = sum(rows.iter().filter(|row| row.start_ms == start_ms));
+        Minute {
+            start_ms,
+            requests: sums.requests,
+            failures: sums.failures,
+            ttft_p50_ms: sums.ttft_ms.quantile(0.5),
+            ttft_p95_ms: sums.ttft_ms.quantile(0.95),
+        }
+    };
+    (0..MINUTES).map(minute).collect()
+}
+
+fn sum<'r>(rows: impl Iterator<Item = &'r TrafficRow>) -> TrafficSums {
+    rows.fold(TrafficSums::default(), |mut sums, row| {
+        sums.merge(&row.sums);
+        sums
+    })
+}
+
+fn totals(rows: &[TrafficRow]) -> Totals {
+    let sums = sum(rows.iter());
+    Totals {
+        requests: sums.requests,
+        failures: sums.failures,
+        ttft_p50_ms: sums.ttft_ms.quantile(0.5),
+        ttft_p95_ms: sums.ttft_ms.quantile(0.95),
+        prompt_tokens_saved: sums.prompt_tokens_saved,
+        slot_seconds_saved: sums.slot_ms_saved as f64 / 1e3,
+        assist_tokens: buckets(&sums.assist_tokens),
+        ratio: buckets(&sums.ratio),
+    }
+}
+
+fn buckets(histogram: &Histogram) -> Vec<Bucket> {
+    let ends = histogram.bounds().iter().copied().map(Some).chain([None]);
+    ends.zip(histogram.counts()).map(|(to, &count)| Bucket { to, count }).collect()
+}
+
+impl OverviewView {
+    /// The figures above the charts: name, value, unit.
+    pub(super) fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
+        let ms = |value: Option<f64>| value.map_or("–".to_owned(), |ms| grouped(ms, 0));
+        let (now, totals) = (&self.now, &self.totals);
+        vec![
+            ("Requests, 30 min", grouped(totals.requests as f64, 0), ""),
+            ("TTFT p50", ms(totals.ttft_p50_ms), "ms"),
+            ("TTFT p95", ms(totals.ttft_p95_ms), "ms"),
+            ("Slots in use", format!("{} of {}", now.slots_used, self.slots), ""),
+            ("Queue", format!("{} of {}", now.queue_len, self.queue), ""),
+            ("Backlog", grouped(now.backlog_s, 1), "s of prefill"),
+            ("KV cache in use", grouped(now.kv_used * 100.0, 0), "%"),
+            ("Prompt tokens saved", grouped(totals.prompt_tokens_saved as f64, 0), ""),
+            ("Slot time saved", grouped(totals.slot_seconds_saved, 1), "s"),
+            ("Failures", grouped(totals.failures as f64, 0), ""),
+        ]
+    }
+
+    /// Charts over the last half hour.
+    pub(super) fn charts(&self) -> Vec<Chart> {
+        let by_minute = |value: fn(&Minute) -> Option<f64>| -> Vec<(f64, f64)> {
+            let last = self.minutes.last().map_or(0, |minute| minute.start_ms);
+            let point = |minute: &Minute| Some(((minute.start_ms - last) as f64 / 60e3, value(minute)?));
+            self.minutes.iter().filter_map(point).collect()
+        };
+        let by_look = |value: fn(&Look) -> f64| -> Vec<(f64, f64)> {
+            // Each sixth is enough for a chart; the API has them all.
+            let newest = self.looks.iter().rev().step_by(6).collect::<Vec<&Look>>().into_iter().rev();
+            newest.map(|look| ((look.at_ms - self.now.at_ms) as f64 / 60e3, value(look))).collect()
+        };
+        vec![
+            over_time(
+                "requests",
+                "Requests a minute",
+                "requests",
+                "",
+                0,
+                vec![
+                    Line::new("ended", by_minute(|minute| Some(minute.requests as f64))),
+                    Line::new("with an error", by_minute(|minute| Some(minute.failures as f64))),
+                ],
+            ),
+            over_time(
+                "first-token",
+                "Time to the first token",
+                "TTFT",
+                "ms",
+                0,
+                vec![
+                    Line::new("p50", by_minute(|minute| minute.ttft_p50_ms)),
+                    Line::new("p95", by_minute(|minute| minute.ttft_p95_ms)),
+                ],
+            ),
+            over_time(
+                "queue",
+                "Slots and queue",
+                "requests",
+                "",
+                0,
+                vec![
+                    Line::new("slots in use", by_look(|look| look.slots_used as f64)),
+                    Line::new("waiting", by_look(|look| look.queue_len as f64)),
+                ],
+            ),
+            over_time(
+                "backlog",
+                "Prefill that waits",
+                "backlog",
+                "s",
+                2,
+                vec![Line::new("backlog", by_look(|look| look.backlog_s))],
+            ),
+            over_time(
+                "kv",
+                "KV cache in use",
+                "share",
+                "%",
+                1,
+                vec![Line::new("in use", by_look(|look| look.kv_used * 100.0))],
+            ),
+        ]
+    }
+
+    /// Distributions of L and r.
+    pub(super) fn histograms(&self) -> Vec<Bars> {
+        vec![
+            bars("assist", "L of the last half hour", "L (tokens)", &self.totals.assist_tokens),
+            bars("ratio", "r of the last half hour", "r", &self.totals.ratio),
+        ]
+    }
+}
+
+fn over_time(
+    id: &'static str,
+    title: &str,
+    label: &str,
+    unit: &'static str,
+    decimals: usize,
+    lines: Vec<Line>,
+) -> Chart {
+    let highest = lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y).fold(0.0, f64::max);
+    let least = if unit == "%" { 100.0 } else { 4.0 };
+    let last = |line: &Line| {
+        let value = line.points.last().map_or("unknown".to_owned(), |&(_, y)| grouped(y, decimals));
+        format!("{} {value} {unit}", line.name)
+    };
+    let now: Vec<String> = lines.iter().map(last).collect();
+    Chart {
+        id,
+        title: title.to_owned(),
+        description: format!(
+            "The last {MINUTES} minutes. Now: {}.",
+            now.join(", ").replace(" ,", ",").trim()
+        ),
+        x: Axis::new("minutes from now", "min", -(MINUTES as f64), 0.0),
+        y: Axis::from_zero(label, unit, highest.max(least)),
+        decimals: (1, decimals),
+        lines,
+        region: None,
+        marks: Vec::new(),
+        chosen: None,
+    }
+}
+
+/// At most eight bars: neighbours are put together.
+fn bars(id: &'static str, title: &str, x_label: &str, buckets: &[Bucket]) -> Bars {
+    let group = buckets.len().div_ceil(8).max(1);
+    let mut bars: Vec<(String, u64)> = Vec::new();
+    let mut below = 0.0;
+    for chunk in buckets.chunks(group) {
+        let count = chunk.iter().map(|bucket| bucket.count).sum();
+        match chunk.last().and_then(|bucket| bucket.to) {
+            Some(to) => {
+                bars.push((format!("≤ {to}"), count));
+                below = to;
+            }
+            None => bars.push((format!("> {below}"), count)),
+        }
+    }
+    Bars { id, title: title.to_owned(), x_label: x_label.to_owned(), bars }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::traffic::{RequestFigures, TrafficKey};
+
+    fn row(start_ms: i64, ttft_ms: f64, assist: u32) -> TrafficRow {
+        let mut sums = TrafficSums::default();
+        sums.record(&RequestFigures {
+            ttft_ms: Some(ttft_ms),
+            assist_tokens: Some(assist),
+            ratio: Some(0.25),
+            prompt_tokens_saved: 100,
+            slot_ms_saved: 1500,
+            ..RequestFigures::default()
+        });
+        TrafficRow { period_ms: MINUTE_MS, start_ms, key: TrafficKey::default(), sums }
+    }
+
+    #[test]
+    fn rows_of_one_minute_are_summed() {
+        let rows = [row(0, 40.0, 9), row(0, 400.0, 30), row(MINUTE_MS, 20.0, 9)];
+        let minutes = minutes(&rows, 0);
+        let counts: Vec<u64> = minutes.iter().map(|minute| minute.requests).collect();
+        assert_eq!((counts.len(), &counts[..3]), (30, &[2, 1, 0][..]));
+        assert!(minutes[0].ttft_p95_ms > minutes[0].ttft_p50_ms && minutes[2].ttft_p50_ms.is_none());
+        let totals = totals(&rows);
+        assert_eq!((totals.requests, totals.prompt_tokens_saved, totals.slot_seconds_saved), (3, 300, 4.5));
+        let bars = bars("assist", "L", "L", &totals.assist_tokens);
+        assert_eq!(bars.bars.iter().map(|&(_, count)| count).sum::<u64>(), 3);
+        assert!(bars.bars.len() <= 8, "{bars:?}");
+        assert_eq!(bars.bars.last().map(|(text, _)| text.as_str()), Some("> 256"));
+    }
+
+    #[test]
+    fn an_empty_half_hour_is_drawn() {
+        let chart = over_time("kv", "KV", "share", "%", 0, vec![Line::new("in use", Vec::new())]);
+        assert_eq!(chart.y.max, 100.0);
+        assert!(!chart.svg().contains("NaN"));
+        assert!(chart.description.contains("unknown"), "{}", chart.description);
+    }
+}

@@ -1,0 +1,422 @@
+//! What the optimizer would answer for a scene's settings: plan, reason, curves, and the table over all classes.
+//!
+//! Pure, a few milliseconds of arithmetic. Never: numbers of its own; everything is asked of `baton_pacing` through
+//! [`crate::forecast`], as the command line does. Always: the chosen point lies on the curves that are drawn.
+
+mod charts;
+
+use baton_pacing::{
+    DeviceClass, KeepsTau, NetworkClass, OptimizerInput, Plan, TableAxes, TablePlace, explain, optimize,
+    table::LENGTHS,
+};
+use baton_refine::QualityCurves;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::problem::{Kind, Problem};
+use crate::coefficients::Coefficients;
+use crate::forecast;
+use crate::scene::SceneSettings;
+
+/// Tokens of the prompt, where nobody says.
+pub const PROMPT_TOKENS: u32 = 4096;
+/// The network, where nobody says.
+pub const NETWORK: &str = "wifi";
+/// Longest prompt that is predicted.
+const PROMPT_TOKENS_MAX: u32 = 10_000_000;
+/// Points of a curve over L.
+const ASSIST_POINTS: u32 = 64;
+/// Classes whose curves are drawn; the table has all.
+const CURVES_MAX: usize = 3;
+
+/// For which device, network and prompt is predicted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredictFor {
+    /// Class of the device; null: the first one known.
+    #[serde(default)]
+    pub device_class: Option<String>,
+    /// Class of the network; null: `wifi`.
+    #[serde(default)]
+    pub network: Option<String>,
+    /// Tokens of the whole prompt, 1 to 10,000,000; null: 4,096.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 10_000_000)]
+    pub prompt_tokens: Option<u32>,
+}
+
+/// What the optimizer would answer.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Prediction {
+    /// The scene.
+    pub scene: String,
+    /// Class of the device.
+    pub device_class: String,
+    /// Class of the network.
+    pub network: String,
+    /// Tokens of the whole prompt.
+    pub prompt_tokens: u32,
+    /// Figures that it is asked with.
+    pub figures: Figures,
+    /// The answer.
+    pub plan: PlanView,
+    /// Which bound decides L.
+    pub reason: String,
+    /// What a change would be for; null where nothing is to be gained.
+    pub goal: Option<String>,
+    /// Every single figure that reaches the goal when it is moved.
+    pub relaxations: Vec<RelaxationView>,
+    /// TTFT_d in milliseconds over r, the asked class first.
+    pub ttft_d_over_ratio: Vec<Curve>,
+    /// Where r may lie; null where refining saves nothing.
+    pub ratio_feasible: Option<Interval>,
+    /// The gap in milliseconds over L at the chosen r, the asked class first.
+    pub gap_over_assist: Vec<Curve>,
+    /// Where L may lie; null where no L keeps tau.
+    pub assist_feasible: Option<Interval>,
+    /// The answer for every class and length of prompt over this network.
+    pub table: Vec<Cell>,
+    /// Scores over r where an evaluation of this mode is known.
+    pub quality: Vec<QualityView>,
+}
+
+/// Figures of device, network and cloud, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct Figures {
+    /// k_d.
+    pub prefill_ms_per_token: f64,
+    /// q_d.
+    pub prefill_ms_per_token2: f64,
+    /// TPOT_d.
+    pub decode_ms: f64,
+    /// k_c.
+    pub cloud_prefill_ms_per_token: f64,
+    /// TPOT_c.
+    pub cloud_decode_ms: f64,
+    /// What the network adds.
+    pub network_ms: f64,
+    /// tau.
+    pub tau_ms: f64,
+}
+
+/// A plan, as `baton-cloud scenes explain --json` has it.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct PlanView {
+    /// `relay`, `no_refinement`, `device_alone` or `cloud_alone`.
+    pub verdict: String,
+    /// r.
+    pub ratio: f64,
+    /// L.
+    pub assist_tokens: u32,
+    /// What decided L.
+    pub assist_bound_by: String,
+    /// The smallest L that keeps tau; null: none does.
+    pub assist_tokens_least: Option<u32>,
+    /// The largest L for which the cloud is done when the device is.
+    pub assist_tokens_most: u32,
+    /// Whether every gap stays within tau.
+    pub keeps_tau: bool,
+    /// The forecast.
+    pub predicted: PredictedView,
+}
+
+/// A forecast, milliseconds since the request was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct PredictedView {
+    /// The cloud's first token.
+    pub ttft_c_ms: f64,
+    /// The device has its own KV cache.
+    pub ttft_d_ms: f64,
+    /// The device's own first token.
+    pub takeover_ms: f64,
+    /// The gap between tokens up to then.
+    pub gap_ms: f64,
+    /// First token of the device alone on the whole prompt.
+    pub device_alone_ms: f64,
+}
+
+/// One figure moved, and what the optimizer answers then.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct RelaxationView {
+    /// Which figure.
+    pub figure: String,
+    /// Its unit.
+    pub unit: String,
+    /// Its value now.
+    pub from: f64,
+    /// The nearest value that reaches the goal; null: left to the optimizer.
+    pub to: Option<f64>,
+    /// The plan then.
+    pub plan: PlanView,
+}
+
+/// A curve of one class of devices.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Curve {
+    /// The class.
+    pub device_class: String,
+    /// Points, by rising x.
+    pub points: Vec<Point>,
+}
+
+/// A point of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct Point {
+    /// r or L.
+    pub x: f64,
+    /// Milliseconds.
+    pub y: f64,
+}
+
+/// From where to where something may be.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct Interval {
+    /// The least.
+    pub from: f64,
+    /// The largest.
+    pub to: f64,
+}
+
+/// One place of the table.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Cell {
+    /// Class of the device.
+    pub device_class: String,
+    /// Tokens of the whole prompt.
+    pub prompt_tokens: u32,
+    /// The answer.
+    pub plan: PlanView,
+}
+
+/// Scores over r of one evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct QualityView {
+    /// Suite and subset.
+    pub name: String,
+    /// What is scored.
+    pub metric: String,
+    /// Questions.
+    pub questions: u32,
+    /// The full prompt's score.
+    pub reference: f64,
+    /// Scores by rising r.
+    pub points: Vec<QualityPoint>,
+}
+
+/// A score at one r, with the ends of its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct QualityPoint {
+    /// The share of the content that was kept.
+    pub r: f64,
+    /// The mean.
+    pub score: f64,
+    /// Its lower end.
+    pub low: f64,
+    /// Its upper end.
+    pub high: f64,
+}
+
+impl From<&Plan> for PlanView {
+    fn from(plan: &Plan) -> PlanView {
+        let predicted = &plan.predicted;
+        PlanView {
+            verdict: forecast::verdict_word(plan.verdict).to_owned(),
+            ratio: plan.ratio,
+            assist_tokens: plan.assist_tokens,
+            assist_bound_by: plan.bound_by.as_str().to_owned(),
+            assist_tokens_least: plan.bounds.lower,
+            assist_tokens_most: plan.bounds.upper,
+            keeps_tau: plan.keeps_tau == KeepsTau::Yes,
+            predicted: PredictedView {
+                ttft_c_ms: predicted.ttft_c_ms,
+                ttft_d_ms: predicted.ttft_d_ms,
+                takeover_ms: predicted.takeover_ms,
+                gap_ms: predicted.gap_ms,
+                device_alone_ms: predicted.device_alone_ms,
+            },
+        }
+    }
+}
+
+/// Classes of devices and networks that can be asked for.
+#[must_use]
+pub fn classes(known: &Coefficients) -> (Vec<DeviceClass>, Vec<NetworkClass>) {
+    let mut devices = forecast::device_classes(known);
+    if devices.is_empty() {
+        devices.push(forecast::assumed_class(known));
+    }
+    (devices, forecast::network_classes(known))
+}
+
+/// Predicts for these settings.
+///
+/// # Errors
+/// A [`Problem`] that names the class, network or length that cannot be asked for.
+pub fn predict(
+    id: &str,
+    settings: &SceneSettings,
+    known: &Coefficients,
+    asked: &PredictFor,
+    quality: Option<&QualityCurves>,
+) -> Result<Prediction, Problem> {
+    let (mut devices, networks) = classes(known);
+    if let Some(class) = &asked.device_class {
+        let found = devices.iter().position(|device| &device.name == class);
+        let found = found.ok_or_else(|| unknown("device_class", class))?;
+        devices[..=found].rotate_right(1);
+    }
+    let network = asked.network.as_deref().unwrap_or(NETWORK);
+    let network = networks
+        .into_iter()
+        .find(|known| known.name == network)
+        .ok_or_else(|| unknown("network", network))?;
+    let prompt_tokens = asked.prompt_tokens.unwrap_or(PROMPT_TOKENS);
+    if !(1..=PROMPT_TOKENS_MAX).contains(&prompt_tokens) {
+        let detail = format!("field `prompt_tokens` is {prompt_tokens}, must be 1 to {PROMPT_TOKENS_MAX}");
+        return Err(Problem::field("prompt_tokens", &detail));
+    }
+    let mut lengths = LENGTHS.to_vec();
+    lengths.push(prompt_tokens);
+    lengths.sort_unstable();
+    lengths.dedup();
+    let axes = TableAxes {
+        scenes: vec![forecast::table_scene(id, settings, forecast::QUESTION_TOKENS)],
+        devices,
+        lengths,
+        networks: vec![network],
+        cloud: forecast::cloud_cost(&forecast::cloud(known)),
+    };
+    computed(id, &axes, prompt_tokens, quality.map(|curves| scores(curves, settings)).unwrap_or_default())
+}
+
+fn unknown(field: &str, name: &str) -> Problem {
+    let name: String = name.chars().take(64).collect();
+    Problem::field(field, &format!("field `{field}` is `{name}`, which is not known"))
+}
+
+fn computed(
+    id: &str,
+    axes: &TableAxes,
+    prompt_tokens: u32,
+    quality: Vec<QualityView>,
+) -> Result<Prediction, Problem> {
+    let failed = |err: baton_pacing::InputError| Problem::new(Kind::Invalid, err.to_string());
+    let length = axes.lengths.iter().position(|&tokens| tokens == prompt_tokens).expect("it was put in");
+    let inputs: Vec<OptimizerInput> = (0..axes.devices.len())
+        .map(|device| axes.input(TablePlace { scene: 0, device, length, network: 0 }))
+        .collect();
+    let input = &inputs[0];
+    let explanation = explain(input).map_err(failed)?;
+    let plan = explanation.plan;
+    let mut table = Vec::new();
+    for place in axes.places() {
+        let plan = optimize(&axes.input(place)).map_err(failed)?;
+        table.push(Cell {
+            device_class: axes.devices[place.device].name.clone(),
+            prompt_tokens: axes.lengths[place.length],
+            plan: PlanView::from(&plan),
+        });
+    }
+    let relaxations = explanation.relaxations.iter().map(|relaxation| RelaxationView {
+        figure: relaxation.knob.as_str().to_owned(),
+        unit: relaxation.knob.unit().to_owned(),
+        from: relaxation.from,
+        to: relaxation.to,
+        plan: PlanView::from(&relaxation.plan),
+    });
+    let drawn = || axes.devices.iter().zip(&inputs).take(CURVES_MAX);
+    let curve = |class: &DeviceClass, points: Vec<Point>| Curve { device_class: class.name.clone(), points };
+    let assist = assist_points(&plan);
+    Ok(Prediction {
+        scene: id.to_owned(),
+        device_class: axes.devices[0].name.clone(),
+        network: axes.networks[0].name.clone(),
+        prompt_tokens,
+        figures: figures(input),
+        plan: PlanView::from(&plan),
+        reason: forecast::reason(input, &plan),
+        goal: explanation.goal.map(forecast::goal_text),
+        relaxations: relaxations.collect(),
+        ttft_d_over_ratio: drawn()
+            .map(|(class, input)| curve(class, over_ratio(input, plan.ratio)))
+            .collect(),
+        ratio_feasible: input.ratio_interval().map(|ratio| Interval { from: ratio.least, to: ratio.most }),
+        gap_over_assist: drawn()
+            .map(|(class, input)| curve(class, over_assist(input, plan.ratio, &assist)))
+            .collect(),
+        assist_feasible: assist_feasible(input, &plan),
+        table,
+        quality,
+    })
+}
+
+fn figures(input: &OptimizerInput) -> Figures {
+    Figures {
+        prefill_ms_per_token: input.device.prefill_ms_per_token,
+        prefill_ms_per_token2: input.device.prefill_ms_per_token2,
+        decode_ms: input.device.decode_ms,
+        cloud_prefill_ms_per_token: input.cloud.prefill_ms_per_token,
+        cloud_decode_ms: input.cloud.decode_ms,
+        network_ms: input.cloud.rtt_ms,
+        tau_ms: input.scene.tau_ms,
+    }
+}
+
+/// TTFT_d at steps of r below 1, where the curve ends (the whole prompt starts at t = 0), and at the chosen r.
+fn over_ratio(input: &OptimizerInput, chosen: f64) -> Vec<Point> {
+    let mut ratios: Vec<f64> = (1..=39).map(|step| f64::from(step) * 0.025).chain([0.99]).collect();
+    ratios.push(chosen);
+    ratios.sort_by(f64::total_cmp);
+    ratios.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
+    ratios.into_iter().map(|x| Point { x, y: input.ttft_d_ms(x) }).collect()
+}
+
+/// Whole L that the chart shows: from 1 to well over what was chosen, and what was chosen.
+fn assist_points(plan: &Plan) -> Vec<u32> {
+    let least = plan.bounds.lower.unwrap_or(0);
+    let most = plan.assist_tokens.saturating_mul(3).max(least.saturating_mul(2)).clamp(16, 65_536);
+    let step = most.div_ceil(ASSIST_POINTS).max(1);
+    let mut points: Vec<u32> = (0..=most / step).map(|index| (index * step).max(1)).collect();
+    points.extend([plan.assist_tokens.min(most), least.clamp(1, most)]);
+    points.sort_unstable();
+    points.dedup();
+    points
+}
+
+fn over_assist(input: &OptimizerInput, ratio: f64, tokens: &[u32]) -> Vec<Point> {
+    tokens.iter().map(|&tokens| Point { x: f64::from(tokens), y: input.gap_at_ms(ratio, tokens) }).collect()
+}
+
+/// L from the smallest that keeps tau, or the floor, to the largest within the cloud's time.
+fn assist_feasible(input: &OptimizerInput, plan: &Plan) -> Option<Interval> {
+    let least = plan.bounds.lower?.max(input.scene.assist_floor);
+    let most = plan.bounds.upper.min(input.scene.answer_tokens_max);
+    (least <= most).then(|| Interval { from: f64::from(least), to: f64::from(most) })
+}
+
+/// Curves of the scene's mode; of the relay where there are such.
+fn scores(curves: &QualityCurves, settings: &SceneSettings) -> Vec<QualityView> {
+    let mode = settings.mode.to_string();
+    let of_mode = || curves.curves.iter().filter(|curve| curve.mode == mode);
+    let relay = of_mode().any(|curve| curve.arm == "relay");
+    let view = |curve: &baton_refine::QualityCurve| QualityView {
+        name: format!("{}/{}", curve.suite, curve.subset),
+        metric: curve.metric.clone(),
+        questions: curve.reference.n,
+        reference: curve.reference.score,
+        points: curve
+            .points
+            .iter()
+            .map(|point| QualityPoint {
+                r: point.r,
+                score: point.mean.score,
+                low: point.mean.low,
+                high: point.mean.high,
+            })
+            .collect(),
+    };
+    of_mode().filter(|curve| !relay || curve.arm == "relay").map(view).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Predictions are the optimizer's own numbers.
+
+use baton_pacing::refit::DeviceReport;
+use serde_json::json;
+
+use super::*;
+use crate::coefficients::{ALL, Known};
+use crate::cost::Measured;
+
+fn known() -> Coefficients {
+    let device = |prefill_ms_per_token, decode_ms| Known {
+        value: DeviceReport { prefill_ms_per_token, prefill_ms_per_token2: 1e-5, decode_ms },
+        samples: 12,
+    };
+    Coefficients {
+        cloud: Some(Measured { base_ms: 40.0, prefill_ms_per_token: 0.1, decode_ms: 25.0, refine_ms: 2.0 }),
+        devices: [(ALL, device(2.0, 45.0)), ("phone", device(2.5, 45.0)), ("tablet", device(0.9, 30.0))]
+            .map(|(name, known)| (name.to_owned(), known))
+            .into(),
+        ..Coefficients::default()
+    }
+}
+
+fn asked(class: &str, prompt_tokens: u32) -> PredictFor {
+    PredictFor { device_class: Some(class.to_owned()), network: None, prompt_tokens: Some(prompt_tokens) }
+}
+
+/// What the optimizer is asked for a class, built by hand.
+fn input(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> OptimizerInput {
+    let known = known();
+    let axes = TableAxes {
+        scenes: vec![forecast::table_scene("s", settings, forecast::QUESTION_TOKENS)],
+        devices: vec![DeviceClass { name: class.to_owned(), cost: known.class(class) }],
+        lengths: vec![prompt_tokens],
+        networks: vec![NetworkClass { name: "wifi".to_owned(), rtt_ms: known.network_ms(Some("wifi")) }],
+        cloud: forecast::cloud_cost(&known.cloud.unwrap()),
+    };
+    axes.input(TablePlace { scene: 0, device: 0, length: 0, network: 0 })
+}
+
+#[test]
+fn numbers_are_those_of_the_optimizer() {
+    let free = SceneSettings::with_system("You answer from the document.");
+    let fixed = SceneSettings { ratio: Some(0.5), assist_tokens: Some(12), ..free.clone() };
+    let whole = SceneSettings { refine: false, ..free.clone() };
+    for settings in [&free, &fixed, &whole] {
+        for (class, tokens) in [("phone", 4096), ("tablet", 700), ("phone", 20_000)] {
+            let got = predict("s", settings, &known(), &asked(class, tokens), None).unwrap();
+            let input = input(settings, class, tokens);
+            let explained = explain(&input).unwrap();
+            assert_eq!(got.plan, PlanView::from(&explained.plan));
+            assert_eq!(
+                json!(got.plan),
+                forecast::plan_value(&explained.plan),
+                "as `scenes explain --json` says it"
+            );
+            assert_eq!(got.relaxations.len(), explained.relaxations.len());
+            assert_eq!(got.reason, forecast::reason(&input, &explained.plan));
+            let cell =
+                got.table.iter().find(|c| c.device_class == class && c.prompt_tokens == tokens).unwrap();
+            assert_eq!(cell.plan, got.plan);
+            let chosen = |curves: &[Curve], at: f64| curves[0].points.iter().find(|p| p.x == at).unwrap().y;
+            assert_eq!(chosen(&got.ttft_d_over_ratio, got.plan.ratio), got.plan.predicted.ttft_d_ms);
+            let at = f64::from(got.plan.assist_tokens);
+            assert_eq!(chosen(&got.gap_over_assist, at), got.plan.predicted.gap_ms);
+        }
+    }
+}
+
+#[test]
+fn what_is_shaded_is_feasible_and_nothing_else() {
+    let settings = SceneSettings::with_system("s");
+    let got = predict("s", &settings, &known(), &asked("phone", 4096), None).unwrap();
+    let input = input(&settings, "phone", 4096);
+    let ratio = got.ratio_feasible.unwrap();
+    let alone = got.plan.predicted.device_alone_ms;
+    for point in &got.ttft_d_over_ratio[0].points {
+        let pays = point.x >= ratio.from && point.y <= alone * (1.0 + 1e-9);
+        assert_eq!(pays, (ratio.from..=ratio.to + 1e-9).contains(&point.x), "r {}", point.x);
+    }
+    let assist = got.assist_feasible.unwrap();
+    for point in &got.gap_over_assist[0].points {
+        let most = f64::from(input.assist_bounds(got.plan.ratio).upper);
+        let keeps = point.y <= 100.0 * (1.0 + 1e-9) && point.x >= 4.0 && point.x <= most;
+        assert_eq!(keeps, (assist.from..=assist.to).contains(&point.x), "L {}", point.x);
+    }
+}
+
+#[test]
+fn a_smaller_ratio_moves_the_gap() {
+    let at = |ratio| {
+        let settings = SceneSettings { ratio, assist_tokens: Some(30), ..SceneSettings::with_system("s") };
+        predict("s", &settings, &known(), &asked("phone", 4096), None).unwrap()
+    };
+    let (small, large) = (at(Some(0.25)), at(Some(0.5)));
+    assert!(small.plan.predicted.gap_ms < large.plan.predicted.gap_ms);
+    assert_ne!(small.summary(), large.summary());
+    assert!(small.summary().starts_with("r 0.25, L 30: first token "), "{}", small.summary());
+}
+
+#[test]
+fn what_is_not_known_is_named() {
+    let settings = SceneSettings::with_system("s");
+    let field = |asked: PredictFor| {
+        predict("s", &settings, &known(), &asked, None).unwrap_err().field_name().map(str::to_owned).unwrap()
+    };
+    assert_eq!(field(asked("watch", 10)), "device_class");
+    assert_eq!(field(asked("phone", 0)), "prompt_tokens");
+    assert_eq!(field(PredictFor { network: Some("x".into()), ..PredictFor::default() }), "network");
+    // Nothing known at all: the assumption, and charts all the same.
+    let got = predict("s", &settings, &Coefficients::default(), &PredictFor::default(), None).unwrap();
+    assert_eq!((got.device_class.as_str(), got.prompt_tokens), ("assumed", PROMPT_TOKENS));
+    for chart in got.charts() {
+        assert!(!chart.svg().contains("NaN"), "{}", chart.title);
+    }
+}
+
+#[test]
+fn evaluations_of_the_scenes_mode_are_drawn() {
+    let digest = "0".repeat(64);
+    let curve = |mode: &str, score: f64| {
+        json!({"suite": "facts", "subset": mode, "metric": "exact_match", "mode": mode, "arm": "relay",
+               "assist_tokens": null, "corrector": "cloud",
+               "reference": {"n": 50, "score": 0.9, "low": 0.85, "high": 0.95},
+               "points": [{"r": 0.25, "n": 50, "score": score, "low": score - 0.05, "high": score + 0.05,
+                           "loss": {"mean": 0.9 - score, "low": -0.1, "high": 0.2}}]})
+    };
+    let file = json!({"format": "baton-quality-curves", "version": 1, "made_by": "t", "seed": 1,
+        "cloud_model": {"name": "c", "sha256": digest}, "device_model": {"name": "d", "sha256": digest},
+        "curves": [curve("bm25", 0.7), curve("attention", 0.875)]});
+    let curves = QualityCurves::from_json(&file.to_string()).unwrap();
+    let settings = SceneSettings::with_system("s");
+    let got = predict("s", &settings, &known(), &PredictFor::default(), Some(&curves)).unwrap();
+    let scores: Vec<f64> = got.quality.iter().map(|quality| quality.points[0].score).collect();
+    assert_eq!(scores, [0.875]);
+    let charts = got.charts();
+    assert_eq!(charts.last().unwrap().table_rows(), [["0.25", "0.875"]]);
+}

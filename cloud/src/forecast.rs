@@ -1,0 +1,194 @@
+//! What the optimizer would answer for a scene: the figures that it is asked with, its plan in words and as JSON.
+//!
+//! For people who set scenes: the command line and the console show the same numbers, because both ask here. Pure.
+//! Never: part of a request, which is planned with its device's own values (see [`crate::planning`]).
+//! Always: what was measured comes before what is assumed.
+
+use baton_pacing::{
+    BoundBy, CloudCost, DeviceClass, Goal, KeepsTau, NetworkClass, OptimizerInput, Plan, TableScene, Verdict,
+    optimizer::ASSIST_MARGIN,
+};
+use serde_json::{Value, json};
+
+use crate::coefficients::{ALL, Coefficients, NETWORKS_ASSUMED};
+use crate::cost::{Costs, Measured};
+use crate::planning::{Wish, policy, unloaded};
+use crate::scene::SceneSettings;
+
+/// Bytes of ordinary text that make a token, near enough for a table: nothing is tokenized here.
+const BYTES_PER_TOKEN: usize = 4;
+/// The longest answer that a device may ask for.
+const ANSWER_TOKENS_MAX: u32 = 65_536;
+/// Tokens of a question, where nobody says.
+pub const QUESTION_TOKENS: u32 = 32;
+
+/// The cloud as measured, or as assumed of a small model on two cores.
+#[must_use]
+pub fn cloud(known: &Coefficients) -> Measured {
+    known.cloud.unwrap_or_else(|| Costs::new(None).current())
+}
+
+/// The cloud's cost without network and queue.
+#[must_use]
+pub fn cloud_cost(cloud: &Measured) -> CloudCost {
+    unloaded(cloud)
+}
+
+/// Classes of devices that were measured, all devices together as `all`.
+#[must_use]
+pub fn device_classes(known: &Coefficients) -> Vec<DeviceClass> {
+    let class = |class: &String| DeviceClass {
+        name: if class == ALL { "all".to_owned() } else { class.clone() },
+        cost: known.class(class),
+    };
+    known.devices.keys().map(class).collect()
+}
+
+/// The class that stands where none is known.
+#[must_use]
+pub fn assumed_class(known: &Coefficients) -> DeviceClass {
+    DeviceClass { name: "assumed".to_owned(), cost: known.class(ALL) }
+}
+
+/// Networks that are assumed or measured, by name; measured ones replace assumed ones.
+#[must_use]
+pub fn network_classes(known: &Coefficients) -> Vec<NetworkClass> {
+    let assumed = NETWORKS_ASSUMED.iter().map(|&(name, _)| name.to_owned());
+    let measured = known.networks.keys().filter(|name| name.as_str() != ALL).cloned();
+    let mut names: Vec<String> = assumed.chain(measured).collect();
+    names.sort();
+    names.dedup();
+    let network = |name: String| NetworkClass { rtt_ms: known.network_ms(Some(&name)), name };
+    names.into_iter().map(network).collect()
+}
+
+/// A scene as the optimizer sees it, its texts counted as one token for four bytes.
+#[must_use]
+pub fn table_scene(id: &str, settings: &SceneSettings, question_tokens: u32) -> TableScene {
+    let tokens = |text: &str| u32::try_from(text.len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
+    let prefix_tokens = tokens(&settings.system);
+    let suffix_tokens = tokens(&settings.question_prefix).saturating_add(question_tokens);
+    TableScene {
+        name: id.to_owned(),
+        policy: policy(settings, Wish::default(), ANSWER_TOKENS_MAX),
+        fixed_tokens: prefix_tokens.saturating_add(suffix_tokens),
+        prefix_tokens,
+    }
+}
+
+/// The word for a verdict in JSON.
+#[must_use]
+pub const fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Relay => "relay",
+        Verdict::NoRefinement => "no_refinement",
+        Verdict::DeviceAlone => "device_alone",
+        Verdict::CloudAlone => "cloud_alone",
+    }
+}
+
+/// Why the plan is as it is: which bound decides L.
+#[must_use]
+pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
+    let (tau, most) = (input.scene.tau_ms, plan.bounds.upper);
+    let least = plan.bounds.lower.unwrap_or(0);
+    let why = match (plan.verdict, plan.bound_by) {
+        (Verdict::DeviceAlone, _) => {
+            return format!(
+                "none: the device alone has its first token after {:.0} ms, the cloud's comes after {:.0} ms",
+                plan.predicted.device_alone_ms, plan.predicted.ttft_c_ms
+            );
+        }
+        (Verdict::CloudAlone, _) => "the device keeps tau for no L: the cloud writes everything".to_owned(),
+        (_, BoundBy::Tau) => {
+            format!("tau: {least} tokens keep every gap within {tau} ms; L has a margin of {ASSIST_MARGIN}")
+        }
+        (_, BoundBy::CloudOccupancy) => format!(
+            "cloud occupancy: {least} tokens keep tau, but the device is ready after {most}, so that the margin is cut"
+        ),
+        (_, BoundBy::CloudDecode) => {
+            format!(
+                "TPOT_c: {least} tokens would keep tau, but until the device is ready the cloud writes {most}"
+            )
+        }
+        (_, BoundBy::Floor) => format!("the scene's floor of {} tokens", input.scene.assist_floor),
+        (_, BoundBy::Load) => "load: the cloud gives less, at least the scene's floor".to_owned(),
+        (_, BoundBy::Fixed) => "the scene fixes L".to_owned(),
+        (_, BoundBy::AnswerLength) => "the answer may not be longer".to_owned(),
+        (_, BoundBy::DeviceTooSlow) => {
+            "the device: no L keeps tau, as each token costs more to verify than it buys".to_owned()
+        }
+        (_, BoundBy::Verdict) => "nobody relays".to_owned(),
+    };
+    let whole = if plan.verdict == Verdict::NoRefinement { "; the whole prompt, from the start" } else { "" };
+    let gaps = match plan.keeps_tau {
+        KeepsTau::Yes => String::new(),
+        KeepsTau::DecodeTooSlow { decode_ms } => {
+            format!("; the device decodes a token in {} ms, over tau", digits(decode_ms))
+        }
+        KeepsTau::PrefillTooSlow { prefill_ms_per_token } => {
+            format!("; one more token costs {} ms of prefill", digits(prefill_ms_per_token))
+        }
+        KeepsTau::AssistTooShort { gap_ms } => format!("; gaps of {gap_ms:.0} ms"),
+    };
+    format!("{why}{whole}{gaps}")
+}
+
+/// What a change would be for.
+#[must_use]
+pub fn goal_text(goal: Goal) -> String {
+    match goal {
+        Goal::KeepTau => "every gap would stay within tau".to_owned(),
+        Goal::Relay => "the device would keep tau".to_owned(),
+        Goal::Refine => "refining would pay".to_owned(),
+        Goal::WholeMargin => "L would have its whole margin".to_owned(),
+        Goal::FewerTokens { at_most } => format!("L would fall to {at_most} or fewer"),
+        Goal::Free => "left to the optimizer".to_owned(),
+    }
+}
+
+/// A figure with at most three significant digits.
+#[must_use]
+pub fn digits(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let places = (2 - value.abs().log10().floor() as i32).clamp(0, 12);
+    let text = format!("{value:.*}", usize::try_from(places).expect("clamped to 0..=12"));
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// A plan as JSON.
+#[must_use]
+pub fn plan_value(plan: &Plan) -> Value {
+    json!({
+        "verdict": verdict_word(plan.verdict),
+        "ratio": plan.ratio,
+        "assist_tokens": plan.assist_tokens,
+        "assist_bound_by": plan.bound_by.as_str(),
+        "assist_tokens_least": plan.bounds.lower,
+        "assist_tokens_most": plan.bounds.upper,
+        "keeps_tau": plan.keeps_tau == KeepsTau::Yes,
+        "predicted": {
+            "ttft_c_ms": plan.predicted.ttft_c_ms,
+            "ttft_d_ms": plan.predicted.ttft_d_ms,
+            "takeover_ms": plan.predicted.takeover_ms,
+            "gap_ms": plan.predicted.gap_ms,
+            "device_alone_ms": plan.predicted.device_alone_ms,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_shown() {
+        for (value, want) in
+            [(0.0, "0"), (2.5, "2.5"), (1.964, "1.96"), (0.000_1, "0.0001"), (12_345.6, "12346")]
+        {
+            assert_eq!(digits(value), want);
+        }
+    }
+}

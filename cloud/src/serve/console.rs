@@ -1,0 +1,92 @@
+//! The console of a running service: beside `/v1`, or on a listener of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use axum::Router;
+use baton_refine::QualityCurves;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::admin::Admin;
+use crate::admin::office::Office;
+use crate::config::AdminConfig;
+use crate::http::tls::Tls;
+use crate::http::{self, HttpLimits, Phase};
+use crate::service::CloudService;
+use crate::store::Store;
+
+/// The console, not yet served.
+pub(super) struct Console {
+    admin: Admin,
+    own: Option<TcpListener>,
+}
+
+/// The console's tasks.
+pub(super) struct Running {
+    looking: JoinHandle<()>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Console {
+    /// Reads the quality curves and takes the console's own address, where there are such.
+    pub(super) async fn open(
+        config: &AdminConfig,
+        service: &CloudService,
+        store: &Store,
+        tls: bool,
+    ) -> anyhow::Result<Console> {
+        let curves = config.quality_curves.as_deref().map(read_curves).transpose()?;
+        let office = Office::new(store.clone(), curves.map(Arc::new));
+        let own = match config.listen {
+            None => None,
+            Some(at) => Some(TcpListener::bind(at).await.with_context(|| format!("listen on {at}"))?),
+        };
+        Ok(Console { admin: Admin::new(service.clone(), office, tls || config.behind_tls), own })
+    }
+
+    /// Where its own listener is; none where it is beside `/v1`.
+    pub(super) fn url(&self, scheme: &str) -> anyhow::Result<Option<String>> {
+        let address = self.own.as_ref().map(TcpListener::local_addr).transpose();
+        let address = address.context("read the console's address")?;
+        Ok(address.map(|address| format!("{scheme}://{address}")))
+    }
+
+    /// Begins to serve; the routes of the service's own listener come back, with those of the console where it is there.
+    pub(super) fn serve(
+        self,
+        app: Router,
+        limits: &Arc<ArcSwap<HttpLimits>>,
+        tls: Option<&Arc<Tls>>,
+        phases: &watch::Receiver<Phase>,
+    ) -> (Router, Running) {
+        let looking = tokio::spawn(self.admin.clone().watch());
+        let routes = self.admin.router();
+        let Some(listener) = self.own else {
+            return (app.merge(routes), Running { looking, serving: None });
+        };
+        let server = http::Server { listener, app: routes, limits: limits.clone(), tls: tls.cloned() };
+        let serving = tokio::spawn(http::serve(server, phases.clone(), || ()));
+        (app, Running { looking, serving: Some(serving) })
+    }
+}
+
+impl Running {
+    /// Waits until its own listener has ended, and ends the rest.
+    pub(super) async fn end(self) {
+        if let Some(serving) = self.serving {
+            let _ = serving.await;
+        }
+        self.looking.abort();
+        let _ = self.looking.await;
+    }
+}
+
+fn read_curves(path: &Path) -> anyhow::Result<QualityCurves> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("read quality curves `{}`", path.display()))?;
+    QualityCurves::from_json(&text).with_context(|| format!("read quality curves `{}`", path.display()))
+}

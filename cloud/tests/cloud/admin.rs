@@ -1,0 +1,147 @@
+//! The console and its API, without sockets: requests go straight to the router, over a database in memory.
+
+mod api;
+mod door;
+mod pages;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, header};
+use baton_cloud::access::{Actor, Role};
+use baton_cloud::admin::Admin;
+use baton_cloud::admin::office::Office;
+use baton_cloud::service::CloudService;
+use baton_cloud::store::{Database, Store};
+use baton_cloud::worker::Worker;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use crate::world::{by_hand, options};
+
+pub const PASSWORD: &str = "correct horse battery";
+pub const HOST: &str = "console.example";
+const API: &str = "/admin/api/v1";
+
+/// A console over a database in memory.
+pub struct World {
+    pub store: Store,
+    app: Router,
+    _service: (CloudService, Worker),
+}
+
+/// Somebody who has logged in.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub cookie: String,
+    pub csrf: String,
+}
+
+/// A reply.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: axum::http::HeaderMap,
+    pub body: String,
+}
+
+impl Answer {
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|err| panic!("{err}: {self:?}"))
+    }
+
+    pub fn header(&self, name: impl header::AsHeaderName) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The cookie that was set, `name=value`.
+    pub fn cookie(&self) -> String {
+        self.header(header::SET_COOKIE).split(';').next().unwrap_or_default().to_owned()
+    }
+}
+
+impl World {
+    /// Without any user.
+    pub async fn empty(secure: bool) -> World {
+        let store = Store::open(&Database::Memory).await.unwrap();
+        let (service, worker) = by_hand(options());
+        let admin = Admin::new(service.clone(), Office::new(store.clone(), None), secure);
+        World { store, app: admin.router(), _service: (service, worker) }
+    }
+
+    /// With an administrator `ada`, an editor `edna` and a viewer `vera`.
+    pub async fn new() -> World {
+        let world = World::empty(false).await;
+        world.store.bootstrap("ada", PASSWORD, &Actor::cli()).await.unwrap();
+        for (name, role) in [("edna", Role::Editor), ("vera", Role::Viewer)] {
+            world.store.add_user(name, role, PASSWORD, &Actor::cli()).await.unwrap();
+        }
+        world
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, HOST);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let response = self.app.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    pub async fn get(&self, caller: &Caller, path: &str) -> Answer {
+        self.send("GET", path, &[("cookie", &caller.cookie)], "").await
+    }
+
+    /// A form of a page, with the token that the page would carry.
+    pub async fn form(&self, caller: &Caller, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let csrf = [("csrf", caller.csrf.as_str())];
+        let pairs = fields.iter().chain(&csrf).map(|(name, value)| format!("{name}={}", encoded(value)));
+        let headers = [
+            ("cookie", caller.cookie.as_str()),
+            ("origin", "http://console.example"),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ];
+        self.send("POST", path, &headers, &pairs.collect::<Vec<String>>().join("&")).await
+    }
+
+    /// A request to the API; `tag`: the revision that it is based on, or `*` for something new.
+    pub async fn call(
+        &self,
+        caller: &Caller,
+        method: &str,
+        path: &str,
+        tag: Option<&str>,
+        body: &Value,
+    ) -> Answer {
+        let mut headers = vec![
+            ("cookie", caller.cookie.as_str()),
+            ("x-csrf-token", caller.csrf.as_str()),
+            ("content-type", "application/json"),
+        ];
+        match tag {
+            Some("*") => headers.push(("if-none-match", "*")),
+            Some(tag) => headers.push(("if-match", tag)),
+            None => {}
+        }
+        self.send(method, &format!("{API}{path}"), &headers, &body.to_string()).await
+    }
+
+    pub async fn log_in(&self, name: &str) -> Caller {
+        let body = serde_json::json!({ "name": name, "password": PASSWORD }).to_string();
+        let headers = [("content-type", "application/json")];
+        let answer = self.send("POST", &format!("{API}/session"), &headers, &body).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        Caller { cookie: answer.cookie(), csrf: answer.json()["csrf_token"].as_str().unwrap().to_owned() }
+    }
+}
+
+pub fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric();
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
+}

@@ -1,0 +1,195 @@
+//! Who gets in: roles, sessions, origins, tokens, headers.
+
+use baton_cloud::access::{Actor, Role};
+use baton_cloud::admin::rules::{self, Need};
+
+use super::{API, Caller, PASSWORD, World};
+
+/// A path with something in the place of its parameters that is not there.
+fn path(rule: &rules::Rule) -> String {
+    let plain = rule.path.replace("{version}", "1").replace("{hash}", "0").replace("{id}", "nothing");
+    plain.replace("{name}", "nobody")
+}
+
+async fn ask(world: &World, rule: &rules::Rule, caller: Option<&Caller>) -> super::Answer {
+    let (cookie, csrf) = caller.map_or(("", ""), |caller| (caller.cookie.as_str(), caller.csrf.as_str()));
+    let headers = [("cookie", cookie), ("x-csrf-token", csrf), ("content-type", "application/json")];
+    world.send(rule.method, &path(rule), &headers, "{}").await
+}
+
+#[tokio::test]
+async fn every_route_lets_in_exactly_its_roles() {
+    let world = World::new().await;
+    for rule in rules::RULES {
+        let answer = ask(&world, rule, None).await;
+        let sent_away = if rule.path.starts_with(API) {
+            answer.status == 401 && !rule.path.ends_with("/session")
+                || rule.method != "POST" && answer.status == 401
+        } else {
+            answer.status == 303 && answer.header("location").starts_with("/admin/login")
+        };
+        assert_eq!(sent_away, matches!(rule.need, Need::Role(_)), "{rule:?} for nobody: {answer:?}");
+        for (role, name) in [(Role::Viewer, "vera"), (Role::Editor, "edna"), (Role::Admin, "ada")] {
+            // A session each: some of these routes end it.
+            let caller = world.log_in(name).await;
+            let answer = ask(&world, rule, Some(&caller)).await;
+            let allowed = rules::allows(rule.need, Some(role));
+            assert_eq!(answer.status != 403, allowed, "{rule:?} for {role}: {answer:?}");
+            assert!(answer.status != 500 && answer.status != 405, "{rule:?} for {role}: {answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_answers_before_there_is_an_administrator() {
+    let world = World::empty(false).await;
+    for rule in rules::RULES.iter().filter(|rule| rule.need != Need::Nothing) {
+        let answer = ask(&world, rule, None).await;
+        assert_eq!(answer.status, 503, "{rule:?}");
+        assert!(answer.body.contains("run `baton-cloud bootstrap`"), "{rule:?}: {answer:?}");
+    }
+    world.store.bootstrap("ada", PASSWORD, &Actor::cli()).await.unwrap();
+    assert_eq!(world.send("GET", "/admin/login", &[], "").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_change_needs_the_token_of_its_session() {
+    let world = World::new().await;
+    let (mine, other) = (world.log_in("ada").await, world.log_in("ada").await);
+    let send = async |csrf: &str, header: bool| {
+        let (name, kind, body) = if header {
+            ("x-csrf-token", "application/json", "{}".to_owned())
+        } else {
+            ("x-other", "application/x-www-form-urlencoded", format!("csrf={csrf}&id=a&weight=1&revision=0"))
+        };
+        let headers = [("cookie", mine.cookie.as_str()), (name, csrf), ("content-type", kind)];
+        let path = if header { format!("{API}/keys") } else { "/admin/tenants".to_owned() };
+        world.send("POST", &path, &headers, &body).await.status
+    };
+    for wrong in ["", "x", &other.csrf, &format!("{}x", mine.csrf)] {
+        assert_eq!((send(wrong, true).await, send(wrong, false).await), (403, 403), "{wrong}");
+    }
+    assert_eq!((send(&mine.csrf, true).await, send(&mine.csrf, false).await), (400, 303));
+}
+
+#[tokio::test]
+async fn other_sites_are_refused() {
+    let world = World::new().await;
+    let mine = world.log_in("ada").await;
+    let send = async |name: &str, value: &str| {
+        let headers = [
+            ("cookie", mine.cookie.as_str()),
+            ("x-csrf-token", mine.csrf.as_str()),
+            ("content-type", "application/json"),
+            (name, value),
+        ];
+        world.send("POST", &format!("{API}/keys"), &headers, "{}").await.status
+    };
+    for origin in ["https://evil.example", "null", "http://console.example.evil", "http://console.example:81"]
+    {
+        assert_eq!(send("origin", origin).await, 403, "{origin}");
+    }
+    assert_eq!(send("sec-fetch-site", "cross-site").await, 403);
+    assert_eq!(send("origin", "http://console.example").await, 400, "the body is looked at");
+    // Nor may another site log anybody in.
+    let headers = [("origin", "https://evil.example"), ("content-type", "application/x-www-form-urlencoded")];
+    let answer = world.send("POST", "/admin/login", &headers, &format!("name=ada&password={PASSWORD}")).await;
+    assert_eq!((answer.status, answer.cookie().as_str()), (403, ""));
+}
+
+#[tokio::test]
+async fn a_log_in_begins_a_new_session_and_ends_the_old_one() {
+    let world = World::new().await;
+    let log_in = async |cookie: &str| {
+        let headers = [("cookie", cookie), ("content-type", "application/x-www-form-urlencoded")];
+        let body = format!("name=ada&password={}", super::encoded(PASSWORD));
+        let answer = world.send("POST", "/admin/login", &headers, &body).await;
+        assert_eq!((answer.status, answer.header("location")), (303, "/admin"), "{answer:?}");
+        answer.cookie()
+    };
+    let planted = "baton_session=planted-by-somebody-else";
+    let first = log_in(planted).await;
+    assert_ne!(first, planted);
+    let second = log_in(&first).await;
+    assert_ne!(first, second);
+    let alive =
+        async |cookie: &str| world.send("GET", "/admin", &[("cookie", cookie)], "").await.status == 200;
+    assert!(alive(&second).await && !alive(&first).await && !alive(planted).await);
+    // A log-out ends the session here, not only in the browser.
+    let answer = world.get(&Caller { cookie: second.clone(), csrf: String::new() }, "/admin").await;
+    let csrf =
+        answer.body.split("name=\"csrf\" value=\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let answer = world.form(&Caller { cookie: second.clone(), csrf }, "/admin/logout", &[]).await;
+    assert_eq!(answer.status, 303);
+    assert!(!alive(&second).await);
+}
+
+#[tokio::test]
+async fn cookies_are_strict() {
+    for secure in [false, true] {
+        let world = World::empty(secure).await;
+        world.store.bootstrap("ada", PASSWORD, &Actor::cli()).await.unwrap();
+        let body = format!("name=ada&password={}", super::encoded(PASSWORD));
+        let headers = [("content-type", "application/x-www-form-urlencoded")];
+        let answer = world.send("POST", "/admin/login", &headers, &body).await;
+        let set = answer.header("set-cookie");
+        for flag in ["HttpOnly", "SameSite=Strict", "Path=/admin"] {
+            assert!(set.contains(flag), "{set}");
+        }
+        assert_eq!(set.contains("; Secure"), secure, "{set}");
+    }
+}
+
+#[tokio::test]
+async fn a_stranger_learns_nothing_of_who_there_is() {
+    let world = World::new().await;
+    let try_one = async |name: &str| {
+        let body = serde_json::json!({ "name": name, "password": "not the password" }).to_string();
+        let answer = world
+            .send("POST", &format!("{API}/session"), &[("content-type", "application/json")], &body)
+            .await;
+        (answer.status, answer.body)
+    };
+    let known = try_one("ada").await;
+    assert_eq!(known, try_one("nobody").await);
+    assert_eq!(known.0, 401);
+    // Too many wrong ones: told to wait, whoever is named.
+    let mut last = known;
+    for _ in 0..6 {
+        last = try_one("ada").await;
+    }
+    assert_eq!(last.0, 429, "{last:?}");
+}
+
+#[tokio::test]
+async fn every_reply_keeps_others_out() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    let replies = [
+        world.get(&ada, "/admin").await,
+        world.get(&ada, "/admin/scenes/nothing").await,
+        world.get(&ada, &format!("{API}/scenes")).await,
+        world.get(&ada, "/admin/assets/0/none").await,
+        world.send("GET", "/admin/login", &[], "").await,
+        world.send("GET", "/admin/scenes", &[], "").await,
+    ];
+    for reply in replies {
+        let csp = reply.header("content-security-policy");
+        assert!(csp.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"), "{reply:?}");
+        for never in ["unsafe", "*", "http:", "https:", "data:"] {
+            assert!(!csp.contains(never), "{csp}");
+        }
+        assert_eq!(reply.header("x-content-type-options"), "nosniff");
+        assert_eq!(reply.header("x-frame-options"), "DENY");
+        assert_eq!(reply.header("referrer-policy"), "same-origin");
+        assert_eq!(reply.header("cache-control"), "no-store");
+    }
+}
+
+#[tokio::test]
+async fn bodies_are_bounded() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    let answer = world.form(&ada, "/admin/tenants", &[("label", &"x".repeat(600_000))]).await;
+    assert_eq!(answer.status, 413);
+}

@@ -1,0 +1,111 @@
+//! The curves behind a plan: `TTFT_d` over `r`, the gap over `L`, and where on them the optimizer may stand.
+//!
+//! For people who set `r` and `L`. The same equations and figures as [`crate::optimize`]: at a plan's own `r` and `L`
+//! the curves are what the plan predicts.
+
+use crate::optimizer::{AssistBounds, OptimizerInput};
+
+/// Where `r` may lie: from the scene's smallest (or fixed) `r` to the largest that still saves time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RatioInterval {
+    /// `xi`, or the fixed `r` where there is one.
+    pub least: f64,
+    /// Constraint (5): the largest `r` whose `TTFT_d` is no worse than prefilling everything from t = 0.
+    pub most: f64,
+}
+
+impl OptimizerInput {
+    /// `TTFT_d` in milliseconds of a prompt refined to `ratio`; from 1 on, of the whole prompt from t = 0.
+    #[must_use]
+    pub fn ttft_d_ms(&self, ratio: f64) -> f64 {
+        self.takeover(ratio).ttft_d_ms()
+    }
+
+    /// The gap in milliseconds between tokens up to the takeover, at `ratio` and with `assist_tokens` (at least 1).
+    #[must_use]
+    pub fn gap_at_ms(&self, ratio: f64, assist_tokens: u32) -> f64 {
+        self.gap_ms(&self.takeover(ratio), assist_tokens.max(1))
+    }
+
+    /// The bounds of `L` at `ratio`.
+    #[must_use]
+    pub fn assist_bounds(&self, ratio: f64) -> AssistBounds {
+        self.bounds(&self.takeover(ratio))
+    }
+
+    /// Where `r` may lie; none where refining saves nothing.
+    #[must_use]
+    pub fn ratio_interval(&self) -> Option<RatioInterval> {
+        let least = self.scene.ratio.unwrap_or(self.scene.xi).max(self.scene.xi);
+        if least >= 1.0 || self.prompt.content_tokens == 0 {
+            return None;
+        }
+        self.ratio_max().filter(|&most| most >= least).map(|most| RatioInterval { least, most })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verdict, Verification, optimize};
+    use crate::{CloudCost, DeviceCost};
+
+    fn input(prefill_ms_per_token: f64, content_tokens: u32, xi: f64) -> OptimizerInput {
+        OptimizerInput {
+            prompt: PromptShape { fixed_tokens: 50, content_tokens, prefix_tokens: 20, cached_tokens: 0 },
+            device: DeviceCost {
+                prefill_ms_per_token,
+                prefill_ms_per_token2: 1e-5,
+                decode_ms: 45.0,
+                decompress_ms: 5.0,
+            },
+            cloud: CloudCost {
+                ttft_base_ms: 60.0,
+                prefill_ms_per_token: 0.1,
+                decode_ms: 30.0,
+                rtt_ms: 20.0,
+                queue_ms: 0.0,
+                compress_ms: 1.0,
+            },
+            scene: ScenePolicy {
+                xi,
+                ratio: None,
+                assist_tokens: None,
+                assist_floor: 1,
+                tau_ms: 100.0,
+                answer_tokens_max: 4_096,
+                slow_device: SlowDevice::AcceptGap,
+            },
+            verification: Verification::Batched,
+            load: 0.0,
+        }
+    }
+
+    #[test]
+    fn at_the_plan_the_curves_are_the_plan() {
+        for (prefill, content, xi) in
+            [(2.5, 4_000, 0.25), (0.8, 1_000, 0.5), (2.5, 30_000, 0.1), (0.01, 900, 0.3)]
+        {
+            let input = input(prefill, content, xi);
+            let plan = optimize(&input).unwrap();
+            assert_eq!(input.ttft_d_ms(plan.ratio), plan.predicted.ttft_d_ms);
+            assert_eq!(input.gap_at_ms(plan.ratio, plan.assist_tokens), plan.predicted.gap_ms);
+            assert_eq!(input.assist_bounds(plan.ratio), plan.bounds);
+            match (plan.verdict, input.ratio_interval()) {
+                (Verdict::Relay, Some(interval)) => {
+                    assert!((interval.least..=interval.most).contains(&plan.ratio), "{interval:?}");
+                }
+                (verdict, interval) => assert_eq!((verdict == Verdict::Relay, interval), (false, None)),
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_ratio_saves_nothing_more() {
+        let input = input(2.5, 4_000, 0.25);
+        let most = input.ratio_interval().expect("a slow device and a long prompt").most;
+        let alone = optimize(&input).unwrap().predicted.device_alone_ms;
+        assert!((input.ttft_d_ms(most) - alone).abs() < 1e-6 * alone);
+        assert!(input.ttft_d_ms(most * 0.9) < alone);
+    }
+}

@@ -1,0 +1,424 @@
+//! The admin console in a real browser, over the real service with a database in a file.
+//!
+//! Pictures of the pages are written to `console-screenshots` in the build folder.
+
+#[path = "console/browser.rs"]
+mod browser;
+
+use std::path::PathBuf;
+
+use baton_cloud::access::{Actor, ClassCost, DeviceClassSettings, Role};
+use baton_cloud::store::{Database, Expected, Store, testing};
+use baton_e2e::demo::emulation::CLOUD;
+use baton_e2e::process::{CloudProcess, models_folder, program};
+use reqwest::header;
+use serde_json::{Value, json};
+
+use crate::browser::{Browser, HANG, lacking};
+
+const PASSWORD: &str = "correct horse battery";
+const TAB: &str = "\u{e004}";
+const ENTER: &str = "\u{e007}";
+
+/// A service with an administrator `ada` and an editor `edna`.
+struct World {
+    cloud: CloudProcess,
+    database: Database,
+    _folder: tempfile::TempDir,
+}
+
+/// Whether there is a browser; says so where there is none.
+fn browser_here() -> bool {
+    match lacking() {
+        None => true,
+        Some(lack) => {
+            println!("skipped: console: {lack}");
+            false
+        }
+    }
+}
+
+impl World {
+    async fn start() -> World {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let path = folder.path().join("cloud.db");
+        let database = Database::File(path.clone());
+        let store = Store::open(&database).await.expect("a database");
+        store.bootstrap("ada", PASSWORD, &Actor::cli()).await.expect("an administrator");
+        store.add_user("edna", Role::Editor, PASSWORD, &Actor::cli()).await.expect("an editor");
+        // So slow that the relay pays, however slow this machine is.
+        let cost = ClassCost { prefill_ms_per_token: 60.0, prefill_ms_per_token2: 0.0, decode_ms: 45.0 };
+        let slow = DeviceClassSettings { label: "Slow".to_owned(), cost: Some(cost) };
+        store.set_device_class("slow", &slow, Expected::Absent, &Actor::cli()).await.expect("a class");
+        store.close().await;
+        let model = models_folder().join("demo-cloud.gguf");
+        let cloud = CloudProcess::start_on(&model, &path.display().to_string(), &CLOUD.options());
+        World { cloud: cloud.await.expect("the cloud starts"), database, _folder: folder }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.cloud.address())
+    }
+
+    /// A browser in which `name` has logged in by the form.
+    async fn browser(&self, name: &str) -> Browser {
+        let browser = Browser::start().await;
+        browser.client.goto(&self.url("/admin")).await.expect("open the console");
+        browser.fill("#name", name).await;
+        browser.fill("#password", PASSWORD).await;
+        browser.click("button.main").await;
+        browser.find("nav[aria-label=Console]").await;
+        browser
+    }
+
+    /// The API, logged in as `name`: a client that keeps its cookie, and the CSRF token.
+    async fn api(&self, name: &str) -> Api {
+        let client = reqwest::Client::new();
+        let body = json!({ "name": name, "password": PASSWORD });
+        let reply = client.post(self.url("/admin/api/v1/session")).json(&body).send().await.expect("log in");
+        let cookie =
+            reply.headers()[header::SET_COOKIE].to_str().expect("text").split(';').next().expect("a cookie");
+        let cookie = cookie.to_owned();
+        let session: Value = reply.json().await.expect("JSON");
+        let csrf = session["csrf_token"].as_str().expect("a token").to_owned();
+        Api { client, base: self.url("/admin/api/v1"), cookie, csrf }
+    }
+
+    /// Asks for first tokens in the scene until it is at `version`: r of the mask and L, as the device is told.
+    async fn assisted(&self, version: u64) -> (f64, u64) {
+        let sentences: Vec<String> =
+            (0..60).map(|at| format!("Item {at} costs {} coins.", at * 7 % 91)).collect();
+        let body = json!({
+            "protocol": 1, "request_id": "7f3f0c7e-0000-4000-8000-000000000001", "scene": "doc-qa", "model": "default",
+            "segments": [
+                { "role": "system", "text": "You answer from the document.", "refine": false },
+                { "role": "user", "text": sentences.join(" "), "refine": true },
+                { "role": "user", "text": "\n\nQuestion: What does item 7 cost?", "refine": false },
+            ],
+        });
+        let asked = async {
+            loop {
+                let reply = reqwest::Client::new()
+                    .post(self.url("/v1/assist"))
+                    .json(&body)
+                    .send()
+                    .await
+                    .expect("ask");
+                let text = reply.text().await.expect("an answer");
+                let data = |name: &str| -> Value {
+                    let frame =
+                        text.split("\n\n").find(|frame| frame.starts_with(&format!("event: {name}\n")));
+                    let data =
+                        frame.and_then(|frame| frame.lines().find_map(|line| line.strip_prefix("data: ")));
+                    serde_json::from_str(data.unwrap_or_else(|| panic!("no {name} in {text}"))).expect("JSON")
+                };
+                let first = data("first");
+                if first["scene_version"] == version {
+                    return (
+                        data("mask")["ratio"].as_f64().expect("r"),
+                        first["assist_tokens"].as_u64().expect("L"),
+                    );
+                }
+            }
+        };
+        tokio::time::timeout(HANG, asked).await.expect("the published version comes into force")
+    }
+}
+
+/// The admin API as one user.
+struct Api {
+    client: reqwest::Client,
+    base: String,
+    cookie: String,
+    csrf: String,
+}
+
+impl Api {
+    async fn send(
+        &self,
+        method: reqwest::Method,
+        path: &str,
+        tag: Option<&str>,
+        body: &Value,
+    ) -> reqwest::Response {
+        let mut request = self.client.request(method, format!("{}{path}", self.base));
+        request = request.header(header::COOKIE, &self.cookie).header("x-csrf-token", &self.csrf).json(body);
+        if let Some(tag) = tag {
+            request = request.header(header::IF_MATCH, tag);
+        }
+        request.send().await.expect("ask the API")
+    }
+}
+
+/// What one of the numbers of a summary is, by what stands before it.
+fn figure(summary: &str, before: &str) -> f64 {
+    let rest = summary.split(before).nth(1).unwrap_or_else(|| panic!("no `{before}` in `{summary}`"));
+    let digits: String =
+        rest.trim_start().chars().take_while(|c| c.is_ascii_digit() || ".,".contains(*c)).collect();
+    digits.trim_end_matches([',', '.']).replace(',', "").parse().unwrap_or_else(|_| panic!("`{summary}`"))
+}
+
+fn pictures() -> PathBuf {
+    let program = program("baton-cloud").expect("the service is built");
+    let folder = program
+        .parent()
+        .and_then(|folder| folder.parent())
+        .expect("a build folder")
+        .join("console-screenshots");
+    std::fs::create_dir_all(&folder).expect("make a folder");
+    folder
+}
+
+#[tokio::test]
+async fn a_setting_goes_from_the_form_to_the_next_request_and_back() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start().await;
+    let browser = world.browser("ada").await;
+    browser.client.goto(&world.url("/admin/scenes")).await.expect("open the scenes");
+    browser.click("a[href='/admin/scenes/doc-qa']").await;
+
+    // The prediction moves while r and L are typed, to what the optimizer says.
+    let before = browser.text("#summary").await;
+    browser.fill("#ratio", "0.5").await;
+    browser.fill("#assist_tokens", "12").await;
+    let moved = browser.until("#summary", |text| text.starts_with("r 0.5, L 12:")).await;
+    assert_ne!(figure(&before, "gap "), figure(&moved, "gap "));
+    let api = world.api("edna").await;
+    let scene: Value =
+        api.send(reqwest::Method::GET, "/scenes/doc-qa", None, &json!({})).await.json().await.expect("JSON");
+    let mut settings = scene["published"].clone();
+    (settings["ratio"], settings["assist_tokens"]) = (json!(0.5), json!(12));
+    let body = json!({ "settings": settings });
+    let predicted: Value = api
+        .send(reqwest::Method::POST, "/scenes/doc-qa/predict", None, &body)
+        .await
+        .json()
+        .await
+        .expect("JSON");
+    let gap = predicted["plan"]["predicted"]["gap_ms"].as_f64().expect("a gap");
+    assert!((figure(&moved, "gap ") - gap).abs() <= 0.05, "{moved} is not {gap}");
+    assert!(browser.text("#prediction h3").await.contains("TTFT_d over r"));
+
+    // Draft, review, publish; the next request follows.
+    browser.click("#scene-form button.main").await;
+    browser.until("h1", |text| text == "Publish version 2?").await;
+    let review = browser.text("main").await;
+    assert!(review.contains("0.25") && review.contains("0.5") && review.contains("automatic"), "{review}");
+    browser.click("button.main").await;
+    browser.until("[role=status]", |text| text.starts_with("Published.")).await;
+    assert_eq!(world.assisted(2).await, (0.5, 12));
+
+    // Back, with the question that the script asks.
+    browser.client.goto(&world.url("/admin/scenes/doc-qa/versions/1")).await.expect("open a version");
+    browser.click("form[data-confirm] button").await;
+    browser.until("dialog[open] p", |text| text.contains("comes back into force")).await;
+    browser.click("dialog[open] .danger").await;
+    browser.until("[role=status]", |text| text.starts_with("Rolled back.")).await;
+    let (ratio, _) = world.assisted(3).await;
+    assert_eq!(ratio, 0.25);
+
+    audited(&world, &browser).await;
+    browser.close().await;
+}
+
+/// The audit log names what was done, and finds a row that somebody altered behind the program's back.
+async fn audited(world: &World, browser: &Browser) {
+    browser.client.goto(&world.url("/admin/audit")).await.expect("open the audit log");
+    let log = browser.text("main").await;
+    for action in ["scene.draft", "scene.publish", "scene.rollback", "user:ada", "scene/doc-qa", "Whole."] {
+        assert!(log.contains(action), "{action}: {log}");
+    }
+    let sql = "DROP TRIGGER audit_log_is_immutable; UPDATE audit_log SET actor = 'user:eve' WHERE seq = 3;";
+    testing::execute(&world.database, sql).await.expect("alter a row");
+    browser.client.refresh().await.expect("look again");
+    let state = browser.until("#audit-state", |text| text.starts_with("Not whole.")).await;
+    assert!(state.contains("Row 3: the row was altered"), "{state}");
+}
+
+#[tokio::test]
+async fn the_second_of_two_editors_is_told() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start().await;
+    let (first, second) = (world.browser("ada").await, world.browser("edna").await);
+    let api = world.api("edna").await;
+    let known = api.send(reqwest::Method::GET, "/scenes/doc-qa", None, &json!({})).await;
+    let tag = known.headers()[header::ETAG].to_str().expect("text").to_owned();
+    let scene: Value = known.json().await.expect("JSON");
+    for (browser, ratio) in [(&first, "0.5"), (&second, "0.75")] {
+        browser.client.goto(&world.url("/admin/scenes/doc-qa")).await.expect("open the scene");
+        browser.fill("#ratio", ratio).await;
+    }
+    first.click("#scene-form button.main").await;
+    first.until("h1", |text| text == "Publish version 2?").await;
+    second.click("#scene-form button.main").await;
+    let told = second.until("[role=alert]", |text| text.starts_with("Somebody else was faster.")).await;
+    assert!(
+        told.contains("ada saved draft version 2") && told.contains("0.5") && told.contains("0.75"),
+        "{told}"
+    );
+    let kept = second.find("#ratio").await.prop("value").await.expect("read").expect("a value");
+    assert_eq!(kept, "0.75", "what was typed stays");
+    // The API says the same by its status.
+    let body = json!({ "settings": scene["published"] });
+    let reply = api.send(reqwest::Method::PUT, "/scenes/doc-qa/draft", Some(&tag), &body).await;
+    assert_eq!(reply.status(), 412);
+    let problem: Value = reply.json().await.expect("JSON");
+    assert_eq!(problem["type"], "urn:baton:problem:stale");
+    // Whoever means it saves on top.
+    second.click("#scene-form button.main").await;
+    second.until("h1", |text| text == "Publish version 3?").await;
+    first.close().await;
+    second.close().await;
+}
+
+#[tokio::test]
+async fn everything_can_be_done_by_keyboard() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start().await;
+    let browser = Browser::start().await;
+    browser.client.goto(&world.url("/admin")).await.expect("open the console");
+    // The name has the focus; its field, the password, the button follow each other.
+    browser.find("#name:focus").await;
+    browser.keys(&format!("edna{TAB}")).await;
+    browser.keys(&format!("{PASSWORD}{TAB}")).await;
+    browser.keys(ENTER).await;
+    browser.find("nav[aria-label=Console]").await;
+
+    browser.client.goto(&world.url("/admin/scenes/doc-qa")).await.expect("open the scene");
+    browser.find("#summary").await;
+    browser.keys(TAB).await;
+    let focus =
+        "return document.activeElement.className + getComputedStyle(document.activeElement).outlineStyle";
+    assert_eq!(browser.run(focus).await, "skipsolid", "the way around the links comes first, and is seen");
+    browser.keys(ENTER).await;
+    assert_eq!(browser.run("return document.activeElement.id").await, "main");
+    // On to r, without a pointer.
+    tab_to(&browser, "ratio").await;
+    let all = "document.activeElement.select(); return true";
+    browser.run(all).await;
+    browser.keys("0.4").await;
+    browser.until("#summary", |text| text.starts_with("r 0.4,")).await;
+    browser.keys(ENTER).await;
+    browser.until("h1", |text| text == "Publish version 2?").await;
+    tab_to(&browser, "note").await;
+    browser.keys(&format!("by keyboard{ENTER}")).await;
+    browser.until("[role=status]", |text| text.starts_with("Published.")).await;
+    // Numbers of a chart are a table that opens by keyboard.
+    browser.run("document.querySelector('#prediction figure summary').focus(); return true").await;
+    browser.keys(ENTER).await;
+    let rows = browser
+        .run("return document.querySelectorAll('#prediction figure details[open] tbody tr').length")
+        .await;
+    assert!(rows.as_u64() > Some(30), "{rows}");
+    browser.close().await;
+}
+
+/// Goes on by tabulator until the element has the focus.
+async fn tab_to(browser: &Browser, id: &str) {
+    for _ in 0..60 {
+        if browser.run("return document.activeElement.id").await == id {
+            return;
+        }
+        browser.keys(TAB).await;
+    }
+    panic!("no way to `{id}` by tabulator");
+}
+
+#[tokio::test]
+async fn pages_fit_every_screen_and_name_every_field() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start().await;
+    for _ in 0..3 {
+        world.assisted(1).await;
+    }
+    let browser = world.browser("ada").await;
+    let pages = [
+        ("overview", "/admin"),
+        ("scenes", "/admin/scenes"),
+        ("scene", "/admin/scenes/doc-qa"),
+        ("device-classes", "/admin/device-classes"),
+        ("keys", "/admin/keys"),
+        ("tenants", "/admin/tenants"),
+        ("users", "/admin/users"),
+        ("audit", "/admin/audit"),
+    ];
+    let folder = pictures();
+    for (screen, width, height, dark) in [
+        ("light", 1280, 900, false),
+        ("dark", 1280, 900, true),
+        ("phone", 390, 844, false),
+        ("phone-dark", 390, 844, true),
+    ] {
+        browser.screen(width, height, dark).await;
+        for (name, path) in pages {
+            browser.client.goto(&world.url(path)).await.expect("open a page");
+            browser.find("main h1").await;
+            let wide = browser.run("return document.documentElement.scrollWidth").await;
+            assert!(wide.as_u64() <= Some(u64::from(width)), "{name} on {screen} is {wide} wide");
+            let small = browser.run(TARGETS).await;
+            assert_eq!(small, json!([]), "{name} on {screen}: too small to touch");
+            let nameless = browser.run(NAMELESS).await;
+            assert_eq!(nameless, json!([]), "{name} on {screen}");
+            let picture = browser.picture(&folder, &format!("{name}-{screen}")).await;
+            assert!(std::fs::metadata(picture).expect("a file").len() > 10_000, "{name} on {screen}");
+        }
+    }
+    let errors = browser.run("return performance.getEntriesByType('resource').filter(r => !r.name.startsWith(location.origin)).map(r => r.name)").await;
+    assert_eq!(errors, json!([]), "nothing is asked of another host");
+    browser.close().await;
+}
+
+/// Buttons and fields under 24 pixels (WCAG 2.2's least) in either direction.
+const TARGETS: &str =
+    "return [...document.querySelectorAll('button, input:not([type=hidden]), select, textarea')]
+    .filter(e => e.offsetParent && !e.closest('label.check'))
+    .filter(e => { const r = e.getBoundingClientRect(); return r.width < 24 || r.height < 24; })
+    .map(e => e.outerHTML.slice(0, 80))";
+
+/// Fields, links and buttons that say nothing to somebody who listens.
+const NAMELESS: &str = "return [...document.querySelectorAll('a, button, input:not([type=hidden]), select, textarea, svg[role=img]')]
+    .filter(e => !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')
+        && !e.textContent.trim())
+    .map(e => e.outerHTML.slice(0, 80))";
+
+#[tokio::test]
+async fn forms_do_everything_without_a_script() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start().await;
+    let browser = Browser::start().await;
+    browser.cdp("Emulation.setScriptExecutionDisabled", json!({ "value": true })).await;
+    browser.client.goto(&world.url("/admin/scenes/doc-qa")).await.expect("open the console");
+    browser.fill("#name", "ada").await;
+    browser.fill("#password", PASSWORD).await;
+    browser.click("button.main").await;
+    // Where it was meant to go.
+    browser.until("h1", |text| text == "doc-qa").await;
+    browser.fill("#ratio", "0.6").await;
+    browser.click("button.noscript").await;
+    browser.until("#summary", |text| text.starts_with("r 0.6,")).await;
+    browser.click("#scene-form button.main").await;
+    browser.until("h1", |text| text == "Publish version 2?").await;
+    browser.click("button.main").await;
+    browser.until("[role=status]", |text| text.starts_with("Published.")).await;
+    assert_eq!(world.assisted(2).await.0, 0.6);
+    browser.client.goto(&world.url("/admin/keys")).await.expect("open the keys");
+    browser.click("form.panel button.main").await;
+    let secret = browser.text("#secret").await;
+    assert!(secret.starts_with("btk_"), "{secret}");
+    browser.click("a.button").await;
+    browser.click("button.danger").await;
+    browser.until("h1", |text| text == "Revoke the key?").await;
+    browser.click("main .danger").await;
+    browser.until("[role=status]", |text| text.starts_with("The key is refused")).await;
+    browser.close().await;
+}
