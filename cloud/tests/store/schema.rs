@@ -27,10 +27,8 @@ fn a_statement_that_does_not_fit_is_found() {
 #[test]
 fn programs_that_start_together_migrate_once() {
     on_each(|db| async move {
-        let open = || Store::open(&db.database);
-        let (a, b, c, d) = tokio::join!(open(), open(), open(), open());
+        let (a, b, c, d) = tokio::join!(db.open(), db.open(), db.open(), db.open());
         for store in [a, b, c, d] {
-            let store = store.unwrap();
             assert_eq!(store.scenes().await.unwrap().len(), 3, "seeded once");
             store.close().await;
         }
