@@ -162,7 +162,7 @@ async fn keep_slow(upkeep: Upkeep, mut stop: watch::Receiver<bool>) {
     let mut rounds = 0_u32;
     while pause(&mut stop, SLOW_PERIOD).await {
         let mut done = upkeep.write_slow().await;
-        if done.is_ok() && rounds % COMPACT_EVERY == 0 {
+        if done.is_ok() && rounds.is_multiple_of(COMPACT_EVERY) {
             done = upkeep.store.compact(now_ms()).await;
         }
         rounds = rounds.wrapping_add(1);
