@@ -403,8 +403,8 @@ impl CloudService {
             backlog_tokens: stats.backlog_tokens,
             backlog_seconds: stats.backlog_ms / 1e3,
             kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
-            prefix_queries: kv.prefix.query_tokens as u64,
-            prefix_hits: kv.prefix.hit_tokens as u64,
+            prefix_queries: kv.prefix.query_tokens,
+            prefix_hits: kv.prefix.hit_tokens,
             scenes: self
                 .inner
                 .scenes
