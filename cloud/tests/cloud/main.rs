@@ -13,6 +13,7 @@ mod chat;
 mod client;
 mod completions;
 mod edge;
+mod fairness;
 mod observability;
 mod preemption;
 mod program;
