@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use baton_e2e::process::{CloudProcess, models_folder};
+use baton_e2e::process::{CloudProcess, models_folder, program};
 
 const KEY: &str = "key-of-the-clients-suite";
 /// OpenAPI documents that a service may have.
@@ -21,10 +21,23 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// A service whose tokens come slowly enough to be cancelled.
-async fn service() -> CloudProcess {
-    let options = ["--api-key", KEY, "--emulate-decode-ms", "3"].map(OsString::from);
-    CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &options).await.expect("the service starts")
+/// A service whose tokens come slowly enough to be cancelled, with an administrator, so that its admin API answers.
+/// The folder holds its database.
+async fn service() -> (CloudProcess, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let database = folder.path().join("cloud.db");
+    let made = Command::new(program("baton-cloud").expect("the service is built"))
+        .args(["bootstrap", "ann", "--json", "--database"])
+        .arg(&database)
+        .output()
+        .expect("baton-cloud runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut options =
+        ["--api-key", KEY, "--emulate-decode-ms", "3", "--database"].map(OsString::from).to_vec();
+    options.push(database.into_os_string());
+    let model = models_folder().join("demo-cloud.gguf");
+    let service = CloudProcess::start(&model, &options).await.expect("the service starts");
+    (service, folder)
 }
 
 /// Where things are installed for this content of `lock`, and whether they are there already.
@@ -121,7 +134,7 @@ async fn python_clients() {
         Ok(programs) => programs,
         Err(why) => return skipped(&why),
     };
-    let service = service().await;
+    let (service, _folder) = service().await;
     let output = Command::new(programs.join("python"))
         .arg(scripts().join("python/cases.py"))
         .args([format!("http://{}", service.address()), KEY.to_owned()])
@@ -137,7 +150,7 @@ async fn node_clients() {
         Ok(folder) => folder,
         Err(why) => return skipped(&why),
     };
-    let service = service().await;
+    let (service, _folder) = service().await;
     let output = Command::new("node")
         .arg(folder.join("cases.mjs"))
         .args([format!("http://{}", service.address()), KEY.to_owned()])
@@ -152,7 +165,7 @@ async fn openapi_documents_are_true() {
         Ok(programs) => programs,
         Err(why) => return skipped(&why),
     };
-    let service = service().await;
+    let (service, _folder) = service().await;
     let base = format!("http://{}", service.address());
     let mut checked = 0;
     for path in DOCUMENTS {
