@@ -13,6 +13,8 @@ const LEGEND_LINE: f64 = 15.0;
 /// Told apart by people who do not see all colours (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c6bb1"];
+/// Of lines that share a colour, the first is whole and the next ones are dashed.
+const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 
 /// A point with its interval; `y` in 0..=1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,13 +103,13 @@ impl Chart {
             escaped(self.x_label)
         ));
         for (index, series) in self.series.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+            let look = Look::of(index);
             let legend = bottom + 44.0 + LEGEND_LINE * index as f64;
-            add(format_args!("{}", line(series, colour, &x_of, &y_of)));
+            add(format_args!("{}", line(series, look, &x_of, &y_of)));
             add(format_args!(
-                "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"12\" height=\"4\" fill=\"{colour}\"/><text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
-                legend - 6.0,
-                LEFT + 18.0,
+                "<path d=\"M{LEFT} {:.1}h24\" {look}/><text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
+                legend - 5.0,
+                LEFT + 30.0,
                 legend - 1.0,
                 escaped(&series.name)
             ));
@@ -127,14 +129,38 @@ impl Chart {
     }
 }
 
+/// How the line of a series looks: no two of the first [`COLOURS`] x [`DASHES`] alike.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    colour: &'static str,
+    dash: &'static str,
+    /// Earlier lines are wider, so that they are seen beside a later one that lies on them.
+    width: f64,
+}
+
+impl Look {
+    fn of(index: usize) -> Self {
+        Self {
+            colour: COLOURS[index % COLOURS.len()],
+            dash: DASHES[index / COLOURS.len() % DASHES.len()],
+            width: (3.6 - 0.4 * index as f64).max(1.4),
+        }
+    }
+}
+
+impl std::fmt::Display for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { colour, dash, width } = self;
+        write!(f, "fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width:.1}\" stroke-dasharray=\"{dash}\"")
+    }
+}
+
 /// The line of a series, its points, and a bar for each interval.
-fn line(series: &Series, colour: &str, x_of: &dyn Fn(f64) -> f64, y_of: &dyn Fn(f64) -> f64) -> String {
+fn line(series: &Series, look: Look, x_of: &dyn Fn(f64) -> f64, y_of: &dyn Fn(f64) -> f64) -> String {
     let path: Vec<String> =
         series.points.iter().map(|point| format!("{:.1},{:.1}", x_of(point.x), y_of(point.y))).collect();
-    let mut out = format!(
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\"/>\n",
-        path.join(" ")
-    );
+    let mut out = format!("<polyline points=\"{}\" {look}/>\n", path.join(" "));
+    let colour = look.colour;
     for point in &series.points {
         let (x, y) = (x_of(point.x), y_of(point.y));
         let written = writeln!(
@@ -171,6 +197,13 @@ mod tests {
         assert!(svg.contains("y1=\"180.0\" y2=\"80.0\""), "the interval: {svg}");
         let svg = chart(&[1.0, 4.0, 16.0], true).draw();
         assert!(svg.contains("46.0,130.0 277.0,130.0 508.0,130.0"), "even steps of the logarithm: {svg}");
+    }
+
+    #[test]
+    fn no_two_lines_of_a_chart_look_alike() {
+        let looks: std::collections::BTreeSet<_> =
+            (0..24).map(Look::of).map(|look| (look.colour, look.dash)).collect();
+        assert_eq!(looks.len(), 24);
     }
 
     #[test]
