@@ -97,6 +97,8 @@ impl Traces {
     /// # Errors
     /// [`ExporterBuildError`] where the address is not one.
     pub fn start(endpoint: &str) -> Result<(Traces, tokio::task::JoinHandle<()>), ExporterBuildError> {
+        // The exporter's HTTP client asks for a process-wide one, also where it never speaks TLS.
+        let _already_installed = rustls::crypto::ring::default_provider().install_default();
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)

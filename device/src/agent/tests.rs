@@ -68,7 +68,9 @@ fn agent(cloud: Option<&str>) -> Agent {
         ..EngineOptions::default()
     };
     let engine = LocalEngine::new(model(), options).unwrap();
-    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    // A device that takes its time: on a busy machine a model this small is ready before the cloud's reply is read.
+    let slow = PassCost { base_ms: 400.0, ..PassCost::default() };
+    let worker = EngineWorker::start(engine, slow).unwrap();
     let cloud = cloud.map(|url| CloudClient::new(url, None).unwrap());
     Agent::new(Some(DeviceModel { worker, model: model() }), model().tokenizer().clone(), cloud, "test")
 }

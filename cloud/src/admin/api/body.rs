@@ -32,7 +32,8 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|err| {
         let path = err.path().to_string();
-        let field = (path != ".").then_some(path);
+        // `.` is the whole, `?` a place that was not reached: neither is a field.
+        let field = (path != "." && path != "?").then_some(path);
         Problem::malformed(field, err.inner().to_string())
     })?;
     reader.end().map_err(|err| Problem::malformed(None, err.to_string()))?;

@@ -19,7 +19,8 @@ fn chart(points: Vec<(f64, f64)>) -> Chart {
 
 /// The points of the first `<polyline>`.
 fn drawn(svg: &str) -> Vec<(f64, f64)> {
-    let start = svg.find("class=\"line s0\" points=\"").expect("a line") + 23;
+    const MARK: &str = "class=\"line s0\" points=\"";
+    let start = svg.find(MARK).expect("a line") + MARK.len();
     let points = &svg[start..start + svg[start..].find('"').expect("an end")];
     let number = |text: &str| text.parse::<f64>().expect("a number");
     points

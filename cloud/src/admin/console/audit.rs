@@ -59,7 +59,7 @@ fn readable(detail: &str) -> String {
     let text = match serde_json::from_str(detail) {
         Ok(Value::Object(fields)) => {
             let mut lines = Vec::new();
-            fields.iter().for_each(|(name, value)| describe(name, value, &mut lines));
+            by_name(&fields).for_each(|(name, value)| describe(name, value, &mut lines));
             lines.join("\n")
         }
         _ => detail.to_owned(),
@@ -68,6 +68,13 @@ fn readable(detail: &str) -> String {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }
+}
+
+/// Fields in the order of their names, whatever order the map keeps.
+fn by_name(fields: &serde_json::Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
+    let mut fields: Vec<_> = fields.iter().collect();
+    fields.sort_by_key(|(name, _)| *name);
+    fields.into_iter()
 }
 
 /// Lines of one value. What says nothing, and what the row says besides (who and when), is left out.
@@ -88,7 +95,7 @@ fn describe(name: &str, value: &Value, lines: &mut Vec<String>) {
             });
         }
         Value::Object(fields) => {
-            fields.iter().for_each(|(field, value)| describe(&format!("{name} {field}"), value, lines));
+            by_name(fields).for_each(|(field, value)| describe(&format!("{name} {field}"), value, lines));
         }
         Value::Array(values) => {
             let texts: Vec<String> = values.iter().map(value_text).collect();
