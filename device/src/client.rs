@@ -19,6 +19,9 @@ use reqwest::header::{
 use reqwest::{Response, StatusCode, Url};
 use std::time::Duration;
 
+/// Names the scene to a gateway, which cannot read compressed bodies: requests of one scene share a prefix, so it may
+/// send them to one replica.
+const SCENE_HEADER: &str = "x-baton-scene";
 /// Most bytes of a scene or an error body.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 /// Connecting takes at most this long.
@@ -147,6 +150,7 @@ impl CloudClient {
             .header(CONTENT_TYPE, "application/json")
             .header("x-request-id", request.request_id().to_string())
             .header("traceparent", traceparent(request.request_id()))
+            .header(SCENE_HEADER, request.scene())
             .body(request.body().to_vec());
         if request.gzipped() {
             post = post.header(CONTENT_ENCODING, "gzip");

@@ -6,6 +6,7 @@ use baton_protocol::{
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use reqwest::header::HeaderValue;
 use std::io::Write;
 use uuid::Uuid;
 
@@ -68,6 +69,7 @@ pub enum OutgoingError {
 #[derive(Clone)]
 pub struct OutgoingRequest {
     request_id: Uuid,
+    scene: HeaderValue,
     body: Vec<u8>,
     gzipped: bool,
 }
@@ -107,12 +109,19 @@ impl OutgoingRequest {
         let json = serde_json::to_vec(&request).map_err(|err| OutgoingError::Encode(err.into()))?;
         let gzipped = json.len() > GZIP_BYTES_MIN;
         let body = if gzipped { gzip(&json).map_err(OutgoingError::Encode)? } else { json };
-        Ok(Self { request_id: request.request_id, body, gzipped })
+        let scene = HeaderValue::from_bytes(request.scene.as_bytes())
+            .expect("a checked name holds no control characters");
+        Ok(Self { request_id: request.request_id, scene, body, gzipped })
     }
 
     /// Names the request.
     pub fn request_id(&self) -> Uuid {
         self.request_id
+    }
+
+    /// The scene, as it stands in a header.
+    pub fn scene(&self) -> &HeaderValue {
+        &self.scene
     }
 
     /// Bytes of the body as sent.

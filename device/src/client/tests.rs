@@ -108,7 +108,9 @@ async fn assist_fault(response: String) -> CloudFault {
         Ok(_) => panic!("a stream"),
         Err(fault) => fault,
     };
-    assert!(task.await.unwrap().to_ascii_lowercase().contains("authorization: bearer secret"));
+    let seen = task.await.unwrap().to_ascii_lowercase();
+    assert!(seen.contains("authorization: bearer secret"));
+    assert!(seen.contains("x-baton-scene: doc-qa"), "a gateway may route by the scene: {seen}");
     fault
 }
 
