@@ -3,7 +3,10 @@
 //! Never a part of the product: nothing in `cloud` or `device` depends on it.
 //! Invariant: every process and socket it opens is closed when its handle is dropped, also after a panic.
 
+pub mod balancer;
 pub mod demo;
+pub mod http;
+pub mod kustomize;
 pub mod pair;
 pub mod postgres;
 pub mod process;

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -15,6 +15,9 @@ use tokio::{
 
 /// How long a program may take to print its address: a hang guard, not a measurement.
 const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a program may take to stop: a hang guard beyond every drain.
+const STOP_LIMIT: Duration = Duration::from_secs(90);
 
 /// The path of a program that this workspace builds, beside the running executable.
 ///
@@ -63,11 +66,24 @@ impl CloudProcess {
     /// # Errors
     /// As for [`Self::start`].
     pub async fn start_on(model: &Path, database: &str, options: &[OsString]) -> anyhow::Result<Self> {
+        Self::start_at("127.0.0.1:0", database, model, options).await
+    }
+
+    /// The same at an address that may have been another process' before.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub async fn start_at(
+        listen: &str,
+        database: &str,
+        model: &Path,
+        options: &[OsString],
+    ) -> anyhow::Result<Self> {
         let mut child = Command::new(program("baton-cloud")?)
             .arg("serve")
             .arg("--model")
             .arg(model)
-            .args(["--listen", "127.0.0.1:0", "--json", "--database", database])
+            .args(["--listen", listen, "--database", database, "--json"])
             .args(options)
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())
@@ -102,5 +118,17 @@ impl CloudProcess {
     /// The process could not be killed.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().await.context("kill baton-cloud")
+    }
+
+    /// Asks the process to stop, as Kubernetes does, and waits until it has.
+    ///
+    /// # Errors
+    /// It has ended already, or does not end in time.
+    pub async fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
+        let pid = self.child.id().context("baton-cloud has ended already")?;
+        let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await;
+        sent.context("run kill")?;
+        let ended = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
+        ended.context("baton-cloud does not stop in time")?.context("wait for baton-cloud")
     }
 }

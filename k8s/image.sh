@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Builds the container image, without a daemon where buildah or podman is here.
+#
+#   k8s/image.sh [--tag NAME:TAG] [--model FILE.gguf] [--program FILE]
+#
+# --tag      the image's name; by default baton-cloud with the version of this checkout, as the manifests have it
+# --model    bakes this model in as /models/model.gguf, with FILE.heads.json beside it where there is one;
+#            without it the model is mounted at /models
+# --program  a baton-cloud that is built already; by default it is built now, with the release profile
+#
+# Prints the image's id. The same program and model give the same image: file times are set to zero.
+set -euo pipefail
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+fail() { printf 'image.sh: %s\n' "$*" >&2; exit 1; }
+
+tag="" model="" program=""
+while [ $# -gt 0 ]; do
+  [ $# -ge 2 ] || fail "$1 needs a value"
+  case "$1" in
+    --tag) tag=$2 ;;
+    --model) model=$2 ;;
+    --program) program=$2 ;;
+    *) fail "unknown option $1" ;;
+  esac
+  shift 2
+done
+if [ -z "$tag" ]; then
+  tag=baton-cloud:$(awk -F'"' '/^\[workspace.package\]/ {on = 1} on && /^version/ {print $2; exit}' "$top/Cargo.toml")
+fi
+if [ -z "$program" ]; then
+  (cd "$top" && cargo build --release --locked -p baton-cloud --bin baton-cloud) >&2
+  program=${CARGO_TARGET_DIR:-$top/target}/release/baton-cloud
+fi
+[ -x "$program" ] || fail "there is no program at $program"
+[ -z "$model" ] || [ -f "$model" ] || fail "there is no model at $model"
+
+context=$(mktemp -d)
+trap 'rm -rf "$context"' EXIT
+root=$context/rootfs
+mkdir -p "$root/usr/local/bin" "$root/etc/ssl/certs" "$context/no-model" "$context/model"
+
+# The program without the tables that only a debugger reads.
+install -m 0755 "$program" "$root/usr/local/bin/baton-cloud"
+if command -v strip >/dev/null 2>&1; then strip --strip-debug "$root/usr/local/bin/baton-cloud"; fi
+
+# Its libraries and their loader, where it looks for them; none where it is linked statically.
+libraries=$(ldd "$program" 2>/dev/null | grep -o '/[^ ]*' | sort -u) || true
+for library in $libraries; do
+  mkdir -p "$root$(dirname "$library")"
+  install -m 0755 "$(readlink -f "$library")" "$root$library"
+done
+# Host names come from the hosts file, then from DNS; certificates of public authorities, for traces over TLS.
+printf 'hosts: files dns\n' >"$root/etc/nsswitch.conf"
+for bundle in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+  [ ! -f "$bundle" ] || { install -m 0644 "$bundle" "$root/etc/ssl/certs/ca-certificates.crt"; break; }
+done
+
+arguments=()
+if [ -n "$model" ]; then
+  install -m 0644 "$model" "$context/model/model.gguf"
+  heads=${model%.gguf}.heads.json
+  [ ! -f "$heads" ] || install -m 0644 "$heads" "$context/model/model.heads.json"
+  arguments=(--build-arg MODEL=model)
+fi
+
+if command -v buildah >/dev/null 2>&1; then
+  buildah bud --quiet --isolation chroot --timestamp 0 "${arguments[@]}" --tag "$tag" --file "$top/k8s/Containerfile" "$context"
+elif command -v podman >/dev/null 2>&1; then
+  podman build --quiet --timestamp 0 "${arguments[@]}" --tag "$tag" --file "$top/k8s/Containerfile" "$context"
+elif command -v docker >/dev/null 2>&1; then
+  docker build --quiet "${arguments[@]}" --tag "$tag" --file "$top/k8s/Containerfile" "$context"
+else
+  fail "none of buildah, podman and docker is here"
+fi

@@ -1,0 +1,206 @@
+//! Who asks: devices as processes, each with a document of its own, and callers of the chat API, all through the proxy.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use baton_corpus::QuestionKind;
+use baton_e2e::{
+    demo::{
+        ask::{Ask, Report},
+        emulation::PHONE,
+    },
+    http,
+    process::models_folder,
+    question::{self, Asked, Wanted},
+};
+use baton_engine::Model;
+use futures_util::StreamExt as _;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::replicas::{Cluster, wait_until};
+
+/// Documents whose questions the demo models answer rightly, so that a wrong answer is a lost or doubled token.
+const SEEDS: [u64; 2] = [3, 4];
+
+/// A document on disk, its question, and a folder for the run.
+struct Setting {
+    scratch: tempfile::TempDir,
+    document: PathBuf,
+    asked: Asked,
+}
+
+impl Setting {
+    fn new(model: &Model, seed: u64) -> Self {
+        let wanted =
+            Wanted { seed, document_tokens_min: 900, answer_tokens_min: 45, kind: QuestionKind::Long };
+        let asked = question::ask(model.tokenizer(), wanted).expect("the generator has such a document");
+        let scratch = tempfile::tempdir().expect("make a folder");
+        let document = scratch.path().join("document.md");
+        std::fs::write(&document, &asked.document.text).expect("write the document");
+        Self { scratch, document, asked }
+    }
+
+    async fn ask(&self, url: &str, key: &str, assist_tokens: usize) -> anyhow::Result<Report> {
+        let length = assist_tokens.to_string();
+        let options = ["--cloud", url, "--cloud-key", key, "--max-tokens", "160", "--assist-tokens", &length];
+        let model = models_folder().join("demo-device.gguf");
+        let ask = Ask {
+            document: &self.document,
+            question: &self.asked.question.text,
+            model: &model,
+            scratch: self.scratch.path(),
+            options: options.iter().map(OsString::from).chain(PHONE.options()).collect(),
+            live: false,
+        };
+        ask.run().await
+    }
+}
+
+/// What came of it all.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Answers that failed, with why.
+    pub failed: Vec<String>,
+    /// The right answer, and what the device reports.
+    pub reports: Vec<(String, Report)>,
+    /// Chat streams that came to their end.
+    pub chats: usize,
+}
+
+impl Told {
+    fn merge(&mut self, other: Told) {
+        self.failed.extend(other.failed);
+        self.reports.extend(other.reports);
+        self.chats += other.chats;
+    }
+
+    /// Every answer is whole; where the cloud began it, it is the right one.
+    pub fn check_answers(&self) {
+        for (right, report) in &self.reports {
+            assert!(!report.answer.trim().is_empty(), "an empty answer: {:?}", report.notes);
+            if report.tokens_from_cloud > 0 {
+                assert_eq!(report.answer.trim(), right, "notes: {:?}", report.notes);
+            }
+        }
+    }
+}
+
+/// Those who ask, in the background.
+pub struct Agents {
+    tasks: JoinSet<Told>,
+    stop: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
+}
+
+fn settings(count: usize) -> Vec<Setting> {
+    let model =
+        Model::open(&models_folder().join("demo-cloud.gguf")).expect("the demo model is in the checkout");
+    (0..count).map(|idx| Setting::new(&model, SEEDS[idx % SEEDS.len()])).collect()
+}
+
+/// Asks one question each, all at the same time.
+pub fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> Agents {
+    let mut tasks = JoinSet::new();
+    for setting in settings(devices) {
+        let (url, key) = (cluster.balancer.url(), cluster.key.clone());
+        tasks.spawn(async move {
+            let mut told = Told::default();
+            match setting.ask(&url, &key, assist_tokens).await {
+                Ok(report) => told.reports.push((setting.asked.question.answer.clone(), report)),
+                Err(err) => told.failed.push(format!("{err:#}")),
+            }
+            told
+        });
+    }
+    Agents { tasks, stop: Arc::default(), answers: Arc::default() }
+}
+
+impl Agents {
+    /// Asks again and again, until they are stopped.
+    pub fn start(cluster: &Cluster, devices: usize, chats: usize) -> Self {
+        let (stop, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let mut tasks = JoinSet::new();
+        for setting in settings(devices) {
+            let (stop, answers) = (stop.clone(), answers.clone());
+            let (url, key) = (cluster.balancer.url(), cluster.key.clone());
+            tasks.spawn(async move {
+                let mut told = Told::default();
+                while !stop.load(Ordering::Relaxed) {
+                    match setting.ask(&url, &key, 20).await {
+                        Ok(report) => told.reports.push((setting.asked.question.answer.clone(), report)),
+                        Err(err) => told.failed.push(format!("{err:#}")),
+                    }
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+                told
+            });
+        }
+        for _ in 0..chats {
+            let (stop, answers) = (stop.clone(), answers.clone());
+            let (url, key) = (cluster.balancer.url(), cluster.key.clone());
+            tasks.spawn(async move {
+                let mut told = Told::default();
+                while !stop.load(Ordering::Relaxed) {
+                    match chat(&url, &key).await {
+                        Ok(()) => told.chats += 1,
+                        Err(err) => told.failed.push(format!("chat: {err:#}")),
+                    }
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+                told
+            });
+        }
+        Self { tasks, stop, answers }
+    }
+
+    /// Waits for so many more answers, good or bad.
+    pub async fn answers_more(&self, count: usize) {
+        let want = self.answers.load(Ordering::Relaxed) + count;
+        wait_until("answers come", async || self.answers.load(Ordering::Relaxed) >= want).await;
+    }
+
+    /// Lets everybody finish what they do.
+    pub async fn stop(self) -> Told {
+        self.stop.store(true, Ordering::Relaxed);
+        self.finish().await
+    }
+
+    /// Waits for everybody's end.
+    pub async fn finish(mut self) -> Told {
+        let mut told = Told::default();
+        while let Some(one) = self.tasks.join_next().await {
+            told.merge(one.expect("an agent does not panic"));
+        }
+        told
+    }
+}
+
+/// One streamed chat; an error unless it comes to its proper end.
+async fn chat(url: &str, key: &str) -> anyhow::Result<()> {
+    let body = json!({
+        "model": "default",
+        "messages": [{ "role": "user", "content": "Tell me about the harbour." }],
+        "max_tokens": 12,
+        "stream": true,
+    });
+    let request = http::client().post(format!("{url}/v1/chat/completions")).bearer_auth(key).json(&body);
+    let reply = request.send().await?;
+    let status = reply.status();
+    let mut text = Vec::new();
+    let mut stream = reply.bytes_stream();
+    while let Some(bytes) = stream.next().await {
+        text.extend_from_slice(&bytes?);
+    }
+    let text = String::from_utf8_lossy(&text);
+    anyhow::ensure!(status.is_success(), "{status}: {text}");
+    anyhow::ensure!(text.contains("data: [DONE]"), "the stream has no end: {text}");
+    anyhow::ensure!(!text.contains("\"error\""), "the stream holds an error: {text}");
+    Ok(())
+}

@@ -1,0 +1,333 @@
+//! The container image: built without a daemon from the program that stands beside this one, run read-only by a user of no
+//! name, and asked.
+//!
+//! Needs buildah, podman and a kernel that lets them work; where one is missing the suite says so and passes over.
+//! Never touches the images and containers of the person who runs it: its storage is a folder of its own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use baton_e2e::{
+    http, kustomize,
+    process::{models_folder, program},
+};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+/// How long a container may take to start or to end: a hang guard.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The user of the Containerfile.
+const USER: &str = "65532";
+const KEY: &str = "a-key-for-this-test";
+
+/// Works without systemd, journald and cgroup delegation.
+const CONTAINERS_CONF: &str = r#"[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+"#;
+
+/// A folder with the settings and the storage of podman and buildah.
+struct Shop {
+    scratch: tempfile::TempDir,
+}
+
+impl Shop {
+    fn open() -> Self {
+        let scratch = tempfile::tempdir().expect("make a folder");
+        let path = |name: &str| scratch.path().join(name).display().to_string();
+        let storage = format!(
+            "[storage]\ndriver = \"vfs\"\ngraphroot = {:?}\nrunroot = {:?}\n",
+            path("storage"),
+            path("run")
+        );
+        std::fs::write(path("containers.conf"), CONTAINERS_CONF).expect("write settings");
+        std::fs::write(path("storage.conf"), storage).expect("write settings");
+        Self { scratch }
+    }
+
+    fn command(&self, name: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(name);
+        command
+            .env("CONTAINERS_CONF", self.scratch.path().join("containers.conf"))
+            .env("CONTAINERS_STORAGE_CONF", self.scratch.path().join("storage.conf"))
+            .env_remove("CONTAINER_HOST")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, name: &str, arguments: &[&str]) -> Output {
+        self.command(name).args(arguments).output().unwrap_or_else(|err| panic!("run {name}: {err}"))
+    }
+
+    /// A folder that every user may write to, as a volume.
+    fn open_folder(&self, name: &str) -> PathBuf {
+        let folder = self.scratch.path().join(name);
+        std::fs::create_dir(&folder).expect("make a folder");
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .expect("open it");
+        folder
+    }
+
+    /// Builds by the script that operators use.
+    fn build(&self, tag: &str, model: Option<&Path>) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/image.sh");
+        let mut command = self.command(script);
+        command.args(["--tag", tag]).arg("--program").arg(program("baton-cloud").expect("it is built"));
+        if let Some(model) = model {
+            command.arg("--model").arg(model);
+        }
+        let out = command.output().expect("run image.sh");
+        assert!(out.status.success(), "image.sh: {}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
+impl Drop for Shop {
+    /// A test that failed leaves no container behind.
+    fn drop(&mut self) {
+        // What cannot be ended has ended, or is said by podman itself.
+        let _ = self.command("podman").args(["rm", "--all", "--force", "--time", "0"]).output();
+    }
+}
+
+/// What the manifests give a container, and what `podman run` needs to do the same.
+const CONFINED: &[&str] = &[
+    "run",
+    "--rm",
+    "--network=host",
+    "--read-only",
+    "--read-only-tmpfs=false",
+    "--cap-drop=all",
+    "--security-opt=no-new-privileges",
+];
+
+fn said(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+        .trim()
+        .to_owned()
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().last().unwrap_or("no message")
+}
+
+/// A shop with the image in it, or why this machine cannot have one.
+fn ready(tag: &str, model: Option<&Path>) -> Result<Shop, String> {
+    for name in ["buildah", "podman", "runc"] {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+        if !folders.any(|folder| folder.join(name).is_file()) {
+            return Err(format!("no {name} (Debian's buildah, podman, runc, catatonit)"));
+        }
+    }
+    let shop = Shop::open();
+    let empty = shop.run("buildah", &["from", "scratch"]);
+    if !empty.status.success() {
+        return Err(format!("buildah does not work here: {}", last_line(&said(&empty))));
+    }
+    shop.build(tag, model);
+    let mut arguments = CONFINED.to_vec();
+    arguments.extend([tag, "--version"]);
+    let out = shop.run("podman", &arguments);
+    // 125: podman could not run anything at all. What else is wrong is wrong with the image.
+    if out.status.code() == Some(125) {
+        return Err(format!("podman cannot run a container here: {}", last_line(&said(&out))));
+    }
+    assert!(out.status.success(), "the image does not run: {}", said(&out));
+    assert!(said(&out).contains(env!("CARGO_PKG_VERSION")), "{}", said(&out));
+    Ok(shop)
+}
+
+/// A container that serves.
+struct Served {
+    child: tokio::process::Child,
+    base: String,
+}
+
+impl Served {
+    async fn start(shop: &Shop, name: &str, more: &[&str], image: &[&str]) -> Self {
+        let mut command = tokio::process::Command::from(shop.command("podman"));
+        command.args(CONFINED).args(["--name", name, "--env"]).arg(format!("BATON_API_KEY={KEY}"));
+        command.args(more).args(image).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("podman starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("it starts in time");
+        let line = line.expect("a line").expect("the container ended before it listened");
+        let hello: Value = serde_json::from_str(&line).expect("an address");
+        Self { child, base: hello["listening"].as_str().expect("an address").to_owned() }
+    }
+
+    async fn answer(&self) -> String {
+        answer(&self.base).await
+    }
+}
+
+/// Asks the chat API; gives the answer's text.
+async fn answer(base: &str) -> String {
+    let body = json!({
+        "model": "default",
+        "messages": [{ "role": "user", "content": "Who wrote the report?" }],
+        "max_tokens": 8,
+    });
+    let request = http::client().post(format!("{base}/v1/chat/completions"));
+    let reply = request.bearer_auth(KEY).json(&body).send().await.expect("it answers");
+    assert_eq!(reply.status().as_u16(), 200);
+    let reply: Value = reply.json().await.expect("an object");
+    reply["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The lines of a file of /proc, by their first word.
+fn proc_line<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let line = text.lines().find(|line| line.split(':').next() == Some(name));
+    line.map(|line| line.split_whitespace().skip(1).collect()).unwrap_or_default()
+}
+
+/// The container's first process, as this kernel sees it: no root, no capability, nothing to write to.
+fn check_confined(shop: &Shop, name: &str) {
+    let out = shop.run("podman", &["inspect", "--format", "{{.State.Pid}}", name]);
+    let pid: u32 = said(&out).parse().expect("a process id");
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).expect("read /proc");
+    let status = read("status");
+    // Rootless podman maps the user to another one of the host: none of them is root.
+    assert!(proc_line(&status, "Uid").iter().all(|uid| *uid != "0"), "{status}");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(proc_line(&status, set), ["0000000000000000"], "{set}");
+    }
+    assert_eq!(proc_line(&status, "NoNewPrivs"), ["1"]);
+    let mounts = read("mountinfo");
+    let root = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/")).expect("a root is mounted");
+    let options = root.split(' ').nth(5).unwrap_or_default();
+    assert!(options.split(',').any(|option| option == "ro"), "{root}");
+    let own: Vec<_> = std::fs::read_dir(format!("/proc/{pid}/root/bin")).into_iter().flatten().collect();
+    assert!(own.is_empty(), "the image holds other programs: {own:?}");
+}
+
+#[tokio::test]
+async fn the_image_answers_read_only_and_as_nobody() {
+    let tag = "localhost/baton-cloud-test:baked";
+    let shop = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+        Ok(shop) => shop,
+        Err(reason) => return println!("skipped: image: {reason}"),
+    };
+    let user = shop.run("podman", &["image", "inspect", "--format", "{{.Config.User}}", tag]);
+    assert_eq!(said(&user), format!("{USER}:{USER}"));
+    let serve = ["serve", "--listen=127.0.0.1:0", "--model=/models/model.gguf", "--json"];
+    let data = shop.open_folder("data");
+    let volume = format!("{}:/var/lib/baton", data.display());
+    let more = ["--volume", &volume, "--env", "BATON_DATABASE=sqlite:///var/lib/baton/cloud.db"];
+    let image: Vec<&str> = std::iter::once(tag).chain(serve).collect();
+    let mut served = Served::start(&shop, "baton-image-baked", &more, &image).await;
+    let answer = served.answer().await;
+    assert!(!answer.trim().is_empty(), "the answer is empty");
+    check_confined(&shop, "baton-image-baked");
+    assert!(data.join("cloud.db").is_file(), "the database is on the volume");
+
+    // SIGTERM reaches process 1 and ends it in order.
+    let out = shop.run("podman", &["kill", "--signal", "TERM", "baton-image-baked"]);
+    assert!(out.status.success(), "{}", said(&out));
+    let status = tokio::time::timeout(LIMIT, served.child.wait()).await.expect("it ends").expect("a status");
+    assert!(status.success(), "ended with {status}");
+}
+
+#[tokio::test]
+async fn a_mounted_model_is_served_too() {
+    let tag = "localhost/baton-cloud-test:plain";
+    let shop = match ready(tag, None) {
+        Ok(shop) => shop,
+        Err(reason) => return println!("skipped: image: {reason}"),
+    };
+    let none = [tag, "serve", "--listen=127.0.0.1:0", "--model=/models/model.gguf", "--database=:memory:"];
+    let out = shop.run("podman", &[CONFINED, &none].concat());
+    assert!(!out.status.success() && said(&out).contains("/models/model.gguf"), "{}", said(&out));
+
+    let volume = format!("{}:/models:ro", models_folder().canonicalize().expect("it is there").display());
+    let image = [
+        tag,
+        "serve",
+        "--listen=127.0.0.1:0",
+        "--model=/models/demo-cloud.gguf",
+        "--database=:memory:",
+        "--json",
+    ];
+    let mut served = Served::start(&shop, "baton-image-mounted", &["--volume", &volume], &image).await;
+    assert!(!served.answer().await.trim().is_empty(), "the answer is empty");
+    let out = shop.run("podman", &["kill", "baton-image-mounted"]);
+    assert!(out.status.success(), "{}", said(&out));
+    tokio::time::timeout(LIMIT, served.child.wait()).await.expect("it ends").expect("a status");
+}
+
+/// The Deployment of `dev-sqlite` as podman can run it: on the loopback, with a folder for its volume, without what only a
+/// cluster does (probes, preStop).
+fn playable(rendered: &str, image: &str, data: &Path) -> String {
+    let mut documents: Vec<Value> = serde_norway::Deserializer::from_str(rendered)
+        .map(|document| Value::deserialize(document).expect("a document"))
+        .filter(|object| object["kind"] == "ConfigMap" || object["kind"] == "Deployment")
+        .collect();
+    let deployment =
+        documents.iter_mut().find(|object| object["kind"] == "Deployment").expect("a deployment");
+    let spec = &mut deployment["spec"]["template"]["spec"];
+    spec["hostNetwork"] = true.into();
+    for volume in spec["volumes"].as_array_mut().expect("volumes") {
+        if volume["persistentVolumeClaim"].is_object() {
+            *volume = json!({ "name": volume["name"], "hostPath": { "path": data, "type": "Directory" } });
+        }
+    }
+    let container = spec["containers"][0].as_object_mut().expect("a container");
+    for only_a_cluster in ["ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"] {
+        assert!(container.remove(only_a_cluster).is_some(), "the deployment has no {only_a_cluster}");
+    }
+    container.insert("image".into(), image.into());
+    for argument in container["args"].as_array_mut().expect("arguments") {
+        let text = argument.as_str().expect("text");
+        if let Some((name, _)) = text.split_once("=0.0.0.0:") {
+            *argument = format!("{name}=127.0.0.1:0").into();
+        }
+    }
+    container["env"]
+        .as_array_mut()
+        .expect("variables")
+        .push(json!({ "name": "BATON_API_KEY", "value": KEY }));
+    let texts = documents.iter().map(|document| serde_norway::to_string(document).expect("YAML"));
+    texts.collect::<Vec<_>>().join("---\n")
+}
+
+#[tokio::test]
+async fn the_rendered_deployment_runs() {
+    let Some(renderer) = kustomize::renderer() else {
+        return println!("skipped: image: {}", kustomize::MISSING);
+    };
+    let tag = "localhost/baton-cloud-test:played";
+    let shop = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+        Ok(shop) => shop,
+        Err(reason) => return println!("skipped: image: {reason}"),
+    };
+    let overlay = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/overlays/dev-sqlite");
+    let rendered = kustomize::render(renderer, &overlay).expect("it renders");
+    let data = shop.open_folder("data");
+    let file = shop.scratch.path().join("play.yaml");
+    std::fs::write(&file, playable(&rendered, tag, &data)).expect("write the manifests");
+    let file = file.display().to_string();
+    let out = shop.run("podman", &["play", "kube", "--network=host", &file]);
+    assert!(out.status.success(), "podman play kube: {}", said(&out));
+    let name = "baton-cloud-pod-0-baton-cloud";
+    let begun = std::time::Instant::now();
+    let base = loop {
+        let log = said(&shop.run("podman", &["logs", name]));
+        if let Some(base) = log.lines().find_map(|line| line.strip_prefix("listening on ")) {
+            break base.split_whitespace().next().expect("an address").to_owned();
+        }
+        assert!(begun.elapsed() < LIMIT, "it does not listen: {log}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(!answer(&base).await.trim().is_empty(), "the answer is empty");
+    check_confined(&shop, name);
+    assert!(data.join("cloud.db").is_file(), "the database is on the volume");
+    let out = shop.run("podman", &["play", "kube", "--down", &file]);
+    assert!(out.status.success(), "podman play kube --down: {}", said(&out));
+}
