@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use baton_engine::Model;
 use baton_protocol::Role;
 use baton_refine::Calibration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -36,6 +36,8 @@ use crate::trace::Traces;
 use crate::upkeep::Upkeep;
 use crate::worker::Worker;
 
+/// Connections that the system may hold before they are accepted.
+const NEW_CONNECTIONS_MAX: u32 = 4096;
 /// For the last spans, at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -71,8 +73,7 @@ pub async fn serve(
     let upkeep = upkeep(&store, &service, &access);
     upkeep.apply(settings);
     let worker = start(worker).context("start the engine's thread")?;
-    let listener =
-        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let listener = listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
     let (metrics_address, scrapes) = metrics::listen(config.metrics_listen, &service)
         .await
@@ -158,6 +159,15 @@ fn options(
         metrics: Arc::default(),
         traces,
     }
+}
+
+/// Listens with a queue of new connections that a burst of clients does not fill, as far as the system allows.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A program that is started again must not wait for connections of the one before.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(NEW_CONNECTIONS_MAX)
 }
 
 /// The signals that end the program.

@@ -4,9 +4,11 @@
 
 mod recent;
 mod report;
+mod stream;
 
 use recent::Recent;
 pub use report::AnswerReport;
+use stream::{CloudMessage, CloudStream};
 
 use crate::client::{CloudClient, OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
 use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
@@ -21,19 +23,14 @@ use baton_engine::speculation::SpeculationStats;
 use baton_engine::stop::{StopError, StopStrings};
 use baton_engine::tokenizer::Tokenizer;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
-use baton_protocol::{AssistEvent, Corrector, DeviceInfo, RefineOptions, Sampling, SceneInfo, Segment};
-use futures_util::StreamExt;
+use baton_protocol::{Corrector, DeviceInfo, RefineOptions, Sampling, SceneInfo, Segment};
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-/// Cloud events that may wait for the core.
-const CLOUD_EVENTS_MAX: usize = 256;
 /// A reader that takes no text for this long has gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Prompt names set aside for one answer.
@@ -141,51 +138,6 @@ struct Prepared {
     redacted: Result<Vec<RedactedSegment>, CloudFault>,
     request: Option<OutgoingRequest>,
     notes: Vec<Note>,
-}
-
-enum CloudMessage {
-    Event(AssistEvent),
-    Lost(CloudFault),
-}
-
-struct CloudStream {
-    messages: mpsc::Receiver<CloudMessage>,
-    task: JoinHandle<()>,
-}
-
-impl CloudStream {
-    fn open(client: CloudClient, request: OutgoingRequest) -> Self {
-        let (sender, messages) = mpsc::channel(CLOUD_EVENTS_MAX);
-        let task = tokio::spawn(async move {
-            let fault = match client.assist(&request).await {
-                Err(fault) => fault,
-                Ok(stream) => {
-                    let mut stream = pin!(stream);
-                    loop {
-                        match stream.next().await {
-                            Some(Ok(event)) => {
-                                if sender.send(CloudMessage::Event(event)).await.is_err() {
-                                    return;
-                                }
-                            }
-                            Some(Err(fault)) => break fault,
-                            None => break CloudFault::Disconnected,
-                        }
-                    }
-                }
-            };
-            // Nobody listens any more: the answer is over.
-            let _unheard = sender.send(CloudMessage::Lost(fault)).await;
-        });
-        Self { messages, task }
-    }
-
-    /// Closes the connection and joins the task.
-    async fn close(self) {
-        self.task.abort();
-        // A cancelled task ends with a cancellation error; that is what was asked for.
-        let _cancelled = self.task.await;
-    }
 }
 
 impl Agent {
@@ -367,6 +319,8 @@ impl Agent {
             } else {
                 question.assist_tokens
             },
+            // L is small, so that a cloud that goes on for a device that is gone loses little; not so a whole answer.
+            resume: !alone && self.cloud.as_ref().is_some_and(CloudClient::resumes),
         }
     }
 
@@ -463,6 +417,7 @@ impl Agent {
             device: None,
             refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
             assist_tokens: u32::try_from(tokens_max).ok(),
+            resume: false,
             ..prepared.head.clone()
         };
         let request = OutgoingRequest::new(head, segments, Some(&accepted))

@@ -59,6 +59,9 @@ struct CommonArgs {
     /// Allow the cloud without being asked
     #[arg(long, conflicts_with = "no_cloud")]
     yes: bool,
+    /// Take over at once where the line to the cloud is cut, in place of going on with its stream within 2 s
+    #[arg(long)]
+    no_resume: bool,
     /// Do not use the cloud, whatever was said before
     #[arg(long)]
     no_cloud: bool,

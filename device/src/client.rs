@@ -18,6 +18,7 @@ use reqwest::header::{
 };
 use reqwest::{Response, StatusCode, Url};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Names the scene to a gateway, which cannot read compressed bodies: requests of one scene share a prefix, so it may
 /// send them to one replica.
@@ -67,6 +68,7 @@ pub enum SceneReply {
 pub struct CloudClient {
     http: reqwest::Client,
     base: Url,
+    resumes: bool,
 }
 
 impl CloudClient {
@@ -103,7 +105,19 @@ impl CloudClient {
             // No TLS is spoken, so a machine without root certificates must not fail here.
             builder = builder.tls_certs_only([]);
         }
-        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base })
+        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base, resumes: true })
+    }
+
+    /// The same client, whose streams are not taken up again where the line is cut.
+    #[must_use]
+    pub fn without_resume(mut self) -> Self {
+        self.resumes = false;
+        self
+    }
+
+    /// Whether streams are taken up again where the line is cut.
+    pub fn resumes(&self) -> bool {
+        self.resumes
     }
 
     fn url(&self, path: &str) -> Result<Url, CloudFault> {
@@ -156,6 +170,21 @@ impl CloudClient {
             post = post.header(CONTENT_ENCODING, "gzip");
         }
         let response = accepted(post.send().await.map_err(unreachable)?, "text/event-stream").await?;
+        Ok(assist_events(response.bytes_stream()))
+    }
+
+    /// Goes on with the stream of `request_id` behind the token of index `seen`.
+    ///
+    /// # Errors
+    /// [`CloudFault`] where the cloud does not have it any more, or cannot be reached.
+    pub async fn resume(
+        &self,
+        request_id: Uuid,
+        seen: u32,
+    ) -> Result<impl Stream<Item = Result<AssistEvent, CloudFault>> + use<>, CloudFault> {
+        let url = self.url(&format!("v1/assist/{request_id}"))?;
+        let get = self.http.get(url).header("last-event-id", seen.to_string());
+        let response = accepted(get.send().await.map_err(unreachable)?, "text/event-stream").await?;
         Ok(assist_events(response.bytes_stream()))
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod balancer;
 pub mod demo;
+pub mod hostile;
 pub mod http;
 pub mod kustomize;
 pub mod pair;

@@ -102,7 +102,7 @@ impl CloudProcess {
         let hello: serde_json::Value =
             serde_json::from_str(&line).with_context(|| format!("read the address from `{line}`"))?;
         let address = hello["listening"].as_str().context("baton-cloud named no address")?;
-        let address = address.trim_start_matches("http://").to_owned();
+        let address = address.trim_start_matches("http://").trim_start_matches("https://").to_owned();
         Ok(Self { child, address })
     }
 
@@ -110,6 +110,28 @@ impl CloudProcess {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The number that the system knows the process by.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn pid(&self) -> anyhow::Result<u32> {
+        self.child.id().context("baton-cloud has ended")
+    }
+
+    /// Memory of the process that the system cannot take back by dropping pages of a file, in bytes; Linux only.
+    ///
+    /// # Errors
+    /// It has ended, or the system does not say.
+    pub fn memory_bytes(&self) -> anyhow::Result<u64> {
+        let path = format!("/proc/{}/status", self.pid()?);
+        let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib: u64 = line
+            .and_then(|line| line.trim().trim_end_matches(" kB").parse().ok())
+            .with_context(|| format!("{path} names no RssAnon"))?;
+        Ok(kib * 1024)
     }
 
     /// Kills the process without a farewell, as a power cut would.

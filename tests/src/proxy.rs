@@ -30,6 +30,8 @@ pub enum Cut {
     Never,
     /// Before the bytes of the event with this index (0 is `first`, 1.. are `token` events) reach the device.
     BeforeEvent(usize),
+    /// The same, on the first connection that comes so far; later ones pass.
+    OnceBeforeEvent(usize),
     /// As soon as a connection is accepted.
     AtConnect,
 }
@@ -39,6 +41,7 @@ pub enum Cut {
 pub struct WireCount {
     up: AtomicU64,
     down: AtomicU64,
+    cuts: AtomicU64,
     sent: Mutex<Vec<u8>>,
 }
 
@@ -47,6 +50,12 @@ impl WireCount {
     #[must_use]
     pub fn up(&self) -> u64 {
         self.up.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were cut at an event.
+    #[must_use]
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Relaxed)
     }
 
     /// What the device sent, as it was on the wire; the first mebibyte of it.
@@ -132,7 +141,7 @@ async fn forward(device: TcpStream, cloud: TcpStream, cut: Cut, count: &WireCoun
     let (cloud_read, cloud_write) = cloud.into_split();
     tokio::select! {
         () = copy_up(device_read, cloud_write, count) => {}
-        () = copy_down(cloud_read, device_write, cut, &count.down) => {}
+        () = copy_down(cloud_read, device_write, cut, count) => {}
     }
 }
 
@@ -146,16 +155,18 @@ async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &WireCo
     }
 }
 
-async fn copy_down(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cut: Cut, count: &AtomicU64) {
+async fn copy_down(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cut: Cut, count: &WireCount) {
     let mut events = EventCounter::default();
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         let limit = match cut {
             Cut::BeforeEvent(index) => events.scan(&buffer[..n], index),
-            Cut::Never | Cut::AtConnect => None,
+            Cut::OnceBeforeEvent(index) if count.cuts() == 0 => events.scan(&buffer[..n], index),
+            Cut::OnceBeforeEvent(_) | Cut::Never | Cut::AtConnect => None,
         };
         let passed = limit.unwrap_or(n);
-        count.fetch_add(passed as u64, Ordering::Relaxed);
+        count.down.fetch_add(passed as u64, Ordering::Relaxed);
+        count.cuts.fetch_add(u64::from(limit.is_some()), Ordering::Relaxed);
         if to.write_all(&buffer[..passed]).await.is_err() || limit.is_some() {
             return;
         }

@@ -85,7 +85,9 @@ async fn a_line_cut_at_an_event_leaves_a_whole_answer() {
     for cut in [0, 1, 7, ASSIST_TOKENS - 1] {
         let proxy = Proxy::start(cloud.address(), Cut::BeforeEvent(cut)).await.expect("a proxy");
         let length = ASSIST_TOKENS.to_string();
-        let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
+        let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length, "--no-resume"])
+            .await
+            .expect("an answer");
         assert_eq!(report.tokens_from_cloud, cut, "tokens before the cut at {cut}");
         assert!(!report.notes.is_empty(), "a cut line is noted");
         assert!(report.tokens_from_device > 0, "the device goes on after a cut at {cut}");
@@ -93,6 +95,24 @@ async fn a_line_cut_at_an_event_leaves_a_whole_answer() {
             assert_eq!(report.answer.trim(), setting.asked.question.answer, "cut at {cut}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_line_cut_once_is_mended_by_the_clouds_own_stream() {
+    let (setting, cloud) = (setting(4, 900), cloud().await);
+    let length = ASSIST_TOKENS.to_string();
+    for cut in [1, 7, ASSIST_TOKENS - 1] {
+        let proxy = Proxy::start(cloud.address(), Cut::OnceBeforeEvent(cut)).await.expect("a proxy");
+        let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
+        assert_eq!(proxy.count().cuts(), 1, "the line was cut at {cut}");
+        assert_eq!(report.tokens_from_cloud, ASSIST_TOKENS, "all of the cloud's tokens came, cut at {cut}");
+        assert!(report.notes.is_empty(), "{:?}", report.notes);
+        assert_eq!(report.answer.trim(), setting.asked.question.answer, "cut at {cut}");
+    }
+    // Before the first token there is nothing to go on from: the device answers.
+    let proxy = Proxy::start(cloud.address(), Cut::OnceBeforeEvent(0)).await.expect("a proxy");
+    let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
+    assert_eq!((report.tokens_from_cloud, report.notes.is_empty()), (0, false));
 }
 
 #[tokio::test]

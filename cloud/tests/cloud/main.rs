@@ -14,6 +14,7 @@ mod client;
 mod completions;
 mod edge;
 mod fairness;
+mod load;
 mod observability;
 mod preemption;
 mod program;

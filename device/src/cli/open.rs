@@ -41,7 +41,10 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     }
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let cloud = match (&common.cloud, allowed) {
-        (Some(url), true) => Some(CloudClient::new(url, common.cloud_key.as_deref())?),
+        (Some(url), true) => {
+            let client = CloudClient::new(url, common.cloud_key.as_deref())?;
+            Some(if common.no_resume { client.without_resume() } else { client })
+        }
         _ => None,
     };
     let mode = match common.mode {

@@ -52,6 +52,8 @@ pub struct RequestHead {
     pub refine: RefineOptions,
     /// Tokens the cloud shall write.
     pub assist_tokens: Option<u32>,
+    /// The stream may be taken up again where the line is cut.
+    pub resume: bool,
 }
 
 /// Why a request cannot be sent.
@@ -70,6 +72,7 @@ pub enum OutgoingError {
 pub struct OutgoingRequest {
     request_id: Uuid,
     scene: HeaderValue,
+    resume: bool,
     body: Vec<u8>,
     gzipped: bool,
 }
@@ -103,7 +106,7 @@ impl OutgoingRequest {
             sampling: head.sampling,
             refine: head.refine,
             assist_tokens: head.assist_tokens,
-            resume: false,
+            resume: head.resume,
         };
         request.check()?;
         let json = serde_json::to_vec(&request).map_err(|err| OutgoingError::Encode(err.into()))?;
@@ -111,7 +114,7 @@ impl OutgoingRequest {
         let body = if gzipped { gzip(&json).map_err(OutgoingError::Encode)? } else { json };
         let scene = HeaderValue::from_bytes(request.scene.as_bytes())
             .expect("a checked name holds no control characters");
-        Ok(Self { request_id: request.request_id, scene, body, gzipped })
+        Ok(Self { request_id: request.request_id, scene, resume: request.resume, body, gzipped })
     }
 
     /// Names the request.
@@ -122,6 +125,11 @@ impl OutgoingRequest {
     /// The scene, as it stands in a header.
     pub fn scene(&self) -> &HeaderValue {
         &self.scene
+    }
+
+    /// Whether its stream may be taken up again.
+    pub fn resumes(&self) -> bool {
+        self.resume
     }
 
     /// Bytes of the body as sent.

@@ -21,6 +21,7 @@ fn request(text: &str) -> OutgoingRequest {
         sampling: Sampling::default(),
         refine: RefineOptions::default(),
         assist_tokens: None,
+        resume: false,
     };
     let text = Redactor::default().redact(text).unwrap();
     OutgoingRequest::new(head, &[RedactedSegment { role: Role::User, text, refine: true }], None).unwrap()

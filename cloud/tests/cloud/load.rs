@@ -1,0 +1,124 @@
+//! L under load, as readers see it: lowered towards the scene's floor while others wait, never for a chat.
+
+use std::time::Duration;
+
+use baton_cloud::completion::CompletionRequest;
+use baton_cloud::scheduler::BacklogBound;
+use baton_cloud::service::ServiceOptions;
+use baton_cloud::stream::AssistStream;
+use baton_cloud::worker::Worker;
+use baton_engine::pace_emulation::PassCost;
+use baton_protocol::{AssistEvent, AssistRequest, FirstEvent, Role, Sampling, Segment};
+
+use crate::world::{HandClock, by_hand, document, drain, end, options, request, tokens};
+
+const COST: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 1.0, decode_ms: 5.0 };
+
+/// A question whose L the cloud chooses, for a slow device.
+fn question() -> AssistRequest {
+    let mut request = request("doc-qa", &document(60), 1);
+    request.assist_tokens = None;
+    request.device = Some(baton_protocol::DeviceInfo {
+        class: "phone".into(),
+        model: "m".into(),
+        prefill_ms_per_token: Some(5.0),
+        prefill_ms_per_token2: 0.0,
+        decode_ms: Some(45.0),
+        network: None,
+        network_ms: None,
+    });
+    request
+}
+
+fn run_all(worker: &mut Worker, hand: &HandClock) {
+    while let Some(pass) = worker.turn() {
+        hand.advance(COST.modelled(pass.content()));
+        worker.commit(pass);
+    }
+}
+
+#[track_caller]
+fn first(stream: &mut AssistStream) -> FirstEvent {
+    let events = drain(stream);
+    let first = events.iter().find_map(|event| match event {
+        AssistEvent::First(first) => Some((**first).clone()),
+        _ => None,
+    });
+    let first = first.unwrap_or_else(|| panic!("{events:?}"));
+    let written = end(&events).usage.completion_tokens;
+    assert_eq!(written, tokens(&events).len() as u64);
+    assert!(written <= u64::from(first.assist_tokens), "at most the L that it was told");
+    first
+}
+
+#[test]
+fn l_falls_while_others_wait_and_says_so() {
+    let hand = HandClock::default();
+    let backlog = BacklogBound { wait: Duration::from_secs(10), ..BacklogBound::default() };
+    let (service, mut worker) = by_hand(ServiceOptions {
+        slots: 1,
+        backlog,
+        prefix_cache_percent: 0,
+        emulation: Some(COST),
+        clock: hand.clock(),
+        ..options()
+    });
+    let mut alone = service.assist(&question()).unwrap();
+    run_all(&mut worker, &hand);
+    let alone = first(&mut alone);
+    assert_eq!(alone.assist_bound_by, "tau");
+    assert!(alone.assist_tokens > 20, "{alone:?}");
+
+    let mut waiting: Vec<AssistStream> = Vec::new();
+    while let Ok(stream) = service.assist(&question()) {
+        waiting.push(stream);
+        assert!(waiting.len() < 100, "the queue is bounded by time");
+    }
+    let chat = CompletionRequest {
+        model: "default".into(),
+        messages: vec![Segment::fixed(Role::User, "Hi")],
+        sampling: Sampling::default(),
+        max_tokens: Some(60),
+    };
+    let mut chat = service.complete(&chat).ok();
+    let most = service.stats().load;
+    assert!(most > 0.9, "the queue is full: load {most}");
+    run_all(&mut worker, &hand);
+    let told: Vec<FirstEvent> = waiting.iter_mut().map(first).collect();
+    assert_eq!((told[0].assist_bound_by.as_str(), told[0].assist_tokens), ("load", 4), "the scene's floor");
+    let lengths: Vec<u32> = told.iter().map(|first| first.assist_tokens).collect();
+    assert!(lengths.is_sorted(), "the fewer wait, the more is written: {lengths:?}");
+    let last = told.last().unwrap();
+    assert_eq!((last.assist_bound_by.as_str(), last.assist_tokens), ("tau", alone.assist_tokens));
+    if let Some(chat) = &mut chat {
+        let chat = first(chat);
+        assert_eq!((chat.assist_bound_by.as_str(), chat.assist_tokens), ("fixed", 60));
+    }
+}
+
+#[test]
+fn a_wish_is_followed_under_load_too() {
+    let hand = HandClock::default();
+    let backlog = BacklogBound { wait: Duration::from_secs(10), ..BacklogBound::default() };
+    let (service, mut worker) = by_hand(ServiceOptions {
+        slots: 1,
+        backlog,
+        emulation: Some(COST),
+        clock: hand.clock(),
+        ..options()
+    });
+    let mut before = service.assist(&question()).unwrap();
+    run_all(&mut worker, &hand);
+    first(&mut before);
+    let mut wished = question();
+    wished.assist_tokens = Some(30);
+    let mut wished = service.assist(&wished).unwrap();
+    let mut behind = 0;
+    while service.assist(&question()).map(std::mem::forget).is_ok() {
+        behind += 1;
+        assert!(behind < 100);
+    }
+    run_all(&mut worker, &hand);
+    let wished = first(&mut wished);
+    assert_eq!((wished.assist_bound_by.as_str(), wished.assist_tokens), ("fixed", 30));
+}

@@ -1,0 +1,86 @@
+//! The cloud's stream as the driver hears it: a line that is cut goes on where it was, or is given up within two seconds.
+//!
+//! Always: what is heard is what one unbroken stream would have said; exactly one fault ends it.
+
+use std::time::Duration;
+
+use baton_protocol::AssistEvent;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::client::{CloudClient, OutgoingRequest};
+use crate::relay::CloudFault;
+
+/// Cloud events that may wait for the core.
+const CLOUD_EVENTS_MAX: usize = 256;
+/// How long a cut stream may take to go on: then the device goes on alone.
+const RESUME_LIMIT: Duration = Duration::from_secs(2);
+/// Cuts of one answer that are mended; a line that breaks more often is not worth waiting for.
+const RESUMES_MAX: usize = 3;
+
+pub(super) enum CloudMessage {
+    Event(AssistEvent),
+    Lost(CloudFault),
+}
+
+pub(super) struct CloudStream {
+    pub(super) messages: mpsc::Receiver<CloudMessage>,
+    task: JoinHandle<()>,
+}
+
+type Events = BoxStream<'static, Result<AssistEvent, CloudFault>>;
+
+impl CloudStream {
+    pub(super) fn open(client: CloudClient, request: OutgoingRequest) -> Self {
+        let (sender, messages) = mpsc::channel(CLOUD_EVENTS_MAX);
+        let task = tokio::spawn(async move {
+            if let Err(fault) = hear(&client, &request, &sender).await {
+                // Nobody listens any more: the answer is over.
+                let _unheard = sender.send(CloudMessage::Lost(fault)).await;
+            }
+        });
+        Self { messages, task }
+    }
+
+    /// Closes the connection and joins the task.
+    pub(super) async fn close(self) {
+        self.task.abort();
+        // A cancelled task ends with a cancellation error; that is what was asked for.
+        let _cancelled = self.task.await;
+    }
+}
+
+/// Passes events on until nobody listens; the fault that ends them otherwise.
+async fn hear(
+    client: &CloudClient,
+    request: &OutgoingRequest,
+    sender: &mpsc::Sender<CloudMessage>,
+) -> Result<(), CloudFault> {
+    let mut events: Events = client.assist(request).await?.boxed();
+    let (mut seen, mut ended, mut cuts) = (None, false, 0);
+    loop {
+        let fault = loop {
+            match events.try_next().await {
+                Ok(Some(event)) => {
+                    seen = event.index().or(seen);
+                    ended |= matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
+                    if sender.send(CloudMessage::Event(event)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Ok(None) => break CloudFault::Disconnected,
+                Err(fault) => break fault,
+            }
+        };
+        let mendable = fault == CloudFault::Disconnected && request.resumes() && !ended && cuts < RESUMES_MAX;
+        let Some(seen) = seen.filter(|_| mendable) else { return Err(fault) };
+        // A cloud that has forgotten, or is gone, answers at once; silence is what the limit is for.
+        match tokio::time::timeout(RESUME_LIMIT, client.resume(request.request_id(), seen)).await {
+            Ok(Ok(rest)) => events = rest.boxed(),
+            Ok(Err(_)) | Err(_) => return Err(fault),
+        }
+        cuts += 1;
+    }
+}

@@ -1,0 +1,156 @@
+//! A real cloud service under attack: a thousand idle sockets, slow senders, readers that never read, bodies that lie,
+//! TLS handshakes that never end. All are cut off, memory stays bounded, and a neighbour's requests all succeed.
+//!
+//! Timeouts are short by options of the service; no test checks a time. How much slower the neighbour's first tokens come
+//! is a claim about time: `./x bench hostile`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use baton_e2e::hostile::{Attack, neighbour};
+use baton_e2e::process::{CloudProcess, models_folder};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// What the service may grow by, beyond what its own requests take: the buffers of some thousand connections, and the
+/// bodies that it lets in before it refuses them.
+const GROWTH_BYTES_MAX: u64 = 160 << 20;
+/// Attackers of each kind.
+const ATTACKERS: [(Attack, usize); 7] = [
+    (Attack::Idle, 1000),
+    (Attack::SlowHead, 50),
+    (Attack::SlowBody, 50),
+    (Attack::NeverReads, 16),
+    (Attack::TwoLengths, 20),
+    (Attack::EndlessBody, 8),
+    (Attack::GzipBomb, 20),
+];
+/// So that the service can accept each before the next thousand are there.
+const BETWEEN_ATTACKERS: Duration = Duration::from_millis(2);
+/// Limits that a test can wait for.
+const OPTIONS: [&str; 10] = [
+    "--header-timeout=2",
+    "--idle-timeout=2",
+    "--body-timeout=4",
+    "--body-rate=4096",
+    "--write-timeout=2",
+    "--requests-per-connection=1000000",
+    "--connections=2048",
+    "--connections-per-ip=300",
+    "--tls-handshake-timeout=1",
+    "--threads=2",
+];
+
+async fn service(more: &[&str]) -> (CloudProcess, SocketAddr) {
+    let options: Vec<OsString> = OPTIONS.iter().chain(more).map(OsString::from).collect();
+    let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &options)
+        .await
+        .expect("the service starts");
+    let address = cloud.address().parse().expect("an address");
+    (cloud, address)
+}
+
+/// Asks again and again until told to stop; how often it was served.
+async fn be_a_neighbour(address: SocketAddr, first: usize, stop: Arc<AtomicBool>) -> usize {
+    let mut served = 0;
+    while !stop.load(Ordering::Relaxed) {
+        neighbour(address, first + served).await.expect("a neighbour's request succeeds");
+        served += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    served
+}
+
+#[tokio::test]
+async fn every_attack_is_cut_off_and_neighbours_are_served() {
+    let (cloud, address) = service(&[]).await;
+    for turn in 0..8 {
+        neighbour(address, turn).await.expect("the service answers");
+    }
+    let before = cfg!(target_os = "linux").then(|| cloud.memory_bytes().expect("its memory"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let neighbours: Vec<_> =
+        (1..=2).map(|who| tokio::spawn(be_a_neighbour(address, who * 100_000, stop.clone()))).collect();
+
+    let mut attacks = JoinSet::new();
+    for (attack, count) in ATTACKERS {
+        for at in 0..count {
+            // Four addresses of the idle ones, so that each stays below its number of connections.
+            let host = 2 + (at % 4) as u8 + if attack == Attack::Idle { 0 } else { 10 };
+            attacks.spawn(async move { attack.run(address, host).await });
+            // The system's queue of new connections is short; one that it drops has not met the service at all.
+            tokio::time::sleep(BETWEEN_ATTACKERS).await;
+        }
+    }
+    let mut growth = 0;
+    while let Some(ended) = attacks.join_next().await {
+        ended.expect("an attacker does not panic").unwrap_or_else(|err| panic!("{err:#}"));
+        if let Some(before) = before {
+            growth = growth.max(cloud.memory_bytes().expect("its memory").saturating_sub(before));
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for neighbour in neighbours {
+        assert!(neighbour.await.expect("every request succeeded") > 0, "a neighbour was served meanwhile");
+    }
+    assert!(growth <= GROWTH_BYTES_MAX, "the service grew by {growth} bytes");
+    println!("memory grew by {:.1} MiB", growth as f64 / f64::from(1 << 20));
+}
+
+#[tokio::test]
+async fn an_address_cannot_take_all_connections() {
+    let (_cloud, address) = service(&["--connections-per-ip=10", "--header-timeout=60"]).await;
+    let mut held: Vec<TcpStream> = Vec::new();
+    let mut closed = 0;
+    for _ in 0..30 {
+        let mut stream = TcpStream::connect(address).await.expect("connect");
+        let mut byte = [0];
+        match tokio::time::timeout(Duration::from_millis(200), stream.read(&mut byte)).await {
+            Ok(_) => closed += 1,
+            Err(_) => held.push(stream),
+        }
+    }
+    assert!(held.len() <= 10 && closed >= 20, "{} are open, {closed} were closed", held.len());
+    drop(held.pop());
+    // Its place is free again, as soon as the service has noticed.
+    let again = async {
+        while neighbour(address, 1).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), again).await.expect("a place is free again");
+}
+
+#[tokio::test]
+async fn a_handshake_that_never_ends_is_cut_off() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
+    let (cert, key) = (folder.path().join("tls.crt"), folder.path().join("tls.key"));
+    std::fs::write(&cert, made.cert.pem()).expect("write it");
+    std::fs::write(&key, made.signing_key.serialize_pem()).expect("write it");
+    let files = [format!("--tls-cert={}", cert.display()), format!("--tls-key={}", key.display())];
+    let (cloud, address) = service(&[&files[0], &files[1]]).await;
+    let mut attacks = JoinSet::new();
+    for at in 0..200 {
+        // Nothing, and the beginning of a hello that promises 512 bytes.
+        let attack = async move {
+            let mut stream = TcpStream::connect(address).await?;
+            if at % 2 == 1 {
+                tokio::io::AsyncWriteExt::write_all(&mut stream, &[22, 3, 1, 2, 0, 1]).await?;
+            }
+            let mut read = Vec::new();
+            stream.read_to_end(&mut read).await.map(|_| ())
+        };
+        attacks.spawn(async move { tokio::time::timeout(Duration::from_secs(60), attack).await });
+    }
+    while let Some(ended) = attacks.join_next().await {
+        // A reset is an end as well.
+        let _ = ended.expect("no panic").expect("it is cut off");
+    }
+    assert!(cloud.pid().is_ok(), "the service still runs");
+    assert!(TcpStream::connect(address).await.is_ok());
+}
