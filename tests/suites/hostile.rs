@@ -32,7 +32,7 @@ const ATTACKERS: [(Attack, usize); 7] = [
 /// So that the service can accept each before the next thousand are there.
 const BETWEEN_ATTACKERS: Duration = Duration::from_millis(2);
 /// Limits that a test can wait for.
-const OPTIONS: [&str; 10] = [
+const OPTIONS: [&str; 12] = [
     "--header-timeout=2",
     "--idle-timeout=2",
     "--body-timeout=4",
@@ -43,6 +43,8 @@ const OPTIONS: [&str; 10] = [
     "--connections-per-ip=300",
     "--tls-handshake-timeout=1",
     "--threads=2",
+    "--body-mib=4",
+    "--bodies-mib=64",
 ];
 
 async fn service(more: &[&str]) -> (CloudProcess, SocketAddr) {

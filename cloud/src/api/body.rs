@@ -1,7 +1,7 @@
 //! Reading a request body: bounded in bytes, time and rate, gzip or plain.
 //!
-//! Always: what all bodies together hold in memory is bounded too ([`BodyPool`]), counted as bytes arrive and not as
-//! they are announced, so that nobody takes room without sending anything.
+//! Always: what all bodies together hold in memory is bounded too ([`BodyPool`]), counted as it is taken and not as it is
+//! announced, so that nobody takes room without sending anything; and a small body has its place whatever others send.
 
 use std::io::Read;
 use std::ops::Deref;
@@ -23,6 +23,8 @@ use super::{ApiLimits, App};
 const INFLATE_STEP: usize = 64 << 10;
 /// Inflated bytes that any gzip body may have, whatever its ratio.
 const RATIO_FREE_BYTES: usize = 64 << 10;
+/// What each body may hold beside the pool: the number of connections bounds it.
+const FREE_BYTES: usize = 64 << 10;
 /// When to send a body again for which there was no room.
 const RETRY_BODY_MS: u64 = 1000;
 
@@ -35,24 +37,32 @@ pub(super) struct BodyPool {
 
 /// One body's share of it, given back when dropped.
 #[derive(Debug, Default)]
-struct Held(Option<OwnedSemaphorePermit>);
+struct Held {
+    bytes: usize,
+    permit: Option<OwnedSemaphorePermit>,
+}
 
 impl BodyPool {
     pub(super) fn new(bytes_max: usize) -> BodyPool {
         BodyPool { room: Arc::new(Semaphore::new(bytes_max.min(Semaphore::MAX_PERMITS))), bytes_max }
     }
 
-    /// Counts `bytes` more to `held`.
-    fn take(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+    /// Counts a body that has grown to hold so many bytes.
+    fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+        let bytes = bytes.saturating_sub(FREE_BYTES).saturating_sub(held.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
         let Some(more) =
             u32::try_from(bytes).ok().and_then(|bytes| self.room.clone().try_acquire_many_owned(bytes).ok())
         else {
             let message = format!("bodies that are being read hold {} bytes already", self.bytes_max);
             return Err(ApiError::new(ErrorCode::Overloaded, message).with_retry_after_ms(RETRY_BODY_MS));
         };
-        match &mut held.0 {
-            Some(held) => held.merge(more),
-            None => held.0 = Some(more),
+        held.bytes += bytes;
+        match &mut held.permit {
+            Some(permit) => permit.merge(more),
+            None => held.permit = Some(more),
         }
         Ok(())
     }
@@ -104,8 +114,8 @@ async fn collect(mut body: Body, limits: &ApiLimits, pool: &BodyPool) -> Result<
         if bytes.len() + data.len() > limits.body_bytes_max {
             return Err(too_large(limits.body_bytes_max));
         }
-        pool.take(&mut held, data.len())?;
         bytes.extend_from_slice(data);
+        pool.grow(&mut held, bytes.capacity())?;
     }
 }
 
@@ -156,7 +166,7 @@ fn inflate(packed: &[u8], limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBo
             let message = format!("the body inflates to over {} times its size", limits.inflate_ratio_max);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_status(413));
         }
-        pool.take(&mut held, step)?;
+        pool.grow(&mut held, bytes.capacity())?;
         if step < INFLATE_STEP {
             return Ok(WholeBody { bytes, _held: held });
         }
@@ -203,9 +213,10 @@ mod tests {
         check(&bomb, 1 << 20, 2000, 1 << 30, Err("over 1048576 bytes"));
         check(&bomb, 100 << 20, 200, 1 << 30, Err("over 200 times"));
         check(&bomb, 100 << 20, 2000, 1 << 20, Err("hold 1048576 bytes"));
-        check(&bomb, 100 << 20, 2000, 10 << 20, Ok(&vec![0; 10 << 20]));
+        check(&bomb, 100 << 20, 2000, 40 << 20, Ok(&vec![0; 10 << 20]));
+        check(&gzip(b"small"), 100, 200, 0, Ok(b"small"));
         // Exactly one step: the end is found by the next one.
-        check(&gzip(&vec![7; INFLATE_STEP]), INFLATE_STEP, 2000, INFLATE_STEP, Ok(&vec![7; INFLATE_STEP]));
+        check(&gzip(&vec![7; INFLATE_STEP]), INFLATE_STEP, 2000, 4 * INFLATE_STEP, Ok(&vec![7; INFLATE_STEP]));
     }
 
     #[test]
@@ -223,13 +234,16 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_share_their_memory() {
-        let limits = ApiLimits { body_bytes_max: 100, ..ApiLimits::default() };
-        let pool = BodyPool::new(150);
-        let first = collect(Body::from(vec![1; 100]), &limits, &pool).await.unwrap();
-        let refused = collect(Body::from(vec![1; 100]), &limits, &pool).await.unwrap_err();
+        const LONG: usize = 10 * FREE_BYTES;
+        let limits = ApiLimits { body_bytes_max: LONG, ..ApiLimits::default() };
+        let pool = BodyPool::new(LONG + LONG / 2);
+        let send = async |bytes: usize| collect(Body::from(vec![1; bytes]), &limits, &pool).await;
+        let first = send(LONG).await.unwrap();
+        let refused = send(LONG).await.unwrap_err();
         assert!(format!("{refused:?}").contains("Overloaded"), "{refused:?}");
+        assert_eq!(send(1000).await.unwrap().len(), 1000, "a small one has its place");
         drop(first);
-        assert_eq!(collect(Body::from(vec![1; 100]), &limits, &pool).await.unwrap().len(), 100);
-        assert!(collect(Body::from(vec![1; 101]), &limits, &pool).await.is_err());
+        assert_eq!(send(LONG).await.unwrap().len(), LONG);
+        assert!(send(LONG + 1).await.is_err());
     }
 }
