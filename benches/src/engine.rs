@@ -15,13 +15,14 @@ use anyhow::{Context as _, Result};
 use crate::make_model;
 use crate::report::Report;
 
-mod http;
-mod machine;
+pub mod http;
+pub mod letters;
+pub mod machine;
 mod memory;
 mod peer;
 mod perplexity;
-mod process;
-mod samples;
+pub mod process;
+pub mod samples;
 mod scores;
 mod server;
 mod speed;
@@ -95,10 +96,11 @@ impl Args {
 const ALTERNATIONS_MIN: f64 = 5.0;
 
 /// A model of the run.
-struct Subject {
+pub struct Subject {
     /// Its shape, which decides what is required of it.
-    name: String,
-    path: PathBuf,
+    pub name: String,
+    /// Its file.
+    pub path: PathBuf,
 }
 
 /// Runs the subcommand.
@@ -135,13 +137,14 @@ pub fn run(args: &Args) -> Result<Report> {
 }
 
 /// The build's own folder, where what is fetched and made is kept.
-fn target_folder() -> Result<PathBuf> {
+pub fn target_folder() -> Result<PathBuf> {
     let own = std::env::current_exe().context("find the running program")?;
     let folder = own.parent().and_then(Path::parent).context("the running program has no build folder")?;
     Ok(folder.to_owned())
 }
 
-fn subject(model: &str, target: &Path) -> Result<Subject> {
+/// The model file of a shape, made where it is not there yet, or the file itself.
+pub fn subject(model: &str, target: &Path) -> Result<Subject> {
     let given = PathBuf::from(model);
     if model.ends_with(".gguf") {
         let stem = given.file_stem().unwrap_or_default().to_string_lossy().into_owned();

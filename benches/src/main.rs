@@ -9,12 +9,15 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod clock;
+mod cloud;
 mod engine;
+mod hostile;
 mod make_model;
 mod mask;
 mod optimizer;
 mod pacing;
 mod parity;
+mod prefix;
 mod quality;
 mod random;
 mod refiner;
@@ -30,11 +33,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// The cloud service's slots: time that requests hold them, and requests a second with all of them taken
+    Cloud(cloud::Args),
     /// The engine beside llama.cpp: prefill, decoding, batches; shares of the machine's limits
     Engine(engine::Args),
     /// Answers the requests of `engine` over the engine
     #[command(hide = true)]
     EngineWorker(engine::worker::Args),
+    /// First tokens of a neighbour while others attack the cloud service
+    Hostile(hostile::Args),
     /// Write a GGUF file of random weights with the shape of a published model
     MakeModel(make_model::Args),
     /// Size and speed of the keep-or-drop mask of a document's sentences
@@ -45,6 +52,8 @@ enum Bench {
     Pacing(pacing::Args),
     /// The engine's logits against candle-core and recorded llama.cpp logits
     Parity(parity::Args),
+    /// Time to the first token of requests that share a prefix, with and without the prefix cache
+    Prefix(prefix::Args),
     /// Quality of answers and masks over r, L, mode and length, with the demo models
     Quality(quality::Args),
     /// What a sentence mask costs beside prefill; layers and windows; an early mask
@@ -55,13 +64,16 @@ enum Bench {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
+        Bench::Cloud(args) => cloud::run(&args),
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
+        Bench::Hostile(args) => hostile::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
         Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
+        Bench::Prefix(args) => prefix::run(&args),
         Bench::Quality(args) => quality::run(&args),
         Bench::Refiner(args) => refiner::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),

@@ -58,6 +58,13 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
+/// The smallest value that at least `share` of the values do not exceed.
+pub fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let rank = (share * values.len() as f64).ceil() as usize;
+    values.get(rank.max(1) - 1).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
+use super::letters::Letters;
 use super::peer::Peer;
-use super::samples::{Samples, median};
+use super::samples::{Samples, median, percentile};
 use super::server::Server;
 use super::{Args, OURS, Subject, machine};
 use crate::report::Report;
@@ -49,7 +50,7 @@ pub fn measure(args: &Args, subject: &Subject, peer: &Peer, report: &mut Report)
     let flags = best_flags(subject, peer, threads)?;
     let ours = Server::baton(&program, &subject.path, threads, STREAMS, KV_TOKENS)?;
     let theirs = start_peer(subject, peer, threads, &flags)?;
-    let mut letters = Letters(1);
+    let mut letters = Letters::new(1);
     run(&ours, 2, &mut letters)?; // Warms up.
     let mut samples = Samples::default();
     for at in 0..args.alternations() {
@@ -100,7 +101,7 @@ fn start_peer(subject: &Subject, peer: &Peer, threads: usize, flags: &[&str]) ->
 
 /// The flags that give llama-server the highest throughput, one set after another.
 fn best_flags(subject: &Subject, peer: &Peer, threads: usize) -> Result<Vec<&'static str>> {
-    let mut letters = Letters(2);
+    let mut letters = Letters::new(2);
     let mut chosen: Vec<&'static str> = Vec::new();
     let mut best = 0.0;
     for set in FLAG_SETS {
@@ -179,13 +180,6 @@ fn seen(times: &[Vec<Duration>]) -> Option<Seen> {
     })
 }
 
-/// The smallest value that at least `share` of the values do not exceed.
-fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let rank = (share * values.len() as f64).ceil() as usize;
-    values.get(rank.max(1) - 1).copied()
-}
-
 fn table(subject: &Subject, flags: &[&str], samples: &Samples, report: &mut Report) {
     let text = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
     let mut data = Vec::new();
@@ -216,21 +210,6 @@ fn checks(subject: &Subject, samples: &Samples, report: &mut Report) {
     report.check_at_most(name("longest gap of a running stream, decode-only steps"), gap, 6.0);
 }
 
-/// Random prompts of letters, each a token of its own in the vocabulary of made models.
-struct Letters(u64);
-
-impl Letters {
-    fn prompt(&mut self, letters: usize) -> String {
-        // No `h` and no blank: `he` is one token.
-        const ALPHABET: &[u8] = b"abcdfgijklmnopqrstuvwxyz";
-        let mut letter = || {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            char::from(ALPHABET[(self.0 >> 33) as usize % ALPHABET.len()])
-        };
-        (0..letters).map(|_| letter()).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,14 +226,5 @@ mod tests {
         assert!((seen.longest_gap_s - 0.06).abs() < 1e-9, "{seen:?}");
         assert!((seen.ttft_p50_s - 0.45).abs() < 1e-9 && (seen.ttft_p95_s - 0.5).abs() < 1e-9, "{seen:?}");
         assert!((seen.tokens_per_s - 2.0 * 576.0 / 0.53).abs() < 1e-6, "{seen:?}");
-    }
-
-    #[test]
-    fn prompts_differ_and_have_their_length() {
-        let mut letters = Letters(1);
-        let (first, second) = (letters.prompt(512), letters.prompt(512));
-        assert_eq!(first.len(), 512);
-        assert_ne!(first[..16], second[..16]);
-        assert!(!first.contains('h'));
     }
 }

@@ -3,7 +3,7 @@
 //! One request a line on standard input, one JSON object a line on standard output. Tokens are pseudo-random and
 //! the same in every run; no request of this worker finds anything in the prefix cache.
 //!
-//! Beyond the peer's requests: `info` (sizes), `scores N WHICH` (a prompt's last chunk that hands out attention
+//! Beyond the peer's requests: `batch N STEPS CONTEXT` (decoding behind longer prompts), `info` (sizes), `scores N WHICH` (a prompt's last chunk that hands out attention
 //! scores), `perplexity N` (of the first N tokens of a text).
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use super::machine;
 
 /// Tokens of a prefill step: as many as llama.cpp's default micro-batch.
 const CHUNK_TOKENS: usize = 512;
-/// Tokens of each sequence before a batched step.
+/// Tokens of each sequence before a batched step where the request does not say.
 const SMALL_CONTEXT: usize = 16;
 /// Heads that a calibration chooses, as many as the demo model's.
 const CHOSEN_HEADS: usize = 8;
@@ -103,7 +103,10 @@ impl Worker {
         let seconds = match words.first().copied() {
             Some("prefill") => self.timed_prefill(number(1)?)?,
             Some("decode") => self.timed_decode(number(1)?, number(2)?)?,
-            Some("batch") => self.timed_batch(number(1)?, number(2)?)?,
+            Some("batch") => {
+                let context = if words.len() > 3 { number(3)? } else { SMALL_CONTEXT };
+                self.timed_batch(number(1)?, number(2)?, context)?
+            }
             Some("scores") => self.timed_scores(number(1)?, words.get(2).copied().unwrap_or_default())?,
             Some("perplexity") => return Ok(json!({ "perplexity": self.perplexity(number(1)?)? })),
             Some("info") => return self.info(),
@@ -183,8 +186,8 @@ impl Worker {
         Ok(seconds)
     }
 
-    fn timed_batch(&mut self, seqs: usize, steps: usize) -> Result<f64> {
-        let all: Vec<SeqId> = (0..seqs).map(|_| self.prefill(SMALL_CONTEXT)).collect::<Result<_>>()?;
+    fn timed_batch(&mut self, seqs: usize, steps: usize, context: usize) -> Result<f64> {
+        let all: Vec<SeqId> = (0..seqs).map(|_| self.prefill(context)).collect::<Result<_>>()?;
         let start = Instant::now();
         for _ in 0..steps {
             let ids = self.tokens(seqs);

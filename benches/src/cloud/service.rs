@@ -1,0 +1,132 @@
+//! `baton-cloud serve` as a process, and one assist request as its client sees it.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use crate::engine::http;
+
+/// What the chat layout of made models adds to a prompt of one user message: the beginning, the role, the message's
+/// end, the role of the answer.
+pub const TEMPLATE_TOKENS: usize = 4;
+/// The same for a system message in front: its role and its end.
+pub const SYSTEM_TOKENS: usize = 2;
+
+/// A running service, killed when dropped.
+pub struct Service {
+    child: Child,
+    address: String,
+    asked: AtomicU64,
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// A system message, if any.
+    pub system: Option<String>,
+    /// The user's.
+    pub user: String,
+    /// L.
+    pub tokens: usize,
+}
+
+/// What one request took.
+#[derive(Debug, Clone, Copy)]
+pub struct Took {
+    /// Until its first token was here.
+    pub ttft: Duration,
+    /// Until its end was here.
+    pub whole: Duration,
+    /// How long it held a slot, as the service says.
+    pub slot: Duration,
+    /// Its prompt, as the service counted it.
+    pub prompt_tokens: u64,
+    /// Of it, what came from the prefix cache.
+    pub cached_tokens: u64,
+}
+
+impl Service {
+    /// Starts the program beside the running one, with `options` of `serve`.
+    pub fn start(model: &Path, options: &[String]) -> Result<Self> {
+        let own = std::env::current_exe().context("find the running program")?;
+        let program = own.with_file_name("baton-cloud");
+        let mut child = Command::new(&program)
+            .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
+            .arg(model)
+            .args(options)
+            .env("RUST_LOG", "error")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
+        let mut service = Self { child, address: String::new(), asked: AtomicU64::new(1) };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).context("read the address of baton-cloud")?;
+        let hello: Value =
+            serde_json::from_str(&line).with_context(|| format!("read the address from `{line}`"))?;
+        let address = hello["listening"].as_str().context("baton-cloud named no address")?;
+        service.address = address.trim_start_matches("http://").to_owned();
+        Ok(service)
+    }
+
+    /// Asks without refinement and waits for the whole answer, which must have all its tokens.
+    pub fn assist(&self, ask: &Ask) -> Result<Took> {
+        let body = self.body(ask);
+        let begun = Instant::now();
+        let (mut first, mut end, mut error) = (None, None, None);
+        http::events(&self.address, "/v1/assist", &body, |event| {
+            if event.get("error").is_some() {
+                error = Some(event);
+            } else if event.get("reason").is_some() {
+                end = Some(event);
+            } else {
+                first.get_or_insert_with(|| begun.elapsed());
+            }
+        })?;
+        let whole = begun.elapsed();
+        if let Some(error) = error {
+            bail!("the service broke off: {error}");
+        }
+        let (first, end) = (first.context("no token came")?, end.context("no end came")?);
+        let count =
+            |name: &str| end["usage"][name].as_u64().with_context(|| format!("the end has no {name}"));
+        let written = count("completion_tokens")?;
+        if written != ask.tokens as u64 {
+            bail!("{written} tokens were written, must be {}", ask.tokens);
+        }
+        let slot_ms = end["timing"]["slot_ms"].as_f64().context("the end has no slot time")?;
+        Ok(Took {
+            ttft: first,
+            whole,
+            slot: Duration::from_secs_f64(slot_ms / 1e3),
+            prompt_tokens: count("prompt_tokens")?,
+            cached_tokens: count("cached_prefix_tokens")?,
+        })
+    }
+
+    fn body(&self, ask: &Ask) -> Value {
+        let segment = |role: &str, text: &str| json!({ "role": role, "text": text, "refine": false });
+        let system = ask.system.as_deref().map(|text| segment("system", text));
+        let segments: Vec<Value> = system.into_iter().chain([segment("user", &ask.user)]).collect();
+        let id = self.asked.fetch_add(1, Ordering::Relaxed);
+        json!({
+            "protocol": 1, "request_id": format!("00000000-0000-4000-8000-{id:012x}"), "scene": "doc-qa-full",
+            "model": "default", "segments": segments, "assist_tokens": ask.tokens,
+            "sampling": { "temperature": 0, "seed": 1 },
+        })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended already, and nothing is left to be done about either.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,138 @@
+//! `baton-bench hostile`: how much later a neighbour's first tokens come while others misuse the cloud service.
+//!
+//! The real service with the demo model, as a process. The neighbour asks one question after another, quiet and under
+//! attack by turns; every attacker begins anew as soon as it is cut off, so that the attack lasts as long as it is
+//! measured. That all are cut off, and memory stays bounded, is the suite `hostile`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use baton_e2e::hostile::{Attack, neighbour};
+use baton_e2e::process::{CloudProcess, models_folder};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::engine::samples::{median, percentile};
+use crate::report::Report;
+
+/// The largest p95 under attack, in that of quiet times.
+const GROWTH_MAX: f64 = 1.2;
+/// Attackers of each kind at the same time.
+const ATTACKERS: [(Attack, usize); 7] = [
+    (Attack::Idle, 1000),
+    (Attack::SlowHead, 20),
+    (Attack::SlowBody, 20),
+    (Attack::NeverReads, 4),
+    (Attack::TwoLengths, 2),
+    (Attack::EndlessBody, 1),
+    (Attack::GzipBomb, 1),
+];
+/// Before somebody who was refused tries again: what is measured is the defence, not two programs that share a CPU.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// Options of `baton-bench hostile`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print nothing but the JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// The neighbour's requests, quiet and under attack each
+    #[arg(long, default_value_t = 200)]
+    requests: usize,
+    /// Turns of quiet and attack that these are spread over
+    #[arg(long, default_value_t = 4)]
+    turns: usize,
+    /// A look: few requests, no check
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the subcommand.
+pub fn run(args: &Args) -> Result<Report> {
+    let runtime = tokio::runtime::Runtime::new().context("start the clients' runtime")?;
+    let (requests, turns) = if args.quick { (20, 1) } else { (args.requests, args.turns.max(1)) };
+    let (quiet, attacked) = runtime.block_on(measure(requests.div_ceil(turns), turns))?;
+    let mut report = Report::new("hostile");
+    if args.json {
+        report.print_only_json();
+    }
+    let row = |name: &str, ms: &[f64]| -> Result<(Vec<String>, f64)> {
+        let p50 = median(ms.iter().copied()).context("a request was measured")?;
+        let p95 = percentile(ms.to_vec(), 0.95).context("a request was measured")?;
+        Ok((vec![name.to_owned(), ms.len().to_string(), format!("{p50:.1}"), format!("{p95:.1}")], p95))
+    };
+    let ((first, quiet_p95), (second, attacked_p95)) =
+        (row("quiet", &quiet)?, row("under attack", &attacked)?);
+    report.table(
+        "a neighbour's time to the first token, ms",
+        &["", "requests", "p50", "p95"],
+        &[first, second],
+    );
+    report.data("ttft_ms", json!({ "quiet": quiet, "attacked": attacked }));
+    report.data("attackers", ATTACKERS.iter().map(|(_, count)| count).sum::<usize>());
+    if !args.quick {
+        let growth = attacked_p95 / quiet_p95;
+        report.check_at_most("neighbour's TTFT p95 under attack, of that of quiet times", growth, GROWTH_MAX);
+    }
+    Ok(report)
+}
+
+/// Times to the first token in milliseconds, quiet and under attack.
+async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+    let options: Vec<OsString> = [
+        "--header-timeout=2",
+        "--idle-timeout=2",
+        "--body-timeout=4",
+        "--body-rate=4096",
+        "--write-timeout=2",
+    ]
+    .map(OsString::from)
+    .to_vec();
+    let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &options).await?;
+    let server: SocketAddr = cloud.address().parse().context("read the service's address")?;
+    let (mut quiet, mut attacked, mut asked) = (Vec::new(), Vec::new(), 0);
+    ask(server, 5, &mut asked).await?; // Warms up.
+    for turn in 0..turns {
+        quiet.extend(ask(server, requests, &mut asked).await?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut attackers = JoinSet::new();
+        for (attack, count) in ATTACKERS {
+            for at in 0..count {
+                let host = 2 + (at % 4) as u8 + if attack == Attack::Idle { 0 } else { 10 };
+                attackers.spawn(keep_on(attack, server, host, stop.clone()));
+                // The system's queue of new connections is short.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+        // Until all of them are connected.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        attacked.extend(ask(server, requests, &mut asked).await?);
+        stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = attackers.join_next().await {
+            ended.map_err(|err| anyhow!("an attacker's task: {err}"))??;
+        }
+        eprintln!("turn {}/{turns}", turn + 1);
+    }
+    Ok((quiet, attacked))
+}
+
+async fn ask(server: SocketAddr, requests: usize, asked: &mut usize) -> Result<Vec<f64>> {
+    let mut ms = Vec::new();
+    for _ in 0..requests {
+        *asked += 1;
+        ms.push(neighbour(server, *asked).await?.ttft.as_secs_f64() * 1e3);
+    }
+    Ok(ms)
+}
+
+async fn keep_on(attack: Attack, server: SocketAddr, host: u8, stop: Arc<AtomicBool>) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        attack.run(server, host).await?;
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! `baton-bench prefix`: requests of one scene, whose prompts begin alike, with and without the prefix cache.
+//!
+//! Two services on the same model, one of which keeps no prefix; each request goes to both, one after the other and
+//! alone, so that a machine whose speed drifts does so for both. The mean counts the first request too, which finds
+//! nothing.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::json;
+
+use crate::cloud::service::{Ask, SYSTEM_TOKENS, Service, TEMPLATE_TOKENS, Took};
+use crate::engine::letters::Letters;
+use crate::engine::samples::{median, percentile};
+use crate::engine::{machine, subject, target_folder};
+use crate::report::Report;
+
+/// Own tokens, and the largest share of the time to the first token that may be left.
+const CASES: [(usize, f64); 2] = [(512, 0.45), (256, 1.0 / 3.0)];
+
+/// Options of `baton-bench prefix`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print nothing but the JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file whose tokens are letters
+    #[arg(long, default_value = "llama-1b")]
+    model: String,
+    /// Threads, bound to the first CPUs
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
+    /// Tokens that all prompts begin with
+    #[arg(long, default_value_t = 1024)]
+    prefix: usize,
+    /// Requests of each case
+    #[arg(long, default_value_t = 32)]
+    requests: usize,
+    /// A look, in a minute or two: four requests, no checks
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the subcommand.
+pub fn run(args: &Args) -> Result<Report> {
+    let requests = if args.quick { 4 } else { args.requests };
+    if requests == 0 || args.prefix < 64 {
+        bail!("{requests} requests and a prefix of {} tokens, must be at least 1 and 64", args.prefix);
+    }
+    machine::bound_to_first_cpus(args.threads.get())?;
+    let subject = subject(&args.model, &target_folder()?)?;
+    let start = |percent: &str| {
+        let threads = args.threads.to_string();
+        let kv_tokens = (8 * (args.prefix + 1024)).to_string();
+        let options = ["--threads", &threads, "--prefix-cache", percent, "--kv-tokens", &kv_tokens];
+        Service::start(&subject.path, &options.map(str::to_owned))
+    };
+    let (with, without) = (start("100")?, start("0")?);
+    let mut report = Report::new("prefix");
+    if args.json {
+        report.print_only_json();
+    }
+    let mut letters = Letters::new(7);
+    let mut rows = Vec::new();
+    for (own_tokens, limit) in CASES {
+        // The beginning, the role and the text of the system message, and its end.
+        let system = letters.prompt(args.prefix - SYSTEM_TOKENS - 1);
+        let asks: Vec<Ask> = (0..requests)
+            .map(|_| {
+                let user = letters.prompt(own_tokens - (TEMPLATE_TOKENS - 1));
+                Ask { system: Some(system.clone()), user, tokens: 1 }
+            })
+            .collect();
+        let (mut hits, mut misses) = (Vec::new(), Vec::new());
+        for (at, ask) in asks.iter().enumerate() {
+            hits.push(with.assist(ask)?);
+            misses.push(without.assist(ask)?);
+            eprintln!(
+                "{own_tokens} own tokens, {}/{requests}: {:?}, {:?} without",
+                at + 1,
+                hits[at].ttft,
+                misses[at].ttft
+            );
+        }
+        check_tokens(args.prefix + own_tokens, args.prefix, &hits, &misses)?;
+        let (cached, plain) = (Ttft::of(&hits)?, Ttft::of(&misses)?);
+        let ratio = cached.mean_s / plain.mean_s;
+        let number = |value: f64| format!("{value:.3}");
+        rows.push(vec![
+            own_tokens.to_string(),
+            number(cached.mean_s),
+            number(plain.mean_s),
+            number(ratio),
+            number(cached.p50_s / plain.p50_s),
+            number(cached.p95_s),
+            number(plain.p95_s),
+        ]);
+        report.data(
+            &own_tokens.to_string(),
+            json!({
+                "cached": cached.data(), "plain": plain.data(), "ratio": ratio, "requests": requests,
+            }),
+        );
+        if !args.quick {
+            report.check_at_most(
+                format!("{own_tokens} own tokens: TTFT, of that without the cache"),
+                ratio,
+                limit,
+            );
+        }
+    }
+    let title = format!("{}: {requests} requests that share {} tokens; TTFT, s", subject.name, args.prefix);
+    let header = ["own tokens", "mean", "without", "ratio", "of medians", "p95", "without"];
+    report.table(&title, &header, &rows);
+    Ok(report)
+}
+
+/// Every request but the first must have found the prefix, in whole blocks, and nobody without the cache anything.
+fn check_tokens(whole: usize, prefix: usize, hits: &[Took], misses: &[Took]) -> Result<()> {
+    const BLOCK_TOKENS: u64 = 32;
+    let least = prefix as u64 - BLOCK_TOKENS;
+    let wrong = |took: &&Took| took.prompt_tokens != whole as u64;
+    if let Some(took) = hits.iter().chain(misses).find(wrong) {
+        bail!("a prompt has {} tokens, must be {whole}", took.prompt_tokens);
+    }
+    if let Some(took) = hits.iter().skip(1).find(|took| took.cached_tokens < least) {
+        bail!("{} tokens came from the cache, must be at least {least}", took.cached_tokens);
+    }
+    if let Some(took) = misses.iter().find(|took| took.cached_tokens > 0) {
+        bail!("{} tokens came from a cache that is off", took.cached_tokens);
+    }
+    Ok(())
+}
+
+struct Ttft {
+    mean_s: f64,
+    p50_s: f64,
+    p95_s: f64,
+}
+
+impl Ttft {
+    fn of(took: &[Took]) -> Result<Ttft> {
+        let seconds: Vec<f64> = took.iter().map(|took| took.ttft.as_secs_f64()).collect();
+        Ok(Ttft {
+            mean_s: seconds.iter().sum::<f64>() / seconds.len() as f64,
+            p50_s: median(seconds.iter().copied()).context("a request was measured")?,
+            p95_s: percentile(seconds, 0.95).context("a request was measured")?,
+        })
+    }
+
+    fn data(&self) -> serde_json::Value {
+        json!({ "ttft_mean_s": self.mean_s, "ttft_p50_s": self.p50_s, "ttft_p95_s": self.p95_s })
+    }
+}
