@@ -87,13 +87,7 @@ mod tests {
 
     #[test]
     fn the_first_answers_do_not_count() {
-        let took = Took {
-            ttft: Duration::ZERO,
-            whole: Duration::ZERO,
-            slot: Duration::ZERO,
-            prompt_tokens: 1,
-            cached_tokens: 0,
-        };
+        let took = Took { ttft: Duration::ZERO, slot: Duration::ZERO, prompt_tokens: 1, cached_tokens: 0 };
         let begun = Instant::now();
         let at = |ms: u64| (begun + Duration::from_millis(ms), took);
         let ended = [at(900), at(1000), at(1500), at(2000), at(2500), at(3000)];

@@ -40,8 +40,6 @@ pub struct Ask {
 pub struct Took {
     /// Until its first token was here.
     pub ttft: Duration,
-    /// Until its end was here.
-    pub whole: Duration,
     /// How long it held a slot, as the service says.
     pub slot: Duration,
     /// Its prompt, as the service counted it.
@@ -89,7 +87,6 @@ impl Service {
                 first.get_or_insert_with(|| begun.elapsed());
             }
         })?;
-        let whole = begun.elapsed();
         if let Some(error) = error {
             bail!("the service broke off: {error}");
         }
@@ -103,7 +100,6 @@ impl Service {
         let slot_ms = end["timing"]["slot_ms"].as_f64().context("the end has no slot time")?;
         Ok(Took {
             ttft: first,
-            whole,
             slot: Duration::from_secs_f64(slot_ms / 1e3),
             prompt_tokens: count("prompt_tokens")?,
             cached_tokens: count("cached_prefix_tokens")?,

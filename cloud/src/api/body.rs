@@ -216,7 +216,13 @@ mod tests {
         check(&bomb, 100 << 20, 2000, 40 << 20, Ok(&vec![0; 10 << 20]));
         check(&gzip(b"small"), 100, 200, 0, Ok(b"small"));
         // Exactly one step: the end is found by the next one.
-        check(&gzip(&vec![7; INFLATE_STEP]), INFLATE_STEP, 2000, 4 * INFLATE_STEP, Ok(&vec![7; INFLATE_STEP]));
+        check(
+            &gzip(&vec![7; INFLATE_STEP]),
+            INFLATE_STEP,
+            2000,
+            4 * INFLATE_STEP,
+            Ok(&vec![7; INFLATE_STEP]),
+        );
     }
 
     #[test]
