@@ -52,8 +52,9 @@ impl World {
         store.set_device_class("slow", &slow, Expected::Absent, &Actor::cli()).await.expect("a class");
         store.close().await;
         let model = models_folder().join("demo-cloud.gguf");
-        let cloud = CloudProcess::start_on(&model, &path.display().to_string(), &CLOUD.options());
-        World { cloud: cloud.await.expect("the cloud starts"), database, _folder: folder }
+        let (path, options) = (path.display().to_string(), CLOUD.options());
+        let cloud = CloudProcess::start_on(&model, &path, &options).await.expect("the cloud starts");
+        World { cloud, database, _folder: folder }
     }
 
     fn url(&self, path: &str) -> String {
@@ -73,7 +74,7 @@ impl World {
 
     /// The API, logged in as `name`: a client that keeps its cookie, and the CSRF token.
     async fn api(&self, name: &str) -> Api {
-        let client = reqwest::Client::new();
+        let client = http_client();
         let body = json!({ "name": name, "password": PASSWORD });
         let reply = client.post(self.url("/admin/api/v1/session")).json(&body).send().await.expect("log in");
         let cookie =
@@ -98,7 +99,7 @@ impl World {
         });
         let asked = async {
             loop {
-                let reply = reqwest::Client::new()
+                let reply = http_client()
                     .post(self.url("/v1/assist"))
                     .json(&body)
                     .send()
@@ -123,6 +124,13 @@ impl World {
         };
         tokio::time::timeout(HANG, asked).await.expect("the published version comes into force")
     }
+}
+
+/// A client; its TLS, which is not used here, wants a provider all the same.
+pub fn http_client() -> reqwest::Client {
+    // The second one to install it is told that it is there.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
 }
 
 /// The admin API as one user.
