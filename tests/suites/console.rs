@@ -99,12 +99,7 @@ impl World {
         });
         let asked = async {
             loop {
-                let reply = http_client()
-                    .post(self.url("/v1/assist"))
-                    .json(&body)
-                    .send()
-                    .await
-                    .expect("ask");
+                let reply = http_client().post(self.url("/v1/assist")).json(&body).send().await.expect("ask");
                 let text = reply.text().await.expect("an answer");
                 let data = |name: &str| -> Value {
                     let frame =
