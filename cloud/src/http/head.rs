@@ -66,7 +66,7 @@ mod tests {
     fn check(head: &str, want: bool) {
         assert_eq!(HeadScan::default().conflicts(head.as_bytes()), want, "{head:?}");
         let mut scan = HeadScan::default();
-        let by_bytes = head.as_bytes().chunks(1).fold(false, |found, byte| scan.conflicts(byte) || found);
+        let by_bytes = head.as_bytes().chunks(1).any(|byte| scan.conflicts(byte));
         assert_eq!(by_bytes, want, "{head:?} byte by byte");
     }
 

@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// Samples by name with labels; panics where a line is not of the format.
-fn read(text: &str) -> (BTreeMap<String, String>, Vec<(String, BTreeMap<String, String>, f64)>) {
+/// A series' name, its labels, its value.
+type Sample = (String, BTreeMap<String, String>, f64);
+
+/// Kinds by name, and samples; panics where a line is not of the format.
+fn read(text: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
     let (mut kinds, mut samples) = (BTreeMap::new(), Vec::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
