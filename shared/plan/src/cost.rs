@@ -1,0 +1,433 @@
+//! What a share of the layers costs a device, and what a token takes under a plan.
+//!
+//! The cost is overlap-aware: it counts what a device reads from its disk only as far as nothing hides it.
+//!
+//! * **Compute and memory.** A layer takes `max(sum_q f^q / s^q, b' / T) + t^kv_cpy` on its processor, since products read
+//!   ahead of themselves; `b'` is `b` and the layer's KV cache. (prima.cpp, A.3, adds the two.)
+//! * **Residency.** Weights fill what KV and buffers leave of the memory; a fixed set stays, and the overflow `D` is read
+//!   for every token. With Metal a device that is too small reads everything (A.3, case 2).
+//! * **Reading ahead.** A part `P` of the memory may be kept for reading while others compute. Then `D + P` is read for
+//!   each token, of which `k P` before windows begin, and `S = D - (k - 1) P` inside them, beside the device's own
+//!   products (weights stream through two buffers, so all but the first half layer overlaps).
+//! * A device is busy for `t = max(C, S / s) + fill`, a token takes `T = sum t + k sum hops`, and no disk can do more than
+//!   `D + P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
+//!   piecewise linear, so Newton's method from the left finds it exactly.
+//!
+//! With `k = 1` reading ahead gains nothing; `k` rounds cost `k` times the hops.
+
+use serde::Serialize;
+
+use crate::cluster::{ByFormat, Cluster, ClusterError, Device, GpuKind, ModelShape, Os, Processor, Workload};
+use crate::network::Hops;
+use crate::plan::{Plan, PlanError};
+
+/// Below this rate a disk is slow, and its device never gets more than its memory holds (bytes a second; the value of
+/// prima.cpp's code).
+pub const SLOW_DISK_BYTES_PER_S: f64 = 0.1e9;
+
+/// Seconds on one processor, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct LayerTime {
+    pub(crate) compute_s: f64,
+    pub(crate) memory_s: f64,
+}
+
+impl LayerTime {
+    pub(crate) fn total(self) -> f64 {
+        self.compute_s + self.memory_s
+    }
+}
+
+/// One way of holding a number of layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Holding {
+    pub(crate) gpu: usize,
+    /// `C` without copies.
+    pub(crate) busy_s: f64,
+    /// `D` in bytes.
+    pub(crate) overflow: f64,
+    /// The largest `P` in bytes.
+    pub(crate) room: f64,
+    /// Bytes a second of the reads it needs.
+    pub(crate) disk: f64,
+    /// What the first streamed half layer adds.
+    pub(crate) fill_s: f64,
+    /// `t^ram-vram + t^vram-ram`, for each window.
+    pub(crate) copy_s: f64,
+}
+
+/// What one device does within a token of `T` seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Own {
+    /// `t`.
+    pub(crate) seconds: f64,
+    /// `P`.
+    pub(crate) prefetch: f64,
+    /// `-dt/dT`, from the right.
+    pub(crate) slope: f64,
+}
+
+impl Holding {
+    /// The least seconds in which this device does its part of a token of `token_s` seconds in `rounds` rounds; `None`
+    /// where its disk cannot keep up with that.
+    pub(crate) fn own(&self, rounds: usize, token_s: f64) -> Option<Own> {
+        let busy = self.busy_s + rounds as f64 * self.copy_s;
+        if self.overflow <= 0.0 {
+            return Some(Own { seconds: busy, prefetch: 0.0, slope: 0.0 });
+        }
+        let reading = self.overflow / self.disk;
+        if reading > token_s {
+            return None;
+        }
+        let ahead = (rounds - 1) as f64;
+        let useful = if rounds == 1 { 0.0 } else { (self.overflow - self.disk * busy).max(0.0) / ahead };
+        let readable = self.disk * token_s - self.overflow;
+        let prefetch = useful.min(self.room).min(readable).max(0.0);
+        let inside = (self.overflow - ahead * prefetch) / self.disk;
+        let slope = if readable < useful.min(self.room) { ahead } else { 0.0 };
+        Some(Own { seconds: busy.max(inside) + self.fill_s, prefetch, slope })
+    }
+}
+
+/// Costs of a model on a cluster, for every device and number of layers.
+#[derive(Debug, Clone)]
+pub struct Costs<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) model: &'a ModelShape,
+    pub(crate) workload: Workload,
+    pub(crate) hops: Hops,
+    cpu: Vec<LayerTime>,
+    gpu: Vec<Option<LayerTime>>,
+    output: Vec<LayerTime>,
+}
+
+impl<'a> Costs<'a> {
+    /// Checks the description and prepares its costs.
+    ///
+    /// # Errors
+    /// [`ClusterError`] where the description is wrong.
+    pub fn new(
+        cluster: &'a Cluster,
+        model: &'a ModelShape,
+        workload: Workload,
+    ) -> Result<Self, ClusterError> {
+        cluster.check()?;
+        model.check()?;
+        workload.check()?;
+        let layer = |device: &Device, kind, processor: &Processor| {
+            let copy = workload.sequences as f64 * processor.kv_copy_s;
+            let bytes = model.layer_bytes + kv_bytes(model, workload);
+            let time = processor_time(model, &model.layer_flops, bytes, workload, device, kind, processor)?;
+            Ok::<_, ClusterError>(LayerTime { memory_s: time.memory_s + copy, ..time })
+        };
+        let (mut cpu, mut gpu, mut output) = (Vec::new(), Vec::new(), Vec::new());
+        for device in &cluster.devices {
+            cpu.push(layer(device, "cpu", &device.cpu)?);
+            gpu.push(device.gpu.as_ref().map(|gpu| layer(device, "gpu", &gpu.processor)).transpose()?);
+            let head = &model.output_flops;
+            output.push(processor_time(
+                model,
+                head,
+                model.output_bytes,
+                workload,
+                device,
+                "cpu",
+                &device.cpu,
+            )?);
+        }
+        let hops = Hops::new(cluster, model, &workload);
+        Ok(Self { cluster, model, workload, hops, cpu, gpu, output })
+    }
+
+    /// Bytes of one layer's KV cache.
+    pub(crate) fn kv_bytes(&self) -> f64 {
+        kv_bytes(self.model, self.workload)
+    }
+
+    pub(crate) fn cpu_layer(&self, device: usize) -> LayerTime {
+        self.cpu[device]
+    }
+
+    pub(crate) fn gpu_layer(&self, device: usize) -> Option<LayerTime> {
+        self.gpu[device]
+    }
+
+    /// What the head computes beside its layers.
+    pub(crate) fn output(&self, device: usize) -> LayerTime {
+        self.output[device]
+    }
+
+    /// Seconds for which the head looks its tokens up in the embedding on disk (`b_i / V`).
+    pub(crate) fn lookup_s(&self, device: usize) -> f64 {
+        let disk = &self.cluster.devices[device].disk;
+        self.workload.sequences as f64 * self.model.lookup_bytes() / disk.random_bytes_per_s
+    }
+
+    /// The most layers that a device's GPU holds, of at most `layers`.
+    pub(crate) fn gpu_room(&self, device: usize, layers: usize, head: bool) -> usize {
+        let Some(gpu) = &self.cluster.devices[device].gpu else { return 0 };
+        let output = if head && gpu.kind == GpuKind::Metal { self.model.output_bytes } else { 0.0 };
+        let each = self.model.layer_bytes + self.kv_bytes();
+        let room = ((gpu.memory_bytes - gpu.buffer_bytes - output) / each).max(0.0);
+        (room as usize).min(layers)
+    }
+
+    /// The most layers that a worker's GPU holds.
+    pub fn gpu_layers_max(&self, device: usize) -> usize {
+        self.gpu_room(device, self.model.layers, false)
+    }
+
+    /// How a device holds `layers` with `gpu` of them on its GPU; `None` where it cannot.
+    pub(crate) fn holding(&self, at: usize, layers: usize, gpu: usize, head: bool) -> Option<Holding> {
+        let device = &self.cluster.devices[at];
+        if gpu > self.gpu_room(at, layers, head) {
+            return None;
+        }
+        let cpu_layers = layers - gpu;
+        let on_gpu = if gpu > 0 { self.gpu[at]? } else { LayerTime::default() };
+        let mut busy_s = cpu_layers as f64 * self.cpu[at].total() + gpu as f64 * on_gpu.total();
+        let mut weights = cpu_layers as f64 * self.model.layer_bytes;
+        if head {
+            busy_s += self.output[at].total() + self.lookup_s(at);
+            weights += self.model.output_bytes + self.model.lookup_bytes();
+        }
+        let mut held = Holding {
+            gpu,
+            busy_s,
+            overflow: 0.0,
+            room: 0.0,
+            disk: device.disk.sequential_bytes_per_s,
+            fill_s: 0.0,
+            copy_s: device.gpu.as_ref().filter(|_| gpu > 0).map_or(0.0, |gpu| gpu.copy_s),
+        };
+        match &device.gpu {
+            Some(metal) if gpu > 0 && metal.kind == GpuKind::Metal => {
+                weights += gpu as f64 * self.model.layer_bytes;
+                let fixed = layers as f64 * self.kv_bytes() + device.buffer_bytes + metal.buffer_bytes;
+                if fixed > metal.memory_bytes {
+                    return None;
+                }
+                if weights + fixed > metal.memory_bytes {
+                    held.overflow = weights;
+                    held.disk = device.disk.random_bytes_per_s;
+                }
+            }
+            _ if weights > 0.0 => {
+                let swap = if device.os == Os::Android { device.swap_bytes } else { 0.0 };
+                let budget = device.memory_bytes + swap;
+                held.room = budget - device.buffer_bytes - cpu_layers as f64 * self.kv_bytes();
+                if held.room < 0.0 {
+                    return None;
+                }
+                held.overflow = (weights - held.room).max(0.0);
+            }
+            _ => {}
+        }
+        if held.overflow > 0.0 {
+            if held.disk < SLOW_DISK_BYTES_PER_S {
+                return None;
+            }
+            let half = self.model.layer_bytes / 2.0;
+            held.fill_s = (half / held.disk).min(self.cpu[at].total() / 2.0);
+        }
+        Some(held)
+    }
+
+    /// The ways of holding `layers` that can be best: nothing on the GPU, or as much as it holds; every number of GPU
+    /// layers only where the GPU is the slower of the two.
+    pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
+        let most = self.gpu_room(at, layers, head);
+        let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
+        let counts: Vec<usize> = if slower { (0..=most).collect() } else { vec![0, most] };
+        let unique = counts.into_iter().enumerate().filter(|(i, count)| *i == 0 || *count > 0);
+        unique.filter_map(|(_, gpu)| self.holding(at, layers, gpu, head)).collect()
+    }
+
+    /// The least time of a token for these holdings, once around in `around_s`; infinite where there is none.
+    pub(crate) fn settle(holdings: &[Holding], rounds: usize, around_s: f64) -> f64 {
+        let network = rounds as f64 * around_s;
+        if !network.is_finite() {
+            return f64::INFINITY;
+        }
+        let mut token_s = holdings
+            .iter()
+            .filter(|held| held.overflow > 0.0)
+            .map(|held| held.overflow / held.disk)
+            .fold(0.0, f64::max);
+        for _ in 0..100 {
+            let own = holdings.iter().filter_map(|held| held.own(rounds, token_s));
+            let (sum, slope) =
+                own.fold((network, 0.0), |(sum, slope), own| (sum + own.seconds, slope + own.slope));
+            if sum <= token_s {
+                return token_s;
+            }
+            let next = token_s + (sum - token_s) / (1.0 + slope);
+            if next <= token_s {
+                break;
+            }
+            token_s = next;
+        }
+        token_s
+    }
+
+    /// The seconds of a token under `plan`; none where a device cannot hold its share or a hop leads nowhere.
+    pub fn token_s(&self, plan: &Plan) -> Option<f64> {
+        let (ring, held) = self.places(plan).ok()?.into_iter().unzip::<_, _, Vec<usize>, Vec<Holding>>();
+        let token_s = Self::settle(&held, rounds_of(plan), self.hops.around(&ring));
+        token_s.is_finite().then_some(token_s)
+    }
+
+    /// Devices and what they hold, in ring order.
+    fn places(&self, plan: &Plan) -> Result<Vec<(usize, Holding)>, PlanError> {
+        let place = |(at, share): (usize, &crate::plan::Share)| {
+            let missing = || format!("the plan names `{}`, which is not in the cluster", share.device);
+            let device = self.cluster.index(&share.device).ok_or_else(|| self.impossible(missing()))?;
+            let held = self.holding(device, share.layers, share.gpu_layers, at == 0);
+            let small = || format!("`{}` cannot hold {} layers", share.device, share.layers);
+            Ok((device, held.ok_or_else(|| self.impossible(small()))?))
+        };
+        plan.shares.iter().enumerate().map(place).collect()
+    }
+
+    /// What a token takes under `plan`, device by device. `P` is chosen anew: the best for these layers.
+    ///
+    /// # Errors
+    /// [`PlanError::Impossible`] where a device cannot hold its share or a hop leads nowhere.
+    pub fn predict(&self, plan: &Plan) -> Result<Prediction, PlanError> {
+        let places = self.places(plan)?;
+        let ring: Vec<usize> = places.iter().map(|(device, _)| *device).collect();
+        let holdings: Vec<Holding> = places.iter().map(|(_, held)| *held).collect();
+        let rounds = rounds_of(plan);
+        let token_s = Self::settle(&holdings, rounds, self.hops.around(&ring));
+        if !token_s.is_finite() {
+            return Err(self.impossible("a hop of the ring leads nowhere".to_owned()));
+        }
+        let mut devices: Vec<DeviceTime> = Vec::new();
+        for (place, (device, held)) in places.iter().enumerate() {
+            let own = held.own(rounds, token_s).expect("a settled time is one that every disk keeps up with");
+            let share = &plan.shares[place];
+            devices.push(self.device_time(*device, held, own, share.layers, place == 0, &ring, rounds));
+        }
+        let waits = token_s - devices.iter().map(DeviceTime::total_s).sum::<f64>();
+        // A token that is no shorter than what one disk reads: the rest of the time is that disk's.
+        let reading = |held: &Holding| held.overflow / held.disk;
+        let slowest = (0..holdings.len())
+            .filter(|at| holdings[*at].overflow > 0.0)
+            .max_by(|a, b| reading(&holdings[*a]).total_cmp(&reading(&holdings[*b])));
+        if let Some(slowest) = slowest {
+            devices[slowest].disk_s += waits.max(0.0);
+        }
+        Ok(Prediction { token_s, devices })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one place of a ring, as its only caller knows it")]
+    fn device_time(
+        &self,
+        at: usize,
+        held: &Holding,
+        own: Own,
+        layers: usize,
+        head: bool,
+        ring: &[usize],
+        rounds: usize,
+    ) -> DeviceTime {
+        let place = ring.iter().position(|device| *device == at).expect("the device is in the ring");
+        let next = ring[(place + 1) % ring.len()];
+        let (cpu, gpu) = ((layers - held.gpu) as f64, held.gpu as f64);
+        let (on_cpu, on_gpu) = (self.cpu[at], self.gpu[at].unwrap_or_default());
+        let output = if head { self.output[at] } else { LayerTime::default() };
+        let copies = rounds as f64 * held.copy_s;
+        let lookup = if head { self.lookup_s(at) } else { 0.0 };
+        let budget = held.room.max(0.0);
+        DeviceTime {
+            device: self.cluster.devices[at].name.clone(),
+            compute_s: cpu * on_cpu.compute_s + gpu * on_gpu.compute_s + output.compute_s,
+            memory_s: cpu * on_cpu.memory_s + gpu * on_gpu.memory_s + output.memory_s + copies,
+            disk_s: own.seconds - held.busy_s - copies + lookup,
+            network_s: rounds as f64 * if ring.len() > 1 { self.hops.seconds(at, next) } else { 0.0 },
+            read_bytes: if held.overflow > 0.0 { held.overflow + own.prefetch } else { 0.0 },
+            overflow_bytes: held.overflow,
+            prefetch_bytes: own.prefetch,
+            weight_budget_bytes: budget,
+        }
+    }
+
+    pub(crate) fn impossible(&self, reason: String) -> PlanError {
+        PlanError::Impossible { model: self.model.name.clone(), layers: self.model.layers, reason }
+    }
+}
+
+/// What one device adds to a token, in seconds by cause, and what it reads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceTime {
+    /// Its name.
+    pub device: String,
+    /// Arithmetic.
+    pub compute_s: f64,
+    /// Reading weights and KV from memory beyond that, appending KV, copies to and from a GPU.
+    pub memory_s: f64,
+    /// Waiting for its disk.
+    pub disk_s: f64,
+    /// Handing hidden states on to the next device, in all rounds.
+    pub network_s: f64,
+    /// Bytes it reads from disk for each token.
+    pub read_bytes: f64,
+    /// The least it could read: what its memory does not hold.
+    pub overflow_bytes: f64,
+    /// `P`.
+    pub prefetch_bytes: f64,
+    /// What KV and buffers leave of its memory for weights; 0 where none lie there.
+    pub weight_budget_bytes: f64,
+}
+
+impl DeviceTime {
+    /// All causes together.
+    pub fn total_s(&self) -> f64 {
+        self.compute_s + self.memory_s + self.disk_s + self.network_s
+    }
+}
+
+/// What a token takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prediction {
+    /// TPOT in seconds: the sum over all devices and causes.
+    pub token_s: f64,
+    /// The ring, the head first.
+    pub devices: Vec<DeviceTime>,
+}
+
+/// Rounds that count: a device alone has nobody to read ahead behind.
+fn rounds_of(plan: &Plan) -> usize {
+    if plan.shares.len() == 1 { 1 } else { plan.rounds.max(1) }
+}
+
+/// Bytes of one layer's KV cache of all sequences.
+fn kv_bytes(model: &ModelShape, workload: Workload) -> f64 {
+    model.kv_bytes * workload.context as f64 * workload.sequences as f64
+}
+
+fn processor_time(
+    model: &ModelShape,
+    work: &ByFormat,
+    bytes: f64,
+    workload: Workload,
+    device: &Device,
+    kind: &'static str,
+    processor: &Processor,
+) -> Result<LayerTime, ClusterError> {
+    let mut compute_s = 0.0;
+    for (format, flops) in work.iter().filter(|(_, flops)| **flops > 0.0) {
+        let rate = processor.flops.get(format).ok_or_else(|| ClusterError::NoRate {
+            device: device.name.clone(),
+            processor: kind,
+            format: format.clone(),
+            model: model.name.clone(),
+        })?;
+        compute_s += workload.sequences as f64 * flops / rate;
+    }
+    let read_s = bytes / processor.read_bytes_per_s;
+    Ok(LayerTime { compute_s, memory_s: (read_s - compute_s).max(0.0) })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The time of a token against a search by hand: bisection over `T`, a grid over `P`.
+
+use super::*;
+use crate::sample::{Draw, cluster, device, drawn, model};
+
+/// Least own seconds for a token of `token_s`, over a grid of `P`, from the definition.
+fn own_by_grid(held: &Holding, rounds: usize, token_s: f64) -> f64 {
+    let busy = held.busy_s + rounds as f64 * held.copy_s;
+    if held.overflow <= 0.0 {
+        return busy;
+    }
+    let grid = (0..=4000).map(|step| held.room * f64::from(step) / 4000.0);
+    let allowed = grid.filter(|prefetch| held.overflow + prefetch <= held.disk * token_s * (1.0 + 1e-12));
+    let own = allowed.map(|prefetch| {
+        let read = held.overflow + prefetch;
+        let inside = read - read.min(rounds as f64 * prefetch);
+        busy.max(inside / held.disk) + held.fill_s
+    });
+    own.fold(f64::INFINITY, f64::min)
+}
+
+fn token_by_bisection(held: &[Holding], rounds: usize, around_s: f64) -> f64 {
+    let sum = |token_s| held.iter().map(|held| own_by_grid(held, rounds, token_s)).sum::<f64>();
+    let (mut low, mut high) = (0.0, 1e6);
+    for _ in 0..100 {
+        let middle = (low + high) / 2.0;
+        if sum(middle) + rounds as f64 * around_s <= middle { high = middle } else { low = middle }
+    }
+    high
+}
+
+#[test]
+fn the_time_of_a_token_is_the_least_that_every_device_keeps_up_with() {
+    let mut draw = Draw(3);
+    let mut streamed = 0;
+    for seed in 0..150 {
+        let (cluster, model, workload) = drawn(seed, 3, 12);
+        let costs = Costs::new(&cluster, &model, workload).unwrap();
+        let rounds = draw.count(1, 4);
+        let counts = [draw.count(0, 6), draw.count(rounds, 8), draw.count(rounds, 8)];
+        let held: Option<Vec<Holding>> = (0..3)
+            .map(|at| {
+                let ways = costs.holdings(at, counts[at], at == 0);
+                ways.get(draw.count(0, ways.len().max(1) - 1)).copied()
+            })
+            .collect();
+        let Some(held) = held else { continue };
+        let around = costs.hops.around(&[0, 1, 2]);
+        let exact = Costs::settle(&held, rounds, around);
+        if !exact.is_finite() {
+            assert!(!around.is_finite());
+            continue;
+        }
+        let by_hand = token_by_bisection(&held, rounds, around);
+        streamed += usize::from(held.iter().any(|held| held.overflow > 0.0 && rounds > 1));
+        assert!(exact <= by_hand * (1.0 + 1e-9), "{seed}: {exact} {by_hand}");
+        assert!(by_hand <= exact * 1.003, "{seed}: {exact} {by_hand} {held:?} {rounds}");
+    }
+    assert!(streamed > 20, "{streamed} cases with something to read ahead");
+}
+
+#[test]
+fn enough_memory_needs_no_disk_and_too_little_reads_the_rest() {
+    let described = cluster(vec![device("a", 4.0)]);
+    let shape = model(4);
+    let costs = Costs::new(&described, &shape, Workload { context: 10, sequences: 1 }).unwrap();
+    let held = costs.holding(0, 3, 0, true).unwrap();
+    assert!(held.overflow == 0.0, "{held:?}");
+    let held = costs.holding(0, 4, 0, true).unwrap();
+    // 4 layers of 100 MB, an output of 80 MB, 2,500 B of lookup; 436 MB of memory with 163,840 B of KV in it.
+    assert!((held.overflow - (480e6 + 2500.0 - 436e6 + 163_840.0)).abs() < 1.0, "{held:?}");
+}
+
+#[test]
+fn more_rounds_hide_what_one_round_cannot() {
+    // Two devices that each read as long as they compute: reading ahead of the other's turn pays.
+    let mut slow = [device("a", 4.0), device("b", 4.0)];
+    for device in &mut slow {
+        device.cpu.read_bytes_per_s = 1e9;
+    }
+    let described = cluster(slow.to_vec());
+    let shape = model(14);
+    let costs = Costs::new(&described, &shape, Workload { context: 10, sequences: 1 }).unwrap();
+    let held = [costs.holding(0, 7, 0, true).unwrap(), costs.holding(1, 7, 0, false).unwrap()];
+    let token_s = |rounds| Costs::settle(&held, rounds, 0.0);
+    assert!(
+        token_s(2) < token_s(1) * 0.999_999
+            || (token_s(1) - held.iter().map(|h| h.busy_s + h.fill_s).sum::<f64>()).abs() < 1e-9
+    );
+    let mut fast = held;
+    for held in &mut fast {
+        held.busy_s /= 10.0;
+    }
+    assert!(Costs::settle(&fast, 4, 0.0) < Costs::settle(&fast, 1, 0.0) * 0.9);
+}
+
+#[test]
+fn metal_gives_all_back_and_a_slow_disk_takes_nothing_over() {
+    use crate::cluster::{Gpu, GpuKind};
+    let mut mac = device("mac", 10.0);
+    mac.os = Os::Macos;
+    let processor = mac.cpu.clone();
+    mac.gpu =
+        Some(Gpu { kind: GpuKind::Metal, processor, memory_bytes: 310e6, buffer_bytes: 0.0, copy_s: 0.0 });
+    let mut slow = device("slow", 2.0);
+    slow.disk.sequential_bytes_per_s = 0.09e9;
+    let described = cluster(vec![mac, slow]);
+    let shape = model(10);
+    let costs = Costs::new(&described, &shape, Workload { context: 10, sequences: 1 }).unwrap();
+    let fits = costs.holding(0, 2, 2, true).unwrap();
+    assert!(fits.overflow == 0.0);
+    let over = costs.holding(0, 4, 2, true).unwrap();
+    assert!((over.overflow - (480e6 + 2500.0)).abs() < 1.0 && over.room == 0.0, "{over:?}");
+    assert!((over.disk - 0.4e9).abs() < 1.0, "here and there");
+    assert!(costs.holding(1, 2, 0, false).is_some() && costs.holding(1, 3, 0, false).is_none());
+}
+
+#[test]
+fn the_parts_of_a_prediction_add_up() {
+    for seed in 0..60 {
+        let (cluster, model, workload) = drawn(seed, 4, 20);
+        let Ok(plan) = crate::search(&cluster, &model, workload, &Default::default()) else { continue };
+        let costs = Costs::new(&cluster, &model, workload).unwrap();
+        let prediction = costs.predict(&plan).unwrap();
+        let sum: f64 = prediction.devices.iter().map(DeviceTime::total_s).sum();
+        assert!((sum - prediction.token_s).abs() <= 1e-9 * prediction.token_s, "{seed}: {prediction:?}");
+        for time in &prediction.devices {
+            let parts = [time.compute_s, time.memory_s, time.disk_s, time.network_s, time.prefetch_bytes];
+            assert!(parts.iter().all(|part| *part >= -1e-12), "{seed}: {time:?}");
+            assert!(time.read_bytes >= time.overflow_bytes);
+        }
+    }
+}
+
+#[test]
+fn a_missing_rate_is_named() {
+    let described = cluster(vec![device("a", 4.0)]);
+    let mut shape = model(4);
+    shape.layer_flops.insert("Q6_K".to_owned(), 1e6);
+    let error = Costs::new(&described, &shape, Workload::default()).unwrap_err().to_string();
+    assert_eq!(error, "device `a`: cpu has no rate for Q6_K, which `sample` has weights in");
+}

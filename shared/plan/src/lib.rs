@@ -1,0 +1,42 @@
+//! Planning the home cluster: which device computes how many layers of a model, in how many rounds, in which order,
+//! and what a token then takes.
+//!
+//! Pure arithmetic over a description: measures nothing, reads no clock and no file. What always holds: the same
+//! description gives the same plan, a plan is found where one exists, and no description (zero, infinite, not a
+//! number) panics.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`cluster`] | what a plan must know: model, devices, network, workload; their checks |
+//! | [`cost`] | what a share of the layers costs a device, and what a token takes under a plan |
+//! | [`plan`] | a plan: order, layers, rounds and the windows that follow |
+//! | [`network`] | hops, relayed where two devices do not see each other, and the shortest ring |
+//! | [`search`] | the exact search over that cost |
+//! | [`halda`] | Halda (prima.cpp, Algorithm 1), solved by HiGHS |
+//! | [`baselines`] | MemSched, PerfSched, Fill-Fastest-GPUs-First |
+//! | [`explain`] | why: what bounds a token, what leaving out or adding a device would change |
+//! | [`draw`] | each round's windows, for a terminal and as SVG |
+//!
+//! Symbols are those of prima.cpp: `M` devices, `L` layers, `k` rounds, `w` windows, `n` GPU layers, `b` bytes of a
+//! layer, `b_i`, `b_o` of the input and output tensors, `V` vocabulary, `n_kv` tokens in the KV cache, TPOT the time
+//! of a token. Sizes are bytes, times seconds, rates a second.
+
+pub mod baselines;
+pub mod cluster;
+pub mod cost;
+pub mod draw;
+pub mod explain;
+pub mod halda;
+pub mod network;
+pub mod plan;
+pub mod search;
+
+#[cfg(test)]
+mod sample;
+
+pub use cluster::{
+    Cluster, ClusterError, Device, Disk, Edge, Gpu, GpuKind, ModelShape, Network, Os, Processor, Workload,
+};
+pub use cost::{Costs, DeviceTime, Prediction};
+pub use plan::{Plan, PlanError, Share, Window};
+pub use search::{SearchOptions, search};

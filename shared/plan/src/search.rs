@@ -1,0 +1,196 @@
+//! The exact search: layers, GPU layers, reading ahead, rounds, set and order of devices at once.
+//!
+//! For a token time `T` every device has a least time for each number of layers ([`crate::cost`]), and only the number
+//! of layers and the ring join the devices. So the least sum for that `T` comes from a dynamic programme:
+//!
+//! * up to [`EXACT_MAX`](crate::network::EXACT_MAX) devices over sets of devices, each with its shortest ring: exact over
+//!   all orders;
+//! * beyond that along one order, devices skipped at will, each hop from the device before it: exact for that order,
+//!   which is improved locally.
+//!
+//! The sum falls as `T` grows, and the least `T` with sum at most `T` is meant. It is found without bisection: the
+//! shares that are best for some `T` have a least time `T' <= T` of their own; from there again, until nothing is gained.
+//! Each turn changes the shares, so this ends, and it ends at the optimum: with the least sum for `T` being `T` itself,
+//! every smaller time has a larger least sum.
+//!
+//! A device that takes part has a layer in every round; only the head may have none.
+
+use crate::cluster::{Cluster, ModelShape, Workload};
+use crate::cost::{Costs, Holding};
+use crate::network::EXACT_MAX;
+use crate::plan::{Plan, PlanError, Share};
+
+mod line;
+mod sets;
+
+/// The most rounds that are tried.
+pub const ROUNDS_MAX: usize = 16;
+
+/// What restricts the search; all free by default.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SearchOptions {
+    /// Try only this number of rounds.
+    pub rounds: Option<usize>,
+    /// Keep the order of the cluster's devices, in place of the best.
+    pub fixed_order: bool,
+    /// A device that must take part. (A head always does, if only with text, embedding and output.)
+    pub with: Option<String>,
+}
+
+/// Shares before names are put to them.
+#[derive(Debug, Clone)]
+struct Choice {
+    /// The ring, the head first.
+    ring: Vec<usize>,
+    /// Layers of each place of the ring.
+    layers: Vec<usize>,
+}
+
+/// Own times of one device for 0 to L layers.
+type Row = Vec<f64>;
+
+/// What one head's search works on.
+struct Field<'a> {
+    costs: &'a Costs<'a>,
+    head: usize,
+    /// Ways of holding, by device and number of layers.
+    holdings: Vec<Vec<Vec<Holding>>>,
+}
+
+impl<'a> Field<'a> {
+    fn new(costs: &'a Costs<'a>, head: usize) -> Self {
+        let layers = costs.model.layers;
+        let of = |at: usize| (0..=layers).map(|count| costs.holdings(at, count, at == head)).collect();
+        Self { costs, head, holdings: (0..costs.cluster.devices.len()).map(of).collect() }
+    }
+
+    /// The way of holding that takes least in a token of `token_s`.
+    fn least(&self, device: usize, layers: usize, rounds: usize, token_s: f64) -> Option<(&Holding, f64)> {
+        let ways = self.holdings[device][layers].iter();
+        let own = ways.filter_map(|held| held.own(rounds, token_s).map(|own| (held, own.seconds)));
+        own.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Own times of all devices; infinite where a share is not allowed or cannot be.
+    fn rows(&self, rounds: usize, token_s: f64) -> Vec<Row> {
+        let layers = self.costs.model.layers;
+        let time = |device: usize, count: usize| {
+            let empty = count == 0 && device != self.head;
+            let narrow = count > 0 && count < rounds;
+            if empty || narrow {
+                return f64::INFINITY;
+            }
+            self.least(device, count, rounds, token_s).map_or(f64::INFINITY, |(_, seconds)| seconds)
+        };
+        (0..self.holdings.len())
+            .map(|device| (0..=layers).map(|count| time(device, count)).collect())
+            .collect()
+    }
+
+    /// The holdings that `choice` stands for in a token of `token_s`.
+    fn held(&self, choice: &Choice, rounds: usize, token_s: f64) -> Vec<Holding> {
+        let places = choice.ring.iter().zip(&choice.layers);
+        let least = |(device, layers): (&usize, &usize)| self.least(*device, *layers, rounds, token_s);
+        places.filter_map(|place| least(place).map(|(held, _)| *held)).collect()
+    }
+}
+
+/// Something that finds the least sum of own times and hops.
+trait Programme {
+    /// The shares with the least sum, if that is below `limit`. One device alone has one round.
+    fn least(&self, rows: &[Row], rounds: usize, limit: f64) -> Option<Choice>;
+    /// A lower bound of the hops of any plan with more than one device, once around.
+    fn shortest_around(&self) -> f64;
+}
+
+/// The best plan of a head found so far.
+#[derive(Debug, Clone)]
+struct Best {
+    token_s: f64,
+    rounds: usize,
+    choice: Choice,
+    held: Vec<Holding>,
+}
+
+/// Improves `best` by plans of this head until none is better.
+fn improve(field: &Field<'_>, programme: &dyn Programme, rounds: Option<usize>, best: &mut Option<Best>) {
+    let most = ROUNDS_MAX.min(field.costs.model.layers).max(1);
+    for rounds in rounds.map_or(1..=most, |rounds| rounds..=rounds) {
+        loop {
+            let limit = best.as_ref().map_or(f64::INFINITY, |best| best.token_s);
+            if rounds > 1 && rounds as f64 * programme.shortest_around() >= limit {
+                break;
+            }
+            let rows = field.rows(rounds, limit);
+            let Some(choice) = programme.least(&rows, rounds, limit) else { break };
+            let held = field.held(&choice, rounds, limit);
+            let token_s = Costs::settle(&held, rounds, field.costs.hops.around(&choice.ring));
+            if token_s >= limit {
+                break;
+            }
+            *best = Some(Best { token_s, rounds, choice, held });
+        }
+    }
+}
+
+/// The plan with the least time of a token.
+///
+/// # Errors
+/// [`PlanError::Description`] for a wrong description, [`PlanError::Impossible`] where no plan exists.
+pub fn search(
+    cluster: &Cluster,
+    model: &ModelShape,
+    workload: Workload,
+    options: &SearchOptions,
+) -> Result<Plan, PlanError> {
+    let costs = Costs::new(cluster, model, workload)?;
+    let with = options.with.as_deref().and_then(|name| cluster.index(name));
+    let heads = match &cluster.head {
+        Some(name) => cluster.index(name).into_iter().collect(),
+        None => (0..cluster.devices.len()).collect::<Vec<_>>(),
+    };
+    let mut best: Option<Best> = None;
+    for head in heads {
+        let field = Field::new(&costs, head);
+        let others: Vec<usize> = (0..cluster.devices.len()).filter(|device| *device != head).collect();
+        if others.len() < EXACT_MAX {
+            let programme = sets::Sets::new(&costs.hops, head, &others, options.fixed_order, with);
+            improve(&field, &programme, options.rounds, &mut best);
+        } else {
+            line::improve_orders(&field, &others, options, with, &mut best);
+        }
+    }
+    best.map(|best| named(&costs, &best)).ok_or_else(|| costs.impossible(why_not(&costs)))
+}
+
+fn named(costs: &Costs<'_>, best: &Best) -> Plan {
+    let ring = &best.choice.ring;
+    let name = |device: usize| costs.cluster.devices[device].name.clone();
+    let share = |place: usize| {
+        let own = best.held[place].own(best.rounds, best.token_s);
+        let relays = costs.hops.relays(ring[place], ring[(place + 1) % ring.len()]);
+        Share {
+            device: name(ring[place]),
+            layers: best.choice.layers[place],
+            gpu_layers: best.held[place].gpu,
+            prefetch_bytes: own.map_or(0.0, |own| own.prefetch),
+            relays: relays.into_iter().map(name).collect(),
+        }
+    };
+    Plan { layers: costs.model.layers, rounds: best.rounds, shares: (0..ring.len()).map(share).collect() }
+}
+
+/// What is in the way of every plan.
+fn why_not(costs: &Costs<'_>) -> String {
+    let layers = costs.model.layers;
+    let most = |at: usize| {
+        (0..=layers).rev().find(|count| !costs.holdings(at, *count, false).is_empty()).unwrap_or(0)
+    };
+    let devices = costs.cluster.devices.iter().enumerate();
+    let each: Vec<String> =
+        devices.map(|(at, device)| format!("`{}` can hold {} layers", device.name, most(at))).collect();
+    format!("{} (with {} tokens of KV cache in each layer)", each.join(", "), costs.workload.context)
+}
+
+#[cfg(test)]
+mod tests;
