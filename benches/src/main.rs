@@ -17,6 +17,7 @@ mod mask;
 mod optimizer;
 mod pacing;
 mod parity;
+mod planner;
 mod prefix;
 mod quality;
 mod random;
@@ -52,6 +53,8 @@ enum Bench {
     Pacing(pacing::Args),
     /// The engine's logits against candle-core and recorded llama.cpp logits
     Parity(parity::Args),
+    /// The home cluster's exact planner against brute force, Halda and rules of thumb, and what planning costs
+    Planner(planner::Args),
     /// Time to the first token of requests that share a prefix, with and without the prefix cache
     Prefix(prefix::Args),
     /// Quality of answers and masks over r, L, mode and length, with the demo models
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
+        Bench::Planner(args) => planner::run(&args),
         Bench::Prefix(args) => prefix::run(&args),
         Bench::Quality(args) => quality::run(&args),
         Bench::Refiner(args) => refiner::run(&args),

@@ -1,10 +1,13 @@
-//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`.
+//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`, `baton profile`,
+//! `baton ring`.
 
 mod ask;
 mod chat;
 mod document;
 mod model;
 mod open;
+mod profile;
+mod ring;
 mod serve;
 mod terminal;
 
@@ -29,6 +32,10 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Work with model files
     Model(model::ModelArgs),
+    /// Measure what this device can do with a model
+    Profile(profile::ProfileArgs),
+    /// Run one model over several devices
+    Ring(ring::RingArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -163,6 +170,8 @@ impl Cli {
             Command::Chat(args) => chat::run(args).await,
             Command::Serve(args) => serve::run(args).await,
             Command::Model(args) => model::run(args).await,
+            Command::Profile(args) => profile::run(args).await,
+            Command::Ring(args) => ring::run(args),
         }
     }
 }

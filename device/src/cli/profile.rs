@@ -1,0 +1,85 @@
+//! `baton profile`: what this device can do with a model, as `baton ring plan` reads it.
+
+use std::io::IsTerminal as _;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::ring::profile::{Profile, ProfileOptions, profile};
+
+#[derive(Debug, Args)]
+pub(super) struct ProfileArgs {
+    /// GGUF model to measure for: its shapes and formats, on its disk
+    #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
+    model: PathBuf,
+    /// Compute threads [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// What to call this device
+    #[arg(long, default_value = "this device", value_name = "NAME")]
+    name: String,
+    /// Print one JSON object; its `device` is an entry of the description that `baton ring plan` reads
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
+    let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let options = ProfileOptions { model: args.model, threads: args.threads.unwrap_or(all), name: args.name };
+    let loud = std::io::stderr().is_terminal();
+    let work = tokio::task::spawn_blocking(move || {
+        profile(&options, &mut |what| {
+            if loud {
+                eprintln!("measuring {what}");
+            }
+        })
+    });
+    let measured = work.await.context("measure this device")??;
+    if args.json {
+        println!("{}", serde_json::to_string(&measured).context("write the profile")?);
+    } else {
+        print!("{}", text(&measured));
+    }
+    Ok(())
+}
+
+fn text(profile: &Profile) -> String {
+    let Profile { device, model, memory, direct_reads } = profile;
+    let gigabytes = |bytes: f64| bytes / 1e9;
+    let mut out = format!(
+        "{} for {} ({} layers of {:.1} MB)\n",
+        device.name,
+        model.name,
+        model.layers,
+        model.layer_bytes / 1e6
+    );
+    for (format, rate) in &device.cpu.flops {
+        out += &format!(
+            "  products in {format:<6} {:>9.1} GFLOP/s (one vector, weights in the caches)\n",
+            rate / 1e9
+        );
+    }
+    out += &format!("  weights from memory {:>8.1} GB/s\n", gigabytes(device.cpu.read_bytes_per_s));
+    out += &format!("  KV append           {:>8.2} us a token and layer\n", device.cpu.kv_copy_s * 1e6);
+    out += &format!(
+        "  memory              {:>8.2} GB (bound by: {})\n",
+        gigabytes(device.memory_bytes),
+        memory.bound_by
+    );
+    if device.swap_bytes > 0.0 {
+        out += &format!("  can be swapped out  {:>8.2} GB\n", gigabytes(device.swap_bytes));
+    }
+    let cached = if *direct_reads {
+        ""
+    } else {
+        " (may come from the page cache: this file system has no direct reads)"
+    };
+    out += &format!(
+        "  disk, in order      {:>8.2} GB/s{cached}\n",
+        gigabytes(device.disk.sequential_bytes_per_s)
+    );
+    out += &format!("  disk, here and there{:>8.2} GB/s\n", gigabytes(device.disk.random_bytes_per_s));
+    out
+}

@@ -1,0 +1,264 @@
+//! How much memory weights, KV and buffers may take, by the rules of each system.
+//!
+//! Linux says what it can give without swapping (`MemAvailable`); a container's limits, its own and those above it,
+//! may leave less: its page cache counts as free, since mapped weights are part of it. Android swaps other programs'
+//! pages out first, so what it can swap counts on top. macOS counts its pages by kind.
+//!
+//! Everything is read below a root folder, so that recorded systems can be asked in tests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// Of what a system calls available, the share that is used: the rest is for what other programs ask for meanwhile.
+const USED_SHARE: f64 = 0.9;
+
+/// Memory for a model, in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Memory {
+    /// What may be taken without swapping.
+    pub available_bytes: u64,
+    /// What Android can swap out beyond that; 0 elsewhere.
+    pub swap_bytes: u64,
+    /// What sets the bound: the system, or the container whose limit is smaller.
+    pub bound_by: String,
+}
+
+/// Why memory cannot be known.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A file of the system cannot be read.
+    #[error("read `{}`: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: std::io::Error,
+    },
+    /// A file of the system does not say what it should.
+    #[error("`{place}` says no {field}")]
+    Missing {
+        /// The file or program.
+        place: String,
+        /// What was looked for.
+        field: &'static str,
+    },
+}
+
+/// Memory of a Linux or Android system whose `/proc` and `/sys` lie below `root`.
+///
+/// # Errors
+/// [`MemoryError`] naming the file and the field.
+pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
+    let path = root.join("proc/meminfo");
+    let text = read(&path)?;
+    let fields = fields(&text);
+    let kilobytes = |field: &'static str| {
+        let missing = || MemoryError::Missing { place: path.display().to_string(), field };
+        fields.get(field).copied().ok_or_else(missing)
+    };
+    let mut available = kilobytes("MemAvailable")? * 1024;
+    let mut bound_by = "system".to_owned();
+    if let Some((left, group)) = cgroup_left(root)
+        && left < available
+    {
+        (available, bound_by) = (left, group);
+    }
+    let swap_bytes = if android {
+        let anonymous = kilobytes("Active(anon)")? + kilobytes("Inactive(anon)")?;
+        anonymous.min(kilobytes("SwapFree")?) * 1024
+    } else {
+        0
+    };
+    Ok(Memory { available_bytes: (available as f64 * USED_SHARE) as u64, swap_bytes, bound_by })
+}
+
+/// Memory of a macOS system from what `vm_stat` prints: free, inactive, speculative and purgeable pages.
+///
+/// # Errors
+/// [`MemoryError::Missing`] where a count is not there.
+pub fn of_vm_stat(text: &str) -> Result<Memory, MemoryError> {
+    let missing = |field| MemoryError::Missing { place: "vm_stat".to_owned(), field };
+    let number = |text: &str| text.trim().trim_end_matches('.').parse::<u64>().ok();
+    let page = text.split("page size of ").nth(1).and_then(|rest| number(rest.split(' ').next()?));
+    let page = page.ok_or_else(|| missing("page size"))?;
+    let pages = |field: &'static str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.and_then(number).ok_or_else(|| missing(field))
+    };
+    let free = pages("Pages free")?
+        + pages("Pages inactive")?
+        + pages("Pages speculative")?
+        + pages("Pages purgeable")?;
+    let available_bytes = (free.saturating_mul(page) as f64 * USED_SHARE) as u64;
+    Ok(Memory { available_bytes, swap_bytes: 0, bound_by: "system".to_owned() })
+}
+
+fn read(path: &Path) -> Result<String, MemoryError> {
+    std::fs::read_to_string(path).map_err(|source| MemoryError::Read { path: path.to_owned(), source })
+}
+
+/// `Name: 12 kB` or `name 12`, a line each.
+fn fields(text: &str) -> BTreeMap<&str, u64> {
+    let field = |line: &'_ str| -> Option<(usize, u64)> {
+        let mut words = line.split_whitespace();
+        let name = words.next()?;
+        Some((name.len(), words.next()?.parse().ok()?))
+    };
+    text.lines()
+        .filter_map(|line| field(line).map(|(len, value)| (line[..len].trim_end_matches(':'), value)))
+        .collect()
+}
+
+/// The files of one version of control groups.
+struct Version {
+    limit: &'static str,
+    usage: &'static str,
+    /// What of the usage is page cache, in `memory.stat`.
+    cache: [&'static str; 2],
+}
+
+const V1: Version = Version {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: ["total_inactive_file", "total_active_file"],
+};
+const V2: Version =
+    Version { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
+
+/// The least that this process's control group, or one above it, leaves, and which; none without limits.
+fn cgroup_left(root: &Path) -> Option<(u64, String)> {
+    let membership = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let mut least: Option<(u64, String)> = None;
+    for line in membership.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, own) = (parts.next()?, parts.next()?, parts.next()?);
+        let (version, mount) = match controllers {
+            "" => (V2, "sys/fs/cgroup"),
+            list if list.split(',').any(|name| name == "memory") => (V1, "sys/fs/cgroup/memory"),
+            _ => continue,
+        };
+        // In a container the own path may lead nowhere below the mount, which then is the own group.
+        let mut path = own.trim_start_matches('/');
+        loop {
+            let found = left(&root.join(mount).join(path), &version);
+            if let Some(left) = found
+                && least.as_ref().is_none_or(|(least, _)| left < *least)
+            {
+                least = Some((left, format!("control group /{path}")));
+            }
+            if path.is_empty() {
+                break;
+            }
+            path = path.rfind('/').map_or("", |at| &path[..at]);
+        }
+    }
+    least
+}
+
+/// What one group leaves: its limit, less what it uses without its page cache.
+fn left(group: &Path, version: &Version) -> Option<u64> {
+    let number = |file: &str| std::fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+    // `max`, where there is no limit, is no number.
+    let limit = number(version.limit)?;
+    let usage = number(version.usage)?;
+    let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let stat = fields(&stat);
+    let cache: u64 = version.cache.iter().filter_map(|name| stat.get(name)).sum();
+    Some(limit.saturating_sub(usage.saturating_sub(cache)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal:       24684092 kB\nMemFree:        15157292 kB\nMemAvailable:   17114356 kB\n\
+                           Active(anon):    3000000 kB\nInactive(anon):  1000000 kB\nSwapTotal:       8000000 kB\nSwapFree:        2500000 kB\n";
+
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [("proc/meminfo", MEMINFO)].iter().chain(files) {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn used(bytes: u64) -> u64 {
+        (bytes as f64 * USED_SHARE) as u64
+    }
+
+    #[test]
+    fn a_system_without_limits_gives_what_it_calls_available() {
+        let root = system(&[("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")]);
+        let memory = of_linux(root.path(), false).unwrap();
+        let want =
+            Memory { available_bytes: used(17_114_356 * 1024), swap_bytes: 0, bound_by: "system".to_owned() };
+        assert_eq!(memory, want);
+    }
+
+    #[test]
+    fn the_smallest_limit_above_a_process_counts_and_its_page_cache_is_free() {
+        let root = system(&[
+            ("proc/self/cgroup", "0::/home/ring\n"),
+            ("sys/fs/cgroup/home/ring/memory.max", "4000000000\n"),
+            ("sys/fs/cgroup/home/ring/memory.current", "100000000\n"),
+            ("sys/fs/cgroup/home/memory.max", "2000000000\n"),
+            ("sys/fs/cgroup/home/memory.current", "1500000000\n"),
+            (
+                "sys/fs/cgroup/home/memory.stat",
+                "anon 300000000\ninactive_file 900000000\nactive_file 200000000\n",
+            ),
+        ]);
+        let memory = of_linux(root.path(), false).unwrap();
+        assert_eq!(
+            (memory.available_bytes, memory.bound_by.as_str()),
+            (used(1_600_000_000), "control group /home")
+        );
+    }
+
+    #[test]
+    fn the_first_version_of_control_groups_is_read_as_well() {
+        let root = system(&[
+            ("proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n0::/\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "1300000000\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "1200000000\n"),
+            (
+                "sys/fs/cgroup/memory/a/b/memory.stat",
+                "cache 1\ntotal_inactive_file 700000000\ntotal_active_file 400000000\n",
+            ),
+        ]);
+        let memory = of_linux(root.path(), false).unwrap();
+        assert_eq!(
+            (memory.available_bytes, memory.bound_by.as_str()),
+            (used(1_200_000_000), "control group /a/b")
+        );
+    }
+
+    #[test]
+    fn android_swaps_out_what_others_hold() {
+        let memory = of_linux(system(&[]).path(), true).unwrap();
+        assert_eq!(memory.swap_bytes, 2_500_000 * 1024);
+    }
+
+    #[test]
+    fn macos_counts_its_pages() {
+        let text = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\nPages free:                               20000.\n\
+                    Pages active:                            180000.\nPages inactive:                          100000.\n\
+                    Pages speculative:                         5000.\nPages wired down:                         90000.\n\
+                    Pages purgeable:                           1000.\n";
+        assert_eq!(of_vm_stat(text).unwrap().available_bytes, used(126_000 * 16_384));
+        let error = of_vm_stat(&text.replace("Pages inactive", "Pages idle")).unwrap_err().to_string();
+        assert_eq!(error, "`vm_stat` says no Pages inactive");
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(of_linux(root.path(), false).unwrap_err().to_string().contains("proc/meminfo"));
+        let root = system(&[("proc/meminfo", "MemTotal: 1 kB\n")]);
+        assert!(of_linux(root.path(), false).unwrap_err().to_string().ends_with("says no MemAvailable"));
+    }
+}

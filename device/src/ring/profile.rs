@@ -1,0 +1,274 @@
+//! What this device can do with a given model: the numbers a plan needs, measured here and now.
+//!
+//! Products with one vector run on the model's own weights, so that they are the shapes and formats that count: once on
+//! a piece that stays in the caches (arithmetic alone), once over more weights than caches hold (memory). The disk is
+//! read where the model lies, past the page cache. Every figure is the median of several runs. Nothing is written.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use baton_engine::gguf::{Gguf, GgufError, TensorView};
+use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
+use baton_plan::cluster::ByFormat;
+use baton_plan::{Device, Disk, ModelShape, Os, Processor};
+
+use super::disk::{self, DiskError};
+use super::memory::{self, Memory, MemoryError};
+use super::shape::{ShapeError, shape_of};
+
+/// Weights of a product that should stay in the caches, for each thread.
+const CACHED_BYTES: usize = 256 << 10;
+/// Weights that no cache holds.
+const STREAMED_BYTES: usize = 512 << 20;
+/// How long one run of a cached product takes at least.
+const RUN: Duration = Duration::from_millis(15);
+const RUNS: usize = 5;
+/// What the engine holds beside weights and KV: activations, tokenizer, program.
+const BUFFER_BYTES: f64 = 128e6;
+
+/// What a device is measured for.
+#[derive(Debug, Clone)]
+pub struct ProfileOptions {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Threads that compute.
+    pub threads: NonZeroUsize,
+    /// What the device is to be called.
+    pub name: String,
+}
+
+/// A device as measured.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Profile {
+    /// The entry of a description that `baton ring plan` reads.
+    pub device: Device,
+    /// The model it was measured for.
+    pub model: ModelShape,
+    /// What sets the bound of its memory.
+    pub memory: Memory,
+    /// Whether the disk was read past the page cache; else its figures may be those of memory.
+    pub direct_reads: bool,
+}
+
+/// Why a device could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The model cannot be read.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A tensor cannot be read.
+    #[error("read weights: {0}")]
+    Weights(#[from] GgufError),
+    /// A tensor cannot be computed with.
+    #[error("multiply with `{name}`: {source}")]
+    Product {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        source: KernelError,
+    },
+    /// Memory cannot be known.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The disk cannot be measured.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Threads cannot be started.
+    #[error("start {threads} threads: {source}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What happened.
+        source: std::io::Error,
+    },
+    /// This system's memory rules are not known.
+    #[error("memory rules of {0} are not known; describe this device by hand (see `baton ring plan --help`)")]
+    System(&'static str),
+}
+
+/// Measures this device; `said` hears what is being measured.
+///
+/// # Errors
+/// [`ProfileError`] naming what could not be measured.
+pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<Profile, ProfileError> {
+    let model = shape_of(&options.model)?;
+    let gguf = Gguf::open(&options.model)?;
+    let threads = options.threads.get();
+    let pool = Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })?;
+    said("memory");
+    let (os, memory) = this_memory()?;
+    let mut flops = ByFormat::new();
+    for format in model.layer_flops.keys().chain(model.output_flops.keys()) {
+        if !flops.contains_key(format) {
+            said(&format!("products in {format}"));
+            flops.insert(format.clone(), cached_rate(&gguf, format, &pool)?);
+        }
+    }
+    said("reading weights from memory");
+    let read_bytes_per_s = streamed_rate(&gguf, &pool, memory.available_bytes)?;
+    said("disk");
+    let disk = disk::measure(&options.model)?;
+    let device = Device {
+        name: options.name.clone(),
+        os,
+        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize) },
+        gpu: None,
+        memory_bytes: memory.available_bytes as f64,
+        swap_bytes: memory.swap_bytes as f64,
+        buffer_bytes: BUFFER_BYTES,
+        disk: Disk {
+            sequential_bytes_per_s: disk.sequential_bytes_per_s,
+            random_bytes_per_s: disk.random_bytes_per_s,
+        },
+    };
+    Ok(Profile { device, model, memory, direct_reads: disk.direct })
+}
+
+#[cfg(target_os = "linux")]
+fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Ok((Os::Linux, memory::of_linux(Path::new("/"), false)?))
+}
+
+#[cfg(target_os = "android")]
+fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Ok((Os::Android, memory::of_linux(Path::new("/"), true)?))
+}
+
+#[cfg(target_os = "macos")]
+fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    let printed = std::process::Command::new("vm_stat").output();
+    let printed = printed.map_err(|source| MemoryError::Read { path: PathBuf::from("vm_stat"), source })?;
+    Ok((Os::Macos, memory::of_vm_stat(&String::from_utf8_lossy(&printed.stdout))?))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Err(ProfileError::System(std::env::consts::OS))
+}
+
+/// The middle of several figures.
+pub(super) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A matrix over the first rows of a tensor, at most so many bytes of it.
+fn rows_of<'a>(view: &TensorView<'a>, most: usize) -> Result<Matrix<'a>, ProfileError> {
+    let cols = view.dims[0] as usize;
+    let rows: usize = view.dims[1..].iter().map(|dim| *dim as usize).product();
+    let row_bytes = view.data.len() / rows.max(1);
+    let rows = rows.min((most / row_bytes.max(1)).max(1));
+    let product = |source| ProfileError::Product { name: view.name.to_owned(), source };
+    Matrix::new(view.format, rows, cols, &view.data[..rows * row_bytes]).map_err(product)
+}
+
+/// Vectors to multiply with, by their length.
+#[derive(Default)]
+struct Vectors(BTreeMap<usize, Vec<f32>>);
+
+impl Vectors {
+    fn of(&mut self, cols: usize) -> &[f32] {
+        self.0.entry(cols).or_insert_with(|| (0..cols).map(|at| (at % 17) as f32 / 17.0 - 0.5).collect())
+    }
+}
+
+/// Operations a second of products whose weights stay in the caches.
+fn cached_rate(gguf: &Gguf, format: &str, pool: &Pool) -> Result<f64, ProfileError> {
+    let named = gguf.tensors().filter(|tensor| tensor.type_name() == format && tensor.dims().len() > 1);
+    let Some(largest) = named.max_by_key(|tensor| tensor.data_len()) else { return Ok(f64::NAN) };
+    let matrix = rows_of(&gguf.tensor(largest.name())?, CACHED_BYTES * pool.threads())?;
+    let mut vectors = Vectors::default();
+    let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
+    let mut out = vec![0.0; matrix.rows()];
+    let mut run = || {
+        let (begun, mut products) = (Instant::now(), 0_u32);
+        while begun.elapsed() < RUN {
+            matmul(pool, &matrix, &x, &mut out);
+            products += 1;
+        }
+        let operations = 2.0 * matrix.rows() as f64 * matrix.cols() as f64 * f64::from(products);
+        operations / begun.elapsed().as_secs_f64()
+    };
+    run(); // Into the caches.
+    Ok(median((0..RUNS).map(|_| run()).collect()))
+}
+
+/// Bytes of weights a second, of products with more weights than caches hold.
+fn streamed_rate(gguf: &Gguf, pool: &Pool, available: u64) -> Result<f64, ProfileError> {
+    let most = STREAMED_BYTES.min((available / 2) as usize);
+    let (mut matrices, mut bytes) = (Vec::new(), 0);
+    let layers = gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.") && tensor.dims().len() > 1);
+    for tensor in layers {
+        if bytes >= most {
+            break;
+        }
+        let view = gguf.tensor(tensor.name())?;
+        bytes += view.data.len();
+        matrices.push(rows_of(&view, usize::MAX)?);
+    }
+    let mut vectors = Vectors::default();
+    let mut run = || {
+        let begun = Instant::now();
+        for matrix in &matrices {
+            let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
+            matmul(pool, matrix, &x, &mut vec![0.0; matrix.rows()]);
+        }
+        bytes as f64 / begun.elapsed().as_secs_f64()
+    };
+    run(); // From the disk into memory.
+    Ok(median((0..RUNS).map(|_| run()).collect()))
+}
+
+/// Seconds to append one token's keys and values to a cache that lies in no processor cache.
+fn kv_copy_s(bytes: usize) -> f64 {
+    let token = vec![1_u8; bytes];
+    let mut cache = vec![0_u8; (32 << 20_usize).max(bytes)];
+    let places = cache.len() / bytes.max(1);
+    let mut run = || {
+        let begun = Instant::now();
+        for at in 0..places {
+            // A large odd step: no two copies beside each other.
+            let place = at.wrapping_mul(7919) % places * bytes;
+            cache[place..place + bytes].copy_from_slice(&token);
+        }
+        begun.elapsed().as_secs_f64() / places as f64
+    };
+    run();
+    let seconds = median((0..RUNS).map(|_| run()).collect());
+    std::hint::black_box(&cache);
+    seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_measured_in_full_and_can_be_planned_with() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
+        let options = ProfileOptions { model, threads: NonZeroUsize::MIN, name: "here".to_owned() };
+        let mut said = Vec::new();
+        let profile = profile(&options, &mut |what| said.push(what.to_owned())).unwrap();
+        assert!(said.iter().any(|what| what.starts_with("products in ")), "{said:?}");
+        let cluster = baton_plan::Cluster {
+            note: String::new(),
+            devices: vec![profile.device.clone()],
+            network: baton_plan::Network { latency_s: 0.0, bytes_per_s: 1e9, edges: Vec::new() },
+            head: None,
+        };
+        assert_eq!(cluster.check(), Ok(()));
+        let workload = baton_plan::Workload { context: 128, sequences: 1 };
+        let plan = baton_plan::search(&cluster, &profile.model, workload, &Default::default()).unwrap();
+        assert_eq!(plan.shares[0].layers, profile.model.layers);
+        for format in profile.model.layer_flops.keys() {
+            assert!(profile.device.cpu.flops[format] > 1e6, "{format}: {:?}", profile.device.cpu.flops);
+        }
+    }
+
+    #[test]
+    fn the_middle_of_figures() {
+        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12 && median(Vec::new()).is_nan());
+    }
+}

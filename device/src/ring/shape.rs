@@ -1,0 +1,141 @@
+//! What a plan must know of a model: layers, bytes, and operations by weight format, read from a GGUF file's directory
+//! without touching its weights.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use baton_engine::ModelConfig;
+use baton_engine::config::ConfigError;
+use baton_engine::gguf::{Gguf, GgufError, TensorInfo};
+use baton_engine::weights::{TensorError, vocab_len};
+use baton_plan::ModelShape;
+
+/// Bytes of one key or value in the KV cache (f16).
+const KV_VALUE_BYTES: f64 = 2.0;
+const EMBEDDING: &str = "token_embd.weight";
+const OUTPUT: &str = "output.weight";
+
+/// Why a file's shape cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ShapeError {
+    /// It is no GGUF file.
+    #[error("read `{}`: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: GgufError,
+    },
+    /// It has no embedding.
+    #[error("`{}`: {source}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: TensorError,
+    },
+    /// Its metadata are wrong.
+    #[error("`{}`: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ConfigError,
+    },
+}
+
+/// The shape of the model in this file; of a mixture, a token counts the experts that it goes through.
+///
+/// # Errors
+/// [`ShapeError`] naming the file.
+pub fn shape_of(path: &Path) -> Result<ModelShape, ShapeError> {
+    let file = |source| ShapeError::File { path: path.to_owned(), source };
+    let gguf = Gguf::open(path).map_err(file)?;
+    let vocab = vocab_len(&gguf).map_err(|source| ShapeError::Tensor { path: path.to_owned(), source })?;
+    let config = ModelConfig::from_gguf(&gguf, vocab)
+        .map_err(|source| ShapeError::Config { path: path.to_owned(), source })?;
+    let name = gguf.metadata().opt_str("general.name").ok().flatten().map(str::to_owned);
+    let name = name.unwrap_or_else(|| {
+        path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    });
+    Ok(shape(&gguf, &config, name))
+}
+
+fn shape(gguf: &Gguf, config: &ModelConfig, name: String) -> ModelShape {
+    let layers = config.n_layers;
+    let (mut layer_bytes, mut layer_flops) = (0.0, BTreeMap::new());
+    for tensor in gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.")) {
+        layer_bytes += tensor.data_len() as f64 / layers as f64;
+        // Norms and biases are a vector each; products are with matrices.
+        if tensor.dims().len() > 1 {
+            *layer_flops.entry(tensor.type_name().to_owned()).or_insert(0.0) +=
+                flops(tensor, config) / layers as f64;
+        }
+    }
+    let tensor = |name: &str| gguf.tensors().find(|tensor| tensor.name() == name);
+    let output = tensor(OUTPUT).or_else(|| tensor(EMBEDDING));
+    let bytes = |tensor: Option<&TensorInfo>| tensor.map_or(0.0, |tensor| tensor.data_len() as f64);
+    ModelShape {
+        name,
+        layers,
+        hidden: config.d_model,
+        vocab: config.vocab_len,
+        layer_bytes,
+        input_bytes: bytes(tensor(EMBEDDING)),
+        output_bytes: bytes(output),
+        kv_bytes: 2.0 * config.d_kv() as f64 * KV_VALUE_BYTES,
+        layer_flops,
+        output_flops: output
+            .map(|tensor| (tensor.type_name().to_owned(), flops(tensor, config)))
+            .into_iter()
+            .collect(),
+    }
+}
+
+/// A multiplication and an addition for each weight that a token meets.
+fn flops(tensor: &TensorInfo, config: &ModelConfig) -> f64 {
+    let weights: f64 = tensor.dims().iter().map(|dim| *dim as f64).product();
+    let met = match &config.experts {
+        Some(experts) if tensor.name().contains("_exps.") => experts.used as f64 / experts.count as f64,
+        _ => 1.0,
+    };
+    2.0 * weights * met
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_engine::Model;
+
+    fn demo(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
+    }
+
+    #[test]
+    fn a_files_shape_is_that_of_the_model_in_it() {
+        let path = demo("demo-cloud.gguf");
+        let (shape, model) = (shape_of(&path).unwrap(), Model::open(&path).unwrap());
+        let config = model.config();
+        assert_eq!(
+            (shape.layers, shape.hidden, shape.vocab),
+            (config.n_layers, config.d_model, config.vocab_len)
+        );
+        assert_eq!(shape.check(), Ok(()));
+        // Two operations a weight: every matrix of a layer by its sizes.
+        let (d, ff) = (config.d_model as f64, config.d_ff as f64);
+        let weights = d * (2.0 * config.d_q() as f64 + 2.0 * config.d_kv() as f64) + 3.0 * d * ff;
+        let counted: f64 = shape.layer_flops.values().sum();
+        assert!((counted - 2.0 * weights).abs() < 1.0, "{counted} {weights}");
+        let file = std::fs::metadata(&path).unwrap().len() as f64;
+        let tied = if shape.input_bytes == shape.output_bytes { 0.0 } else { shape.output_bytes };
+        let counted = shape.layer_bytes * shape.layers as f64 + shape.input_bytes + tied;
+        assert!(counted < file && counted > 0.8 * file, "{counted} of {file} bytes");
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused_by_name() {
+        let error = shape_of(&demo("README.md")).unwrap_err().to_string();
+        assert!(error.contains("README.md"), "{error}");
+        assert!(shape_of(&demo("missing.gguf")).is_err());
+    }
+}
