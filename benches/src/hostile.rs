@@ -1,8 +1,9 @@
 //! `baton-bench hostile`: how much later a neighbour's first tokens come while others misuse the cloud service.
 //!
-//! The real service with the demo model, as a process. The neighbour asks one question after another, quiet and under
-//! attack by turns; every attacker begins anew as soon as it is cut off, so that the attack lasts as long as it is
-//! measured. That all are cut off, and memory stays bounded, is the suite `hostile`.
+//! The real service with the demo model, as a process. The neighbour asks about one document after another, quiet and
+//! under attack by turns, from a thread of its own; every attacker begins anew as soon as it is cut off, so that the
+//! attack lasts as long as it is measured. Attackers come from elsewhere in life: what they compute themselves here has
+//! the lowest priority, and counts little. That all are cut off, and memory stays bounded, is the suite `hostile`.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -33,6 +34,9 @@ const ATTACKERS: [(Attack, usize); 7] = [
 ];
 /// Before somebody who was refused tries again: what is measured is the defence, not two programs that share a CPU.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// Sentences of the neighbour's document.
+const SENTENCES: usize = 160;
 
 /// Options of `baton-bench hostile`.
 #[derive(Debug, clap::Args)]
@@ -94,6 +98,7 @@ async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> 
     .to_vec();
     let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &options).await?;
     let server: SocketAddr = cloud.address().parse().context("read the service's address")?;
+    let elsewhere = attackers_runtime()?;
     let (mut quiet, mut attacked, mut asked) = (Vec::new(), Vec::new(), 0);
     ask(server, 5, &mut asked).await?; // Warms up.
     for turn in 0..turns {
@@ -103,7 +108,7 @@ async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> 
         for (attack, count) in ATTACKERS {
             for at in 0..count {
                 let host = 2 + (at % 4) as u8 + if attack == Attack::Idle { 0 } else { 10 };
-                attackers.spawn(keep_on(attack, server, host, stop.clone()));
+                attackers.spawn_on(keep_on(attack, server, host, stop.clone()), elsewhere.handle());
                 // The system's queue of new connections is short.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -117,16 +122,37 @@ async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> 
         }
         eprintln!("turn {}/{turns}", turn + 1);
     }
+    elsewhere.shutdown_background();
     Ok((quiet, attacked))
 }
 
+/// One thread of the lowest priority.
+fn attackers_runtime() -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().on_thread_start(|| {
+        #[cfg(target_os = "linux")]
+        if let Err(err) = rustix::process::nice(19) {
+            eprintln!("attackers compute at the priority of all others: {err}");
+        }
+    });
+    builder.build().context("start the attackers' runtime")
+}
+
+/// The neighbour's requests, on a thread that attackers do not share: what they cost themselves is not the service's.
 async fn ask(server: SocketAddr, requests: usize, asked: &mut usize) -> Result<Vec<f64>> {
-    let mut ms = Vec::new();
-    for _ in 0..requests {
-        *asked += 1;
-        ms.push(neighbour(server, *asked).await?.ttft.as_secs_f64() * 1e3);
-    }
-    Ok(ms)
+    let first = *asked + 1;
+    *asked += requests;
+    let thread = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.context("start the neighbour's runtime")?.block_on(async {
+            let mut ms = Vec::new();
+            for turn in first..first + requests {
+                ms.push(neighbour(server, turn, SENTENCES).await?.ttft.as_secs_f64() * 1e3);
+            }
+            Ok(ms)
+        })
+    };
+    tokio::task::spawn_blocking(thread).await.context("the neighbour's thread")?
 }
 
 async fn keep_on(attack: Attack, server: SocketAddr, host: u8, stop: Arc<AtomicBool>) -> Result<()> {

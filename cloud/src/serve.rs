@@ -161,11 +161,17 @@ fn options(
     }
 }
 
+/// Bytes of replies that the system holds for a client that does not read them; it may double them. An event of a stream
+/// has some hundred.
+const SEND_BUFFER: u32 = 64 << 10;
+
 /// Listens with a queue of new connections that a burst of clients does not fill, as far as the system allows.
 fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A program that is started again must not wait for connections of the one before.
     socket.set_reuseaddr(true)?;
+    // Connections inherit it. Left to itself it grows to megabytes for a client that asks and never reads.
+    socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(address)?;
     socket.listen(NEW_CONNECTIONS_MAX)
 }

@@ -182,14 +182,15 @@ pub struct Served {
     pub ttft: Duration,
 }
 
-/// Asks for a short answer to a prompt of some hundred tokens and waits for its end; `turn` makes prompts differ.
+/// Asks for a short answer to a letter of so many sentences (some 9 tokens each) and waits for its end; `turn` makes
+/// prompts differ.
 ///
 /// # Errors
 /// Whatever keeps the answer from being whole.
-pub async fn neighbour(server: SocketAddr, turn: usize) -> anyhow::Result<Served> {
+pub async fn neighbour(server: SocketAddr, turn: usize, sentences: usize) -> anyhow::Result<Served> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(server).await.context("connect")?;
-    let text = format!("Letter {turn}. {}", "The harbour keeps a list of all ships. ".repeat(20));
+    let text = format!("Letter {turn}. {}", "The harbour keeps a list of all ships. ".repeat(sentences));
     let body = serde_json::json!({
         "protocol": 1, "request_id": uuid::Uuid::new_v4(), "scene": "doc-qa-full", "model": "default",
         "segments": [{ "role": "user", "text": text, "refine": false }], "assist_tokens": 2,

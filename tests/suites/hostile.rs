@@ -60,7 +60,7 @@ async fn service(more: &[&str]) -> (CloudProcess, SocketAddr) {
 async fn be_a_neighbour(address: SocketAddr, first: usize, stop: Arc<AtomicBool>) -> usize {
     let mut served = 0;
     while !stop.load(Ordering::Relaxed) {
-        neighbour(address, first + served).await.expect("a neighbour's request succeeds");
+        neighbour(address, first + served, 20).await.expect("a neighbour's request succeeds");
         served += 1;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -71,7 +71,7 @@ async fn be_a_neighbour(address: SocketAddr, first: usize, stop: Arc<AtomicBool>
 async fn every_attack_is_cut_off_and_neighbours_are_served() {
     let (cloud, address) = service(&[]).await;
     for turn in 0..8 {
-        neighbour(address, turn).await.expect("the service answers");
+        neighbour(address, turn, 20).await.expect("the service answers");
     }
     let before = cfg!(target_os = "linux").then(|| cloud.memory_bytes().expect("its memory"));
     let stop = Arc::new(AtomicBool::new(false));
@@ -120,7 +120,7 @@ async fn an_address_cannot_take_all_connections() {
     drop(held.pop());
     // Its place is free again, as soon as the service has noticed.
     let again = async {
-        while neighbour(address, 1).await.is_err() {
+        while neighbour(address, 1, 20).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
