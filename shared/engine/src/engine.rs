@@ -4,22 +4,25 @@
 //! any number of sequences through the model (prefill chunks and decode rows alike), reports progress after
 //! each layer and can be cancelled there.
 //!
-//! What always holds: a token's logits do not depend on the batch, the chunks its sequence came in, the number
-//! of threads, or whether its prefix was forked or found in the cache; a step that fails or is cancelled leaves
+//! What always holds: a token's logits do not depend on the batch (whatever adapters its other sequences have), the
+//! chunks its sequence came in, the number of threads, or whether its prefix was forked or found in the cache; a step that fails or is cancelled leaves
 //! every sequence with the length it had.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use baton_kernels_cpu::Pool;
 
+use crate::adapter::{Adapter, AdapterError};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cpu_kv::{CpuKv, KvShape};
 use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::eviction::{EvictError, Kept};
-use crate::forward::{Pass, PassInput, last_row};
+use crate::forward::{Adapted, Pass, PassInput, last_row};
+use crate::kv::pool::Root;
 use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixStats, SeqId};
 use crate::model::Model;
 use crate::scores::{AttentionScores, Capture, CaptureError};
@@ -173,10 +176,16 @@ impl StepControl for () {
     }
 }
 
+/// An adapter that was given to an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AdapterId(u32);
+
 /// Sequences over one model.
 #[derive(Debug)]
 pub struct Engine {
     model: Arc<Model>,
+    /// The n-th computes the sequences of root n + 1.
+    adapters: Vec<Arc<Adapter>>,
     backend: CpuBackend,
     /// In place of the model's own.
     window: Option<SlidingWindow>,
@@ -186,6 +195,9 @@ pub struct Engine {
 
 /// Token counts above this have no block number.
 const KV_TOKENS_MAX: usize = (u32::MAX as usize) * BLOCK_TOKENS;
+
+/// Most adapters of one engine.
+const ADAPTERS_MAX: usize = 1024;
 
 impl Engine {
     /// An engine without sequences. Cache memory is taken block by block as sequences grow.
@@ -219,6 +231,7 @@ impl Engine {
             window: options.window,
             table: KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100),
             kv: CpuKv::new(kv_shape),
+            adapters: Vec::new(),
             model,
         })
     }
@@ -228,9 +241,37 @@ impl Engine {
         &self.model
     }
 
-    /// A new, empty sequence.
+    /// Takes an adapter in, for sequences to be created with; giving it once more gives the same id.
+    ///
+    /// # Errors
+    /// [`AdapterError::OtherModel`], [`AdapterError::TooMany`].
+    pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, AdapterError> {
+        if !Arc::ptr_eq(adapter.model(), &self.model) {
+            return Err(AdapterError::OtherModel { name: adapter.name().to_owned() });
+        }
+        if let Some(at) = self.adapters.iter().position(|known| Arc::ptr_eq(known, &adapter)) {
+            return Ok(AdapterId(at as u32));
+        }
+        if self.adapters.len() == ADAPTERS_MAX {
+            return Err(AdapterError::TooMany { max: ADAPTERS_MAX });
+        }
+        self.adapters.push(adapter);
+        Ok(AdapterId(self.adapters.len() as u32 - 1))
+    }
+
+    /// A new, empty sequence of the model alone.
     pub fn create(&mut self) -> SeqId {
-        self.table.create()
+        self.table.create(Root::default())
+    }
+
+    /// A new, empty sequence, computed with this adapter, as are its forks; it shares prefixes only with sequences of
+    /// the same adapter. Without one: [`Self::create`].
+    ///
+    /// # Errors
+    /// [`KvError::UnknownAdapter`] where the adapter was given to another engine.
+    pub fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, KvError> {
+        let root = self.root(adapter)?;
+        Ok(self.table.create(root))
     }
 
     /// A new sequence with the first `n_tokens` of `seq`; shares their blocks.
@@ -297,10 +338,10 @@ impl Engine {
         self.table.prefix_stats()
     }
 
-    /// Tokens of `ids`, from the first on, whose blocks live sequences hold: [`Self::reuse_prefix`] needs no room
-    /// for them.
-    pub fn held_prefix(&self, ids: &[TokenId]) -> usize {
-        self.table.held_prefix(ids)
+    /// Tokens of `ids`, from the first on, whose blocks live sequences of this adapter hold: [`Self::reuse_prefix`]
+    /// needs no room for them. None for an adapter of another engine.
+    pub fn held_prefix(&self, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
+        self.root(adapter).map_or(0, |root| self.table.held_prefix(root, ids))
     }
 
     /// Tokens that the cache has room for, in whole blocks: free ones, and kept prefixes of no present sequence.
@@ -342,6 +383,14 @@ impl Engine {
             }
         }
         result
+    }
+
+    fn root(&self, adapter: Option<AdapterId>) -> Result<Root, KvError> {
+        match adapter {
+            None => Ok(Root::default()),
+            Some(AdapterId(at)) if (at as usize) < self.adapters.len() => Ok(Root(at + 1)),
+            Some(AdapterId(at)) => Err(KvError::UnknownAdapter(at)),
+        }
     }
 
     fn check(&self, batch: &[StepSeq<'_>]) -> Result<(), StepError> {
@@ -389,7 +438,7 @@ impl Engine {
         spans: &[SeqSpan],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
-        let Self { model, backend, window, kv, .. } = self;
+        let Self { model, backend, window, kv, table, adapters } = self;
         let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -408,7 +457,7 @@ impl Engine {
             captures: &captures,
             wanted: &wanted,
         };
-        let mut pass = Pass::begin(input)?;
+        let mut pass = Pass::begin(input, adapted(table, adapters, batch, spans)?)?;
         for layer in 0..config.n_layers {
             pass.layer(kv, layer)?;
             let (done, total) = (layer + 1, config.n_layers);
@@ -425,6 +474,27 @@ impl Engine {
         });
         Ok(outputs.collect())
     }
+}
+
+/// The adapters of a batch's sequences, and the rows of each.
+fn adapted<'a>(
+    table: &KvTable,
+    adapters: &'a [Arc<Adapter>],
+    batch: &[StepSeq<'_>],
+    spans: &[SeqSpan],
+) -> Result<Adapted<'a>, KvError> {
+    let mut rows: BTreeMap<Root, Vec<usize>> = BTreeMap::new();
+    for (entry, span) in batch.iter().zip(spans) {
+        let root = table.root(entry.seq)?;
+        if root != Root::default() {
+            rows.entry(root).or_default().extend(span.rows.clone());
+        }
+    }
+    let mut adapted = Adapted::default();
+    for (Root(number), rows) in rows {
+        adapted.push(&adapters[number as usize - 1], rows);
+    }
+    Ok(adapted)
 }
 
 fn wanted(wanted: Wanted, span: &SeqSpan) -> std::ops::Range<usize> {

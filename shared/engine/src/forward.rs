@@ -5,8 +5,11 @@
 //! becomes depends on its own token, its position and its sequence's cache alone. The last layer computes keys and
 //! values of every row, all else only for rows whose logits or scores are wanted.
 
+mod adapted;
+
 use std::ops::Range;
 
+use crate::adapter::Projection;
 use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
 use crate::config::{Experts, ModelConfig, SlidingWindow};
 use crate::family::Activation;
@@ -18,6 +21,8 @@ use crate::weights::{
     AttentionWeights, FfnBody, FfnWeights, GatedWeights, Part, SharedExpert, Weight, WeightError,
     WeightSource,
 };
+
+pub(crate) use adapted::Adapted;
 
 /// Everything a pass reads and does not change.
 pub(crate) struct PassInput<'a, B: Backend> {
@@ -60,6 +65,8 @@ pub(crate) struct Pass<'a, B: Backend> {
     scratch: Gated<B::Rows>,
     /// Rows of the residual stream.
     n_rows: usize,
+    /// Those of them that have an adapter.
+    adapted: Adapted<'a>,
     scores: Vec<Option<AttentionScores>>,
 }
 
@@ -74,15 +81,13 @@ impl<R> Gated<R> {
         Self { gate: backend.rows(t, f), up: backend.rows(t, f) }
     }
 
-    /// `gate = act(x gate^T) * (x up^T)`: all but the projection down.
-    fn run<B: Backend<Rows = R>>(
-        &mut self,
-        backend: &B,
-        activation: Activation,
-        weights: &GatedWeights<'_>,
-        x: &R,
-    ) {
+    /// `gate = x gate^T`, `up = x up^T`.
+    fn project<B: Backend<Rows = R>>(&mut self, backend: &B, weights: &GatedWeights<'_>, x: &R) {
         backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)]);
+    }
+
+    /// `gate = act(gate) * up`: after it, all but the projection down.
+    fn activate<B: Backend<Rows = R>>(&mut self, backend: &B, activation: Activation) {
         match activation {
             Activation::Silu => backend.swiglu(&mut self.gate, &self.up),
             Activation::Gelu => backend.geglu(&mut self.gate, &self.up),
@@ -91,8 +96,8 @@ impl<R> Gated<R> {
 }
 
 impl<'a, B: Backend> Pass<'a, B> {
-    /// Embeds the ids. The rows of `spans` are those of `ids`, in order.
-    pub(crate) fn begin(input: PassInput<'a, B>) -> Result<Self, WeightError> {
+    /// Embeds the ids. The rows of `spans` are those of `ids`, in order; `adapted` says which of them have an adapter.
+    pub(crate) fn begin(input: PassInput<'a, B>, adapted: Adapted<'a>) -> Result<Self, WeightError> {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
@@ -114,6 +119,7 @@ impl<'a, B: Backend> Pass<'a, B> {
             lse: rows(config.n_heads),
             scratch: Gated::new(backend, t, dense_ff),
             n_rows: t,
+            adapted,
             scores: input.spans.iter().zip(input.captures).map(empty_scores).collect(),
             input,
         })
@@ -136,7 +142,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         if last {
             self.keep_wanted();
         }
-        self.mix(&weights);
+        self.mix(layer, &weights);
         let weights = source.acquire(layer, Part::Ffn)?.ffn()?;
         self.feed_forward(layer, &weights)
     }
@@ -149,6 +155,12 @@ impl<'a, B: Backend> Pass<'a, B> {
             &self.normed,
             &mut [(weights.q, &mut self.q), (weights.k, &mut self.k), (weights.v, &mut self.v)],
         );
+        let changed = &mut [
+            (Projection::Query, &mut self.q),
+            (Projection::Key, &mut self.k),
+            (Projection::Value, &mut self.v),
+        ];
+        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed);
         let [q_bias, k_bias, v_bias] = weights.biases;
         backend.add_bias(&mut self.q, q_bias);
         backend.add_bias(&mut self.k, k_bias);
@@ -209,6 +221,7 @@ impl<'a, B: Backend> Pass<'a, B> {
             return;
         }
         self.n_rows = rows.len();
+        self.adapted.keep(&rows);
         self.x = backend.gather(&self.x, &rows);
         self.mixed = backend.gather(&self.mixed, &rows);
         self.normed = backend.rows(rows.len(), config.d_model);
@@ -218,9 +231,11 @@ impl<'a, B: Backend> Pass<'a, B> {
     }
 
     /// Adds what attention found to the residual stream.
-    fn mix(&mut self, weights: &AttentionWeights<'_>) {
+    fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) {
         let PassInput { backend, config, .. } = self.input;
         backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)]);
+        let changed = &mut [(Projection::Output, &mut self.normed)];
+        self.adapted.add(backend, layer, (&self.mixed, self.n_rows), changed);
         backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
         backend.add(&mut self.x, &self.normed);
     }
@@ -231,8 +246,14 @@ impl<'a, B: Backend> Pass<'a, B> {
         match &weights.body {
             FfnBody::Dense(network) => {
                 self.hint_next_layer(layer);
-                self.scratch.run(backend, config.family.activation, network, &self.normed);
+                self.scratch.project(backend, network, &self.normed);
+                let Gated { gate, up } = &mut self.scratch;
+                let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
+                self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed);
+                self.scratch.activate(backend, config.family.activation);
                 backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)]);
+                let changed = &mut [(Projection::Down, &mut self.normed)];
+                self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed);
             }
             FfnBody::Experts { router, shared } => {
                 if let Some(experts) = &config.experts {
@@ -267,7 +288,8 @@ impl<'a, B: Backend> Pass<'a, B> {
         let add = |sum: &mut B::Rows, weights: &GatedWeights<'_>, f, rows: &[usize], factors: &[f32]| {
             let x = backend.gather(&self.normed, rows);
             let mut scratch = Gated::new(backend, rows.len(), f);
-            scratch.run(backend, config.family.activation, weights, &x);
+            scratch.project(backend, weights, &x);
+            scratch.activate(backend, config.family.activation);
             let mut out = backend.rows(rows.len(), config.d_model);
             backend.project(&scratch.gate, &mut [(weights.down, &mut out)]);
             backend.add_scaled(sum, rows, factors, &out);

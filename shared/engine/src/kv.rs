@@ -3,7 +3,7 @@
 //! Sequences grow token by token, fork (sharing blocks, copying the partial last one only when one of them
 //! writes into it), are cut back and released. Full blocks form a tree of prefixes, so that a new sequence with
 //! a known prefix need not compute it again, and sequences that have computed the same prefix beside each other
-//! share its blocks from then on. This module moves no numbers: it says which block must be copied before a pass
+//! share its blocks from then on; sequences of different adapters share none. This module moves no numbers: it says which block must be copied before a pass
 //! writes, and the backend does it.
 //!
 //! What always holds: an operation that fails has changed nothing; a block that two sequences share is never
@@ -16,7 +16,7 @@ use crate::tokenizer::TokenId;
 
 pub(crate) mod pool;
 
-use pool::{BlockId, BlockPool};
+use pool::{BlockId, BlockPool, Place, Root};
 
 /// Tokens of one block. The order in which attention sums keys follows blocks by absolute position, so this
 /// number is part of the definition of a model's logits.
@@ -33,6 +33,9 @@ pub struct SeqId(u64);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
+    /// An adapter of another engine.
+    #[error("no adapter {0}")]
+    UnknownAdapter(u32),
     /// The sequence was released, or belongs to another engine.
     #[error("no sequence {}", .0.0)]
     UnknownSequence(SeqId),
@@ -88,6 +91,7 @@ pub struct PrefixStats {
 
 #[derive(Debug, Clone, Default)]
 struct Sequence {
+    root: Root,
     ids: Vec<TokenId>,
     /// Covers `ids`, and more between reserve and commit. Those that `ids` fill are nodes of the tree.
     blocks: Vec<BlockId>,
@@ -106,9 +110,9 @@ impl Sequence {
         self.ids.len() - self.evicted
     }
 
-    /// The node after which the block at `at` stands.
-    fn before(&self, at: usize) -> Option<BlockId> {
-        at.checked_sub(1).map(|before| self.blocks[before])
+    /// Where the block at `at` stands in the tree.
+    fn place(&self, at: usize) -> Place {
+        at.checked_sub(1).map_or(Place::First(self.root), |before| Place::Behind(self.blocks[before]))
     }
 }
 
@@ -128,9 +132,14 @@ impl KvTable {
         Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default() }
     }
 
-    /// A new, empty sequence.
-    pub(crate) fn create(&mut self) -> SeqId {
-        self.insert(Sequence::default())
+    /// A new, empty sequence, which shares prefixes with those of its root.
+    pub(crate) fn create(&mut self, root: Root) -> SeqId {
+        self.insert(Sequence { root, ..Sequence::default() })
+    }
+
+    /// The root that the sequence was created with.
+    pub(crate) fn root(&self, seq: SeqId) -> Result<Root, KvError> {
+        Ok(self.sequence(seq)?.root)
     }
 
     /// A new sequence that starts with the first `n_tokens` of `seq`; O(blocks), copies no keys or values.
@@ -162,7 +171,7 @@ impl KvTable {
     /// A new sequence of the same tokens, of which `kept` have slots; its blocks are new, and the backend fills them.
     pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
         let parent = self.sequence(seq)?;
-        let ids = parent.ids.clone();
+        let (root, ids) = (parent.root, parent.ids.clone());
         let needed = kept.div_ceil(BLOCK_TOKENS);
         if needed > self.pool.available() {
             return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });
@@ -170,7 +179,7 @@ impl KvTable {
         let room = "there is room for every block, counted above";
         let blocks = (0..needed).map(|_| self.pool.allocate().expect(room)).collect();
         let (evicted, evicted_at) = (ids.len() - kept, ids.len());
-        Ok(self.insert(Sequence { ids, blocks, queried: true, evicted, evicted_at }))
+        Ok(self.insert(Sequence { root, ids, blocks, queried: true, evicted, evicted_at }))
     }
 
     /// Tokens of the sequence that no slot is left for.
@@ -214,16 +223,15 @@ impl KvTable {
         PrefixStats { evicted_blocks: self.pool.evicted(), cached_blocks: self.pool.cached(), ..self.stats }
     }
 
-    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences hold: a sequence that takes them
-    /// over needs no room for them.
-    pub(crate) fn held_prefix(&self, ids: &[TokenId]) -> usize {
-        let mut at = None;
+    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences of `root` hold: a sequence that takes
+    /// them over needs no room for them.
+    pub(crate) fn held_prefix(&self, root: Root, ids: &[TokenId]) -> usize {
+        let mut place = Place::First(root);
         let mut tokens = 0;
         for block_ids in ids.chunks_exact(BLOCK_TOKENS) {
-            at = self.pool.find(at, block_ids).filter(|block| self.pool.refs(*block) > 0);
-            if at.is_none() {
-                break;
-            }
+            let held = self.pool.find(place, block_ids).filter(|block| self.pool.refs(*block) > 0);
+            let Some(block) = held else { break };
+            place = Place::Behind(block);
             tokens += BLOCK_TOKENS;
         }
         tokens
@@ -241,13 +249,13 @@ impl KvTable {
         }
         let mut rest = &ids[..ids.len().saturating_sub(1)];
         while let Some((block_ids, after)) = rest.split_at_checked(BLOCK_TOKENS) {
-            let Some(block) = pool.find(sequence.before(sequence.blocks.len()), block_ids) else { break };
+            let Some(block) = pool.find(sequence.place(sequence.blocks.len()), block_ids) else { break };
             pool.retain(block);
             sequence.blocks.push(block);
             sequence.ids.extend_from_slice(block_ids);
             rest = after;
         }
-        let part = pool.find_part(sequence.before(sequence.blocks.len()), rest);
+        let part = pool.find_part(sequence.place(sequence.blocks.len()), rest);
         if let Some((block, n)) = part.filter(|(_, n)| *n >= PART_TOKENS_MIN) {
             // Shared until the sequence writes behind these tokens: then `reserve` gives it a copy.
             pool.retain(block);
@@ -311,7 +319,7 @@ impl KvTable {
         }
         for at in full..sequence.ids.len() / BLOCK_TOKENS {
             let block_ids = &sequence.ids[at * BLOCK_TOKENS..(at + 1) * BLOCK_TOKENS];
-            sequence.blocks[at] = pool.publish(sequence.before(at), block_ids, sequence.blocks[at]);
+            sequence.blocks[at] = pool.publish(sequence.place(at), block_ids, sequence.blocks[at]);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! Synchronous: owns its compute threads, reads no clock, opens no socket; async programs talk to it through
 //! channels. What always holds: a token's logits do not depend on batch, chunking, threads or weight source.
 
+pub mod adapter;
 mod backend;
 pub mod config;
 pub mod detokenize;
@@ -27,9 +28,12 @@ pub mod token_set;
 pub mod tokenizer;
 pub mod weights;
 
+pub use adapter::{Adapter, AdapterError};
 pub use config::{ModelConfig, SlidingWindow};
 pub use detokenize::Detokenizer;
-pub use engine::{Engine, EngineError, EngineOptions, SeqOutput, StepControl, StepError, StepSeq, Wanted};
+pub use engine::{
+    AdapterId, Engine, EngineError, EngineOptions, SeqOutput, StepControl, StepError, StepSeq, Wanted,
+};
 pub use eviction::{EvictError, Kept};
 pub use kv::{BLOCK_TOKENS, KvError, PrefixStats, SeqId};
 pub use model::{Model, ModelError};

@@ -9,11 +9,13 @@ use baton_kernels_cpu::KernelError;
 
 use crate::gguf::{GgufWriteError, GgufWriter};
 
+mod adapter;
 mod layers;
 mod quant;
 mod shapes;
 mod weights;
 
+pub use adapter::SyntheticAdapter;
 pub use quant::Quant;
 pub use shapes::SHAPES;
 use weights::{Sink, Weights};

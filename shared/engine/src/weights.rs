@@ -13,6 +13,7 @@ use crate::gguf::GgufError;
 
 mod mapped;
 
+pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
 
 /// Half of a transformer layer, or an expert of it.

@@ -2,7 +2,7 @@
 //!
 //! Bookkeeping only: block contents live in the backend. A block is in one of three states: free (no content),
 //! held (by one sequence or more), or cached (no sequence holds it, but the tree still knows its content). A node
-//! of the tree is a full block: its place says the ids of the block and of everything before it, compared id by
+//! of the tree is a full block: its place says the root, the ids of the block and of everything before it, compared id by
 //! id, so that nobody can write a prompt that names the block of another one.
 //!
 //! What always holds: every block is in exactly one state; a held node's parent is held, so that below a cached
@@ -19,12 +19,29 @@ use crate::tokenizer::TokenId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(pub(crate) u32);
 
+/// What computes a sequence's keys and values, as one number: 0 is the model alone, n its n-th adapter. Prefixes of
+/// different roots never meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub(crate) struct Root(pub(crate) u32);
+
+/// Where a block stands in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At the beginning of sequences of this root.
+    First(Root),
+    /// Behind this block.
+    Behind(BlockId),
+}
+
 /// Nodes below one node, by the ids of their blocks; sorted, so that the nearest ids are neighbours.
 type Children = BTreeMap<Arc<[TokenId]>, BlockId>;
 
+/// Below a root that nothing was published under.
+static NO_CHILDREN: Children = Children::new();
+
 #[derive(Debug, Clone)]
 struct Node {
-    parent: Option<BlockId>,
+    place: Place,
     ids: Arc<[TokenId]>,
     children: Children,
     /// When the last sequence left it: the key of a leaf in `leaves`; meaningful only while it is cached.
@@ -43,8 +60,8 @@ pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     /// Used as a stack, so that memory already touched is used again first.
     free: Vec<BlockId>,
-    /// First blocks of sequences.
-    roots: Children,
+    /// First blocks of sequences, by root.
+    roots: BTreeMap<Root, Children>,
     /// Cached nodes without children, by time of release: the first is evicted first.
     leaves: BTreeMap<u64, BlockId>,
     cached: usize,
@@ -59,7 +76,7 @@ impl BlockPool {
         Self {
             blocks: vec![Block::default(); n_blocks as usize],
             free: (0..n_blocks).rev().map(BlockId).collect(),
-            roots: Children::new(),
+            roots: BTreeMap::new(),
             leaves: BTreeMap::new(),
             cached: 0,
             cached_max,
@@ -140,17 +157,17 @@ impl BlockPool {
         }
     }
 
-    /// Makes a full block, held by one sequence, findable as the child of `parent`. Where the tree knows this content
+    /// Makes a full block, held by one sequence, findable at `place`. Where the tree knows this content
     /// already, the sequence gets the known block in place of its own, which becomes free. Returns the block to hold.
-    pub(crate) fn publish(&mut self, parent: Option<BlockId>, ids: &[TokenId], id: BlockId) -> BlockId {
-        if let Some(known) = self.find(parent, ids) {
+    pub(crate) fn publish(&mut self, place: Place, ids: &[TokenId], id: BlockId) -> BlockId {
+        if let Some(known) = self.find(place, ids) {
             self.retain(known);
             self.release(id);
             return known;
         }
         let ids: Arc<[TokenId]> = ids.into();
-        self.children_mut(parent).insert(ids.clone(), id);
-        let node = Node { parent, ids, children: Children::new(), released_at: 0 };
+        self.children_mut(place).insert(ids.clone(), id);
+        let node = Node { place, ids, children: Children::new(), released_at: 0 };
         let before = self.blocks[id.0 as usize].node.replace(node);
         assert!(before.is_none(), "block {} was published twice", id.0);
         id
@@ -160,7 +177,7 @@ impl BlockPool {
     /// was cached below it is given up.
     pub(crate) fn unpublish(&mut self, id: BlockId) {
         if let Some(node) = self.blocks[id.0 as usize].node.take() {
-            self.children_mut(node.parent).remove(&node.ids);
+            self.children_mut(node.place).remove(&node.ids);
             let mut below: Vec<BlockId> = node.children.into_values().collect();
             while let Some(child) = below.pop() {
                 let block = &mut self.blocks[child.0 as usize];
@@ -175,15 +192,15 @@ impl BlockPool {
         }
     }
 
-    /// The block that holds `ids` after `parent` (`None`: at the start), if the tree knows one.
-    pub(crate) fn find(&self, parent: Option<BlockId>, ids: &[TokenId]) -> Option<BlockId> {
-        self.children(parent).get(ids).copied()
+    /// The block that holds `ids` at `place`, if the tree knows one.
+    pub(crate) fn find(&self, place: Place, ids: &[TokenId]) -> Option<BlockId> {
+        self.children(place).get(ids).copied()
     }
 
-    /// The block after `parent` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
+    /// The block at `place` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
     /// that agree for equally long, the one whose ids come first.
-    pub(crate) fn find_part(&self, parent: Option<BlockId>, ids: &[TokenId]) -> Option<(BlockId, usize)> {
-        let children = self.children(parent);
+    pub(crate) fn find_part(&self, place: Place, ids: &[TokenId]) -> Option<(BlockId, usize)> {
+        let children = self.children(place);
         // What shares the longest prefix with a key is its neighbour in sorted order.
         let below = children.range::<[TokenId], _>((Unbounded, Excluded(ids))).next_back();
         let above = children.range::<[TokenId], _>((Included(ids), Unbounded)).next();
@@ -202,10 +219,10 @@ impl BlockPool {
     fn evict(&mut self) -> Option<BlockId> {
         let (_, id) = self.leaves.pop_first()?;
         let node = self.blocks[id.0 as usize].node.take().expect("leaves are nodes");
-        self.children_mut(node.parent).remove(&node.ids);
+        self.children_mut(node.place).remove(&node.ids);
         self.cached -= 1;
         self.evicted += 1;
-        if let Some(parent) = node.parent {
+        if let Place::Behind(parent) = node.place {
             let block = &self.blocks[parent.0 as usize];
             if let Some(above) =
                 block.node.as_ref().filter(|above| block.refs == 0 && above.children.is_empty())
@@ -216,17 +233,19 @@ impl BlockPool {
         Some(id)
     }
 
-    fn children(&self, parent: Option<BlockId>) -> &Children {
-        match parent {
-            None => &self.roots,
-            Some(id) => &self.blocks[id.0 as usize].node.as_ref().expect(PARENTS_ARE_NODES).children,
+    fn children(&self, place: Place) -> &Children {
+        match place {
+            Place::First(root) => self.roots.get(&root).unwrap_or(&NO_CHILDREN),
+            Place::Behind(id) => &self.blocks[id.0 as usize].node.as_ref().expect(PARENTS_ARE_NODES).children,
         }
     }
 
-    fn children_mut(&mut self, parent: Option<BlockId>) -> &mut Children {
-        match parent {
-            None => &mut self.roots,
-            Some(id) => &mut self.blocks[id.0 as usize].node.as_mut().expect(PARENTS_ARE_NODES).children,
+    fn children_mut(&mut self, place: Place) -> &mut Children {
+        match place {
+            Place::First(root) => self.roots.entry(root).or_default(),
+            Place::Behind(id) => {
+                &mut self.blocks[id.0 as usize].node.as_mut().expect(PARENTS_ARE_NODES).children
+            }
         }
     }
 
@@ -240,12 +259,15 @@ impl BlockPool {
             let id = BlockId(at as u32);
             assert_eq!(free.contains(&id), block.refs == 0 && block.node.is_none(), "block {at}: free");
             let Some(node) = &block.node else { continue };
-            assert_eq!(self.find(node.parent, &node.ids), Some(id), "block {at} is not where it says");
-            let parent_refs = node.parent.map_or(u32::MAX, |parent| self.refs(parent));
+            assert_eq!(self.find(node.place, &node.ids), Some(id), "block {at} is not where it says");
+            let parent_refs = match node.place {
+                Place::First(_) => u32::MAX,
+                Place::Behind(parent) => self.refs(parent),
+            };
             assert!(block.refs <= parent_refs, "block {at} is held by more sequences than its parent");
             for (ids, child) in &node.children {
                 let below = self.blocks[child.0 as usize].node.as_ref().expect("children are nodes");
-                assert_eq!((below.parent, &below.ids), (Some(id), ids), "a child knows its place");
+                assert_eq!((below.place, &below.ids), (Place::Behind(id), ids), "a child knows its place");
             }
             cached += usize::from(block.refs == 0);
             if block.refs == 0 && node.children.is_empty() {

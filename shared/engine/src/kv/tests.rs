@@ -6,8 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a block's slots hold: the ids of the whole sequence up to that token, as keys and values depend on it.
-type Contents = HashMap<BlockId, Vec<Vec<TokenId>>>;
+/// What a block's slots hold: the root and the ids of the whole sequence up to that token, as keys and values depend on
+/// them.
+type Contents = HashMap<BlockId, Vec<(Root, Vec<TokenId>)>>;
 
 /// The table with a stand-in for the backend's memory, and the sequences as they should be.
 struct World {
@@ -40,13 +41,14 @@ impl World {
         }
         for (at, ids) in wants {
             let (seq, mut whole) = self.naive[*at].clone();
+            let root = self.table.root(seq)?;
             for id in ids {
                 let position = whole.len();
                 whole.push(*id);
                 let block = self.table.blocks(seq)?[position / BLOCK_TOKENS];
                 let slots = self.contents.entry(block).or_default();
-                slots.resize(BLOCK_TOKENS, Vec::new());
-                slots[position % BLOCK_TOKENS] = whole.clone();
+                slots.resize(BLOCK_TOKENS, Default::default());
+                slots[position % BLOCK_TOKENS] = (root, whole.clone());
             }
             if commit {
                 self.table.commit(seq, ids)?;
@@ -63,20 +65,25 @@ impl World {
     fn check(&self) {
         self.table.pool.check();
         let mut held = std::collections::HashSet::new();
-        let mut full: HashMap<&[TokenId], BlockId> = HashMap::new();
+        let mut full: HashMap<(Root, &[TokenId]), BlockId> = HashMap::new();
         for (seq, ids) in &self.naive {
             assert_eq!(self.table.ids(*seq).unwrap(), ids);
             assert_eq!(self.table.len(*seq).unwrap(), ids.len());
+            let root = self.table.root(*seq).unwrap();
             let blocks = self.table.blocks(*seq).unwrap();
             assert_eq!(blocks.len(), ids.len().div_ceil(BLOCK_TOKENS));
             held.extend(blocks.iter().copied());
             for (at, block) in blocks[..ids.len() / BLOCK_TOKENS].iter().enumerate() {
                 let prefix = &ids[..(at + 1) * BLOCK_TOKENS];
-                assert_eq!(full.entry(prefix).or_insert(*block), block, "one block for one content");
+                assert_eq!(full.entry((root, prefix)).or_insert(*block), block, "one block for one content");
             }
             for position in 0..ids.len() {
                 let slot = &self.contents[&blocks[position / BLOCK_TOKENS]][position % BLOCK_TOKENS];
-                assert_eq!(slot, &ids[..=position], "position {position} holds another token's keys");
+                assert_eq!(
+                    (slot.0, &slot.1[..]),
+                    (root, &ids[..=position]),
+                    "position {position} holds another token's keys"
+                );
             }
         }
         assert_eq!(self.table.free_tokens(), (self.n_blocks - held.len()) * BLOCK_TOKENS);
@@ -85,7 +92,7 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Create,
+    Create { root: u32 },
     Append { seqs: Vec<(usize, usize, u32)>, commit: bool },
     Fork { at: usize, part: usize },
     Truncate { at: usize, part: usize },
@@ -96,7 +103,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let seqs = prop::collection::vec((0..8usize, 0..70usize, 0..2u32), 1..4);
     prop_oneof![
-        2 => Just(Op::Create),
+        2 => (0..2u32).prop_map(|root| Op::Create { root }),
         6 => (seqs, prop::bool::weighted(0.8)).prop_map(|(seqs, commit)| Op::Append { seqs, commit }),
         3 => (0..8usize, 0..=100usize).prop_map(|(at, part)| Op::Fork { at, part }),
         2 => (0..8usize, 0..=100usize).prop_map(|(at, part)| Op::Truncate { at, part }),
@@ -108,8 +115,8 @@ fn op() -> impl Strategy<Value = Op> {
 fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
     let count = world.naive.len();
     match op {
-        Op::Create => {
-            let seq = world.table.create();
+        Op::Create { root } => {
+            let seq = world.table.create(Root(root));
             world.naive.push((seq, Vec::new()));
         }
         _ if count == 0 => {}
@@ -150,7 +157,8 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             let (seq, ids) = &mut world.naive[at % count];
             let source = &past[from % past.len()];
             let Some(rest) = source.strip_prefix(ids.as_slice()) else { return };
-            let (before, held) = (ids.len(), world.table.held_prefix(source));
+            let (before, held) =
+                (ids.len(), world.table.held_prefix(world.table.root(*seq).unwrap(), source));
             let gained = world.table.reuse_prefix(*seq, rest);
             assert!(gained == 0 || gained < rest.len());
             let part = gained % BLOCK_TOKENS;
@@ -187,7 +195,7 @@ proptest! {
 
 fn world_with(n_blocks: u32, ids: &[TokenId]) -> World {
     let mut world = World::new(n_blocks);
-    let seq = world.table.create();
+    let seq = world.table.create(Root::default());
     world.naive.push((seq, Vec::new()));
     world.append(&[(0, ids.to_vec())], true).unwrap();
     world
@@ -209,7 +217,7 @@ fn a_released_prefix_is_found_again_but_never_all_of_it() {
         (&ids[..40], 32),
         (&[7, 7], 0),
     ] {
-        let seq = world.table.create();
+        let seq = world.table.create(Root::default());
         assert_eq!(world.table.reuse_prefix(seq, wanted), gained, "{wanted:?}");
         assert_eq!(world.table.ids(seq).unwrap(), &wanted[..gained]);
         world.table.release(seq);
@@ -228,12 +236,12 @@ fn the_nearest_block_is_found_among_many() {
         (0..32).map(|i| if i < at { 5 } else { (at % 2) * 9 }).collect()
     };
     for at in 0..32 {
-        let seq = world.table.create();
+        let seq = world.table.create(Root::default());
         world.naive.push((seq, Vec::new()));
         world.append(&[(world.naive.len() - 1, start(at))], true).unwrap();
     }
     for at in PART_TOKENS_MIN as u32..31 {
-        let seq = world.table.create();
+        let seq = world.table.create(Root::default());
         let wanted: Vec<TokenId> = start(at).into_iter().take(at as usize + 1).chain([77; 40]).collect();
         assert_eq!(world.table.reuse_prefix(seq, &wanted), at as usize + 1, "{wanted:?}");
         world.table.release(seq);
@@ -246,17 +254,17 @@ fn sequences_that_compute_the_same_beside_each_other_share_it_afterwards() {
     let ids: Vec<TokenId> = (0..80).collect();
     let mut world = World::new(8);
     for _ in 0..2 {
-        let seq = world.table.create();
+        let seq = world.table.create(Root::default());
         world.naive.push((seq, Vec::new()));
     }
     world.append(&[(0, ids.clone()), (1, ids.clone())], true).unwrap();
     world.check();
     assert_eq!(world.table.free_tokens(), 4 * BLOCK_TOKENS, "two shared blocks and two partial ones");
-    assert_eq!(world.table.held_prefix(&ids), 64);
+    assert_eq!(world.table.held_prefix(Root::default(), &ids), 64);
     for (seq, _) in std::mem::take(&mut world.naive) {
         world.table.release(seq);
     }
-    assert_eq!(world.table.held_prefix(&ids), 0, "nobody holds what is only cached");
+    assert_eq!(world.table.held_prefix(Root::default(), &ids), 0, "nobody holds what is only cached");
     world.check();
 }
 
@@ -267,7 +275,7 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     let branch = |n: u32| [&trunk[..], &[1000 + n; 64][..]].concat();
     let mut world = World::new(8);
     for n in 0..3 {
-        let seq = world.table.create();
+        let seq = world.table.create(Root::default());
         let known = world.table.reuse_prefix(seq, &branch(n));
         world.naive.push((seq, branch(n)[..known].to_vec()));
         let at = world.naive.len() - 1;
@@ -281,12 +289,12 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     let stats = world.table.prefix_stats();
     assert_eq!((world.table.free_tokens(), stats.cached_blocks), (8 * BLOCK_TOKENS, 8));
     // Six blocks are taken: the branches go, oldest first, and the trunk stays.
-    let other = world.table.create();
+    let other = world.table.create(Root::default());
     world.naive.push((other, Vec::new()));
     for (blocks, left) in [(2, [64, 128, 128]), (2, [64, 64, 128]), (1, [64, 64, 96]), (1, [64, 64, 64])] {
         world.append(&[(0, vec![7; blocks * BLOCK_TOKENS])], true).unwrap();
         for (n, left) in left.into_iter().enumerate() {
-            let seq = world.table.create();
+            let seq = world.table.create(Root::default());
             let wanted = [&branch(n as u32)[..], &[1]].concat();
             // Looking must not count as using, so the sequence is given back in the order of the branches.
             assert_eq!(world.table.reuse_prefix(seq, &wanted), left, "branch {n}");
@@ -301,14 +309,14 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
 fn what_is_kept_is_bounded() {
     let mut world = World::bounded(8, 2);
     let ids: Vec<TokenId> = (0..160).collect();
-    let seq = world.table.create();
+    let seq = world.table.create(Root::default());
     world.naive.push((seq, Vec::new()));
     world.append(&[(0, ids.clone())], true).unwrap();
     world.table.release(world.naive.remove(0).0);
     world.check();
     let stats = world.table.prefix_stats();
     assert_eq!((stats.cached_blocks, stats.evicted_blocks), (2, 3));
-    let seq = world.table.create();
+    let seq = world.table.create(Root::default());
     assert_eq!(world.table.reuse_prefix(seq, &ids), 64, "the beginning is what stays");
 }
 
@@ -322,7 +330,7 @@ fn a_kept_block_is_copied_before_it_is_changed_where_there_is_room() {
         world.naive[0].1.truncate(50);
         world.append(&[(0, vec![9])], true).unwrap();
         world.check();
-        let again = world.table.create();
+        let again = world.table.create(Root::default());
         let wanted = [&ids[..], &[1]].concat();
         assert_eq!(world.table.reuse_prefix(again, &wanted), left, "of {n_blocks} blocks");
     }
@@ -334,10 +342,10 @@ fn the_end_of_a_cached_prefix_is_evicted_first() {
     let mut world = world_with(4, &ids);
     world.table.release(world.naive.remove(0).0);
     assert_eq!(world.table.free_tokens(), 4 * BLOCK_TOKENS);
-    let other = world.table.create();
+    let other = world.table.create(Root::default());
     world.naive.push((other, Vec::new()));
     world.append(&[(0, vec![1000; 2 * BLOCK_TOKENS])], true).unwrap();
-    let seq = world.table.create();
+    let seq = world.table.create(Root::default());
     assert_eq!(world.table.reuse_prefix(seq, &ids), 2 * BLOCK_TOKENS);
 }
 

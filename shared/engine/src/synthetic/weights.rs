@@ -229,7 +229,7 @@ impl Drawing {
 
 /// A small generator with a fixed definition. Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom
 /// number generators".
-struct SplitMix64(u64);
+pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
@@ -241,7 +241,7 @@ impl SplitMix64 {
     }
 
     /// Mean 0 and variance 1: the sum of twelve uniform numbers less six.
-    fn unit(&mut self) -> f64 {
+    pub(super) fn unit(&mut self) -> f64 {
         (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
     }
 }

@@ -20,19 +20,25 @@ use crate::gguf::{Gguf, TensorPlace, TensorView};
 
 /// A checked matrix in the file.
 #[derive(Debug, Clone, Copy)]
-struct MatrixAt {
-    format: Format,
-    rows: usize,
-    cols: usize,
+pub(crate) struct MatrixAt {
+    pub(crate) format: Format,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
     /// Of the tensor, which may have more rows than these.
-    place: TensorPlace,
-    first_row: usize,
+    pub(crate) place: TensorPlace,
+    pub(crate) first_row: usize,
 }
 
 impl MatrixAt {
     /// Some of the rows.
-    fn rows(&self, rows: Range<usize>) -> Self {
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
         Self { rows: rows.len(), first_row: self.first_row + rows.start, ..*self }
+    }
+
+    /// Its stored bytes in the file that it was found in.
+    pub(crate) fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
+        let row_bytes = self.format.row_bytes(self.cols).unwrap_or(0);
+        &gguf.bytes_at(self.place)[self.first_row * row_bytes..(self.first_row + self.rows) * row_bytes]
     }
 }
 
@@ -178,8 +184,7 @@ impl MappedWeights {
 
     /// The stored bytes of a matrix.
     fn bytes(&self, at: &MatrixAt) -> &[u8] {
-        let row_bytes = at.format.row_bytes(at.cols).unwrap_or(0);
-        &self.gguf.bytes_at(at.place)[at.first_row * row_bytes..(at.first_row + at.rows) * row_bytes]
+        at.bytes(&self.gguf)
     }
 
     /// A borrowed matrix.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 
+mod adapters;
 mod eviction;
 mod invariance;
 mod reference;

@@ -1,0 +1,127 @@
+//! Why a file is no adapter of a model.
+
+use baton_kernels_cpu::KernelError;
+
+use crate::gguf::GgufError;
+
+/// Why a file is no adapter that the engine can run with a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// The file cannot be read as GGUF, or lacks a key or tensor.
+    #[error("read adapter file")]
+    Gguf(#[from] GgufError),
+    /// The file says that it is something else, or of another family.
+    #[error("`{key}` is `{found}`, must be `{want}`")]
+    Kind {
+        /// The metadata key.
+        key: &'static str,
+        /// Its value; empty where it is absent.
+        found: String,
+        /// The value wanted.
+        want: &'static str,
+    },
+    /// Something that changes what an adapter does.
+    #[error("adapters with `{key}` are not supported")]
+    Unsupported {
+        /// The metadata key.
+        key: &'static str,
+    },
+    /// The file does not say alpha.
+    #[error("metadata key `adapter.lora.alpha` is missing")]
+    NoAlpha,
+    /// Alpha is not a number.
+    #[error("`adapter.lora.alpha` is {0}, must be finite")]
+    Alpha(f32),
+    /// The model is a mixture of experts.
+    #[error("adapters of a {family} model with experts are not supported")]
+    Experts {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// A tensor that is no half of a change of one of the model's projections.
+    #[error("tensor `{name}` is no `blk.N.NAME.weight.lora_a` or `.lora_b` with NAME one of {known}")]
+    UnknownTensor {
+        /// The tensor.
+        name: String,
+        /// The names that the model's family has.
+        known: String,
+    },
+    /// A layer that the model does not have.
+    #[error("tensor `{name}`: the model has {n_layers} layers")]
+    NoSuchLayer {
+        /// The tensor.
+        name: String,
+        /// The model's layers.
+        n_layers: usize,
+    },
+    /// Halves without the other, or no tensors at all.
+    #[error(
+        "adapter has {halves} tensors, of which {matrices} are `lora_a`; want as many `lora_b`, and at least 1"
+    )]
+    Unpaired {
+        /// `lora_a` tensors.
+        matrices: usize,
+        /// All tensors.
+        halves: usize,
+    },
+    /// A half does not fit the model's matrix.
+    #[error("tensor `{name}` has dimensions {found:?}, must be {want}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its dimensions, columns first.
+        found: Vec<u64>,
+        /// The dimensions that the model implies.
+        want: String,
+    },
+    /// More than the rank that the matrix itself can have.
+    #[error("tensor `{name}` has rank {rank}, at most {max} makes sense")]
+    Rank {
+        /// The tensor.
+        name: String,
+        /// Its rank.
+        rank: usize,
+        /// The lesser side of the model's matrix.
+        max: usize,
+    },
+    /// A type other than F32 and F16.
+    #[error("tensor `{name}` has type {found}, must be F32 or F16")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: &'static str,
+    },
+    /// The bytes do not make a matrix.
+    #[error("tensor `{name}`")]
+    Matrix {
+        /// The tensor.
+        name: String,
+        /// What the kernels say.
+        #[source]
+        err: KernelError,
+    },
+    /// A number that is not finite.
+    #[error("tensor `{name}` holds {value} at {at}")]
+    Value {
+        /// The tensor.
+        name: String,
+        /// The number.
+        value: f32,
+        /// Its index.
+        at: usize,
+    },
+    /// The adapter was opened for another model than the engine's.
+    #[error("adapter `{name}` was opened for another model")]
+    OtherModel {
+        /// The adapter.
+        name: String,
+    },
+    /// More adapters than an engine numbers.
+    #[error("an engine holds at most {max} adapters")]
+    TooMany {
+        /// The limit.
+        max: usize,
+    },
+}
