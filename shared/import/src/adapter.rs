@@ -1,4 +1,5 @@
-//! LoRA adapters of the PEFT library: low-rank changes that are added to the weights before they are quantized.
+//! LoRA adapters of the PEFT library: low-rank changes that are added to the weights before they are quantized, or
+//! written to a file of their own.
 //!
 //! `W + weight * scale * B A`, with `scale = lora_alpha / r`, or `lora_alpha / sqrt(r)` for rank-stabilized ones.
 //! Sources: Hu 2021, "LoRA", section 4.1; Kalajdzievski 2023, "rsLoRA". What is more than that (other magnitudes,
@@ -30,9 +31,22 @@ struct Pair {
 /// An opened adapter.
 #[derive(Debug)]
 pub(crate) struct Adapter {
+    alpha: f64,
     files: TensorFiles,
     /// By the name of the matrix in the model's folder.
     pairs: BTreeMap<String, Pair>,
+}
+
+/// The change of one matrix as numbers.
+#[derive(Debug)]
+pub(crate) struct Halves {
+    /// `[r, cols]`.
+    pub(crate) a: Vec<f32>,
+    /// `[rows, r]`.
+    pub(crate) b: Vec<f32>,
+    pub(crate) rank: usize,
+    /// Everything that the product is multiplied with.
+    pub(crate) scale: f64,
 }
 
 /// The change of one matrix: `[rows, r]` and `[r, cols]`.
@@ -83,7 +97,23 @@ impl Adapter {
                 format!("{n} `lora_A` among {n_halves} tensors, want as many as `lora_B`, and at least 1");
             return Err(ImportError::AdapterTensor { name, what });
         }
-        Ok(Adapter { files, pairs })
+        Ok(Adapter { alpha, files, pairs })
+    }
+
+    /// `lora_alpha`: that of every change without one of its own.
+    pub(crate) fn alpha(&self) -> f64 {
+        self.alpha
+    }
+
+    /// The two halves of the change of a matrix of `[rows, cols]`; `None` where the adapter leaves it as it is.
+    pub(crate) fn halves(
+        &self,
+        matrix: &str,
+        (rows, cols): (usize, usize),
+    ) -> Result<Option<Halves>, ImportError> {
+        let Some(Pair { a, b, rank, scale }) = self.pairs.get(matrix) else { return Ok(None) };
+        let (a, b) = (self.files.rows(a, 0..*rank, cols)?, self.files.rows(b, 0..rows, *rank)?);
+        Ok(Some(Halves { a, b, rank: *rank, scale: *scale }))
     }
 
     /// Matrices that the adapter changes.
@@ -97,14 +127,13 @@ impl Adapter {
         matrix: &str,
         (rows, cols): (usize, usize),
     ) -> Result<Option<Change>, ImportError> {
-        let Some(pair) = self.pairs.get(matrix) else { return Ok(None) };
-        let load = |name: &str, rows: usize, cols: usize| {
-            let values = self.files.rows(name, 0..rows, cols)?;
-            Tensor::from_vec(values, (rows, cols), &Device::Cpu)
-                .map_err(|err| ImportError::Convert { name: name.to_owned(), err })
+        let Some(Halves { a, b, rank, scale }) = self.halves(matrix, (rows, cols))? else { return Ok(None) };
+        let tensor = |values: Vec<f32>, shape: (usize, usize)| {
+            Tensor::from_vec(values, shape, &Device::Cpu)
+                .map_err(|err| ImportError::Convert { name: matrix.to_owned(), err })
         };
-        let (a, b) = (load(&pair.a, pair.rank, cols)?, load(&pair.b, rows, pair.rank)?);
-        Ok(Some(Change { a, b, scale: pair.scale }))
+        let (a, b) = (tensor(a, (rank, cols))?, tensor(b, (rows, rank))?);
+        Ok(Some(Change { a, b, scale }))
     }
 }
 

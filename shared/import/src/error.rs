@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use baton_engine::ModelError;
 use baton_engine::gguf::GgufWriteError;
 use baton_engine::tokenizer::TokenizerError;
+use baton_engine::{AdapterError, ModelError};
 
 /// Why a model was not imported.
 #[derive(Debug, thiserror::Error)]
@@ -207,6 +207,18 @@ pub enum ImportError {
     /// The engine cannot open the file that was made of the folder.
     #[error("the engine refuses the imported model")]
     Refused(#[source] Box<ModelError>),
+    /// The model that an adapter is for cannot be opened.
+    #[error("open model `{path}`")]
+    BaseModel {
+        /// The file.
+        path: PathBuf,
+        /// What the engine said.
+        #[source]
+        err: Box<ModelError>,
+    },
+    /// The engine cannot open the adapter that was made of the folder.
+    #[error("the engine refuses the imported adapter")]
+    AdapterRefused(#[source] Box<AdapterError>),
     /// The import was stopped.
     #[error("cancelled")]
     Cancelled,

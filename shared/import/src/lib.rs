@@ -2,7 +2,7 @@
 //!
 //! Reads `config.json`, safetensors weights (F32, F16, BF16), the tokenizer and the chat template; merges adapters;
 //! quantizes by candle-core; writes tensors and metadata as llama.cpp's `convert_hf_to_gguf.py` names them, so that
-//! other programs read the file too. Never downloads, never runs code of the folder, never changes it.
+//! other programs read the file too; or writes an adapter alone, for use beside its model. Never downloads, never runs code of the folder, never changes it.
 //!
 //! Always holds: memory is bounded by a band of one matrix, whatever the model's size; the output is written under
 //! another name and renamed when the engine has opened it, so an import that fails or is cancelled leaves nothing.
@@ -12,6 +12,7 @@ mod architecture;
 mod error;
 mod hf_config;
 mod json;
+mod lora;
 mod mix;
 mod plan;
 mod rope;
@@ -28,6 +29,7 @@ use baton_engine::gguf::GgufWriter;
 
 pub use architecture::supported;
 pub use error::ImportError;
+pub use lora::{AdapterOptions, AdapterSummary, import_adapter};
 pub use mix::{Quantization, UnknownQuantization};
 
 use adapter::Adapter;
@@ -37,7 +39,7 @@ use safetensors::TensorFiles;
 use tokenizer::Vocabulary;
 use write::{Output, Sources};
 
-/// A LoRA adapter to merge into the weights.
+/// A LoRA adapter: a folder of the PEFT library.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterDir {
     /// The folder with `adapter_config.json` and `adapter_model.safetensors`.

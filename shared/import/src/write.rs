@@ -187,7 +187,7 @@ fn changes(name: &str, shape: (usize, usize), adapters: &[Adapter]) -> Result<Ve
 /// Rows of heads `[d, cols]` each, from halves to neighbouring pairs: row `j d/2 + i` of a head becomes row `2 i + j`.
 ///
 /// Hugging Face turns dimension `i` with `i + d/2`; GGUF's llama family turns `2 i` with `2 i + 1`.
-fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
+pub(crate) fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
     let half = d_head / 2;
     let mut out = Vec::with_capacity(values.len());
     for head in values.chunks_exact(d_head * cols) {

@@ -1,13 +1,16 @@
-//! LoRA adapters are added to the weights before they are quantized.
+//! LoRA adapters are added to the weights before they are quantized, or written to a file that does the same at run time.
 
 use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
 
-use baton_import::Quantization;
+use baton_engine::{Adapter, Engine, EngineOptions, StepSeq, Wanted};
+use baton_import::{AdapterDir, AdapterOptions, AdapterSummary, ImportError, Quantization, import_adapter};
 use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::folder::Folder;
+use crate::folder::{Folder, LAYERS};
 use crate::logits::{distance, engine_logits, ids};
 use crate::reference::{self, Traits};
 
@@ -22,9 +25,18 @@ fn config() -> Value {
 
 /// An adapter of the folder's model; `seed` keeps two apart.
 fn adapter(folder: &Folder, seed: &str, config: &Value) -> (TempDir, HashMap<String, Tensor>) {
+    adapter_of(folder, seed, config, &CHANGED)
+}
+
+fn adapter_of(
+    folder: &Folder,
+    seed: &str,
+    config: &Value,
+    modules: &[&str],
+) -> (TempDir, HashMap<String, Tensor>) {
     let mut halves = HashMap::new();
     let mut random = Folder::new("LlamaForCausalLM");
-    for module in CHANGED {
+    for module in modules {
         let (rows, cols) = folder.tensors[&format!("{module}.weight")].dims2().unwrap();
         for (half, shape) in [("A", [RANK, cols]), ("B", [rows, RANK])] {
             let name = format!("base_model.model.{module}.lora_{half}.weight");
@@ -151,5 +163,110 @@ fn what_is_no_plain_adapter_is_refused() {
     refused(
         |_, halves| drop(halves.remove(&name("lora_B.weight"))),
         &format!("adapter tensor `{}`: is missing, its `lora_A` is there", name("lora_B.weight")),
+    );
+}
+
+/// What of a layer an adapter file may change.
+const LINEAR: [&str; 7] = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.self_attn.k_proj",
+    "model.layers.0.self_attn.v_proj",
+    "model.layers.1.self_attn.o_proj",
+    "model.layers.0.mlp.gate_proj",
+    "model.layers.1.mlp.up_proj",
+    "model.layers.0.mlp.down_proj",
+];
+const FUSED: [&str; 4] = [
+    "model.layers.0.self_attn.qkv_proj",
+    "model.layers.1.self_attn.o_proj",
+    "model.layers.0.mlp.gate_up_proj",
+    "model.layers.1.mlp.down_proj",
+];
+
+fn written(folder: &Folder, dir: &Path, weight: f32) -> Result<AdapterSummary, ImportError> {
+    import_adapter(&AdapterOptions {
+        adapter: AdapterDir { dir: dir.to_owned(), weight },
+        model: folder.path("out.gguf"),
+        out: folder.path("adapter.gguf"),
+        replace: true,
+    })
+}
+
+/// Logits of the model in `out.gguf` with the adapter beside it.
+fn adapted_logits(folder: &Folder) -> Vec<f32> {
+    let model = folder.model();
+    let adapter = Adapter::open(&folder.path("adapter.gguf"), &model).unwrap();
+    let mut engine = Engine::new(Arc::clone(&model), EngineOptions::default()).unwrap();
+    let adapter = engine.add_adapter(adapter).unwrap();
+    let seq = engine.create_with(Some(adapter)).unwrap();
+    let step = StepSeq { seq, ids: &ids(), logits: Wanted::All, capture: None };
+    engine.step(&[step], &mut ()).unwrap().remove(0).logits
+}
+
+/// The adapter's file beside the model gives the logits of the model with the adapter merged in. `limit` is in standard
+/// deviations of the logits, for the largest difference.
+#[track_caller]
+fn equals_merged(class: &str, config: &Value, weight: f32, quantization: Quantization, limit: f32) {
+    let mut folder = Folder::new(class);
+    if class.starts_with("Phi3") {
+        let apart = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
+        folder.tensors.retain(|name, _| !apart.iter().any(|part| name.contains(part)));
+        for layer in 0..LAYERS {
+            folder.random(&format!("model.layers.{layer}.self_attn.qkv_proj.weight"), &[128, 64], 0.0, 0.3);
+            folder.random(&format!("model.layers.{layer}.mlp.gate_up_proj.weight"), &[192, 64], 0.0, 0.3);
+        }
+    }
+    folder.write();
+    let modules = if class.starts_with("Phi3") { &FUSED[..] } else { &LINEAR };
+    let (dir, _) = adapter_of(&folder, "one", config, modules);
+    folder.import_with(quantization, &[(dir.path(), weight)]).unwrap();
+    let want = engine_logits(&folder.model());
+    folder.import(quantization).unwrap();
+    let plain = engine_logits(&folder.model());
+    let summary = written(&folder, dir.path(), weight).unwrap();
+    assert_eq!((summary.matrices, summary.rank_max, summary.alpha), (modules.len(), RANK, 6.0));
+    let far = distance(&adapted_logits(&folder), &want);
+    assert!(far < limit, "{class} {quantization}: {far} standard deviations, at most {limit}");
+    assert!(distance(&plain, &want) > 0.2, "the adapter matters");
+}
+
+#[test]
+fn an_adapter_beside_its_model_equals_one_merged_into_it() {
+    for class in ["LlamaForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"] {
+        equals_merged(class, &config(), 1.0, Quantization::F32, 1e-4);
+        // The merged weights were rounded to 11 bits, the adapter's were not.
+        equals_merged(class, &config(), 1.0, Quantization::F16, 2e-2);
+    }
+    equals_merged("LlamaForCausalLM", &config(), -0.5, Quantization::F32, 1e-4);
+    let mut stabilized = config();
+    stabilized["use_rslora"] = true.into();
+    stabilized["alpha_pattern"] = json!({"mlp.down_proj": 3});
+    equals_merged("LlamaForCausalLM", &stabilized, 1.0, Quantization::F32, 1e-4);
+}
+
+#[test]
+fn what_a_file_beside_the_model_cannot_change_is_refused() {
+    let folder = Folder::new("LlamaForCausalLM");
+    folder.write();
+    folder.import(Quantization::F32).unwrap();
+    let (dir, _) = adapter(&folder, "one", &config());
+    let err = written(&folder, dir.path(), 1.0).unwrap_err();
+    let want =
+        "adapter tensor `base_model.model.lm_head.lora_A.weight`: the model has no linear layer of this name";
+    assert_eq!(err.to_string(), want);
+    assert!(!folder.path("adapter.gguf").exists());
+    let (dir, _) = adapter_of(&folder, "one", &config(), &LINEAR);
+    let missing = AdapterOptions {
+        adapter: AdapterDir { dir: dir.path().to_owned(), weight: 1.0 },
+        model: folder.path("none.gguf"),
+        out: folder.path("adapter.gguf"),
+        replace: false,
+    };
+    assert!(matches!(import_adapter(&missing), Err(ImportError::BaseModel { .. })));
+    let options = AdapterOptions { model: folder.path("out.gguf"), ..missing };
+    import_adapter(&options).unwrap();
+    assert!(
+        matches!(import_adapter(&options), Err(ImportError::OutExists { .. })),
+        "never over another file"
     );
 }

@@ -1,0 +1,164 @@
+//! A LoRA adapter of the PEFT library as a GGUF file that is used beside its model, unmerged.
+//!
+//! The file is llama.cpp's (`general.type = adapter`): names and the order of rows are those of the model's own file.
+//! Every half is F32. A file has one alpha: what a change has of its own (a rank-stabilized scale, an alpha of its own,
+//! the weight asked for) is multiplied into its `B`, so that a plain adapter's numbers stay as they are.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_engine::adapter::{
+    A_SUFFIX, ALPHA_KEY, Adapter as OpenedAdapter, B_SUFFIX, GENERAL_TYPE, TYPE, TYPE_KEY, targets,
+};
+use baton_engine::gguf::GgufWriter;
+use baton_engine::{Model, ModelConfig};
+use baton_kernels_cpu::{Format, RopeStyle};
+
+use crate::AdapterDir;
+use crate::adapter::{Adapter, Halves};
+use crate::error::ImportError;
+use crate::write::{Output, in_pairs};
+
+/// Which adapter to write, for which model, and to where.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterOptions {
+    /// The adapter's folder, and how much of it.
+    pub adapter: AdapterDir,
+    /// The GGUF file of the model that it was trained on, in any quantization.
+    pub model: PathBuf,
+    /// The file to write.
+    pub out: PathBuf,
+    /// Whether a file that is already there is replaced.
+    pub replace: bool,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterSummary {
+    /// `general.architecture` of the file.
+    pub architecture: &'static str,
+    /// `general.name` of the file: the folder's.
+    pub name: String,
+    /// `adapter.lora.alpha`.
+    pub alpha: f32,
+    /// Matrices that it changes.
+    pub matrices: usize,
+    /// The highest rank among its changes.
+    pub rank_max: usize,
+    /// The length of the file.
+    pub file_bytes: u64,
+}
+
+/// Where a matrix of the folder goes.
+struct Place {
+    rows: usize,
+    cols: usize,
+    /// Its name in the model's file, without `.weight`.
+    name: String,
+    /// Width of the heads whose rows go from halves to neighbouring pairs.
+    pairs_in: Option<usize>,
+}
+
+/// Writes a PEFT folder as a GGUF adapter. Cost: the adapter in memory, twice.
+///
+/// # Errors
+/// [`ImportError`]: what the folder lacks, holds that is not supported, or in which it does not fit the model. Nothing
+/// is left at `out` or beside it.
+pub fn import_adapter(options: &AdapterOptions) -> Result<AdapterSummary, ImportError> {
+    let output = Output::create(&options.out, options.replace)?;
+    let model = Model::open(&options.model)
+        .map_err(|err| ImportError::BaseModel { path: options.model.clone(), err: Box::new(err) })?;
+    let config = model.config();
+    let places = places(config);
+    let shapes: BTreeMap<&str, (usize, usize)> =
+        places.iter().map(|(matrix, place)| (matrix.as_str(), (place.rows, place.cols))).collect();
+    let AdapterDir { dir, weight } = &options.adapter;
+    let adapter = Adapter::open(dir, *weight, &shapes)?;
+    // llama.cpp takes 0 for "as it is".
+    let alpha = if adapter.alpha() == 0.0 { 1.0 } else { adapter.alpha() };
+    let name = folder_name(dir)?;
+    let mut writer = GgufWriter::new();
+    writer.set("general.type", GENERAL_TYPE).set(TYPE_KEY, TYPE);
+    writer.set("general.architecture", config.family.name).set("general.name", name.as_str());
+    writer.set(ALPHA_KEY, alpha as f32);
+    let fail = |err| ImportError::Write { path: options.out.clone(), err };
+    for (matrix, place) in &places {
+        let Some(halves) = adapter.halves(matrix, (place.rows, place.cols))? else { continue };
+        let Halves { a, mut b, rank, scale } = halves;
+        let factor = scale * rank as f64 / alpha;
+        if factor != 1.0 {
+            b.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
+        }
+        if let Some(d_head) = place.pairs_in {
+            b = in_pairs(&b, d_head, rank);
+        }
+        let halves = [(A_SUFFIX, a, [place.cols, rank]), (B_SUFFIX, b, [rank, place.rows])];
+        for (suffix, values, dims) in halves {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let name = format!("{}.weight{suffix}", place.name);
+            writer.tensor(&name, &dims.map(|dim| dim as u64), Format::F32, bytes).map_err(fail)?;
+        }
+    }
+    writer.write_file(output.path()).map_err(fail)?;
+    let (opened, file_bytes) = check(output.path(), &model)?;
+    let summary = AdapterSummary {
+        architecture: config.family.name,
+        name,
+        alpha: alpha as f32,
+        matrices: opened.matrices(),
+        rank_max: opened.rank_max(),
+        file_bytes,
+    };
+    drop(opened);
+    output.keep()?;
+    Ok(summary)
+}
+
+/// Lets the engine open the file, and makes sure that it is on the disk.
+fn check(path: &Path, model: &Arc<Model>) -> Result<(Arc<OpenedAdapter>, u64), ImportError> {
+    let opened =
+        OpenedAdapter::open(path, model).map_err(|err| ImportError::AdapterRefused(Box::new(err)))?;
+    let synced = File::open(path).and_then(|file| file.sync_all().and_then(|()| file.metadata()));
+    let metadata = synced.map_err(|err| ImportError::Read { path: path.to_owned(), err })?;
+    Ok((opened, metadata.len()))
+}
+
+/// The model's matrices by their names in a folder of Hugging Face, as the classes of [`crate::supported`] name them.
+fn places(config: &ModelConfig) -> BTreeMap<String, Place> {
+    let mut places = BTreeMap::new();
+    // Files of this family hold the rows of query and key heads as neighbouring pairs.
+    let pairs = config.family.rope_style == RopeStyle::Adjacent;
+    for layer in 0..config.n_layers {
+        for target in targets(config) {
+            let module = match target.name {
+                "attn_q" => "self_attn.q_proj",
+                "attn_k" => "self_attn.k_proj",
+                "attn_v" => "self_attn.v_proj",
+                "attn_qkv" => "self_attn.qkv_proj",
+                "attn_output" => "self_attn.o_proj",
+                "ffn_gate" => "mlp.gate_proj",
+                "ffn_up" if config.family.fused => "mlp.gate_up_proj",
+                "ffn_up" => "mlp.up_proj",
+                "ffn_down" => "mlp.down_proj",
+                // No class has another: what it changes is refused as unknown.
+                _ => continue,
+            };
+            let turns = matches!(target.name, "attn_q" | "attn_k");
+            let place = Place {
+                rows: target.rows,
+                cols: target.cols,
+                name: format!("blk.{layer}.{}", target.name),
+                pairs_in: (pairs && turns).then_some(config.d_head),
+            };
+            places.insert(format!("model.layers.{layer}.{module}.weight"), place);
+        }
+    }
+    places
+}
+
+fn folder_name(dir: &Path) -> Result<String, ImportError> {
+    let dir = dir.canonicalize().map_err(|err| ImportError::Read { path: dir.to_owned(), err })?;
+    Ok(dir.file_name().map_or_else(|| "adapter".to_owned(), |name| name.to_string_lossy().into_owned()))
+}
