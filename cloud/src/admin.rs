@@ -44,6 +44,7 @@ use self::office::Office;
 use self::overview::Pulse;
 use self::predict::{PredictFor, Prediction};
 use self::problem::{Kind, Problem};
+use self::view::{SceneView, Settings};
 use crate::coefficients::Coefficients;
 use crate::scene::SceneSettings;
 use crate::service::CloudService;
@@ -80,6 +81,17 @@ impl Admin {
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::guard))
             .layer(middleware::from_fn(secured))
             .with_state(self.clone())
+    }
+
+    /// The scene, with why this replica would refuse its requests.
+    fn warned(&self, scene: SceneView) -> SceneView {
+        let versions = [("in force", &scene.published), ("the draft", &scene.draft)];
+        let warning = |(which, settings): (&str, &Option<Settings>)| {
+            let refused = self.service.unserved(&scene.id, &settings.as_ref()?.check().ok()?)?;
+            Some(format!("{which}: {refused}"))
+        };
+        let warnings = versions.into_iter().filter_map(warning).collect();
+        SceneView { warnings, ..scene }
     }
 
     /// What is measured and set of devices and networks.

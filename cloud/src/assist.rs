@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_engine::AdapterId;
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
@@ -19,34 +20,40 @@ use crate::planning::{Planned, Situation, Wish, plan};
 use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
 use crate::scene::{Scene, check_mode};
 use crate::scheduler::{JobSpec, Share};
-use crate::service::{Inner, ServiceError};
+use crate::service::{Served, ServiceError};
 use crate::stream::AssistStream;
 use crate::trace::TraceParent;
 
-/// Checks a request and makes everything that its answer needs.
-pub(crate) fn prepare(
-    inner: &Inner,
-    request: &AssistRequest,
-    trace: Option<TraceParent>,
-) -> Result<(Job, AssistStream), ServiceError> {
-    request.check()?;
-    inner.check_model(&request.model)?;
-    let scene = inner.scenes.get(&request.scene, request.scene_version)?;
+/// A checked request, with what its scene says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) request: &'a AssistRequest,
+    pub(crate) scene: &'a Scene,
+    /// The scene's adapter, of the model that answers.
+    pub(crate) adapter: Option<AdapterId>,
+    /// The caller's span.
+    pub(crate) trace: Option<TraceParent>,
+}
+
+/// Makes everything that the answer needs.
+pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
+    let Asked { request, scene, adapter, trace } = *asked;
     check_content(&request.segments)?;
-    let mode = mode(request, &scene)?;
-    let mut prompt = assembled(inner, &request.segments)?;
-    let continued = continue_answer(inner, request, &mut prompt);
-    let room = room(inner, prompt.ids.len())?;
+    let mode = mode(request, scene)?;
+    let mut prompt = assembled(served, &request.segments)?;
+    let continued = continue_answer(served, request, &mut prompt);
+    let room = room(served, prompt.ids.len())?;
     // An answer that goes on where a device gave up needs no mask: nobody prefills for it.
     let refines = continued.is_empty() && mode != Mode::None;
-    let planned = planned(inner, request, &scene, &prompt, room, refines)?;
+    let planned = planned(served, request, scene, &prompt, room, refines)?;
     let ratio = if refines { planned.ratio } else { 1.0 };
     let RefinePlan { mask, window } =
-        plan_mask(scoring_model(inner), &request.segments, &prompt, mode, ratio)?;
-    let first = first_event(inner, &scene, &planned);
+        plan_mask(scoring_model(served), &request.segments, &prompt, mode, ratio)?;
+    let first = first_event(served, scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
     let draft = Draft {
         prompt: prompt.ids,
+        adapter,
         continued,
         window,
         mask,
@@ -57,7 +64,7 @@ pub(crate) fn prepare(
         scene: Some(scene.id.clone()),
         extras: Extras::default(),
     };
-    let (mut job, stream) = draft.job(inner, &request.sampling)?;
+    let (mut job, stream) = draft.job(served, &request.sampling)?;
     job.spec.floor_tokens = planned.assist_floor as usize;
     Ok((job, stream))
 }
@@ -67,6 +74,7 @@ pub(crate) fn prepare(
 pub(crate) struct Draft {
     /// Prompt ids, those of `continued` at their end.
     pub(crate) prompt: Vec<TokenId>,
+    pub(crate) adapter: Option<AdapterId>,
     pub(crate) continued: Vec<TokenId>,
     pub(crate) window: Option<Window>,
     pub(crate) mask: MaskSource,
@@ -91,7 +99,11 @@ pub(crate) struct Extras {
 
 impl Draft {
     /// The job and its stream.
-    pub(crate) fn job(self, inner: &Inner, sampling: &Sampling) -> Result<(Job, AssistStream), ServiceError> {
+    pub(crate) fn job(
+        self,
+        served: &Served,
+        sampling: &Sampling,
+    ) -> Result<(Job, AssistStream), ServiceError> {
         let sampler = Sampler::new(SamplingParams {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -102,10 +114,11 @@ impl Draft {
             presence_penalty: self.extras.penalties.presence,
             seed: sampling.seed,
         })?;
-        let id = inner.desk.new_id();
+        let id = served.desk.new_id();
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens);
         stream.set_prompt_tokens(self.prompt.len());
-        let tokenizer = inner.model.tokenizer();
+        stream.set_model(&served.name);
+        let tokenizer = served.model.tokenizer();
         let text = AnswerText {
             tokenizer: tokenizer.clone(),
             detokenizer: Detokenizer::new(tokenizer.clone()),
@@ -124,11 +137,11 @@ impl Draft {
             share: Share::default(),
         };
         let observer = Observer {
-            metrics: inner.metrics.clone(),
-            traces: inner.traces.clone(),
+            metrics: served.metrics.clone(),
+            traces: served.traces.clone(),
             parent: self.trace,
             scene: self.scene,
-            model: inner.model_name.clone(),
+            model: served.name.clone(),
             prompt_tokens: self.prompt.len(),
             refine: Duration::ZERO,
         };
@@ -136,6 +149,7 @@ impl Draft {
             spec,
             observer,
             prompt: self.prompt,
+            adapter: self.adapter,
             window: self.window,
             mask: self.mask,
             first: self.first,
@@ -146,7 +160,7 @@ impl Draft {
             continued: self.continued.len(),
             answer: self.continued,
             cached: 0,
-            arrived_at: inner.desk.clock.now(),
+            arrived_at: served.desk.clock.now(),
             opened_at: None,
             sink,
             outbox: Vec::new(),
@@ -156,8 +170,8 @@ impl Draft {
 }
 
 /// Tokens that fit into the context, and into the KV budget, after the prompt.
-pub(crate) fn room(inner: &Inner, prompt_tokens: usize) -> Result<usize, ServiceError> {
-    let context = inner.model.config().context_len.min(inner.desk.stats().kv_tokens);
+pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, ServiceError> {
+    let context = served.model.config().context_len.min(served.desk.stats().kv_tokens);
     match context.checked_sub(prompt_tokens) {
         None | Some(0) => {
             Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context.saturating_sub(1) })
@@ -167,16 +181,16 @@ pub(crate) fn room(inner: &Inner, prompt_tokens: usize) -> Result<usize, Service
 }
 
 /// The prompt's ids, by the model's own template.
-pub(crate) fn assembled(inner: &Inner, segments: &[Segment]) -> Result<Prompt, ServiceError> {
+pub(crate) fn assembled(served: &Served, segments: &[Segment]) -> Result<Prompt, ServiceError> {
     let parts: Vec<PromptSegment<'_>> = segments
         .iter()
         .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
         .collect();
-    Ok(assemble(inner.model.tokenizer(), inner.model.template(), &parts)?)
+    Ok(assemble(served.model.tokenizer(), served.model.template(), &parts)?)
 }
 
 /// The first event of an answer, but for its token and its times.
-pub(crate) fn first_event(inner: &Inner, scene: &Scene, planned: &Planned) -> FirstEvent {
+pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> FirstEvent {
     FirstEvent {
         protocol: PROTOCOL_VERSION,
         scene_version: scene.version,
@@ -187,7 +201,9 @@ pub(crate) fn first_event(inner: &Inner, scene: &Scene, planned: &Planned) -> Fi
         assist_bound_by: planned.bound_by.to_owned(),
         tau_ms: scene.settings.tau_ms,
         corrector: scene.settings.corrector,
-        tokenizer_sha256: Some(inner.model.tokenizer().digest_hex().to_owned()),
+        model: Some(served.name.clone()),
+        adapter: scene.settings.adapter.clone(),
+        tokenizer_sha256: Some(served.model.tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
         guide: None,
     }
@@ -219,29 +235,29 @@ fn mode(request: &AssistRequest, scene: &Scene) -> Result<Mode, ServiceError> {
 }
 
 /// Puts the accepted part of the answer behind the prompt; returns its ids.
-fn continue_answer(inner: &Inner, request: &AssistRequest, prompt: &mut Prompt) -> Vec<TokenId> {
+fn continue_answer(served: &Served, request: &AssistRequest, prompt: &mut Prompt) -> Vec<TokenId> {
     let accepted = request.continue_from.as_deref().unwrap_or_default();
-    let ids = if accepted.is_empty() { Vec::new() } else { inner.model.tokenizer().encode(accepted) };
+    let ids = if accepted.is_empty() { Vec::new() } else { served.model.tokenizer().encode(accepted) };
     prompt.ids.extend_from_slice(&ids);
     ids
 }
 
 fn planned(
-    inner: &Inner,
+    served: &Served,
     request: &AssistRequest,
     scene: &Scene,
     prompt: &Prompt,
     room_tokens: usize,
     refines: bool,
 ) -> Result<Planned, ServiceError> {
-    let stats = inner.desk.stats();
+    let stats = served.desk.stats();
     let content = if refines { content_tokens(&request.segments, prompt) } else { 0 };
     let wish = Wish { ratio: request.refine.ratio, assist_tokens: request.assist_tokens };
-    let known = inner.desk.known();
+    let known = served.desk.known();
     let situation = Situation {
         device: request.device.as_ref(),
         known: &known,
-        cloud: inner.desk.measured(),
+        cloud: served.desk.measured(),
         backlog_tokens: stats.backlog_tokens,
         backlog_ms: stats.backlog_ms,
         prompt_tokens: prompt.ids.len(),
@@ -252,10 +268,10 @@ fn planned(
     Ok(plan(&scene.settings, wish, situation)?)
 }
 
-fn scoring_model(inner: &Inner) -> ScoringModel<'_> {
-    let config = inner.model.config();
+fn scoring_model(served: &Served) -> ScoringModel<'_> {
+    let config = served.model.config();
     ScoringModel {
         shape: AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads },
-        calibration: inner.calibration.as_ref(),
+        calibration: served.calibration.as_ref(),
     }
 }

@@ -13,9 +13,10 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use crate::config::file::Taken;
 use crate::config::{Config, ServeOptions, file};
 use crate::serve::serve;
 use crate::store::{Database, Store};
@@ -177,12 +178,29 @@ fn parse(line: &[OsString]) -> anyhow::Result<Cli> {
 fn with_file(line: &[OsString], path: &Path) -> anyhow::Result<Vec<OsString>> {
     let program = Cli::command();
     let serve = program.find_subcommand("serve").context("find the command `serve`")?;
-    let in_environment = |name: &str| {
+    let taken = |name: &str| {
         let option = serve.get_arguments().find(|option| option.get_long() == Some(name));
-        option.and_then(|option| option.get_env()).is_some_and(|name| std::env::var_os(name).is_some())
+        let in_environment =
+            option.and_then(|option| option.get_env()).is_some_and(|name| std::env::var_os(name).is_some());
+        // Of an option that may be repeated, the last word does not win by itself.
+        let repeats = option.is_some_and(|option| matches!(option.get_action(), ArgAction::Append));
+        match repeats {
+            _ if in_environment => Taken::Left,
+            true if is_on(line, name) => Taken::Left,
+            true => Taken::Many,
+            false => Taken::One,
+        }
     };
-    let words = file::words(path, in_environment).context("read the settings file")?;
+    let words = file::words(path, taken).context("read the settings file")?;
     Ok(file::with_words(line, "serve", words))
+}
+
+/// Whether the command line says this option.
+fn is_on(line: &[OsString], name: &str) -> bool {
+    let option = format!("--{name}");
+    line.iter()
+        .filter_map(|word| word.to_str()?.strip_prefix(&option))
+        .any(|rest| rest.is_empty() || rest.starts_with('='))
 }
 
 /// The settings as they are now; what is wrong with them is an error, not the end of the program.

@@ -11,7 +11,7 @@ use crate::job::{Job, MaskSource};
 use crate::logprobs::Logprobs;
 use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
-use crate::service::{Inner, ServiceError};
+use crate::service::{Served, ServiceError};
 use crate::stream::AssistStream;
 use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
 use crate::trace::TraceParent;
@@ -75,15 +75,14 @@ pub enum AnswerFormat {
 
 /// Makes everything that the answer needs.
 pub(crate) fn prepare(
-    inner: &Inner,
+    served: &Served,
     request: &CompletionRequest,
     trace: Option<TraceParent>,
 ) -> Result<(Job, AssistStream), ServiceError> {
-    inner.check_model(&request.model)?;
     request.sampling.check()?;
-    let constraint = constraint(inner, request)?;
-    let prompt = prompt(inner, request)?;
-    let room = room(inner, prompt.len())?;
+    let constraint = constraint(served, request)?;
+    let prompt = prompt(served, request)?;
+    let room = room(served, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
     let planned = Planned {
         ratio: 1.0,
@@ -93,9 +92,10 @@ pub(crate) fn prepare(
     };
     // The events of a completion are translated before anybody sees them; scene and pace do not show.
     let scene = Scene { id: String::new(), version: 0, settings: SceneSettings::with_system("") };
-    let first = first_event(inner, &scene, &planned);
+    let first = first_event(served, &scene, &planned);
     let draft = Draft {
         prompt,
+        adapter: None,
         continued: Vec::new(),
         window: None,
         mask: MaskSource::None,
@@ -106,29 +106,29 @@ pub(crate) fn prepare(
         scene: None,
         extras: Extras { penalties: request.penalties, constraint, logprobs: request.logprobs.clone() },
     };
-    draft.job(inner, &request.sampling)
+    draft.job(served, &request.sampling)
 }
 
-fn prompt(inner: &Inner, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {
+fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {
     let tools = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
     if tools.is_empty() && !request.messages.iter().any(ChatMessage::is_about_tools) {
         let segment = |message: &ChatMessage| Segment::fixed(message.role, message.text.as_str());
         let segments: Vec<Segment> = request.messages.iter().map(segment).collect();
-        return Ok(assembled(inner, &segments)?.ids);
+        return Ok(assembled(served, &segments)?.ids);
     }
-    let template = inner.model.template();
+    let template = served.model.template();
     let (turns, tools) = ToolForm::of(template).lay_out(&request.messages, tools);
-    Ok(assemble_with_tools(inner.model.tokenizer(), template, &turns, &tools)?)
+    Ok(assemble_with_tools(served.model.tokenizer(), template, &turns, &tools)?)
 }
 
 /// What the answer must be, compiled; none where it may be anything.
-fn constraint(inner: &Inner, request: &CompletionRequest) -> Result<Option<Constraint>, ServiceError> {
+fn constraint(served: &Served, request: &CompletionRequest) -> Result<Option<Constraint>, ServiceError> {
     let compile = |field: &str, grammar: &Grammar| {
-        let compiled = inner.grammars().and_then(|grammars| grammars.compile(grammar));
+        let compiled = served.grammars().and_then(|grammars| grammars.compile(grammar));
         compiled.map_err(|err| ServiceError::Constraint { field: field.to_owned(), err })
     };
     if let Some(tools) = &request.tools {
-        return tool_constraint(inner, tools, compile);
+        return tool_constraint(served, tools, compile);
     }
     match &request.format {
         AnswerFormat::Text => Ok(None),
@@ -142,11 +142,11 @@ fn constraint(inner: &Inner, request: &CompletionRequest) -> Result<Option<Const
 }
 
 fn tool_constraint(
-    inner: &Inner,
+    served: &Served,
     tools: &ToolUse,
     compile: impl Fn(&str, &Grammar) -> Result<Constraint, ServiceError>,
 ) -> Result<Option<Constraint>, ServiceError> {
-    let markup = ToolForm::of(inner.model.template()).markup;
+    let markup = ToolForm::of(served.model.template()).markup;
     let grammar = tools::grammar(markup, tools);
     let grammar = grammar.map_err(|err| ServiceError::Constraint { field: "tools".to_owned(), err })?;
     let Some(grammar) = grammar else { return Ok(None) };

@@ -6,6 +6,7 @@
 mod admin;
 mod edge;
 pub mod file;
+mod models;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
@@ -17,6 +18,7 @@ use clap::{Args, ValueEnum};
 
 pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
+pub use self::models::{ModelConfig, ModelOptions, NamedFile};
 use crate::access::book::KeyPolicy;
 use crate::http::HttpLimits;
 use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
@@ -36,9 +38,9 @@ pub struct ServeOptions {
     /// may wait, and certificates are taken over again when a file changes, and on SIGHUP; the rest is read once
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// GGUF file of the model; the default is the demo model of a checkout
-    #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
+    /// Models and adapters.
+    #[command(flatten)]
+    pub models: ModelOptions,
     /// Where to listen; port 0 takes a free one and prints it
     #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
     pub listen: String,
@@ -51,22 +53,16 @@ pub struct ServeOptions {
         hide_env_values = true
     )]
     pub database: String,
-    /// Name of the model in the API; the default is the file's name
-    #[arg(long, value_name = "NAME")]
-    pub model_name: Option<String>,
-    /// Calibrated heads of the refiner; the default is MODEL with .heads.json in place of .gguf, where there is one
-    #[arg(long, value_name = "FILE")]
-    pub calibration: Option<PathBuf>,
-    /// Threads of the engine; the default is one for each core
+    /// Threads of each model's engine; the default is one for each core
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    /// Memory for copies of each model's weights in an order that is read a few percent faster; 0 reads all from the mapped file
     #[arg(long, default_value = "0", value_name = "MIB")]
     pub repack_mib: u32,
-    /// KV cache in tokens, for all sequences together; the default is four whole contexts
+    /// KV cache of each model in tokens, for all its sequences together; the default is four whole contexts
     #[arg(long, value_name = "N")]
     pub kv_tokens: Option<NonZeroUsize>,
-    /// Sequences that run at the same time
+    /// Sequences of one model that run at the same time
     #[arg(long, default_value = "8", value_name = "N")]
     pub slots: NonZeroUsize,
     /// Seconds that the prompts before a new request may take, by the rate of late; beyond, it is answered 429
@@ -137,16 +133,12 @@ pub enum AuthMode {
 /// Settings of `serve`, as checked.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// GGUF file of the model.
-    pub model: PathBuf,
+    /// The models, the default first; at least one.
+    pub models: Vec<ModelConfig>,
     /// Where to listen.
     pub listen: SocketAddr,
     /// Where settings are kept.
     pub database: Database,
-    /// Name of the model in the API.
-    pub model_name: String,
-    /// Calibrated heads of the refiner.
-    pub calibration: Option<PathBuf>,
     /// Threads of the engine.
     pub threads: Option<NonZeroUsize>,
     /// Memory for repacked weights, MiB.
@@ -208,8 +200,37 @@ pub enum ConfigError {
     #[error("the API key must be 1 to 512 visible ASCII characters")]
     Key,
     /// The name cannot stand in a reply.
-    #[error("model name `{0}` must be 1 to 128 visible ASCII characters")]
+    #[error("model name `{0}` must be 1 to 128 visible ASCII characters, and `default` is the first one's")]
     ModelName(String),
+    /// The first model is named twice.
+    #[error("the first model is named by both `{0}` and --model-name")]
+    TwoNames(String),
+    /// Two models have one name.
+    #[error("two models are named `{0}`: pass --model NAME=FILE")]
+    DuplicateModel(String),
+    /// An adapter without a name or a file.
+    #[error(
+        "adapter `{0}` must be NAME=FILE or NAME=FILE@MODEL, with a name of 1 to 128 visible ASCII characters"
+    )]
+    Adapter(String),
+    /// An adapter of a model that is not served.
+    #[error("adapter `{adapter}` is of model `{model}`; models are: {models}")]
+    AdapterModel {
+        /// The adapter.
+        adapter: String,
+        /// The model asked for.
+        model: String,
+        /// Those there are.
+        models: String,
+    },
+    /// One model has two adapters of one name.
+    #[error("model `{model}` has two adapters named `{adapter}`")]
+    DuplicateAdapter {
+        /// The adapter.
+        adapter: String,
+        /// The model.
+        model: String,
+    },
     /// A number is out of its bounds.
     #[error("{option} is {value}, it must be {want}")]
     Number {
@@ -234,7 +255,7 @@ impl ServeOptions {
     /// # Errors
     /// The first setting that cannot be served.
     pub fn check(self) -> Result<Config, ConfigError> {
-        let model = self.model.clone().map_or_else(find_demo_model, Ok)?;
+        let models = self.models.check()?;
         let listen = listen_address(&self.listen)?;
         if let Some(key) = &self.api_key
             && !visible(key, 512)
@@ -246,13 +267,6 @@ impl ServeOptions {
             AuthMode::Auto if is_loopback(listen.ip()) || self.api_key.is_some() => KeyPolicy::OnceThereIsOne,
             AuthMode::Auto => return Err(ConfigError::OpenWithoutKey(listen)),
         };
-        let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let model_name = self.model_name.clone().unwrap_or(stem);
-        if !visible(&model_name, 128) {
-            return Err(ConfigError::ModelName(model_name));
-        }
-        let beside = model.with_extension("heads.json");
-        let calibration = self.calibration.clone().or_else(|| beside.is_file().then_some(beside));
         let slots = bounded("--slots", self.slots.get(), 1024, "from 1 to 1024")?;
         let queue = bounded("--queue", self.queue, 65_536, "at most 65536")?;
         let (backlog, deadline) = self.admission()?;
@@ -265,13 +279,11 @@ impl ServeOptions {
         {
             return Err(ConfigError::Otlp(endpoint.chars().take(200).collect()));
         }
-        let admin = self.admin.clone().check(model.with_extension("curves.json"))?;
+        let admin = self.admin.clone().check(models[0].path.with_extension("curves.json"))?;
         Ok(Config {
-            model,
+            models,
             listen,
             database: self.database.parse()?,
-            model_name,
-            calibration,
             threads: self.threads,
             repack_mib: self.repack_mib,
             kv_tokens: self.kv_tokens,
@@ -339,8 +351,7 @@ impl Config {
             ("--connections", self.edge.http.connections_max != new.edge.http.connections_max, false),
             ("limits of requests", self.edge.api != new.edge.api, false),
             ("--tls-cert or --tls-key", self.edge.tls != new.edge.tls, false),
-            ("--model", (&self.model, &self.model_name) != (&new.model, &new.model_name), false),
-            ("--calibration", self.calibration != new.calibration, false),
+            ("models and adapters", self.models != new.models, false),
             ("--listen", self.listen != new.listen, false),
             ("--database", self.database != new.database, false),
             ("--api-key", self.api_key != new.api_key, false),
@@ -441,9 +452,10 @@ mod tests {
     #[test]
     fn defaults_are_served_on_loopback() {
         let config = parsed(&["--listen", "127.0.0.1:0"]).unwrap();
-        assert_eq!(config.model_name, "m");
+        assert_eq!(config.models.len(), 1);
+        assert_eq!((config.models[0].name.as_str(), &config.models[0].calibration), ("m", &None));
         assert_eq!(config.database, Database::File("./baton-cloud.db".into()));
-        assert!(config.emulation.is_none() && config.calibration.is_none());
+        assert!(config.emulation.is_none());
         assert!(config.listen.ip().is_loopback());
         assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
         assert_eq!(config.edge.http, crate::http::HttpLimits::default(), "the help says what the types say");

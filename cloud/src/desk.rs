@@ -76,6 +76,24 @@ pub struct KvFigures {
     pub prefix: PrefixStats,
 }
 
+impl KvFigures {
+    /// Both together.
+    pub(crate) fn beside(self, other: KvFigures) -> KvFigures {
+        let (a, b) = (self.prefix, other.prefix);
+        KvFigures {
+            free_tokens: self.free_tokens + other.free_tokens,
+            prefix: PrefixStats {
+                queries: a.queries + b.queries,
+                hits: a.hits + b.hits,
+                query_tokens: a.query_tokens + b.query_tokens,
+                hit_tokens: a.hit_tokens + b.hit_tokens,
+                evicted_blocks: a.evicted_blocks + b.evicted_blocks,
+                cached_blocks: a.cached_blocks + b.cached_blocks,
+            },
+        }
+    }
+}
+
 /// How far the service is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {

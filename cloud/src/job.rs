@@ -8,12 +8,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engine::AttentionScores;
-use baton_engine::HeadId;
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::sampling::Sampler;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::{AdapterId, AttentionScores, HeadId};
 use baton_pacing::BoundBy;
 use baton_protocol::{
     AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
@@ -55,6 +54,8 @@ pub(crate) struct Job {
     pub(crate) spec: JobSpec,
     pub(crate) observer: Observer,
     pub(crate) prompt: Vec<TokenId>,
+    /// The adapter that it is computed with.
+    pub(crate) adapter: Option<AdapterId>,
     pub(crate) window: Option<Window>,
     pub(crate) mask: MaskSource,
     /// The first event but for its token.

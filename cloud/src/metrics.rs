@@ -69,7 +69,7 @@ impl Buckets {
 
 /// Every metric: its name, what it is, what it says.
 pub const METRICS: &[(&str, Kind, &str)] = &[
-    ("baton_requests_total", Kind::Counter, "requests that ended, by scene and outcome"),
+    ("baton_requests_total", Kind::Counter, "requests that ended, by scene, model and outcome"),
     ("baton_requests_running", Kind::Gauge, "requests that hold a slot"),
     ("baton_requests_waiting", Kind::Gauge, "requests that wait for a slot"),
     ("baton_prefill_backlog_tokens", Kind::Gauge, "prompt tokens that wait to be computed"),
@@ -116,9 +116,11 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-/// What is in use, read when somebody asks.
+/// What is in use of one model, read when somebody asks.
 #[derive(Debug, Clone, Default)]
-pub struct Usage {
+pub struct ModelUsage {
+    /// Its name.
+    pub model: String,
     /// Requests that hold a slot.
     pub running: usize,
     /// Requests that wait.
@@ -133,6 +135,13 @@ pub struct Usage {
     pub prefix_queries: u64,
     /// Those found.
     pub prefix_hits: u64,
+}
+
+/// What is in use, read when somebody asks.
+#[derive(Debug, Clone, Default)]
+pub struct Usage {
+    /// Of every model.
+    pub models: Vec<ModelUsage>,
     /// Version of each scene.
     pub scenes: Vec<(String, u32)>,
 }
@@ -142,6 +151,8 @@ pub struct Usage {
 pub struct Ended<'a> {
     /// Its scene; none for the chat API.
     pub scene: Option<&'a str>,
+    /// The model that answered.
+    pub model: &'a str,
     /// How it ended: `stop`, `cap`, `cancelled`, `failed`, `expired` or `stopped`.
     pub outcome: &'static str,
     /// Its reader went away.
@@ -201,9 +212,10 @@ impl Metrics {
     }
 
     /// The first token of an answer went out.
-    pub fn first_token(&self, scene: Option<&str>, since_arrival: Duration) {
+    pub fn first_token(&self, scene: Option<&str>, model: &str, since_arrival: Duration) {
         let scene = self.scene(scene);
-        self.histogram("baton_time_to_first_token_seconds", &[("scene", &scene)]).record(since_arrival);
+        let labels: &[(&'static str, &str)] = &[("scene", &scene), ("model", model)];
+        self.histogram("baton_time_to_first_token_seconds", labels).record(since_arrival);
     }
 
     /// A device was promised L tokens.
@@ -235,8 +247,9 @@ impl Metrics {
     /// A request has ended.
     pub fn ended(&self, ended: Ended<'_>) {
         let scene = self.scene(ended.scene);
-        let labels: &[(&'static str, &str)] = &[("scene", &scene)];
-        self.counter("baton_requests_total", &[("scene", &scene), ("outcome", ended.outcome)]).increment(1);
+        let labels: &[(&'static str, &str)] = &[("scene", &scene), ("model", ended.model)];
+        let counted = &[("scene", scene.as_str()), ("model", ended.model), ("outcome", ended.outcome)];
+        self.counter("baton_requests_total", counted).increment(1);
         if ended.scene.is_some() {
             self.counter("baton_handoffs_total", &[("outcome", ended.outcome)]).increment(1);
         }
@@ -262,13 +275,16 @@ impl Metrics {
 
     /// Everything, in Prometheus' text format.
     pub fn render(&self, usage: &Usage) -> String {
-        self.gauge("baton_requests_running", &[]).set(usage.running as f64);
-        self.gauge("baton_requests_waiting", &[]).set(usage.waiting as f64);
-        self.gauge("baton_prefill_backlog_tokens", &[]).set(usage.backlog_tokens as f64);
-        self.gauge("baton_prefill_backlog_seconds", &[]).set(usage.backlog_seconds);
-        self.gauge("baton_kv_cache_usage_ratio", &[]).set(usage.kv_usage);
-        self.counter("baton_prefix_cache_queries_total", &[]).absolute(usage.prefix_queries);
-        self.counter("baton_prefix_cache_hits_total", &[]).absolute(usage.prefix_hits);
+        for usage in &usage.models {
+            let labels: &[(&'static str, &str)] = &[("model", &usage.model)];
+            self.gauge("baton_requests_running", labels).set(usage.running as f64);
+            self.gauge("baton_requests_waiting", labels).set(usage.waiting as f64);
+            self.gauge("baton_prefill_backlog_tokens", labels).set(usage.backlog_tokens as f64);
+            self.gauge("baton_prefill_backlog_seconds", labels).set(usage.backlog_seconds);
+            self.gauge("baton_kv_cache_usage_ratio", labels).set(usage.kv_usage);
+            self.counter("baton_prefix_cache_queries_total", labels).absolute(usage.prefix_queries);
+            self.counter("baton_prefix_cache_hits_total", labels).absolute(usage.prefix_hits);
+        }
         for (scene, version) in &usage.scenes {
             let scene = self.scene(Some(scene));
             self.gauge("baton_scene_config_generation", &[("scene", &scene)]).set(f64::from(*version));

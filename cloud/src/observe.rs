@@ -40,7 +40,7 @@ impl Observer {
         if let Some(scene) = &self.scene {
             self.metrics.assisted(scene, assist_tokens);
         }
-        self.metrics.first_token(self.scene.as_deref(), since_arrival);
+        self.metrics.first_token(self.scene.as_deref(), &self.model, since_arrival);
     }
 
     pub(crate) fn ended(&self, closed: &Closed, cached_tokens: usize, disconnected: bool) {
@@ -57,6 +57,7 @@ impl Observer {
         let decode = ms(closed.times.decode_ms);
         self.metrics.ended(Ended {
             scene: self.scene.as_deref(),
+            model: &self.model,
             outcome,
             disconnected: disconnected && closed.reason == CloseReason::Cancelled,
             prompt_tokens: self.prompt_tokens,

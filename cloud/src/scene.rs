@@ -12,6 +12,8 @@ use baton_refine::Mode;
 pub const ID_BYTES_MAX: usize = 64;
 /// The longest system text or question prefix, in bytes.
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
+/// The longest name of a model or adapter, in bytes.
+pub const NAME_BYTES_MAX: usize = 128;
 /// What answers may lose, as a share of the score.
 const TOLERANCE: NumberRange = NumberRange::new(0.0, 1.0);
 
@@ -51,6 +53,10 @@ pub struct SceneSettings {
     pub mode: Mode,
     /// What answers may lose against the full prompt, as a share of the score: xi is fitted to an evaluation by it.
     pub tolerance: f32,
+    /// The model that answers; none: the service's default.
+    pub model: Option<String>,
+    /// The adapter of that model; none: the model alone.
+    pub adapter: Option<String>,
 }
 
 /// A setting that is out of its bounds.
@@ -83,6 +89,14 @@ pub enum SceneError {
         tokens: u32,
         /// The scene's floor.
         floor: u32,
+    },
+    /// The name of a model or adapter that no service can have.
+    #[error("{field} `{name}` must be 1 to {NAME_BYTES_MAX} visible ASCII characters")]
+    Name {
+        /// Which setting.
+        field: &'static str,
+        /// The name.
+        name: String,
     },
     /// A text is too long.
     #[error("{name} has {bytes} bytes, the limit is {TEXT_BYTES_MAX}")]
@@ -136,6 +150,8 @@ impl SceneSettings {
             refine: true,
             mode: Mode::Attention,
             tolerance: 0.02,
+            model: None,
+            adapter: None,
         }
     }
 
@@ -162,6 +178,11 @@ impl SceneSettings {
             return Err(SceneError::AssistTokens { tokens, floor: self.assist_floor });
         }
         check_mode(self.mode)?;
+        for (field, name) in [("model", &self.model), ("adapter", &self.adapter)] {
+            if let Some(name) = name.as_deref().filter(|name| !is_name(name)) {
+                return Err(SceneError::Name { field, name: name.chars().take(NAME_BYTES_MAX).collect() });
+            }
+        }
         for (name, text) in [("system text", &self.system), ("question prefix", &self.question_prefix)] {
             if text.len() > TEXT_BYTES_MAX {
                 return Err(SceneError::Text { name, bytes: text.len() });
@@ -169,6 +190,11 @@ impl SceneSettings {
         }
         Ok(())
     }
+}
+
+/// Whether a model or adapter may have this name.
+pub fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Checks the name of a scene.
@@ -205,7 +231,7 @@ impl Scene {
             corrector: settings.corrector,
             refine: settings.refine,
             model: model.to_owned(),
-            adapter: None,
+            adapter: settings.adapter.clone(),
             tokenizer_sha256: tokenizer_sha256.map(str::to_owned),
         }
     }
@@ -240,6 +266,12 @@ mod tests {
         check(|s| s.assist_floor = 0, Some("field `assist_floor` is 0, must be 1 to 65536"));
         check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
         check(|s| s.tolerance = 1.5, Some("field `tolerance` is 1.5, must be 0 to 1"));
+        check(|s| s.model = Some(String::new()), Some("model `` must be 1 to 128 visible ASCII characters"));
+        check(
+            |s| s.adapter = Some("a b".into()),
+            Some("adapter `a b` must be 1 to 128 visible ASCII characters"),
+        );
+        check(|s| (s.model, s.adapter) = (Some("m".repeat(128)), Some("law@2".into())), None);
         check(|s| s.tau_ms = f32::NAN, Some("field `tau_ms` is NaN, must be 1 to 60000"));
         check(
             |s| s.mode = Mode::Perplexity,

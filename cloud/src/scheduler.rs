@@ -286,3 +286,31 @@ pub struct SchedulerStats {
     /// Requests whose deadline passed while they waited.
     pub expired_total: u64,
 }
+
+impl SchedulerStats {
+    /// What is in use in both together; times and shares are those of the one under more load, sizes of passes the
+    /// first one's.
+    #[must_use]
+    pub fn beside(self, other: SchedulerStats) -> SchedulerStats {
+        SchedulerStats {
+            running: self.running + other.running,
+            slots: self.slots + other.slots,
+            waiting: self.waiting + other.waiting,
+            queue: self.queue + other.queue,
+            kv_held_tokens: self.kv_held_tokens + other.kv_held_tokens,
+            kv_tokens: self.kv_tokens + other.kv_tokens,
+            backlog_tokens: self.backlog_tokens + other.backlog_tokens,
+            backlog_ms: self.backlog_ms.max(other.backlog_ms),
+            backlog_ms_max: self.backlog_ms_max.max(other.backlog_ms_max),
+            waiting_bytes: self.waiting_bytes + other.waiting_bytes,
+            load: self.load.max(other.load),
+            chunk_tokens: self.chunk_tokens,
+            mixed_tokens: self.mixed_tokens,
+            slot_ms_total: self.slot_ms_total + other.slot_ms_total,
+            closed_total: self.closed_total + other.closed_total,
+            preemptions_total: self.preemptions_total + other.preemptions_total,
+            refused_total: self.refused_total + other.refused_total,
+            expired_total: self.expired_total + other.expired_total,
+        }
+    }
+}

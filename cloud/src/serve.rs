@@ -2,6 +2,7 @@
 
 mod console;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use baton_engine::Model;
+use baton_engine::{Adapter, Model};
 use baton_protocol::Role;
 use baton_refine::Calibration;
 use tokio::net::{TcpListener, TcpSocket};
@@ -23,13 +24,13 @@ use crate::api::{self, Access};
 use crate::book::SceneBook;
 use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
-use crate::config::Config;
+use crate::config::{Config, ModelConfig};
 use crate::desk::Clock;
 use crate::http::tls::Tls;
 use crate::http::{self, Phase};
 use crate::metrics;
 use crate::reload::Reload;
-use crate::service::{CloudService, ServiceOptions};
+use crate::service::{CloudService, ModelSetup, ServiceOptions};
 use crate::store::{Store, now_ms};
 use crate::tools::ChatMessage;
 use crate::trace::Traces;
@@ -54,10 +55,7 @@ pub async fn serve(
     again: impl Fn() -> anyhow::Result<Config> + Send + 'static,
 ) -> anyhow::Result<()> {
     let tls = config.edge.tls.clone().map(Tls::open).transpose().context("set TLS up")?.map(Arc::new);
-    let model = Model::open_repacked(&config.model, u64::from(config.repack_mib) << 20)
-        .with_context(|| format!("open model `{}`", config.model.display()))?;
-    let calibration =
-        config.calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
+    let models = open_models(&config)?;
     let store = Store::open(&config.database).await.context("open the database")?;
     let settings = store.snapshot().await.context("read settings")?;
     let generation = settings.generation;
@@ -66,13 +64,14 @@ pub async fn serve(
         warn!(?cost, "EMULATION: every pass is stretched to the time another machine would need");
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
-    let options = options(&config, calibration, coefficients, traces);
-    let (service, worker) =
-        CloudService::new(model, SceneBook::default(), options).context("set the engine up")?;
+    let options = options(&config, coefficients, traces);
+    let (service, workers) =
+        CloudService::with_models(models, SceneBook::default(), options).context("set the engine up")?;
     let access = access(&config, &service);
     let upkeep = upkeep(&store, &service, &access);
     upkeep.apply(settings);
-    let worker = start(worker).context("start the engine's thread")?;
+    let workers =
+        workers.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
     let listener = listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
     let (metrics_address, scrapes) = metrics::listen(config.metrics_listen, &service)
@@ -87,7 +86,7 @@ pub async fn serve(
     let constraints = tokio::task::spawn_blocking(move || constraints.prepare_constraints());
     let scheme = if tls.is_some() { "https" } else { "http" };
     let told = Told { url: format!("{scheme}://{address}"), metrics_address, console: console.url(scheme)? };
-    announce(&told, &config.model_name, json).context("print the address")?;
+    announce(&told, &service.model_names(), json).context("print the address")?;
 
     let upkeep = upkeep.start(generation);
     let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
@@ -108,9 +107,11 @@ pub async fn serve(
     }
     upkeep.stop().await;
     store.close().await;
-    let joined = tokio::task::spawn_blocking(move || worker.join()).await;
-    if !matches!(joined, Ok(Ok(()))) {
-        anyhow::bail!("the engine's thread panicked");
+    for worker in workers {
+        let joined = tokio::task::spawn_blocking(move || worker.join()).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            anyhow::bail!("an engine's thread panicked");
+        }
     }
     drop(service);
     if let Some(spans) = spans {
@@ -136,15 +137,8 @@ fn upkeep(store: &Store, service: &CloudService, access: &Access) -> Upkeep {
     }
 }
 
-fn options(
-    config: &Config,
-    calibration: Option<Calibration>,
-    coefficients: Coefficients,
-    traces: Option<Traces>,
-) -> ServiceOptions {
+fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) -> ServiceOptions {
     ServiceOptions {
-        model_name: config.model_name.clone(),
-        calibration,
         threads: config.threads,
         kv_tokens: config.kv_tokens,
         slots: config.slots,
@@ -233,16 +227,45 @@ fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Opt
     Ok(Some(calibration))
 }
 
-/// Runs a short prompt once, so that weights are in memory and the optimizer has figures of this machine.
+/// Opens every model and its adapters.
+fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
+    let mut setups = Vec::with_capacity(config.models.len());
+    for ModelConfig { name, path, calibration, adapters } in &config.models {
+        let model = Model::open_repacked(path, u64::from(config.repack_mib) << 20)
+            .with_context(|| format!("open model `{}`", path.display()))?;
+        let calibration =
+            calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
+        let mut opened = BTreeMap::new();
+        for (adapter, path) in adapters {
+            let file = Adapter::open(path, &model)
+                .with_context(|| format!("open adapter `{}` for model `{name}`", path.display()))?;
+            info!(model = name, adapter, matrices = file.matrices(), rank = file.rank_max(), "adapter");
+            opened.insert(adapter.clone(), file);
+        }
+        setups.push(ModelSetup { name: name.clone(), model, calibration, adapters: opened });
+    }
+    Ok(setups)
+}
+
+/// Runs a short prompt once through each model, so that weights are in memory and the optimizer has figures of this
+/// machine.
 async fn warm_up(service: &CloudService) {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
-    let request = CompletionRequest {
-        max_tokens: Some(4),
-        ..CompletionRequest::new("default", vec![ChatMessage::new(Role::User, text)])
-    };
-    match service.complete(&request) {
-        Ok(mut answer) => while answer.next().await.is_some() {},
-        Err(err) => warn!(err = &err as &dyn std::error::Error, "the model does not answer a short prompt"),
+    for model in service.model_names() {
+        let request = CompletionRequest {
+            max_tokens: Some(4),
+            ..CompletionRequest::new(model, vec![ChatMessage::new(Role::User, text.as_str())])
+        };
+        match service.complete(&request) {
+            Ok(mut answer) => while answer.next().await.is_some() {},
+            Err(err) => {
+                warn!(
+                    model,
+                    err = &err as &dyn std::error::Error,
+                    "the model does not answer a short prompt"
+                );
+            }
+        }
     }
     let measured = service.measured();
     info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
@@ -256,12 +279,15 @@ struct Told {
     console: Option<String>,
 }
 
-fn announce(told: &Told, model: &str, json: bool) -> std::io::Result<()> {
+fn announce(told: &Told, models: &[&str], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let Told { url, metrics_address, console } = told;
     if json {
         let console = format!("{}/admin", console.as_ref().unwrap_or(url));
-        let mut line = serde_json::json!({ "listening": url, "console": console, "model": model });
+        let mut line = serde_json::json!({ "listening": url, "console": console, "model": models[0] });
+        if models.len() > 1 {
+            line["models"] = models.into();
+        }
         if let Some(metrics) = metrics_address {
             line["metrics"] = format!("http://{metrics}/metrics").into();
         }

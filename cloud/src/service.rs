@@ -1,44 +1,45 @@
 //! The service without HTTP: requests in, event streams out.
 //!
-//! [`CloudService`] checks and prepares requests on the caller's thread; the [`Worker`] that comes with it owns the
-//! engine. A server runs the worker on a thread of its own; a test may drive it by hand, in virtual time.
+//! [`CloudService`] checks and prepares requests on the caller's thread; the [`Worker`] of each model owns that model's
+//! engine. A server runs each worker on a thread of its own; a test may drive it by hand, in virtual time.
 //! Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends with exactly one
 //! terminal event.
 
+mod error;
+mod served;
+
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::prompt::PromptError;
-use baton_engine::sampling::SamplingError;
-use baton_engine::stop::StopError;
-use baton_engine::{BLOCK_TOKENS, Engine, EngineError, EngineOptions, Model};
-use baton_protocol::{AssistRequest, ErrorBody, ErrorCode, RequestError, SceneInfo};
-use baton_refine::{Calibration, RefineError};
+use baton_engine::{AdapterId, Model};
+use baton_protocol::{AssistRequest, SceneInfo};
 
-use crate::assist;
-use crate::book::{SceneBook, SceneLookupError};
+use crate::assist::{self, Asked};
+use crate::book::SceneBook;
 use crate::coefficients::Coefficients;
 use crate::completion::{self, CompletionRequest};
-use crate::constrain::{ConstraintError, Grammars};
-use crate::cost::{Costs, Measured};
-use crate::desk::{Clock, Desk, KvFigures, NotTaken, Stage};
+use crate::cost::Measured;
+use crate::desk::{Clock, KvFigures, NotTaken, Stage};
 use crate::job::Job;
-use crate::metrics::{Metrics, Usage};
-use crate::planning::PlanError;
+use crate::metrics::{Metrics, ModelUsage, Usage};
 use crate::recorder::{self, Recorder};
-use crate::scene::Scene;
-use crate::scheduler::{
-    BacklogBound, Limits, QueueLimit, Refusal, SchedulerCore, SchedulerStats, Share, StepBudget,
-};
+use crate::scene::{Scene, SceneSettings};
+use crate::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
 use crate::store::{DeviceClass, now_ms};
 use crate::stream::AssistStream;
-use crate::telemetry::Telemetry;
-use crate::tools::ToolForm;
 use crate::trace::{TraceParent, Traces};
 use crate::traffic::{TrafficKey, TrafficRow};
-use crate::worker::Worker;
+use crate::worker::{Turns, Worker};
+
+pub use self::error::ServiceError;
+pub use self::served::{ModelSetup, ModelView, SetupError};
+
+pub(crate) use self::served::Served;
+
+/// How requests name the first model.
+pub const DEFAULT_MODEL: &str = "default";
 
 /// The largest KV cache that is taken unasked, where one context does not need more.
 pub const KV_TOKENS_DEFAULT_MAX: usize = 65_536;
@@ -46,17 +47,13 @@ pub const KV_TOKENS_DEFAULT_MAX: usize = 65_536;
 /// How a service is set up.
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
-    /// Name of the model in the API.
-    pub model_name: String,
-    /// Calibrated heads of the refiner.
-    pub calibration: Option<Calibration>,
-    /// Threads of the engine; none: one for each core.
+    /// Threads of each engine; none: one for each core. Passes of several models take turns.
     pub threads: Option<NonZeroUsize>,
-    /// KV cache in tokens; none: four whole contexts, or one where four are over [`KV_TOKENS_DEFAULT_MAX`].
+    /// KV cache of each model in tokens; none: four whole contexts, or one where four are over [`KV_TOKENS_DEFAULT_MAX`].
     pub kv_tokens: Option<NonZeroUsize>,
-    /// Sequences that run at the same time.
+    /// Sequences of one model that run at the same time.
     pub slots: usize,
-    /// Requests that may wait.
+    /// Requests that may wait for one model.
     pub queue: usize,
     /// What they may amount to.
     pub backlog: BacklogBound,
@@ -78,12 +75,9 @@ pub struct ServiceOptions {
     pub traces: Option<Traces>,
 }
 
-impl ServiceOptions {
-    /// Small defaults for a model of this name.
-    pub fn named(model_name: impl Into<String>) -> ServiceOptions {
+impl Default for ServiceOptions {
+    fn default() -> ServiceOptions {
         ServiceOptions {
-            model_name: model_name.into(),
-            calibration: None,
             threads: None,
             kv_tokens: None,
             slots: 8,
@@ -101,23 +95,18 @@ impl ServiceOptions {
     }
 }
 
-/// Takes requests for one model.
+/// Takes requests for one model or several.
 #[derive(Debug, Clone)]
 pub struct CloudService {
     inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) model: Arc<Model>,
-    pub(crate) model_name: String,
-    pub(crate) calibration: Option<Arc<Calibration>>,
-    pub(crate) scenes: SceneBook,
-    pub(crate) desk: Arc<Desk>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) traces: Option<Traces>,
-    /// The vocabulary as constrained answers need it; made when the first one is asked for.
-    grammars: OnceLock<Result<Grammars, ConstraintError>>,
+struct Inner {
+    /// The first one is the default.
+    models: Vec<Arc<Served>>,
+    scenes: SceneBook,
+    metrics: Arc<Metrics>,
     deadline: Mutex<Option<Duration>>,
 }
 
@@ -132,185 +121,104 @@ pub struct Terms {
     pub share: Share,
 }
 
-/// Why a request was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// A field is missing or out of its range.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    /// A field asks for something that this service does not do.
-    #[error("field `{field}`: {message}")]
-    Unsupported {
-        /// Its path.
-        field: &'static str,
-        /// What is not done.
-        message: String,
-    },
-    /// What the answer must be cannot be followed.
-    #[error("field `{field}`: {err}")]
-    Constraint {
-        /// Path of the field that says so.
-        field: String,
-        /// Why not.
-        #[source]
-        err: ConstraintError,
-    },
-    /// There is no such scene or version.
-    #[error(transparent)]
-    Scene(#[from] SceneLookupError),
-    /// There is no such model.
-    #[error("model `{asked}` is not served here, `{served}` is")]
-    UnknownModel {
-        /// The name asked for.
-        asked: String,
-        /// The name of the model.
-        served: String,
-    },
-    /// A segment that shall be refined says nothing.
-    #[error("field `segments[{0}].text` has no content to refine")]
-    EmptyContent(usize),
-    /// r or the device's figures cannot be followed.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The prompt does not fit.
-    #[error("the prompt has {tokens} tokens, the limit is {limit}")]
-    PromptTooLong {
-        /// Its tokens.
-        tokens: usize,
-        /// The most that leave room for an answer.
-        limit: usize,
-    },
-    /// Prompt and answer do not fit into the KV budget.
-    #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
-    KvTooSmall {
-        /// What they need.
-        need: usize,
-        /// The whole budget.
-        limit: usize,
-    },
-    /// The model's template does not take these messages.
-    #[error("the messages do not fit the model's chat template")]
-    Prompt(#[from] PromptError),
-    /// The sampling parameters are out of their ranges.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-    /// The stop strings are too many or too long.
-    #[error(transparent)]
-    Stop(#[from] StopError),
-    /// The refiner cannot make a mask.
-    #[error("refine the prompt")]
-    Refine(#[from] RefineError),
-    /// The queue is full.
-    #[error("{waiting} requests wait, with {:.1} s of prompts; the limit is {limit}", backlog.as_secs_f64())]
-    Overloaded {
-        /// Requests that wait.
-        waiting: usize,
-        /// How long their prompts take.
-        backlog: Duration,
-        /// The bound that is reached.
-        limit: QueueLimit,
-        /// When a place is likely to be free.
-        retry_after_ms: u64,
-    },
-    /// The deadline cannot be met.
-    #[error("the first token would take {first_ms} ms, the deadline leaves {left_ms} ms")]
-    Late {
-        /// How long the first token would take at least.
-        first_ms: u64,
-        /// What the deadline leaves.
-        left_ms: u64,
-        /// When the queue is likely to be short enough.
-        retry_after_ms: u64,
-    },
-    /// The service is going down.
-    #[error("the service is stopping")]
-    Stopping,
-}
-
-impl ServiceError {
-    /// The body that tells a client.
-    pub fn to_body(&self) -> ErrorBody {
-        let (code, param) = match self {
-            ServiceError::Request(err) => return err.to_body(),
-            ServiceError::Unsupported { field, .. } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
-            ServiceError::Constraint { field, .. } => (ErrorCode::InvalidRequest, Some(field.clone())),
-            ServiceError::Scene(SceneLookupError::UnknownScene(_)) => {
-                (ErrorCode::UnknownScene, Some("scene".into()))
-            }
-            ServiceError::Scene(SceneLookupError::UnknownVersion { .. }) => {
-                (ErrorCode::SceneChanged, Some("scene_version".into()))
-            }
-            ServiceError::UnknownModel { .. } => (ErrorCode::UnknownModel, Some("model".into())),
-            ServiceError::EmptyContent(at) => {
-                (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text")))
-            }
-            ServiceError::Plan(PlanError::RatioBelowScene { .. }) => {
-                (ErrorCode::InvalidRequest, Some("refine.ratio".into()))
-            }
-            ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
-            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => {
-                (ErrorCode::PromptTooLong, None)
-            }
-            ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => {
-                (ErrorCode::InvalidRequest, None)
-            }
-            ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
-            ServiceError::Overloaded { .. } | ServiceError::Late { .. } => (ErrorCode::Overloaded, None),
-            ServiceError::Stopping => (ErrorCode::Unavailable, None),
-        };
-        let mut body = ErrorBody::new(code, self.to_string());
-        body.error.param = param;
-        if let ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } =
-            self
-        {
-            body.error.retry_after_ms = Some(*retry_after_ms);
-        }
-        body
-    }
-}
-
 impl CloudService {
-    /// A service over `model`, and the worker that must run for its answers to be written.
+    /// A service of one model, and the worker that must run for its answers to be written.
     ///
     /// # Errors
-    /// [`EngineError`] where the engine cannot be set up.
+    /// [`SetupError`] where the engine cannot be set up.
     pub fn new(
-        model: Arc<Model>,
+        setup: ModelSetup,
         scenes: SceneBook,
         options: ServiceOptions,
-    ) -> Result<(CloudService, Worker), EngineError> {
-        let context = model.config().context_len;
-        let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
-        let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
-        let engine_options = EngineOptions {
-            threads: options.threads,
-            kv_tokens,
-            prefix_cache_percent: options.prefix_cache_percent,
-            ..EngineOptions::default()
+    ) -> Result<(CloudService, Worker), SetupError> {
+        let (service, mut workers) = CloudService::with_models(vec![setup], scenes, options)?;
+        Ok((service, workers.remove(0)))
+    }
+
+    /// A service of several models, the first of which is the default, and a worker for each, in the same order. Each
+    /// has its own queue, slots and KV cache; their passes take turns on the machine.
+    ///
+    /// # Errors
+    /// [`SetupError`] where there is no model, two have one name, or an engine cannot be set up.
+    pub fn with_models(
+        setups: Vec<ModelSetup>,
+        scenes: SceneBook,
+        options: ServiceOptions,
+    ) -> Result<(CloudService, Vec<Worker>), SetupError> {
+        let (metrics, deadline) = (options.metrics.clone(), Mutex::new(options.deadline));
+        // One model needs no turns.
+        let turns = (setups.len() > 1).then(Arc::<Turns>::default);
+        let (mut models, mut workers) = (Vec::new(), Vec::new());
+        for setup in setups {
+            if models.iter().any(|served: &Arc<Served>| served.name == setup.name) {
+                return Err(SetupError::DuplicateModel(setup.name));
+            }
+            let (served, worker) = Served::open(setup, &options, turns.clone())?;
+            models.push(Arc::new(served));
+            workers.push(worker);
+        }
+        if models.is_empty() {
+            return Err(SetupError::NoModel);
+        }
+        let inner = Inner { models, scenes, metrics, deadline };
+        Ok((CloudService { inner: Arc::new(inner) }, workers))
+    }
+
+    /// The model that answers where a request does not say.
+    fn first(&self) -> &Arc<Served> {
+        &self.inner.models[0]
+    }
+
+    /// The model of this name, or the first one for `default`.
+    fn named(&self, asked: &str) -> Result<&Arc<Served>, ServiceError> {
+        let models = &self.inner.models;
+        // A model may have that name itself.
+        let found = models.iter().find(|served| served.name == asked);
+        let found = found.or_else(|| models.first().filter(|_| asked == DEFAULT_MODEL));
+        found.ok_or_else(|| ServiceError::UnknownModel {
+            asked: asked.chars().take(128).collect(),
+            served: self.model_names().join(", "),
+        })
+    }
+
+    /// The model and adapter that a scene's answers come from.
+    fn of_scene(
+        &self,
+        scene: &Scene,
+        asked: &str,
+    ) -> Result<(&Arc<Served>, Option<AdapterId>), ServiceError> {
+        let served = match &scene.settings.model {
+            None => self.named(asked)?,
+            Some(name) => {
+                let served = self.named(name).map_err(|_| ServiceError::SceneModel {
+                    scene: scene.id.clone(),
+                    model: name.clone(),
+                    served: self.model_names().join(", "),
+                })?;
+                if asked != DEFAULT_MODEL && asked != served.name {
+                    let asked = asked.chars().take(128).collect();
+                    let (scene, model) = (scene.id.clone(), served.name.clone());
+                    return Err(ServiceError::OtherModel { scene, model, asked });
+                }
+                served
+            }
         };
-        let engine = Engine::new(model.clone(), engine_options)?;
-        let core = SchedulerCore::new(Limits {
-            slots: options.slots,
-            queue: options.queue,
-            backlog: options.backlog,
-            kv_tokens,
-            kv_block: BLOCK_TOKENS,
-            budget: options.budget,
+        let adapter = scene.settings.adapter.as_deref();
+        let adapter = adapter.map(|name| {
+            served.adapter(name).ok_or_else(|| ServiceError::SceneAdapter {
+                scene: scene.id.clone(),
+                adapter: name.to_owned(),
+                model: served.name.clone(),
+                served: served.adapters_text(),
+            })
         });
-        let telemetry = Telemetry::new(options.coefficients);
-        let desk = Arc::new(Desk::new(core, Costs::new(options.emulation), telemetry, options.clock));
-        let inner = Inner {
-            model,
-            model_name: options.model_name,
-            calibration: options.calibration.map(Arc::new),
-            scenes,
-            desk: desk.clone(),
-            deadline: Mutex::new(options.deadline),
-            metrics: options.metrics,
-            traces: options.traces,
-            grammars: OnceLock::new(),
-        };
-        Ok((CloudService { inner: Arc::new(inner) }, Worker::new(engine, desk, options.emulation)))
+        Ok((served, adapter.transpose()?))
+    }
+
+    /// What a scene of these settings would be refused for on this replica; none: it is answered.
+    pub fn unserved(&self, id: &str, settings: &SceneSettings) -> Option<ServiceError> {
+        let scene = Scene { id: id.to_owned(), version: 0, settings: settings.clone() };
+        self.of_scene(&scene, DEFAULT_MODEL).err()
     }
 
     /// Accepts an assist request. Tokenizes on the caller's thread: milliseconds for a long prompt.
@@ -326,12 +234,17 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn assist_on(&self, request: &AssistRequest, terms: Terms) -> Result<AssistStream, ServiceError> {
-        let (job, mut stream) = assist::prepare(&self.inner, request, terms.trace)?;
-        self.inner.submit(job, terms)?;
+        request.check()?;
+        let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
+        let (served, adapter) = self.of_scene(&scene, &request.model)?;
+        let asked = Asked { request, scene: &scene, adapter, trace: terms.trace };
+        let (job, mut stream) = assist::prepare(served, &asked)?;
+        self.submit(served, job, terms)?;
         if let Some(device) = &request.device {
-            self.inner.desk.hear(device);
+            // What a device says of itself holds beside every model.
+            self.inner.models.iter().for_each(|served| served.desk.hear(device));
         }
-        stream.watch(Recorder::new(&self.inner.desk, recorder::key(request), stream.prompt_tokens()));
+        stream.watch(Recorder::new(&self.first().desk, recorder::key(request), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -352,21 +265,22 @@ impl CloudService {
         request: &CompletionRequest,
         terms: Terms,
     ) -> Result<AssistStream, ServiceError> {
-        let (job, mut stream) = completion::prepare(&self.inner, request, terms.trace)?;
-        self.inner.submit(job, terms)?;
-        stream.watch(Recorder::new(&self.inner.desk, TrafficKey::default(), stream.prompt_tokens()));
+        let served = self.named(&request.model)?;
+        let (job, mut stream) = completion::prepare(served, request, terms.trace)?;
+        self.submit(served, job, terms)?;
+        stream.watch(Recorder::new(&self.first().desk, TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)
     }
 
     /// Changes what may wait and for how long; what waits already stays.
     pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
-        self.inner.desk.set_backlog(queue, backlog);
+        self.inner.models.iter().for_each(|served| served.desk.set_backlog(queue, backlog));
         *self.inner.deadline.lock().expect("no holder of this lock panics") = deadline;
     }
 
     /// The current version of every scene.
     pub fn scenes(&self) -> Vec<SceneInfo> {
-        self.inner.scenes.current().iter().map(|scene| self.inner.info(scene)).collect()
+        self.inner.scenes.current().iter().map(|scene| self.info(scene)).collect()
     }
 
     /// The current version of one scene.
@@ -375,7 +289,7 @@ impl CloudService {
     /// [`ServiceError::Scene`] where there is none.
     pub fn scene(&self, id: &str) -> Result<SceneInfo, ServiceError> {
         let scene = self.inner.scenes.get(id, None)?;
-        Ok(self.inner.info(&scene))
+        Ok(self.info(&scene))
     }
 
     /// The scenes in force, to be replaced where the database has newer ones.
@@ -383,9 +297,27 @@ impl CloudService {
         &self.inner.scenes
     }
 
-    /// Name of the model in the API.
+    /// Name of the default model in the API.
     pub fn model_name(&self) -> &str {
-        &self.inner.model_name
+        &self.first().name
+    }
+
+    /// Names of the models, the default first.
+    pub fn model_names(&self) -> Vec<&str> {
+        self.inner.models.iter().map(|served| served.name.as_str()).collect()
+    }
+
+    /// Every model with the names of its adapters, the default first.
+    pub fn models(&self) -> impl Iterator<Item = ModelView<'_>> {
+        self.inner.models.iter().map(|served| served.view())
+    }
+
+    /// The model of this name; the first one for `default`.
+    ///
+    /// # Errors
+    /// [`ServiceError::UnknownModel`].
+    pub fn model_named(&self, name: &str) -> Result<ModelView<'_>, ServiceError> {
+        Ok(self.named(name)?.view())
     }
 
     /// What is told of requests.
@@ -395,146 +327,136 @@ impl CloudService {
 
     /// All metrics as they are now, in Prometheus' text format.
     pub fn render_metrics(&self) -> String {
-        let (stats, kv) = (self.stats(), self.kv());
-        let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
+        let used = |served: &Arc<Served>| {
+            let (stats, kv) = (served.desk.stats(), served.desk.kv());
+            let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
+            ModelUsage {
+                model: served.name.clone(),
+                running: stats.running,
+                waiting: stats.waiting,
+                backlog_tokens: stats.backlog_tokens,
+                backlog_seconds: stats.backlog_ms / 1e3,
+                kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
+                prefix_queries: kv.prefix.query_tokens,
+                prefix_hits: kv.prefix.hit_tokens,
+            }
+        };
+        let scenes = self.inner.scenes.current();
         self.inner.metrics.render(&Usage {
-            running: stats.running,
-            waiting: stats.waiting,
-            backlog_tokens: stats.backlog_tokens,
-            backlog_seconds: stats.backlog_ms / 1e3,
-            kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
-            prefix_queries: kv.prefix.query_tokens,
-            prefix_hits: kv.prefix.hit_tokens,
-            scenes: self
-                .inner
-                .scenes
-                .current()
-                .iter()
-                .map(|scene| (scene.id.clone(), scene.version))
-                .collect(),
+            models: self.inner.models.iter().map(used).collect(),
+            scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
         })
-    }
-
-    /// How the model writes calls of tools.
-    pub fn tool_form(&self) -> ToolForm {
-        ToolForm::of(self.inner.model.template())
     }
 
     /// Makes what constrained answers need, so that the first one need not wait for it.
     pub fn prepare_constraints(&self) {
-        if let Err(err) = self.inner.grammars() {
-            tracing::warn!(
-                err = &err as &dyn std::error::Error,
-                "answers of this model cannot be constrained"
-            );
+        for served in &self.inner.models {
+            if let Err(err) = served.grammars() {
+                let err = &err as &dyn std::error::Error;
+                tracing::warn!(err, model = served.name, "answers of this model cannot be constrained");
+            }
         }
     }
 
-    /// The model.
+    /// The default model.
     pub fn model(&self) -> &Arc<Model> {
-        &self.inner.model
+        &self.first().model
     }
 
-    /// What is in use now.
+    /// What is in use now, all models together.
     pub fn stats(&self) -> SchedulerStats {
-        self.inner.desk.stats()
+        let all = self.inner.models.iter().map(|served| served.desk.stats());
+        all.reduce(SchedulerStats::beside).unwrap_or_default()
     }
 
-    /// What the KV cache holds, as of the last pass.
+    /// What the KV caches hold, as of the last passes, all models together.
     pub fn kv(&self) -> KvFigures {
-        self.inner.desk.kv()
+        let all = self.inner.models.iter().map(|served| served.desk.kv());
+        all.reduce(KvFigures::beside).unwrap_or_default()
     }
 
-    /// What this cloud costs now.
+    /// What this cloud costs now, with its default model.
     pub fn measured(&self) -> Measured {
-        self.inner.desk.measured()
+        self.first().desk.measured()
     }
 
-    /// What this cloud, the classes of devices and those of networks cost, as refitted from telemetry.
+    /// What this cloud (with its default model), the classes of devices and those of networks cost, as refitted from
+    /// telemetry.
     pub fn coefficients(&self) -> Coefficients {
-        self.inner.desk.coefficients()
+        self.first().desk.coefficients()
     }
 
     /// The service's clock.
     pub fn clock(&self) -> Clock {
-        self.inner.desk.clock.clone()
+        self.first().desk.clock.clone()
     }
 
     /// What devices of these classes cost, in place of what they report.
     pub fn set_classes(&self, classes: &[DeviceClass]) {
-        self.inner.desk.set_classes(classes);
+        self.inner.models.iter().for_each(|served| served.desk.set_classes(classes));
     }
 
     /// Sums of requests that the database does not have yet.
     pub fn unwritten_traffic(&self) -> Vec<TrafficRow> {
-        self.inner.desk.traffic(|traffic| traffic.unwritten())
+        self.first().desk.traffic(|traffic| traffic.unwritten())
     }
 
     /// The database has these sums.
     pub fn traffic_written(&self, rows: &[TrafficRow]) {
-        self.inner.desk.traffic(|traffic| traffic.written(rows, now_ms()));
+        self.first().desk.traffic(|traffic| traffic.written(rows, now_ms()));
     }
 
     /// Whether requests are accepted.
     pub fn is_open(&self) -> bool {
-        self.inner.desk.stage() == Stage::Open
+        self.inner.models.iter().all(|served| served.desk.stage() == Stage::Open)
     }
 
-    /// Whether the engine's thread has panicked: the program must be started again.
+    /// Whether an engine's thread has panicked: the program must be started again.
     pub fn has_failed(&self) -> bool {
-        self.inner.desk.stage() == Stage::Failed
+        self.inner.models.iter().any(|served| served.desk.stage() == Stage::Failed)
     }
 
     /// Accepts nothing further; running answers end by themselves, then the worker's thread does.
     pub fn drain(&self) {
-        self.inner.desk.advance(Stage::Draining);
+        self.advance(Stage::Draining);
     }
 
     /// Cancels every answer; the worker's thread ends after the pass that runs.
     pub fn stop(&self) {
-        self.inner.desk.advance(Stage::Stopping);
-    }
-}
-
-impl Inner {
-    /// What compiles constraints for this model.
-    pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
-        self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
+        self.advance(Stage::Stopping);
     }
 
-    /// Checks the name of the model that a request asks for.
-    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ServiceError> {
-        if asked == "default" || asked == self.model_name {
-            return Ok(());
-        }
-        Err(ServiceError::UnknownModel {
-            asked: asked.chars().take(128).collect(),
-            served: self.model_name.clone(),
-        })
+    fn advance(&self, stage: Stage) {
+        self.inner.models.iter().for_each(|served| served.desk.advance(stage));
     }
 
     fn info(&self, scene: &Scene) -> SceneInfo {
-        scene.info(&self.model_name, Some(self.model.tokenizer().digest_hex()))
+        let name = scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL);
+        match self.named(name) {
+            Ok(served) => scene.info(&served.name, Some(served.model.tokenizer().digest_hex())),
+            // Requests are refused; what the scene says is told all the same.
+            Err(_) => scene.info(name, None),
+        }
     }
 
-    fn submit(&self, mut job: Job, terms: Terms) -> Result<(), ServiceError> {
-        let deadline = terms.deadline.or(*self.deadline.lock().expect("no holder of this lock panics"));
+    fn submit(&self, served: &Served, mut job: Job, terms: Terms) -> Result<(), ServiceError> {
+        let deadline = terms.deadline.or(*self.inner.deadline.lock().expect("no holder of this lock panics"));
         job.spec.deadline = deadline.map(|within| job.arrived_at + within);
         job.spec.bytes = job.held_bytes();
         job.spec.share = terms.share;
-        self.desk.submit(job).map_err(|refused| match refused {
+        served.desk.submit(job).map_err(|refused| match refused {
             NotTaken::Draining => {
-                self.metrics.rejected("stopping");
+                self.inner.metrics.rejected("stopping");
                 ServiceError::Stopping
             }
             NotTaken::Refused(Refusal::TooLarge { need, limit }) => ServiceError::KvTooSmall { need, limit },
             NotTaken::Refused(Refusal::Full { limit, waiting, backlog, retry_after, .. }) => {
-                self.metrics.rejected("queue_full");
+                self.inner.metrics.rejected("queue_full");
                 let retry_after_ms = retry_after_ms(retry_after);
                 ServiceError::Overloaded { waiting, backlog, limit, retry_after_ms }
             }
             NotTaken::Refused(Refusal::Late { first, left, retry_after }) => {
-                self.metrics.rejected("deadline");
+                self.inner.metrics.rejected("deadline");
                 ServiceError::Late {
                     first_ms: whole_ms(first),
                     left_ms: whole_ms(left),

@@ -71,6 +71,7 @@ pub struct AssistStream {
     ready: VecDeque<AssistEvent>,
     cancel: CancelFlag,
     prompt_tokens: u64,
+    model: String,
     watches: Vec<Box<dyn StreamWatch>>,
 }
 
@@ -88,6 +89,7 @@ impl AssistStream {
                 ready: VecDeque::new(),
                 cancel,
                 prompt_tokens: 0,
+                model: String::new(),
                 watches: Vec::new(),
             },
         )
@@ -105,6 +107,15 @@ impl AssistStream {
 
     pub(crate) fn set_prompt_tokens(&mut self, tokens: usize) {
         self.prompt_tokens = tokens as u64;
+    }
+
+    /// Name of the model that answers.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    pub(crate) fn set_model(&mut self, name: &str) {
+        name.clone_into(&mut self.model);
     }
 
     /// Asks for an early end; an `end` event with reason `cancelled` follows.

@@ -5,6 +5,8 @@
 //! Never: decides who runs (the scheduler does). Always: a cancelled answer leaves within the pass that runs, and a
 //! preempted one goes on with the token that it would have written.
 
+mod turns;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,12 +23,16 @@ use crate::job::Job;
 use crate::scheduler::{Closed, Effect, Event, JobId, KvRoom, Outcome, StepPlan, StepRow};
 use crate::stream::CancelFlag;
 
+pub(crate) use self::turns::Turns;
+
 /// Owns the engine; lives on a thread of its own, or in a test that makes time pass by itself.
 #[derive(Debug)]
 pub struct Worker {
     engine: Engine,
     desk: Arc<Desk>,
     emulation: Option<PassCost>,
+    /// Where other models share the machine.
+    turns: Option<Arc<Turns>>,
     jobs: HashMap<JobId, Job>,
     running: HashMap<JobId, Running>,
 }
@@ -69,8 +75,13 @@ impl Pass {
 }
 
 impl Worker {
-    pub(crate) fn new(engine: Engine, desk: Arc<Desk>, emulation: Option<PassCost>) -> Worker {
-        Worker { engine, desk, emulation, jobs: HashMap::new(), running: HashMap::new() }
+    pub(crate) fn new(
+        engine: Engine,
+        desk: Arc<Desk>,
+        emulation: Option<PassCost>,
+        turns: Option<Arc<Turns>>,
+    ) -> Worker {
+        Worker { engine, desk, emulation, turns, jobs: HashMap::new(), running: HashMap::new() }
     }
 
     /// Serves until the service is stopped; for a thread of its own.
@@ -175,7 +186,7 @@ impl Worker {
     /// What the KV cache can take now.
     fn room(&self) -> KvRoom {
         let next = self.desk.next_waiting().and_then(|id| self.jobs.get(&id));
-        let held = |job: &Job| self.engine.held_prefix(&job.feed()[..job.reusable_tokens()]);
+        let held = |job: &Job| self.engine.held_prefix(job.adapter, &job.feed()[..job.reusable_tokens()]);
         KvRoom { free_tokens: self.engine.free_tokens(), next_held_tokens: next.map_or(0, held) }
     }
 
@@ -227,7 +238,10 @@ impl Worker {
             error!(job = id.0, "a sequence without its request");
             return self.desk.step(Event::Fail(id));
         };
-        let seq = self.engine.create();
+        let Ok(seq) = self.engine.create_with(job.adapter) else {
+            error!(job = id.0, "a request with an adapter of another engine");
+            return self.desk.step(Event::Fail(id));
+        };
         self.running.insert(id, Running { seq, begun: false });
         // The scoring window is always computed, so that there are queries to score with.
         let cached = self.engine.reuse_prefix(seq, &job.feed()[..=job.reusable_tokens()]);
@@ -268,11 +282,15 @@ impl Worker {
     }
 
     fn compute(&mut self, plan: &StepPlan) -> Result<Pass, StepError> {
+        let turns = self.turns.clone();
+        let turn = turns.as_deref().map(Turns::take);
+        // What a pass costs is told without the wait for other models' passes.
         let (begun_at, started) = (self.desk.clock.now(), Instant::now());
         let rows: Vec<Row> = plan.rows.iter().filter_map(|row| self.row(row)).collect();
         let batch: Vec<StepSeq<'_>> = rows.iter().map(Row::step).collect();
         let mut control = CancelWatch { flags: rows.iter().map(|row| row.cancel.clone()).collect() };
         let outputs = self.engine.step(&batch, &mut control)?;
+        drop(turn);
         let content = PassContent {
             prompts_begun: rows.iter().filter(|row| row.begins).count(),
             prefill_tokens: plan.prefill_tokens(),

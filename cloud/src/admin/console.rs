@@ -332,11 +332,22 @@ fn label(field: &str) -> &str {
         "corrector" => "Corrector",
         "refine" => "May be refined",
         "mode" => "Ranked by",
+        "model" => "Model",
+        "adapter" => "Adapter",
         other => other,
     }
 }
 
-/// A setting's value, for people.
+/// What a setting is set to, for people.
+fn setting_text(field: &str, value: &serde_json::Value) -> String {
+    match (field, value) {
+        ("model", serde_json::Value::Null) => "the service's default".to_owned(),
+        ("adapter", serde_json::Value::Null) => "none".to_owned(),
+        _ => value_text(value),
+    }
+}
+
+/// A value, for people.
 fn value_text(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::Null => "automatic".to_owned(),
@@ -362,8 +373,8 @@ struct Changed {
 fn changed(changes: &[super::view::FieldChange]) -> Vec<Changed> {
     let one = |change: &super::view::FieldChange| Changed {
         label: label(&change.field).to_owned(),
-        from: value_text(&change.from),
-        to: value_text(&change.to),
+        from: setting_text(&change.field, &change.from),
+        to: setting_text(&change.field, &change.to),
     };
     changes.iter().map(one).collect()
 }

@@ -468,6 +468,8 @@ fn scene_view(history: &SceneHistory) -> SceneView {
         newest_version: head.newest_version,
         published: settings(head.published_version),
         draft: settings(head.draft_version),
+        // Said by those who know the service.
+        warnings: Vec::new(),
     }
 }
 

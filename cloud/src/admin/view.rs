@@ -45,6 +45,12 @@ pub struct Settings {
     /// What answers may lose against the full prompt, as a share of the score.
     #[schema(minimum = 0.0, maximum = 1.0)]
     pub tolerance: f32,
+    /// The model that answers, at most 128 bytes; null: the service's default.
+    #[serde(default)]
+    pub model: Option<String>,
+    /// The adapter of that model, at most 128 bytes; null: the model alone.
+    #[serde(default)]
+    pub adapter: Option<String>,
 }
 
 impl From<&SceneSettings> for Settings {
@@ -61,6 +67,8 @@ impl From<&SceneSettings> for Settings {
             refine: settings.refine,
             mode: settings.mode.to_string(),
             tolerance: settings.tolerance,
+            model: settings.model.clone(),
+            adapter: settings.adapter.clone(),
         }
     }
 }
@@ -85,6 +93,8 @@ impl Settings {
             refine: self.refine,
             mode,
             tolerance: self.tolerance,
+            model: self.model.clone(),
+            adapter: self.adapter.clone(),
         };
         settings.check().map_err(|err| Problem::of_scene(&err))?;
         Ok(settings)
@@ -128,6 +138,9 @@ pub struct SceneView {
     pub published: Option<Settings>,
     /// Settings of the draft.
     pub draft: Option<Settings>,
+    /// Why this replica would refuse requests: the model or adapter of the version in force, or of the draft, is not
+    /// served here.
+    pub warnings: Vec<String>,
 }
 
 impl SceneView {

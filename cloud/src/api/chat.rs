@@ -68,8 +68,8 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
     let (request, mut answer) =
         accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
     access::charge(permit, &mut answer);
-    let head = Head::new(app.service.model_name());
-    let reply = Reply::new(&app.service, &request.work);
+    let head = Head::new(answer.model());
+    let reply = Reply::new(app.service.model_named(answer.model())?.model, &request.work);
     if !request.stream {
         return whole(head, reply, answer).await;
     }

@@ -260,6 +260,8 @@ pub(super) struct ModelCard {
     context_length: u64,
     /// Digest of its tokenizer.
     tokenizer_sha256: String,
+    /// Adapters of it that scenes may name.
+    adapters: Vec<String>,
 }
 
 /// How the process is.

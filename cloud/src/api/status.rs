@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::openapi::{ErrorReply, Health, ModelCard, ModelList, Stats};
 use super::{App, PathId, path_id};
 use crate::coefficients::{ALL, Known};
-use crate::service::ServiceError;
+use crate::service::ModelView;
 use crate::store::{Store, now_ms};
 
 /// The process lives; where it does not answer so, it must be started again. While the database is away it is
@@ -140,7 +140,7 @@ fn classes<T>(known: &BTreeMap<String, Known<T>>, figures: impl Fn(&T) -> Value)
     security(("key" = [])),
 )]
 pub(super) async fn models(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [card(&app)] }))
+    Json(json!({ "object": "list", "data": app.service.models().map(card).collect::<Vec<_>>() }))
 }
 
 /// Shows a model.
@@ -157,24 +157,20 @@ pub(super) async fn models(State(app): State<App>) -> Json<Value> {
     security(("key" = [])),
 )]
 pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Value>, ApiError> {
-    let id = path_id(id)?;
-    if id == app.service.model_name() || id == "default" {
-        return Ok(Json(card(&app)));
-    }
-    let asked = id.chars().take(128).collect();
-    let unknown = ServiceError::UnknownModel { asked, served: app.service.model_name().to_owned() };
-    Err(ApiError::from(unknown).for_openai())
+    let found = app.service.model_named(&path_id(id)?);
+    Ok(Json(card(found.map_err(|err| ApiError::from(err).for_openai())?)))
 }
 
-fn card(app: &App) -> Value {
-    let model = app.service.model();
+fn card(view: ModelView<'_>) -> Value {
+    let model = view.model;
     json!({
-        "id": app.service.model_name(),
+        "id": view.name,
         "object": "model",
         "created": 0,
         "owned_by": "baton",
         "context_length": model.config().context_len,
         "tokenizer_sha256": model.tokenizer().digest_hex(),
+        "adapters": view.adapters().collect::<Vec<_>>(),
     })
 }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::DatabaseArgs;
 use crate::access::Actor;
 use crate::scene::{Scene, SceneSettings};
+use crate::service::DEFAULT_MODEL;
 use crate::store::{Store, StoreError};
 
 pub use self::explain::ExplainArgs;
@@ -115,6 +116,12 @@ pub struct SceneSet {
     /// How sentences are ranked: attention, paper, tokens, gemfilter, chunk, bm25, streaming, random or none
     #[arg(long)]
     pub mode: Option<Mode>,
+    /// Model that answers, by its name in the API, or `default`
+    #[arg(long, value_name = "NAME|default")]
+    pub model: Option<String>,
+    /// Adapter of that model, or `none`
+    #[arg(long, value_name = "NAME|none")]
+    pub adapter: Option<String>,
     /// The system message in front of the content
     #[arg(long)]
     pub system: Option<String>,
@@ -169,6 +176,8 @@ impl SceneSet {
         put(&mut settings.corrector, self.corrector);
         put(&mut settings.refine, self.refine);
         put(&mut settings.mode, self.mode);
+        put(&mut settings.model, self.model.map(|name| Some(name).filter(|name| name != DEFAULT_MODEL)));
+        put(&mut settings.adapter, self.adapter.map(|name| Some(name).filter(|name| name != "none")));
         put(&mut settings.system, self.system);
         put(&mut settings.question_prefix, self.question_prefix);
         settings
@@ -295,5 +304,7 @@ fn print_scenes(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
 fn texts(scene: &Scene, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "system           {:?}", scene.settings.system)?;
     writeln!(out, "question prefix  {:?}", scene.settings.question_prefix)?;
-    writeln!(out, "tolerance        {}", scene.settings.tolerance)
+    writeln!(out, "tolerance        {}", scene.settings.tolerance)?;
+    writeln!(out, "model            {}", scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+    writeln!(out, "adapter          {}", scene.settings.adapter.as_deref().unwrap_or("none"))
 }

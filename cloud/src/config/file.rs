@@ -5,8 +5,9 @@
 //! slots: 16
 //! tls-cert: /etc/baton/tls.crt
 //! ```
+//! A setting that may be given several times is a list.
 //! Its settings become words of the command line, in front of those that were written there: the same names, the same
-//! checks, and what is on the command line (or in the environment) wins.
+//! checks, and what is on the command line (or in the environment) wins, lists as a whole.
 //! Never: takes a setting that the command line does not know.
 
 use std::ffi::{OsStr, OsString};
@@ -42,7 +43,9 @@ pub enum FileError {
         path: PathBuf,
     },
     /// A setting has a value that no option takes.
-    #[error("setting `{setting}` of `{path}` must be text, a number, or true or false")]
+    #[error(
+        "setting `{setting}` of `{path}` must be text, a number, or true or false, or where it may be repeated a list"
+    )]
     Value {
         /// Where it is.
         path: PathBuf,
@@ -51,16 +54,27 @@ pub enum FileError {
     },
 }
 
-/// The settings of the file as words, without those for which `leave` says so.
+/// How a setting of the file is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// Not at all: another place says it.
+    Left,
+    /// One value.
+    One,
+    /// One value or a list.
+    Many,
+}
+
+/// The settings of the file as words, taken as `taken` says of their names.
 ///
 /// # Errors
 /// [`FileError`] where it is not a flat map of settings.
-pub fn words(path: &Path, leave: impl Fn(&str) -> bool) -> Result<Vec<OsString>, FileError> {
+pub fn words(path: &Path, taken: impl Fn(&str) -> Taken) -> Result<Vec<OsString>, FileError> {
     let text = std::fs::read_to_string(path).map_err(|err| FileError::Read { path: path.to_owned(), err })?;
-    parse(path, &text, leave)
+    parse(path, &text, taken)
 }
 
-fn parse(path: &Path, text: &str, leave: impl Fn(&str) -> bool) -> Result<Vec<OsString>, FileError> {
+fn parse(path: &Path, text: &str, taken: impl Fn(&str) -> Taken) -> Result<Vec<OsString>, FileError> {
     let map = match serde_norway::from_str(text) {
         Ok(Value::Mapping(map)) => map,
         Ok(Value::Null) => return Ok(Vec::new()),
@@ -70,15 +84,19 @@ fn parse(path: &Path, text: &str, leave: impl Fn(&str) -> bool) -> Result<Vec<Os
     let mut words = Vec::new();
     for (name, value) in map {
         let Value::String(name) = name else { return Err(FileError::NotAMap { path: path.to_owned() }) };
-        if leave(&name) {
-            continue;
-        }
-        match value {
-            Value::Null | Value::Bool(false) => (),
-            Value::Bool(true) => words.push(format!("--{name}").into()),
-            Value::Number(number) => words.push(format!("--{name}={number}").into()),
-            Value::String(text) => words.push(format!("--{name}={text}").into()),
-            _ => return Err(FileError::Value { path: path.to_owned(), setting: name }),
+        let values = match (taken(&name), value) {
+            (Taken::Left, _) => continue,
+            (Taken::Many, Value::Sequence(values)) => values,
+            (_, value) => vec![value],
+        };
+        for value in values {
+            match value {
+                Value::Null | Value::Bool(false) => (),
+                Value::Bool(true) => words.push(format!("--{name}").into()),
+                Value::Number(number) => words.push(format!("--{name}={number}").into()),
+                Value::String(text) => words.push(format!("--{name}={text}").into()),
+                _ => return Err(FileError::Value { path: path.to_owned(), setting: name }),
+            }
         }
     }
     Ok(words)
@@ -98,7 +116,12 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, want: Result<&[&str], &str>) {
-        let have = parse(Path::new("f"), text, |name| name == "env").map_err(|err| err.to_string());
+        let taken = |name: &str| match name {
+            "env" => Taken::Left,
+            "model" => Taken::Many,
+            _ => Taken::One,
+        };
+        let have = parse(Path::new("f"), text, taken).map_err(|err| err.to_string());
         let want = want.map(|words| words.iter().map(OsString::from).collect::<Vec<_>>());
         assert_eq!(have, want.map_err(str::to_owned), "{text}");
     }
@@ -110,7 +133,15 @@ mod tests {
         check("drain-timeout: 2.5\njson: true\nother: false", Ok(&["--drain-timeout=2.5", "--json"]));
         check("model-name: '-1'\nenv: x\nnone: ~", Ok(&["--model-name=-1"]));
         check("- a", Err("`f` must hold one setting a line, `option: value`"));
-        check("a: [1]", Err("setting `a` of `f` must be text, a number, or true or false"));
+        check("model: [a.gguf, 'b=c.gguf']", Ok(&["--model=a.gguf", "--model=b=c.gguf"]));
+        check("model: a.gguf", Ok(&["--model=a.gguf"]));
+        let wrong = |name: &str| {
+            format!(
+                "setting `{name}` of `f` must be text, a number, or true or false, or where it may be repeated a list"
+            )
+        };
+        check("a: [1]", Err(&wrong("a")));
+        check("model: [[1]]", Err(&wrong("model")));
         check("a: b: c", Err("`f` is not YAML"));
     }
 

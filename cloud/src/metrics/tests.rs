@@ -49,6 +49,7 @@ fn pairs(text: &str) -> BTreeMap<String, String> {
 fn ended(scene: Option<&str>) -> Ended<'_> {
     Ended {
         scene,
+        model: "base",
         outcome: "cap",
         disconnected: true,
         prompt_tokens: 600,
@@ -62,7 +63,7 @@ fn ended(scene: Option<&str>) -> Ended<'_> {
 fn full() -> Metrics {
     let metrics = Metrics::new();
     metrics.rejected("queue_full");
-    metrics.first_token(Some("doc-qa"), Duration::from_millis(320));
+    metrics.first_token(Some("doc-qa"), "base", Duration::from_millis(320));
     metrics.assisted("doc-qa", 24);
     metrics.refine_elapsed(Duration::from_millis(2));
     metrics.db_operation("scenes", Duration::from_millis(1));
@@ -80,13 +81,14 @@ fn full() -> Metrics {
 #[test]
 fn every_metric_is_there_and_reads_as_what_it_is() {
     let metrics = full();
-    let usage = Usage {
-        running: 2,
+    let of = |model: &str, running| ModelUsage {
+        model: model.into(),
+        running,
         kv_usage: 0.5,
         prefix_queries: 9,
-        scenes: vec![("doc-qa".into(), 3)],
-        ..Usage::default()
+        ..ModelUsage::default()
     };
+    let usage = Usage { models: vec![of("base", 2), of("other", 3)], scenes: vec![("doc-qa".into(), 3)] };
     let (kinds, samples) = read(&metrics.render(&usage));
     let want: BTreeMap<String, String> = METRICS
         .iter()
@@ -103,7 +105,12 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
     let value = |name: &str| {
         samples.iter().find(|(found, ..)| found == name).unwrap_or_else(|| panic!("no {name}")).2
     };
-    assert_eq!(value("baton_requests_running"), 2.0);
+    let running: Vec<_> = samples
+        .iter()
+        .filter(|(name, ..)| name == "baton_requests_running")
+        .map(|(_, labels, value)| (labels["model"].as_str(), *value))
+        .collect();
+    assert_eq!(BTreeMap::from_iter(running), BTreeMap::from([("base", 2.0), ("other", 3.0)]));
     assert_eq!(value("baton_kv_cache_usage_ratio"), 0.5);
     assert_eq!(value("baton_prefix_cache_queries_total"), 9.0);
     assert_eq!(value("baton_scene_config_generation"), 3.0);
@@ -114,7 +121,7 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
     assert!((value("baton_time_per_output_token_seconds_sum") - 0.02).abs() < 1e-9);
     assert!((value("baton_request_duration_seconds_sum") - 0.4).abs() < 1e-9);
     let requests = samples.iter().find(|(name, ..)| name == "baton_requests_total").unwrap();
-    assert_eq!((requests.1["scene"].as_str(), requests.1["outcome"].as_str()), ("doc-qa", "cap"));
+    assert_eq!((requests.1["scene"].as_str(), requests.1["model"].as_str()), ("doc-qa", "base"));
     // Buckets grow, and the last one holds all.
     let buckets: Vec<f64> = samples
         .iter()

@@ -18,7 +18,7 @@ pub struct FieldChange {
 impl SceneSettings {
     /// Every setting by its name in the API, in the order in which people read them.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, Value); 11] {
+    pub fn fields(&self) -> [(&'static str, Value); 13] {
         // The shortest decimal of an f32, not its neighbour in f64.
         let number = |value: f32| json!(super::decimal(value));
         [
@@ -33,6 +33,8 @@ impl SceneSettings {
             ("corrector", json!(self.corrector.as_str())),
             ("refine", json!(self.refine)),
             ("mode", json!(self.mode.to_string())),
+            ("model", json!(self.model)),
+            ("adapter", json!(self.adapter)),
         ]
     }
 
@@ -64,16 +66,23 @@ mod tests {
     fn exactly_the_fields_that_differ_are_named() {
         let old = SceneSettings::with_system("a");
         assert_eq!(old.diff(&old), []);
-        let new = SceneSettings { xi: 0.3, ratio: Some(0.5), corrector: Corrector::Device, ..old.clone() };
+        let new = SceneSettings {
+            xi: 0.3,
+            ratio: Some(0.5),
+            corrector: Corrector::Device,
+            adapter: Some("law".into()),
+            ..old.clone()
+        };
         let changes = old.diff(&new);
         let fields: Vec<&str> = changes.iter().map(|change| change.field).collect();
-        assert_eq!(fields, ["ratio", "xi", "corrector"]);
+        assert_eq!(fields, ["ratio", "xi", "corrector", "adapter"]);
         assert_eq!(
             changes_json(&changes),
             json!({
                 "ratio": { "from": null, "to": 0.5 },
                 "xi": { "from": 0.25, "to": 0.3 },
                 "corrector": { "from": "cloud", "to": "device" },
+                "adapter": { "from": null, "to": "law" },
             })
         );
     }

@@ -30,6 +30,7 @@ migrations! {
     6 "scene states" "0006_scene_states.sql";
     7 "access" "0007_access.sql";
     8 "usage" "0008_usage.sql";
+    9 "scene model" "0009_scene_model.sql";
 }
 
 /// Brings the schema up to date. PostgreSQL: one program at a time, by an advisory lock; a schema that is newer than this

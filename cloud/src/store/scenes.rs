@@ -382,6 +382,8 @@ impl Change {
             settings.refine,
             &mode,
             decimal(settings.tolerance),
+            settings.model.as_deref(),
+            settings.adapter.as_deref(),
             self.at_ms / 1000,
             &self.by,
             new.note,
@@ -506,6 +508,8 @@ pub(super) fn scene(row: &Row) -> Result<Scene, StoreError> {
         refine: row.flag("refine")?,
         mode: row.parsed("refine_mode")?,
         tolerance: row.real("tolerance")? as f32,
+        model: row.opt_text("model")?,
+        adapter: row.opt_text("adapter")?,
     };
     settings.check()?;
     Ok(Scene { id: row.text("id")?, version: row.small("version")?, settings })

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::world::{model, options, scenes};
+use crate::world::{options, scenes, setup};
 
 /// A guard against hangs; no test depends on it otherwise.
 pub const HANG: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ impl Server {
         http_limits: HttpLimits,
         api_limits: ApiLimits,
     ) -> Server {
-        let (service, worker) = CloudService::new(model(), scenes(), options).unwrap();
+        let (service, worker) = CloudService::new(setup(), scenes(), options).unwrap();
         serve::start(worker).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

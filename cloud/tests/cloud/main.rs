@@ -15,6 +15,7 @@ mod completions;
 mod edge;
 mod fairness;
 mod load;
+mod models;
 mod observability;
 mod preemption;
 mod program;

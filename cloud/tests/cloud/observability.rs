@@ -51,11 +51,11 @@ async fn figures_follow_the_requests() {
     let text = tokio::time::timeout(HANG, text).await.expect("both requests are counted");
     assert!(text.contains("content-type: text/plain; version=0.0.4"), "{text}");
     for line in [
-        "baton_requests_total{scene=\"doc-qa\",outcome=\"cap\"} 1",
-        "baton_requests_total{scene=\"\",outcome=\"cap\"} 1",
+        "baton_requests_total{scene=\"doc-qa\",model=\"tiny\",outcome=\"cap\"} 1",
+        "baton_requests_total{scene=\"\",model=\"tiny\",outcome=\"cap\"} 1",
         "baton_handoffs_total{outcome=\"cap\"} 1",
-        "baton_generation_tokens_total{scene=\"doc-qa\"} 5",
-        "baton_time_to_first_token_seconds_count{scene=\"doc-qa\"} 1",
+        "baton_generation_tokens_total{scene=\"doc-qa\",model=\"tiny\"} 5",
+        "baton_time_to_first_token_seconds_count{scene=\"doc-qa\",model=\"tiny\"} 1",
         "baton_refined_prompt_ratio_count{scene=\"doc-qa\"} 1",
         "baton_refine_seconds_count 1",
         "baton_assisted_tokens_sum{scene=\"doc-qa\"} 5",

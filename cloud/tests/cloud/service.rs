@@ -12,7 +12,7 @@ use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
 use baton_refine::Mode;
 
 use crate::world::{
-    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, model, options, request, run_all,
+    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, options, request, run_all, setup,
     tokens,
 };
 
@@ -54,7 +54,7 @@ fn a_scene_has_a_mode_and_a_request_may_name_another() {
         Scene { id: "words".into(), version: 1, settings: scene(Mode::Bm25) },
         Scene { id: "ends".into(), version: 1, settings: scene(Mode::Streaming) },
     ]);
-    let (service, mut worker) = CloudService::new(model(), book, options()).unwrap();
+    let (service, mut worker) = CloudService::new(setup(), book, options()).unwrap();
     let mut kept = |scene: &str, mode: Option<&str>| {
         let mut request = request(scene, &document(40), 2);
         request.refine.mode = mode.map(str::to_owned);

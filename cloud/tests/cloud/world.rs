@@ -8,7 +8,7 @@ use baton_cloud::Clock;
 use baton_cloud::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::scheduler::{MixedTokens, StepBudget};
-use baton_cloud::service::{CloudService, ServiceOptions};
+use baton_cloud::service::{CloudService, ModelSetup, ServiceOptions};
 use baton_cloud::stream::AssistStream;
 use baton_cloud::worker::Worker;
 use baton_engine::Model;
@@ -31,6 +31,11 @@ pub fn model() -> Arc<Model> {
         Model::from_gguf(Gguf::from_bytes(tiny.to_gguf().unwrap()).unwrap()).unwrap()
     });
     MODEL.clone()
+}
+
+/// That model under the name of all tests.
+pub fn setup() -> ModelSetup {
+    ModelSetup::named("tiny", model())
 }
 
 /// The seeded scenes, without a database.
@@ -70,13 +75,13 @@ pub fn options() -> ServiceOptions {
     ServiceOptions {
         threads: std::num::NonZeroUsize::new(1),
         budget: chunks(64),
-        ..ServiceOptions::named("tiny")
+        ..ServiceOptions::default()
     }
 }
 
 /// A service whose worker is driven by hand.
 pub fn by_hand(options: ServiceOptions) -> (CloudService, Worker) {
-    CloudService::new(model(), scenes(), options).unwrap()
+    CloudService::new(setup(), scenes(), options).unwrap()
 }
 
 /// Runs passes until nothing is left to run.

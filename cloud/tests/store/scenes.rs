@@ -50,6 +50,8 @@ fn every_setting_is_read_as_it_was_written() {
             refine: true,
             mode: Mode::Bm25,
             tolerance: 0.015,
+            model: Some("llama-3.2".into()),
+            adapter: Some("law@2".into()),
         };
         let set = store.set_scene("all", &settings, "why", Expected::Absent, &ann()).await.unwrap();
         assert_eq!((set.version, &set.settings), (1, &settings));

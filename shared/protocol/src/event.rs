@@ -58,6 +58,12 @@ pub struct FirstEvent {
     /// Whose token counts where cloud and device differ.
     #[serde(default)]
     pub corrector: Corrector,
+    /// Model that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Adapter of that model, if the scene has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
     /// Digest of the cloud's tokenizer; ids mean something only where it equals the device's.
     #[serde(default)]
     pub tokenizer_sha256: Option<String>,
@@ -288,6 +294,8 @@ mod tests {
             assist_bound_by: "tau".to_owned(),
             tau_ms: 100.0,
             corrector: Corrector::Cloud,
+            model: None,
+            adapter: None,
             tokenizer_sha256: None,
             timing: Timing { queue_ms: 1.5, prefill_ms: 200.0, refine_ms: 3.0, decode_ms: 20.0 },
             guide: Some(serde_json::json!({"plan": ["a", 1]})),

@@ -93,7 +93,8 @@ pub(super) struct Versions {
     )
 )]
 pub(super) async fn list(State(admin): State<Admin>) -> Result<Json<SceneList>, Problem> {
-    Ok(Json(SceneList { scenes: admin.office.scenes().await? }))
+    let scenes = admin.office.scenes().await?.into_iter().map(|scene| admin.warned(scene)).collect();
+    Ok(Json(SceneList { scenes }))
 }
 
 /// One scene; its `ETag` is what a change must carry as `If-Match`.
@@ -109,7 +110,7 @@ pub(super) async fn show(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let scene = admin.office.scene(&id).await?;
+    let scene = admin.warned(admin.office.scene(&id).await?);
     Ok(tagged(&headers, scene.revision, &scene))
 }
 
@@ -207,7 +208,7 @@ pub(super) async fn save_draft(
     let expected = expected(&headers)?;
     let settings = input.settings.check()?;
     let scene = admin.office.save_draft(&session.actor(), &id, &settings, &input.note, expected).await?;
-    Ok(changed(scene.revision, &scene))
+    Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
 /// Gives the draft up.
@@ -226,7 +227,7 @@ pub(super) async fn discard_draft(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let scene = admin.office.discard_draft(&session.actor(), &id, expected(&headers)?).await?;
-    Ok(changed(scene.revision, &scene))
+    Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
 /// Brings the draft into force.
@@ -246,7 +247,7 @@ pub(super) async fn publish(
     JsonBody(input): JsonBody<PublishInput>,
 ) -> Result<Response, Problem> {
     let scene = admin.office.publish(&session.actor(), &id, &input.note, expected(&headers)?).await?;
-    Ok(changed(scene.revision, &scene))
+    Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
 /// Brings an older version back into force, as a copy with a new number.
@@ -267,5 +268,5 @@ pub(super) async fn roll_back(
 ) -> Result<Response, Problem> {
     let expected = expected(&headers)?;
     let scene = admin.office.roll_back(&session.actor(), &id, input.version, &input.note, expected).await?;
-    Ok(changed(scene.revision, &scene))
+    Ok(changed(scene.revision, &admin.warned(scene)))
 }

@@ -1,5 +1,7 @@
 //! One scene: its form, what the optimizer would answer for it, and its history.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::{Extension, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -38,6 +40,8 @@ struct SceneForm {
     assist_floor: String,
     tau_ms: String,
     tolerance: String,
+    model: String,
+    adapter: String,
     refine: bool,
     mode: String,
     corrector: String,
@@ -61,6 +65,8 @@ impl SceneForm {
             assist_floor: settings.assist_floor.to_string(),
             tau_ms: settings.tau_ms.to_string(),
             tolerance: settings.tolerance.to_string(),
+            model: settings.model.clone().unwrap_or_default(),
+            adapter: settings.adapter.clone().unwrap_or_default(),
             refine: settings.refine,
             mode: settings.mode.clone(),
             corrector: settings.corrector.clone(),
@@ -84,6 +90,8 @@ impl SceneForm {
             assist_floor: fields.text("assist_floor"),
             tau_ms: fields.text("tau_ms"),
             tolerance: fields.text("tolerance"),
+            model: fields.text("model"),
+            adapter: fields.text("adapter"),
             refine: fields.text("refine") == "yes",
             mode: fields.text("mode"),
             corrector: fields.text("corrector"),
@@ -111,6 +119,8 @@ impl SceneForm {
             refine: self.refine,
             mode: self.mode.clone(),
             tolerance: fields.needed("tolerance")?,
+            model: named(&self.model),
+            adapter: named(&self.adapter),
         };
         settings.check()
     }
@@ -129,6 +139,11 @@ impl SceneForm {
         };
         Ok(PredictFor { device_class: some(&self.device_class), network: some(&self.network), prompt_tokens })
     }
+}
+
+/// A name that may be left out.
+fn named(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
 }
 
 /// A row of the table over all classes.
@@ -278,7 +293,12 @@ struct Conflict {
 struct ScenePage {
     frame: Frame,
     scene: SceneView,
-    model: String,
+    /// Names of this replica's models, the default first.
+    models: Vec<String>,
+    /// Names of their adapters.
+    adapters: BTreeSet<String>,
+    /// Why this replica would refuse requests for these settings.
+    unserved: Option<String>,
     edits: bool,
     form: SceneForm,
     bad: Option<(String, String)>,
@@ -440,6 +460,9 @@ async fn render(
     let known = admin.known().await?;
     let (devices, networks) = predict::classes(&known);
     let predicted = predicted(admin, &scene.id, &form, &settings).await;
+    let checked = settings.as_ref().ok();
+    let unserved = checked.and_then(|settings| admin.service.unserved(&scene.id, settings));
+    let unserved = unserved.map(|refused| refused.to_string());
     let problem = settings.err().or_else(|| predicted.as_ref().err().cloned());
     let piece = PredictionPiece::of(&predicted);
     let prediction = piece.render().map_err(|err| Problem::new(Kind::Internal, err.to_string()))?;
@@ -449,7 +472,9 @@ async fn render(
         problem.as_ref().and_then(|problem| Some((problem.field_name()?.to_owned(), problem.detail.clone())));
     let shown = ScenePage {
         frame,
-        model: admin.service.model_name().to_owned(),
+        models: admin.service.models().map(|model| model.name.to_owned()).collect(),
+        adapters: admin.service.models().flat_map(|model| model.adapters()).map(str::to_owned).collect(),
+        unserved,
         edits: session.edits(),
         problem: problem.filter(|_| conflict.is_none()).map(|problem| problem.detail),
         bad,
@@ -485,6 +510,8 @@ mod tests {
             ("refine", "yes"),
             ("mode", "attention"),
             ("corrector", "cloud"),
+            ("model", ""),
+            ("adapter", " law "),
             ("system", "You answer. "),
             ("question_prefix", "\r\n\r\nQuestion: "),
         ];
@@ -498,6 +525,7 @@ mod tests {
         let settings = SceneForm::read(&fields).settings(&fields).unwrap();
         // An L that stands behind `automatic` does not count; blanks of texts do.
         assert_eq!((settings.ratio, settings.assist_tokens), (Some(0.5), None));
+        assert_eq!((settings.model, settings.adapter.as_deref()), (None, Some("law")));
         assert_eq!(
             (settings.system.as_str(), settings.question_prefix.as_str()),
             ("You answer. ", "\n\nQuestion: ")
@@ -515,6 +543,7 @@ mod tests {
         assert_eq!(field(&[("assist_mode", "manual"), ("assist_tokens", "1.5")]), "assist_tokens");
         assert_eq!(field(&[("tau_ms", "soon")]), "tau_ms");
         assert_eq!(field(&[("mode", "best")]), "mode");
+        assert_eq!(field(&[("adapter", "a b")]), "adapter");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::scene::Version;
-use super::{Asked, Changed, Frame, Question, Shown, changed, label, page, revision, to, value_text};
+use super::{Asked, Changed, Frame, Question, Shown, changed, label, page, revision, setting_text, to};
 use crate::admin::Admin;
 use crate::admin::guard::Fields;
 use crate::admin::predict::PredictFor;
@@ -133,6 +133,8 @@ struct ReviewPage {
     before: String,
     after: String,
     asked: String,
+    /// Why this replica would refuse requests for the draft.
+    unserved: Option<String>,
 }
 
 pub(super) async fn review(State(admin): State<Admin>, session: Session, Path(id): Path<String>) -> Shown {
@@ -161,6 +163,7 @@ pub(super) async fn review(State(admin): State<Admin>, session: Session, Path(id
         to_text: format!("version {draft}, the draft"),
         before: now,
         after: then.summary(),
+        unserved: admin.service.unserved(&id, &after).map(|refused| refused.to_string()),
         asked: format!("{} over {}, {} prompt tokens", then.device_class, then.network, then.prompt_tokens),
         id,
     };
@@ -203,7 +206,8 @@ pub(super) async fn version(
     let settings = found.settings.check()?;
     let published = scene.published.as_ref().map(Settings::check).transpose()?;
     let against = published.as_ref().unwrap_or(&settings);
-    let field = |(name, value): (&str, serde_json::Value)| (label(name).to_owned(), value_text(&value));
+    let field =
+        |(name, value): (&str, serde_json::Value)| (label(name).to_owned(), setting_text(name, &value));
     let in_force = scene.published_version == Some(version);
     let shown = VersionPage {
         frame: Frame::of(&session, "/admin/scenes", format!("{id} version {version}")),

@@ -5,6 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use baton_engine::Model;
 use baton_engine::tokenizer::Tokenizer;
 use baton_protocol::{AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent, Usage};
 use serde_json::{Value, json};
@@ -13,8 +14,7 @@ use uuid::Uuid;
 
 use super::super::chat_request::ChatWork;
 use crate::logprobs::{Logprobs, PlaceLogprobs, TokenLogprob};
-use crate::service::CloudService;
-use crate::tools::{ToolParser, ToolPiece};
+use crate::tools::{ToolForm, ToolParser, ToolPiece};
 
 /// What is the same in every part of one reply.
 #[derive(Debug)]
@@ -87,8 +87,8 @@ struct Baton {
 }
 
 impl Reply {
-    pub(super) fn new(service: &CloudService, work: &ChatWork) -> Reply {
-        let tokenizer = service.model().tokenizer().clone();
+    pub(super) fn new(model: &Model, work: &ChatWork) -> Reply {
+        let tokenizer = model.tokenizer().clone();
         match work {
             ChatWork::Assisted(_) => {
                 Reply { tokenizer, parser: None, logprobs: None, baton: Some(Baton::default()) }
@@ -96,7 +96,7 @@ impl Reply {
             ChatWork::Whole(completion) => {
                 let parser = completion.tools.as_ref().map(|tools| {
                     let names = tools.tools.iter().map(|tool| tool.name.clone());
-                    ToolParser::new(service.tool_form().markup, names)
+                    ToolParser::new(ToolForm::of(model.template()).markup, names)
                 });
                 Reply { tokenizer, parser, logprobs: completion.logprobs.clone(), baton: None }
             }

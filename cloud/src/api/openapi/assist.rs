@@ -168,6 +168,12 @@ pub(super) struct FirstBody {
     tau_ms: f64,
     /// `cloud` or `device`: whose token counts where they differ.
     corrector: String,
+    /// Model that answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    /// Adapter of that model, if the scene has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<String>,
     /// Digest of the cloud's tokenizer.
     tokenizer_sha256: Option<String>,
     /// Where the time went.

@@ -203,3 +203,29 @@ async fn the_document_describes_itself() {
         assert!(document.pointer(&path).is_some(), "{path}");
     }
 }
+
+#[tokio::test]
+async fn a_scene_that_this_replica_does_not_serve_is_published_with_a_warning() {
+    let world = World::new().await;
+    let edna = world.log_in("edna").await;
+    let scene = world.get(&edna, &format!("{API}/scenes/doc-qa")).await;
+    assert_eq!(scene.json()["warnings"], json!([]));
+    let tag = scene.header("etag").to_owned();
+    let draft = json!({ "settings": settings(|s| s["adapter"] = json!("law")) });
+    let answer = world.call(&edna, "PUT", "/scenes/doc-qa/draft", Some(&tag), &draft).await;
+    let refused = "scene `doc-qa` needs adapter `law` of model `tiny`, which is not served here; it has none";
+    assert_eq!(answer.json()["warnings"], json!([format!("the draft: {refused}")]));
+    for page in ["/admin/scenes/doc-qa", "/admin/scenes/doc-qa/review"] {
+        let page = world.get(&edna, page).await;
+        assert!(page.body.contains("needs adapter"), "{page:?}");
+    }
+    let diff = world.get(&edna, &format!("{API}/scenes/doc-qa/diff")).await.json();
+    assert_eq!(diff["changes"], json!([{ "field": "adapter", "from": null, "to": "law" }]));
+    let tag = answer.header("etag").to_owned();
+    let answer = world.call(&edna, "POST", "/scenes/doc-qa/publish", Some(&tag), &json!({})).await;
+    assert_eq!((answer.status, &answer.json()["warnings"]), (200, &json!([format!("in force: {refused}")])));
+    let tag = answer.header("etag").to_owned();
+    let bad = json!({ "settings": settings(|s| s["model"] = json!("two words")) });
+    let answer = world.call(&edna, "PUT", "/scenes/doc-qa/draft", Some(&tag), &bad).await;
+    assert_eq!((answer.status, &answer.json()["field"]), (422, &json!("model")));
+}

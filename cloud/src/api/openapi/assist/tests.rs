@@ -69,6 +69,8 @@ fn replies_are_written_down_whole() {
         assist_bound_by: String::new(),
         tau_ms: 1.0,
         corrector: Corrector::Cloud,
+        model: Some("m".into()),
+        adapter: Some("a".into()),
         tokenizer_sha256: None,
         timing: Timing::default(),
         guide: Some(json!({})),

@@ -1,0 +1,224 @@
+//! Which models a service has, and which adapters: `--model`, `--adapter` and what belongs to them.
+//!
+//! Never: opens a file; looks only at which exist. Always: names are those that scenes and callers may use, and no two
+//! models, and no two adapters of one model, share one.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::{ConfigError, find_demo_model};
+use crate::scene::{NAME_BYTES_MAX, is_name};
+use crate::service::DEFAULT_MODEL;
+
+/// Options about models, as written.
+#[derive(Debug, Clone, Args)]
+pub struct ModelOptions {
+    /// GGUF file of a model, and its name in the API (else --model-name, or the file's name); may be given several times. The
+    /// first is the default one. Each has weights, a KV cache of --kv-tokens, --slots and a queue of its own in memory;
+    /// their passes take turns, so that a request also waits for other models' passes. Default: the demo model of a
+    /// checkout
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub model: Vec<NamedFile>,
+    /// GGUF file of a LoRA adapter that scenes may name (make one by `baton model adapter`), of the model MODEL or else of
+    /// the first one; may be given several times. It costs the memory of its file, and a few percent of the time of the
+    /// requests that use it
+    #[arg(long, value_name = "NAME=FILE[@MODEL]")]
+    pub adapter: Vec<String>,
+    /// Name of the first model in the API; the default is the file's name
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Calibrated heads of the first model's refiner; the default, as for further models, is MODEL with .heads.json in
+    /// place of .gguf, where there is one
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+}
+
+/// A file, and a name for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFile {
+    /// The name, where one is written.
+    pub name: Option<String>,
+    /// The file.
+    pub path: PathBuf,
+}
+
+impl FromStr for NamedFile {
+    type Err = String;
+
+    /// `NAME=FILE` or `FILE`; what stands before `=` is a name where it is no path.
+    fn from_str(text: &str) -> Result<NamedFile, String> {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
+            _ => (None, text),
+        };
+        if path.is_empty() {
+            return Err("a file is missing".to_owned());
+        }
+        Ok(NamedFile { name, path: PathBuf::from(path) })
+    }
+}
+
+/// A model to serve, as checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// Its name in the API.
+    pub name: String,
+    /// Its GGUF file.
+    pub path: PathBuf,
+    /// Calibrated heads of the refiner.
+    pub calibration: Option<PathBuf>,
+    /// Its adapters: names and files.
+    pub adapters: Vec<(String, PathBuf)>,
+}
+
+impl ModelOptions {
+    /// The models, the default first; at least one.
+    pub(super) fn check(&self) -> Result<Vec<ModelConfig>, ConfigError> {
+        let demo = || find_demo_model().map(|path| vec![NamedFile { name: None, path }]);
+        let files = if self.model.is_empty() { demo()? } else { self.model.clone() };
+        let mut models: Vec<ModelConfig> = Vec::with_capacity(files.len());
+        for file in files {
+            let first = models.is_empty();
+            let name = match (file.name, &self.model_name) {
+                (Some(name), Some(_)) if first => return Err(ConfigError::TwoNames(name)),
+                (None, Some(name)) if first => name.clone(),
+                (Some(name), _) => name,
+                (None, _) => file.path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            };
+            // The first model has that name anyhow.
+            if !is_name(&name) || (!first && name == DEFAULT_MODEL) {
+                return Err(ConfigError::ModelName(name));
+            }
+            if models.iter().any(|model| model.name == name) {
+                return Err(ConfigError::DuplicateModel(name));
+            }
+            let beside = file.path.with_extension("heads.json");
+            let beside = beside.is_file().then_some(beside);
+            let named = self.calibration.clone().filter(|_| first);
+            models.push(ModelConfig {
+                name,
+                path: file.path,
+                calibration: named.or(beside),
+                adapters: Vec::new(),
+            });
+        }
+        for text in &self.adapter {
+            add_adapter(&mut models, text)?;
+        }
+        Ok(models)
+    }
+}
+
+/// `NAME=FILE@MODEL`, or `NAME=FILE` of the first model; `@` is part of the file where no model follows.
+fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError> {
+    let bad = || ConfigError::Adapter(text.chars().take(200).collect());
+    let (name, rest) = text.split_once('=').ok_or_else(bad)?;
+    let found = rest
+        .rsplit_once('@')
+        .and_then(|(file, model)| Some((file, models.iter().position(|known| known.name == model)?)));
+    let (file, at) = match (found, rest.rsplit_once('@')) {
+        (Some(found), _) => found,
+        // Not the end of a path, so a name that no model has.
+        (None, Some((_, model))) if !model.contains(['/', '.']) => {
+            let models = models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(ConfigError::AdapterModel {
+                adapter: name.to_owned(),
+                model: model.to_owned(),
+                models,
+            });
+        }
+        _ => (rest, 0),
+    };
+    if !is_name(name) || name.len() > NAME_BYTES_MAX || file.is_empty() {
+        return Err(bad());
+    }
+    let model = &mut models[at];
+    if model.adapters.iter().any(|(known, _)| known == name) {
+        return Err(ConfigError::DuplicateAdapter { adapter: name.to_owned(), model: model.name.clone() });
+    }
+    model.adapters.push((name.to_owned(), Path::new(file).to_owned()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: ModelOptions,
+    }
+
+    fn checked(words: &[&str]) -> Result<Vec<ModelConfig>, String> {
+        let line = Line::try_parse_from(["serve"].iter().chain(words)).map_err(|err| err.to_string())?;
+        line.options.check().map_err(|err| err.to_string())
+    }
+
+    #[track_caller]
+    fn check(words: &[&str], want: &[(&str, &str, &[(&str, &str)])]) {
+        let models = checked(words).unwrap();
+        let have: Vec<_> = models
+            .iter()
+            .map(|model| {
+                let adapters: Vec<_> = model
+                    .adapters
+                    .iter()
+                    .map(|(name, path)| (name.as_str(), path.to_str().unwrap()))
+                    .collect();
+                (model.name.as_str(), model.path.to_str().unwrap(), adapters)
+            })
+            .collect();
+        let want: Vec<_> =
+            want.iter().map(|(name, path, adapters)| (*name, *path, adapters.to_vec())).collect();
+        assert_eq!(have, want, "{words:?}");
+    }
+
+    #[track_caller]
+    fn refused(words: &[&str], want: &str) {
+        let err = checked(words).unwrap_err();
+        assert!(err.contains(want), "{words:?}: {err}");
+    }
+
+    #[test]
+    fn models_and_adapters_have_names() {
+        check(&["--model", "d/m.gguf"], &[("m", "d/m.gguf", &[])]);
+        check(&["--model", "m.gguf", "--model-name", "x"], &[("x", "m.gguf", &[])]);
+        check(&["--model", "./a=b.gguf"], &[("a=b", "./a=b.gguf", &[])]);
+        check(
+            &[
+                "--model",
+                "big=d/m.gguf",
+                "--model",
+                "n.gguf",
+                "--adapter",
+                "law=l.gguf@n",
+                "--adapter",
+                "law=k@2.gguf",
+            ],
+            &[("big", "d/m.gguf", &[("law", "k@2.gguf")]), ("n", "n.gguf", &[("law", "l.gguf")])],
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_refused() {
+        refused(&["--model", "a=m.gguf", "--model-name", "x"], "`a` and --model-name");
+        refused(&["--model", "m.gguf", "--model", "d/m.gguf"], "two models are named `m`");
+        refused(&["--model", "m.gguf", "--model", "default=d/m.gguf"], "model name `default`");
+        refused(&["--model", "a b=m.gguf"], "model name `a b`");
+        refused(&["--model", "a="], "a file is missing");
+        refused(&["--model", "m.gguf", "--adapter", "l.gguf"], "adapter `l.gguf` must be NAME=FILE");
+        refused(&["--model", "m.gguf", "--adapter", "l="], "adapter `l=` must be NAME=FILE");
+        refused(
+            &["--model", "m.gguf", "--adapter", "l=l.gguf@n"],
+            "adapter `l` is of model `n`; models are: m",
+        );
+        refused(
+            &["--model", "m.gguf", "--adapter", "l=l.gguf", "--adapter", "l=k.gguf"],
+            "model `m` has two adapters named `l`",
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! Why a request was not accepted, and what its client is told.
+
+use std::time::Duration;
+
+use baton_engine::prompt::PromptError;
+use baton_engine::sampling::SamplingError;
+use baton_engine::stop::StopError;
+use baton_protocol::{ErrorBody, ErrorCode, RequestError};
+use baton_refine::RefineError;
+
+use crate::book::SceneLookupError;
+use crate::constrain::ConstraintError;
+use crate::planning::PlanError;
+use crate::scheduler::QueueLimit;
+
+/// Why a request was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// A field is missing or out of its range.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// A field asks for something that this service does not do.
+    #[error("field `{field}`: {message}")]
+    Unsupported {
+        /// Its path.
+        field: &'static str,
+        /// What is not done.
+        message: String,
+    },
+    /// What the answer must be cannot be followed.
+    #[error("field `{field}`: {err}")]
+    Constraint {
+        /// Path of the field that says so.
+        field: String,
+        /// Why not.
+        #[source]
+        err: ConstraintError,
+    },
+    /// There is no such scene or version.
+    #[error(transparent)]
+    Scene(#[from] SceneLookupError),
+    /// There is no such model.
+    #[error("model `{asked}` is not served here; these are: {served}")]
+    UnknownModel {
+        /// The name asked for.
+        asked: String,
+        /// The names of the models.
+        served: String,
+    },
+    /// A request names another model than its scene.
+    #[error("scene `{scene}` is answered by model `{model}`, the request asks for `{asked}`")]
+    OtherModel {
+        /// The scene.
+        scene: String,
+        /// The scene's model.
+        model: String,
+        /// The model asked for.
+        asked: String,
+    },
+    /// A scene names a model that this replica does not have.
+    #[error("scene `{scene}` needs model `{model}`, which is not served here; these are: {served}")]
+    SceneModel {
+        /// The scene.
+        scene: String,
+        /// Its model.
+        model: String,
+        /// The names of the models.
+        served: String,
+    },
+    /// A scene names an adapter that this replica does not have.
+    #[error(
+        "scene `{scene}` needs adapter `{adapter}` of model `{model}`, which is not served here; {served}"
+    )]
+    SceneAdapter {
+        /// The scene.
+        scene: String,
+        /// Its adapter.
+        adapter: String,
+        /// Its model.
+        model: String,
+        /// Which adapters are.
+        served: String,
+    },
+    /// A segment that shall be refined says nothing.
+    #[error("field `segments[{0}].text` has no content to refine")]
+    EmptyContent(usize),
+    /// r or the device's figures cannot be followed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The prompt does not fit.
+    #[error("the prompt has {tokens} tokens, the limit is {limit}")]
+    PromptTooLong {
+        /// Its tokens.
+        tokens: usize,
+        /// The most that leave room for an answer.
+        limit: usize,
+    },
+    /// Prompt and answer do not fit into the KV budget.
+    #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
+    KvTooSmall {
+        /// What they need.
+        need: usize,
+        /// The whole budget.
+        limit: usize,
+    },
+    /// The model's template does not take these messages.
+    #[error("the messages do not fit the model's chat template")]
+    Prompt(#[from] PromptError),
+    /// The sampling parameters are out of their ranges.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The stop strings are too many or too long.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// The refiner cannot make a mask.
+    #[error("refine the prompt")]
+    Refine(#[from] RefineError),
+    /// The queue is full.
+    #[error("{waiting} requests wait, with {:.1} s of prompts; the limit is {limit}", backlog.as_secs_f64())]
+    Overloaded {
+        /// Requests that wait.
+        waiting: usize,
+        /// How long their prompts take.
+        backlog: Duration,
+        /// The bound that is reached.
+        limit: QueueLimit,
+        /// When a place is likely to be free.
+        retry_after_ms: u64,
+    },
+    /// The deadline cannot be met.
+    #[error("the first token would take {first_ms} ms, the deadline leaves {left_ms} ms")]
+    Late {
+        /// How long the first token would take at least.
+        first_ms: u64,
+        /// What the deadline leaves.
+        left_ms: u64,
+        /// When the queue is likely to be short enough.
+        retry_after_ms: u64,
+    },
+    /// The service is going down.
+    #[error("the service is stopping")]
+    Stopping,
+}
+
+impl ServiceError {
+    /// The body that tells a client.
+    pub fn to_body(&self) -> ErrorBody {
+        let (code, param) = match self {
+            ServiceError::Request(err) => return err.to_body(),
+            ServiceError::Unsupported { field, .. } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
+            ServiceError::Constraint { field, .. } => (ErrorCode::InvalidRequest, Some(field.clone())),
+            ServiceError::Scene(SceneLookupError::UnknownScene(_)) => {
+                (ErrorCode::UnknownScene, Some("scene".into()))
+            }
+            ServiceError::Scene(SceneLookupError::UnknownVersion { .. }) => {
+                (ErrorCode::SceneChanged, Some("scene_version".into()))
+            }
+            ServiceError::UnknownModel { .. } | ServiceError::OtherModel { .. } => {
+                (ErrorCode::UnknownModel, Some("model".into()))
+            }
+            ServiceError::SceneModel { .. } | ServiceError::SceneAdapter { .. } => {
+                (ErrorCode::UnknownModel, Some("scene".into()))
+            }
+            ServiceError::EmptyContent(at) => {
+                (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text")))
+            }
+            ServiceError::Plan(PlanError::RatioBelowScene { .. }) => {
+                (ErrorCode::InvalidRequest, Some("refine.ratio".into()))
+            }
+            ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
+            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => {
+                (ErrorCode::PromptTooLong, None)
+            }
+            ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => {
+                (ErrorCode::InvalidRequest, None)
+            }
+            ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
+            ServiceError::Overloaded { .. } | ServiceError::Late { .. } => (ErrorCode::Overloaded, None),
+            ServiceError::Stopping => (ErrorCode::Unavailable, None),
+        };
+        let mut body = ErrorBody::new(code, self.to_string());
+        body.error.param = param;
+        if let ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } =
+            self
+        {
+            body.error.retry_after_ms = Some(*retry_after_ms);
+        }
+        body
+    }
+}

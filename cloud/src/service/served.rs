@@ -1,0 +1,177 @@
+//! One model as it is served: its adapters, its queue, its figures.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
+
+use baton_engine::{
+    Adapter, AdapterError, AdapterId, BLOCK_TOKENS, Engine, EngineError, EngineOptions, Model,
+};
+use baton_refine::Calibration;
+
+use super::{KV_TOKENS_DEFAULT_MAX, ServiceOptions};
+use crate::constrain::{ConstraintError, Grammars};
+use crate::cost::Costs;
+use crate::desk::Desk;
+use crate::metrics::Metrics;
+use crate::scheduler::{Limits, SchedulerCore};
+use crate::telemetry::Telemetry;
+use crate::trace::Traces;
+use crate::worker::{Turns, Worker};
+
+/// A model to serve.
+#[derive(Debug, Clone)]
+pub struct ModelSetup {
+    /// Its name in the API; no other model of the service has it.
+    pub name: String,
+    /// The model.
+    pub model: Arc<Model>,
+    /// Calibrated heads of the refiner.
+    pub calibration: Option<Calibration>,
+    /// Its adapters, by the names that scenes use.
+    pub adapters: BTreeMap<String, Arc<Adapter>>,
+}
+
+impl ModelSetup {
+    /// A model without calibrated heads and adapters.
+    pub fn named(name: impl Into<String>, model: Arc<Model>) -> ModelSetup {
+        ModelSetup { name: name.into(), model, calibration: None, adapters: BTreeMap::new() }
+    }
+}
+
+/// Why a service cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// There is nothing to serve.
+    #[error("a service needs a model")]
+    NoModel,
+    /// Two models have one name.
+    #[error("two models are named `{0}`")]
+    DuplicateModel(String),
+    /// An engine cannot be made.
+    #[error("set up the engine of model `{model}`")]
+    Engine {
+        /// The model.
+        model: String,
+        /// Why not.
+        #[source]
+        err: EngineError,
+    },
+    /// An adapter is not one of its model.
+    #[error("take in adapter `{name}` of model `{model}`")]
+    Adapter {
+        /// The model.
+        model: String,
+        /// The adapter.
+        name: String,
+        /// Why not.
+        #[source]
+        err: AdapterError,
+    },
+}
+
+/// What is told of a model.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelView<'a> {
+    /// Its name in the API.
+    pub name: &'a str,
+    /// The model.
+    pub model: &'a Arc<Model>,
+    adapters: &'a BTreeMap<String, AdapterId>,
+}
+
+impl<'a> ModelView<'a> {
+    /// Names of its adapters, sorted.
+    pub fn adapters(self) -> impl Iterator<Item = &'a str> {
+        self.adapters.keys().map(String::as_str)
+    }
+}
+
+/// One model as it is served.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) model: Arc<Model>,
+    pub(crate) name: String,
+    pub(crate) calibration: Option<Arc<Calibration>>,
+    adapters: BTreeMap<String, AdapterId>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Option<Traces>,
+    /// The vocabulary as constrained answers need it; made when the first one is asked for.
+    grammars: OnceLock<Result<Grammars, ConstraintError>>,
+}
+
+impl Served {
+    /// The model's side of requests, and the worker over its engine.
+    pub(super) fn open(
+        setup: ModelSetup,
+        options: &ServiceOptions,
+        turns: Option<Arc<Turns>>,
+    ) -> Result<(Served, Worker), SetupError> {
+        let ModelSetup { name, model, calibration, adapters: files } = setup;
+        let context = model.config().context_len;
+        let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
+        let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
+        let engine_options = EngineOptions {
+            threads: options.threads,
+            kv_tokens,
+            prefix_cache_percent: options.prefix_cache_percent,
+            ..EngineOptions::default()
+        };
+        let mut engine = Engine::new(model.clone(), engine_options)
+            .map_err(|err| SetupError::Engine { model: name.clone(), err })?;
+        let mut adapters = BTreeMap::new();
+        for (adapter, file) in files {
+            let id = engine.add_adapter(file).map_err(|err| SetupError::Adapter {
+                model: name.clone(),
+                name: adapter.clone(),
+                err,
+            })?;
+            adapters.insert(adapter, id);
+        }
+        let core = SchedulerCore::new(Limits {
+            slots: options.slots,
+            queue: options.queue,
+            backlog: options.backlog,
+            kv_tokens,
+            kv_block: BLOCK_TOKENS,
+            budget: options.budget,
+        });
+        let telemetry = Telemetry::new(options.coefficients.clone());
+        let (costs, clock) = (Costs::new(options.emulation), options.clock.clone());
+        let desk = Arc::new(Desk::new(core, costs, telemetry, clock));
+        let served = Served {
+            model,
+            name,
+            calibration: calibration.map(Arc::new),
+            adapters,
+            desk: desk.clone(),
+            metrics: options.metrics.clone(),
+            traces: options.traces.clone(),
+            grammars: OnceLock::new(),
+        };
+        Ok((served, Worker::new(engine, desk, options.emulation, turns)))
+    }
+
+    /// The adapter of this name, where there is one.
+    pub(super) fn adapter(&self, name: &str) -> Option<AdapterId> {
+        self.adapters.get(name).copied()
+    }
+
+    /// Which adapters there are, for people.
+    pub(super) fn adapters_text(&self) -> String {
+        if self.adapters.is_empty() {
+            return "it has none".to_owned();
+        }
+        format!("these are: {}", self.adapters.keys().cloned().collect::<Vec<_>>().join(", "))
+    }
+
+    pub(super) fn view(&self) -> ModelView<'_> {
+        ModelView { name: &self.name, model: &self.model, adapters: &self.adapters }
+    }
+
+    /// What compiles constraints for this model.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
+        self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
+    }
+}
