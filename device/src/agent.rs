@@ -17,14 +17,14 @@ use crate::relay::{
     CloudFault, Note, Outcome, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source, TextRules,
 };
 use crate::worker::{EngineWorker, WorkerError};
-use baton_engine::Model;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::speculation::SpeculationStats;
 use baton_engine::stop::{StopError, StopStrings};
 use baton_engine::tokenizer::Tokenizer;
+use baton_engine::{AdapterId, Model};
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{Corrector, DeviceInfo, RefineOptions, Sampling, SceneInfo, Segment};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -112,6 +112,15 @@ pub struct DeviceModel {
     pub worker: EngineWorker,
     /// The model.
     pub model: Arc<Model>,
+    /// Its adapters, by the names that scenes use.
+    pub adapters: BTreeMap<String, AdapterId>,
+}
+
+impl DeviceModel {
+    /// A model without adapters.
+    pub fn new(worker: EngineWorker, model: Arc<Model>) -> DeviceModel {
+        DeviceModel { worker, model, adapters: BTreeMap::new() }
+    }
 }
 
 /// Answers questions, one at a time.
@@ -246,6 +255,7 @@ impl Agent {
         let head = self.head(&question, mode, cost);
         let stop = StopStrings::new(&question.sampling.stop)?;
         let hedge_after_ms = self.recent().hedge_after_ms();
+        let (adapter, missing) = self.adapter(&question.scene, mode);
         let prepare = move || {
             let mut redactor = Redactor::default();
             let redacted = if has_cloud { redact(&mut redactor, &question.segments) } else { Ok(Vec::new()) };
@@ -254,10 +264,8 @@ impl Agent {
                 _ => question.segments.clone(),
             };
             let table = redactor.table();
-            let notes = match table.len() {
-                count if count > 0 && redacted.is_ok() => vec![Note::Redacted { count }],
-                _ => Vec::new(),
-            };
+            let replaced = Some(table.len()).filter(|count| *count > 0 && redacted.is_ok());
+            let notes = replaced.map(|count| Note::Redacted { count }).into_iter().chain(missing).collect();
             let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
             let ratio = question.refine.ratio.or(question.scene.ratio).unwrap_or(0.0).max(question.scene.xi);
             let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;
@@ -278,6 +286,7 @@ impl Agent {
             };
             let spec = AnswerSpec {
                 segments: Arc::from(segments),
+                adapter,
                 sampling: sampling_params(&question.sampling),
                 tokens_max: question.tokens_max.max(1),
                 shorten: true,
@@ -291,6 +300,16 @@ impl Agent {
             prepared.request = Some(OutgoingRequest::new(prepared.head.clone(), segments, None)?);
         }
         Ok(prepared)
+    }
+
+    /// The scene's adapter on this device, and a note where it has none of that name.
+    fn adapter(&self, scene: &SceneInfo, mode: RelayMode) -> (Option<AdapterId>, Option<Note>) {
+        let device = self.device.as_ref().filter(|_| mode != RelayMode::CloudOnly);
+        let (Some(device), Some(name)) = (device, &scene.adapter) else { return (None, None) };
+        let found = device.adapters.get(name).copied();
+        let missing =
+            Note::AdapterMissing { adapter: name.chars().filter(|c| !c.is_control()).take(128).collect() };
+        (found, found.is_none().then_some(missing))
     }
 
     fn head(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> RequestHead {

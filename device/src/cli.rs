@@ -69,6 +69,10 @@ struct CommonArgs {
     /// Take over at once where the line to the cloud is cut, in place of going on with its stream within 2 s
     #[arg(long)]
     no_resume: bool,
+    /// GGUF file of a LoRA adapter of the device's model, by the name that a scene gives it: the cloud's part and this
+    /// device's are then written with it (may be given several times)
+    #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file)]
+    adapter: Vec<AdapterFile>,
     /// Do not use the cloud, whatever was said before
     #[arg(long)]
     no_cloud: bool,
@@ -159,6 +163,22 @@ struct AnswerArgs {
     trace: bool,
 }
 
+/// An adapter's file, and the name that scenes give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct AdapterFile {
+    name: String,
+    path: PathBuf,
+}
+
+fn adapter_file(text: &str) -> Result<AdapterFile, String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(AdapterFile { name: name.to_owned(), path: PathBuf::from(path) })
+        }
+        _ => Err(format!("`{text}` is not NAME=FILE")),
+    }
+}
+
 impl Cli {
     /// Runs the command.
     ///
@@ -199,6 +219,14 @@ mod tests {
         assert!(Cli::try_parse_from(draft).is_ok());
         let err = Cli::try_parse_from(["baton", "ask", "d", "q", "--speculate", "fast"]).unwrap_err();
         assert!(err.to_string().contains("want auto, off, lookup or draft=FILE"), "{err}");
+        let adapter = ["baton", "ask", "d", "q", "--adapter", "law=a.gguf", "--adapter", "med=b=c.gguf"];
+        let Command::Ask(_) = Cli::try_parse_from(adapter).unwrap().command else {
+            panic!("the command is ask")
+        };
+        assert_eq!(adapter_file("med=b=c.gguf").unwrap().path, PathBuf::from("b=c.gguf"));
+        let alone =
+            ["baton", "model", "adapter", "dir=0.5", "--model", "m.gguf", "--out", "a.gguf", "--force"];
+        assert!(Cli::try_parse_from(alone).is_ok());
         let import =
             ["baton", "model", "import", "dir", "--out", "m.gguf", "--quant", "q8_0", "--lora", "a=0.5"];
         assert!(Cli::try_parse_from(import).is_ok());
@@ -206,6 +234,8 @@ mod tests {
             &["baton", "ask", "doc.txt"][..],
             &["baton", "model", "import", "dir"],
             &["baton", "ask", "d", "q", "--refine-mode", "best"],
+            &["baton", "ask", "d", "q", "--adapter", "a.gguf"],
+            &["baton", "model", "adapter", "dir", "--out", "a.gguf"],
         ] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
         }

@@ -1,7 +1,8 @@
 //! The local engine as the relay sees it: commands in, reports out, one forward pass at a time.
 //!
 //! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs and how
-//! long it took. Holds one sequence; what the KV cache shares with the next prompt is kept.
+//! long it took. Holds one sequence, of one adapter or none; what the KV cache shares with the next prompt is kept, for
+//! each adapter by itself.
 //! Always holds: progress is reported at least every 1/16 of a prompt; the cloud's tokens go through the model in
 //! the last prefill pass, whose last position already gives the device's own first token; reports are a function of
 //! the commands alone (how many tokens one pass writes depends on [`LocalEngine::took`] as well, which tokens does not).
@@ -23,7 +24,8 @@ use baton_engine::sampling::Sampler;
 use baton_engine::speculation::Speculator;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepError, StepSeq, Wanted,
+    Adapter, AdapterError, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, StepControl,
+    StepError, StepSeq, Wanted,
 };
 use baton_protocol::Segment;
 use decode::Decoder;
@@ -80,6 +82,8 @@ struct Job {
 pub struct LocalEngine {
     engine: Engine,
     seq: SeqId,
+    /// Of `seq`.
+    adapter: Option<AdapterId>,
     capacity: usize,
     job: Option<Job>,
     speculator: Option<Speculator>,
@@ -94,7 +98,15 @@ impl LocalEngine {
         let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
         let seq = engine.create();
-        Ok(Self { engine, seq, capacity, job: None, speculator: None })
+        Ok(Self { engine, seq, adapter: None, capacity, job: None, speculator: None })
+    }
+
+    /// Takes an adapter of the model in, for answers to name.
+    ///
+    /// # Errors
+    /// As [`Engine::add_adapter`].
+    pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, AdapterError> {
+        self.engine.add_adapter(adapter)
     }
 
     /// The model.
@@ -192,6 +204,7 @@ impl LocalEngine {
         reports: &mut Vec<EngineReport>,
     ) -> Result<(), String> {
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
+        self.switch(spec.adapter)?;
         let segments = spec.segments.clone();
         let whole = self.assemble(&segments)?;
         let refinable = segments.iter().position(|s| s.refine);
@@ -216,6 +229,16 @@ impl LocalEngine {
             }
             Scope::Whole => self.begin_whole(&segments, whole, reports),
         }
+    }
+
+    /// Goes on with a sequence of this adapter. The other one's full blocks stay in the cache as long as there is room.
+    fn switch(&mut self, adapter: Option<AdapterId>) -> Result<(), String> {
+        if adapter != self.adapter {
+            let seq = self.engine.create_with(adapter).map_err(|err| chain(&err))?;
+            self.engine.release(self.seq);
+            (self.seq, self.adapter) = (seq, adapter);
+        }
+        Ok(())
     }
 
     fn prefill(
@@ -274,8 +297,12 @@ impl LocalEngine {
         let job = self.job.as_mut().expect("callers set the job");
         let target = if job.prefix_only { ids.len() } else { ids.len() - 1 };
         let held = self.engine.ids(self.seq).map_err(|err| chain(&err))?;
-        let shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
+        let mut shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
         self.engine.truncate(self.seq, shared).map_err(|err| chain(&err))?;
+        if shared == 0 {
+            // What an earlier sequence of this adapter has left, if it left any; never the last of what is given.
+            shared = self.engine.reuse_prefix(self.seq, &ids[..ids.len().min(target + 1)]);
+        }
         reports.push(EngineReport::Prompt {
             prompt: job.prompt,
             tokens: ids.len(),

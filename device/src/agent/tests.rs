@@ -72,7 +72,7 @@ fn agent(cloud: Option<&str>) -> Agent {
     let slow = PassCost { base_ms: 400.0, ..PassCost::default() };
     let worker = EngineWorker::start(engine, slow).unwrap();
     let cloud = cloud.map(|url| CloudClient::new(url, None).unwrap());
-    Agent::new(Some(DeviceModel { worker, model: model() }), model().tokenizer().clone(), cloud, "test")
+    Agent::new(Some(DeviceModel::new(worker, model())), model().tokenizer().clone(), cloud, "test")
 }
 
 fn question(text: &str, mode: RelayMode) -> Question {
@@ -197,4 +197,31 @@ async fn a_mode_without_its_means_is_refused() {
     let (sender, _events) = mpsc::channel(1);
     let asked = agent(None).answer(question("q", RelayMode::CloudOnly), sender).await;
     assert!(matches!(asked, Err(AgentError::NoCloud)));
+}
+
+#[tokio::test]
+async fn a_scene_with_an_adapter_is_answered_with_it_or_says_that_it_is_missing() {
+    let options = EngineOptions {
+        threads: std::num::NonZeroUsize::new(1),
+        kv_tokens: 1024,
+        ..EngineOptions::default()
+    };
+    let mut engine = LocalEngine::new(model(), options).unwrap();
+    let id = engine.add_adapter(crate::local::tests::adapter(5)).unwrap();
+    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    let device =
+        DeviceModel { adapters: [("law".to_owned(), id)].into(), ..DeviceModel::new(worker, model()) };
+    let agent = Agent::new(Some(device), model().tokenizer().clone(), None, "test");
+    let asked = |adapter: Option<&str>| {
+        let mut question = question("Say it.", RelayMode::DeviceOnly);
+        question.scene.adapter = adapter.map(str::to_owned);
+        question
+    };
+    let (plain, _) = ask(&agent, asked(None)).await;
+    let (law, _) = ask(&agent, asked(Some("law"))).await;
+    let (missing, _) = ask(&agent, asked(Some("med"))).await;
+    assert_ne!(law.answer, plain.answer, "the adapter changes the answer");
+    assert_eq!((codes(&plain), codes(&law)), (vec![], vec![]));
+    assert_eq!((missing.answer.as_str(), codes(&missing)), (plain.answer.as_str(), vec!["adapter_missing"]));
+    assert!(missing.notes[0].to_string().contains("no adapter `med`"), "{:?}", missing.notes);
 }

@@ -18,8 +18,7 @@ async fn serve(key: Option<&str>) -> String {
         ..EngineOptions::default()
     };
     let engine = LocalEngine::new(model(), options).unwrap();
-    let device =
-        DeviceModel { worker: EngineWorker::start(engine, PassCost::default()).unwrap(), model: model() };
+    let device = DeviceModel::new(EngineWorker::start(engine, PassCost::default()).unwrap(), model());
     let state = ApiState {
         agent: Agent::new(Some(device), model().tokenizer().clone(), None, "test"),
         scene: crate::scene::built_in("chat"),

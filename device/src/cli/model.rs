@@ -1,7 +1,9 @@
-//! `baton model import`: a Hugging Face folder to a GGUF file.
+//! `baton model`: a Hugging Face folder, or a LoRA adapter's, to a GGUF file.
 
 use anyhow::{Context, anyhow};
-use baton_import::{AdapterDir, ImportOptions, Progress, Quantization, Summary, import};
+use baton_import::{
+    AdapterDir, AdapterOptions, ImportOptions, Progress, Quantization, Summary, import, import_adapter,
+};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -23,6 +25,28 @@ enum ModelCommand {
     /// Make one quantized GGUF file of a Hugging Face folder, with LoRA adapters merged in
     #[command(after_help = supported())]
     Import(ImportArgs),
+    /// Make a GGUF adapter of a LoRA folder, to be used beside its model: `--adapter` of `baton` and `baton-cloud`, and
+    /// llama.cpp's `--lora`
+    Adapter(AdapterArgs),
+}
+
+#[derive(Debug, Args)]
+struct AdapterArgs {
+    /// LoRA adapter folder (PEFT: adapter_config.json and adapter_model.safetensors), and how much of it
+    #[arg(value_name = "DIR[=WEIGHT]", value_parser = adapter)]
+    dir: AdapterDir,
+    /// GGUF file of the model that it was trained on, in any quantization
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// File to write; nothing is left of it if something is wrong
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -94,7 +118,35 @@ struct AdapterReport {
 }
 
 pub(super) async fn run(args: ModelArgs) -> anyhow::Result<()> {
-    let ModelCommand::Import(args) = args.command;
+    match args.command {
+        ModelCommand::Import(args) => import_model(args).await,
+        ModelCommand::Adapter(args) => make_adapter(args).await,
+    }
+}
+
+async fn make_adapter(args: AdapterArgs) -> anyhow::Result<()> {
+    let dir = args.dir.dir.clone();
+    let options =
+        AdapterOptions { adapter: args.dir, model: args.model, out: args.out.clone(), replace: args.force };
+    let done =
+        tokio::task::spawn_blocking(move || import_adapter(&options)).await.map_err(|err| anyhow!(err))?;
+    let summary = done.with_context(|| format!("import adapter `{}`", dir.display()))?;
+    if args.json {
+        let report = serde_json::json!({
+            "file": args.out, "file_bytes": summary.file_bytes, "name": summary.name,
+            "architecture": summary.architecture, "alpha": summary.alpha, "matrices": summary.matrices,
+            "rank": summary.rank_max,
+        });
+        println!("{report}");
+    } else {
+        let (matrices, rank) = (summary.matrices, summary.rank_max);
+        println!("{}: {} ({})", args.out.display(), summary.name, summary.architecture);
+        println!("{matrices} matrices of rank up to {rank}, {} bytes", summary.file_bytes);
+    }
+    Ok(())
+}
+
+async fn import_model(args: ImportArgs) -> anyhow::Result<()> {
     let options = ImportOptions {
         dir: args.dir,
         out: args.out,

@@ -1,6 +1,6 @@
 //! From options to an agent: consent, model, cloud client, scene.
 
-use super::{AnswerArgs, CommonArgs, ModeArg};
+use super::{AdapterFile, AnswerArgs, CommonArgs, ModeArg};
 use crate::agent::{Agent, DeviceModel, Question};
 use crate::client::CloudClient;
 use crate::local::LocalEngine;
@@ -11,9 +11,10 @@ use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{EngineOptions, Model};
+use baton_engine::{Adapter, EngineOptions, Model};
 use baton_pacing::PaceMode;
 use baton_protocol::{RefineOptions, Sampling, SceneInfo, Segment};
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use tracing::warn;
@@ -59,13 +60,22 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
         EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
+    let files = common.adapter.clone();
     let load = move || -> anyhow::Result<DeviceModel> {
         let model = Model::open_repacked(&path, repack)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
-        let engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
+        let mut engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
+        let mut adapters = BTreeMap::new();
+        for AdapterFile { name, path } in files {
+            let opened =
+                Adapter::open(&path, &model).with_context(|| format!("open adapter `{}`", path.display()))?;
+            if adapters.insert(name.clone(), engine.add_adapter(opened)?).is_some() {
+                bail!("two adapters are named `{name}`");
+            }
+        }
         let engine = engine.with_speculation(speculator);
-        Ok(DeviceModel { worker: EngineWorker::start(engine, emulate)?, model })
+        Ok(DeviceModel { worker: EngineWorker::start(engine, emulate)?, model, adapters })
     };
     let device = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();

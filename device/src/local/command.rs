@@ -1,5 +1,6 @@
 //! What the relay tells the local engine, and what it reports.
 
+use baton_engine::AdapterId;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::Segment;
@@ -53,6 +54,8 @@ pub enum Keep {
 pub struct AnswerSpec {
     /// The whole prompt as it was redacted.
     pub segments: Arc<[Segment]>,
+    /// The adapter that prompt and answer are computed with; none: the model alone.
+    pub adapter: Option<AdapterId>,
     /// Sampling, keyed by (seed, token index).
     pub sampling: SamplingParams,
     /// Most tokens of the answer.

@@ -1,11 +1,12 @@
 //! The local engine: passes, verification, shared prefixes, prompts that do not fit.
 
+mod adapters;
 mod speculation;
 
 use super::*;
 use baton_engine::gguf::Gguf;
 use baton_engine::sampling::SamplingParams;
-use baton_engine::synthetic::SyntheticModel;
+use baton_engine::synthetic::{SyntheticAdapter, SyntheticModel};
 use baton_kernels_cpu::Format;
 use baton_protocol::Role;
 use std::ops::ControlFlow;
@@ -21,15 +22,31 @@ pub(crate) fn model() -> Arc<Model> {
     MODEL.clone()
 }
 
+/// An adapter of that model.
+pub(crate) fn adapter(seed: u64) -> Arc<Adapter> {
+    let bytes = SyntheticAdapter::of_seed(seed).to_gguf(model().config()).unwrap();
+    Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), &model()).unwrap()
+}
+
 fn options(kv_tokens: usize) -> EngineOptions {
     EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens, ..EngineOptions::default() }
 }
 
 /// What a device alone writes after prompt and `accepted`, one token at a time; `accepted` is part of the result.
 pub(crate) fn continuation(spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
+    adapted_continuation(spec, None, accepted)
+}
+
+/// The same, with an adapter of the model.
+pub(crate) fn adapted_continuation(
+    spec: &AnswerSpec,
+    adapter: Option<&Arc<Adapter>>,
+    accepted: &[TokenId],
+) -> Vec<TokenId> {
     let model = model();
     let mut engine = Engine::new(model.clone(), options(1024)).unwrap();
-    let seq = engine.create();
+    let adapter = adapter.map(|adapter| engine.add_adapter(adapter.clone()).unwrap());
+    let seq = engine.create_with(adapter).unwrap();
     let parts: Vec<PromptSegment<'_>> =
         spec.segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
     let mut feed = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
@@ -55,7 +72,8 @@ fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSpec {
         Segment::refinable(Role::User, document),
         Segment::fixed(Role::User, "\n\nQuestion: why is item 3 red?"),
     ];
-    AnswerSpec { segments: Arc::from(segments), sampling: SamplingParams::default(), tokens_max, shorten }
+    let sampling = SamplingParams::default();
+    AnswerSpec { segments: Arc::from(segments), adapter: None, sampling, tokens_max, shorten }
 }
 
 fn document(sentences: usize) -> String {

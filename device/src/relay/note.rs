@@ -170,6 +170,14 @@ pub enum Note {
         /// "cached" or "built-in".
         used: &'static str,
     },
+    /// The scene names an adapter that this device does not have.
+    #[error(
+        "this device has no adapter `{adapter}`, its model goes on without: pass --adapter {adapter}=FILE"
+    )]
+    AdapterMissing {
+        /// Its name.
+        adapter: String,
+    },
     /// Private values were replaced before the request was sent.
     #[error("{count} private values were replaced before anything was sent")]
     Redacted {
@@ -191,6 +199,7 @@ impl Note {
             Self::CloudContinues { .. } => "cloud_continues",
             Self::Corrected { .. } => "corrected",
             Self::SceneNotFetched { .. } => "scene_not_fetched",
+            Self::AdapterMissing { .. } => "adapter_missing",
             Self::Redacted { .. } => "redacted",
         }
     }

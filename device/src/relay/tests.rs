@@ -82,7 +82,13 @@ fn config() -> RelayConfig {
 }
 
 fn spec(tokens_max: usize) -> AnswerSpec {
-    AnswerSpec { segments: segments(), sampling: SamplingParams::default(), tokens_max, shorten: true }
+    AnswerSpec {
+        segments: segments(),
+        adapter: None,
+        sampling: SamplingParams::default(),
+        tokens_max,
+        shorten: true,
+    }
 }
 
 fn rules(stop: &[&str]) -> TextRules {
@@ -109,6 +115,8 @@ fn first(assist_tokens: u32) -> FirstEvent {
         assist_bound_by: "tau".into(),
         tau_ms: 100.0,
         corrector: Corrector::Cloud,
+        model: None,
+        adapter: None,
         tokenizer_sha256: Some(tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
         guide: None,

@@ -19,6 +19,7 @@ fn open(words: usize) -> EngineCommand {
     let segments = vec![Segment::fixed(Role::User, "word ".repeat(words))];
     let spec = AnswerSpec {
         segments: segments.into(),
+        adapter: None,
         sampling: SamplingParams::default(),
         tokens_max: 4,
         shorten: false,
