@@ -165,6 +165,7 @@ impl Pair {
         };
         let spec = AnswerSpec {
             segments: question.segments.clone().into(),
+            adapter: None,
             sampling: sampling(&question.sampling),
             tokens_max: question.tokens_max,
             shorten: false,

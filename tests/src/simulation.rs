@@ -17,7 +17,7 @@ use baton_cloud::{
     Clock,
     book::SceneBook,
     scene::Scene,
-    service::{CloudService, ServiceOptions},
+    service::{CloudService, ModelSetup, ServiceOptions},
     stream::AssistStream,
     worker::{Pass, Worker},
 };
@@ -57,11 +57,12 @@ impl SimulatedCloud {
         let mut options = ServiceOptions {
             clock: Clock::from_fn(move || Duration::from_nanos(shown.load(Ordering::Relaxed))),
             emulation: Some(cost),
-            ..ServiceOptions::named("default")
+            ..ServiceOptions::default()
         };
         change(&mut options);
+        let setup = ModelSetup::named("default", model);
         let (service, worker) =
-            CloudService::new(model, SceneBook::new(scenes), options).context("set up the cloud")?;
+            CloudService::new(setup, SceneBook::new(scenes), options).context("set up the cloud")?;
         Ok(Self { service, worker, clock_ns, cost })
     }
 

@@ -1,6 +1,10 @@
-//! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, bad input.
+//! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, several models
+//! and an adapter, bad input.
 //!
 //! Speeds are emulated so that a cut falls into the middle of an answer; no test checks a time.
+
+#[path = "processes/models.rs"]
+mod models;
 
 use std::{
     ffi::OsString,

@@ -149,6 +149,7 @@ impl<'a> Conversation<'a> {
     fn finish(mut self, control: &mut dyn StepControl) -> Result<DeviceAnswer, RunError> {
         let spec = AnswerSpec {
             segments: self.ask.segments.clone(),
+            adapter: None,
             sampling: SamplingParams::default(),
             tokens_max: self.ask.max_tokens,
             shorten: false,
