@@ -12,8 +12,8 @@ use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
 use baton_refine::Mode;
 
 use crate::world::{
-    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, options, request, run_all, setup,
-    tokens,
+    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, model, options, request, run_all,
+    setup, tokens,
 };
 
 fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {

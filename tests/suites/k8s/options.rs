@@ -78,7 +78,7 @@ fn settings(render: &Render, pods: &Pods, path: &str) -> Result<Vec<String>, Str
     let scratch = tempfile::tempdir().map_err(|err| err.to_string())?;
     let file = scratch.path().join("settings.yaml");
     std::fs::write(&file, text).map_err(|err| err.to_string())?;
-    let words = file::words(&file, |_| false).map_err(|err| err.to_string())?;
+    let words = file::words(&file, |_| file::Taken::One).map_err(|err| err.to_string())?;
     Ok(words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect())
 }
 
