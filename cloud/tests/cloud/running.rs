@@ -110,7 +110,7 @@ fn settings_come_from_a_file_and_are_taken_over_while_it_runs() {
     running.logs("read only at the start");
     assert!(running.get("/v1/stats").contains("\"queue_len_max\":9"));
 
-    write("model: [1]\nqueue: 1");
+    write("slots: [1]\nqueue: 1");
     running.signal("-HUP");
     running.logs("the old settings stay");
     write(&format!("model: {}\nqueue: 12345678\n", model.display()));
