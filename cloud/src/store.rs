@@ -8,6 +8,7 @@
 //! Always: a change, its audit row and the number that replicas look for are one transaction; whatever is read is
 //! checked again, so that a row edited by hand cannot bring settings out of bounds.
 
+mod address;
 mod audit;
 mod change;
 mod classes;
@@ -24,16 +25,15 @@ pub mod testing;
 mod usage;
 mod users;
 
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 
 use self::db::Pool;
 
+pub use self::address::{Database, PostgresUrl};
 pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex};
 pub use self::change::Expected;
 pub use self::classes::{DeviceClass, class_json, tenant_json};
@@ -57,27 +57,6 @@ const OPEN_AGAIN: Duration = Duration::from_millis(50);
 /// How long a statement waits for a connection to a server.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where the database is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Database {
-    /// In this process only, gone at its end.
-    Memory,
-    /// A SQLite file, made if it is missing.
-    File(PathBuf),
-    /// A PostgreSQL server.
-    Postgres(PostgresUrl),
-}
-
-/// The address of a PostgreSQL database; may hold a password, which is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct PostgresUrl(String);
-
-impl std::fmt::Debug for PostgresUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("PostgresUrl").field(&without_password(&self.0)).finish()
-    }
-}
-
 /// An open database with all migrations applied.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -85,64 +64,14 @@ pub struct Store {
     shared: Arc<snapshot::Shared>,
 }
 
-impl FromStr for Database {
-    type Err = StoreError;
-
-    fn from_str(text: &str) -> Result<Database, StoreError> {
-        let path = match text.split_once("://") {
-            Some(("postgres" | "postgresql", _)) => {
-                let parsed: Result<PgConnectOptions, _> = text.parse();
-                let address = || StoreError::Address(without_password(text));
-                return parsed
-                    .map(|_| Database::Postgres(PostgresUrl(text.to_owned())))
-                    .map_err(|_| address());
-            }
-            Some(("sqlite", path)) => path,
-            Some(_) => return Err(StoreError::Address(without_password(text))),
-            None => text.strip_prefix("sqlite:").unwrap_or(text),
-        };
-        match path {
-            "" => Err(StoreError::Address(text.to_owned())),
-            ":memory:" => Ok(Database::Memory),
-            path => Ok(Database::File(PathBuf::from(path))),
-        }
-    }
-}
-
-/// An address that may be printed.
-fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let rest = match rest.rsplit_once('@') {
-        Some((who, place)) => {
-            let user = who.split_once(':').map_or(who, |(user, _)| user);
-            format!("{user}@{place}")
-        }
-        None => rest.to_owned(),
-    };
-    // A password may also be an option.
-    let rest = rest.split_once("password=").map_or(rest.as_str(), |(before, _)| before);
-    format!("{scheme}://{rest}")
-}
-
-impl Database {
-    fn shown(&self) -> String {
-        match self {
-            Database::Memory => ":memory:".to_owned(),
-            Database::File(path) => path.display().to_string(),
-            Database::Postgres(PostgresUrl(url)) => without_password(url),
-        }
-    }
-}
-
 impl Store {
     /// Opens the database and brings it to the newest schema. Several programs may do so at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Open`] where the file cannot be opened or made or the server does not answer,
-    /// [`StoreError::Migrate`] where a SQLite file was made by a newer program or a migration was changed.
+    /// [`StoreError::Open`] where the file cannot be opened or made or the server does not answer, [`StoreError::Tls`]
+    /// and [`StoreError::RootCert`] where the server cannot be spoken to as the address asks, [`StoreError::Migrate`] where a SQLite file was made by a newer program or a migration was changed.
     pub async fn open(database: &Database) -> Result<Store, StoreError> {
-        let pool =
-            connect(database).await.map_err(|err| StoreError::Open { address: database.shown(), err })?;
+        let pool = connect(database).await?;
         migrations::run(&pool).await?;
         Ok(Store { pool, shared: snapshot::shared() })
     }
@@ -165,13 +94,14 @@ impl Store {
     }
 }
 
-async fn connect(database: &Database) -> Result<Pool, sqlx::Error> {
+async fn connect(database: &Database) -> Result<Pool, StoreError> {
+    let failed = |err| StoreError::opening(database.shown(), err);
     Ok(match database {
         Database::Memory => {
             // One connection that is never closed: each connection would have a memory of its own.
             let options = SqliteConnectOptions::new().in_memory(true);
             let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
-            Pool::Sqlite(pool.connect_with(options).await?)
+            Pool::Sqlite(pool.connect_with(options).await.map_err(failed)?)
         }
         Database::File(path) => {
             let options = SqliteConnectOptions::new()
@@ -191,16 +121,16 @@ async fn connect(database: &Database) -> Result<Pool, sqlx::Error> {
                         tried += 1;
                         tokio::time::sleep(OPEN_AGAIN).await;
                     }
-                    opened => break Pool::Sqlite(opened?),
+                    opened => break Pool::Sqlite(opened.map_err(failed)?),
                 }
             }
         }
-        Database::Postgres(PostgresUrl(url)) => {
-            let options: PgConnectOptions = url.parse()?;
+        Database::Postgres(url) => {
+            let options = url.connect_options()?.application_name("baton-cloud");
             let pool = PgPoolOptions::new()
                 .max_connections(POSTGRES_CONNECTIONS_MAX)
                 .acquire_timeout(ACQUIRE_TIMEOUT);
-            Pool::Postgres(pool.connect_with(options.application_name("baton-cloud")).await?)
+            Pool::Postgres(pool.connect_with(options).await.map_err(failed)?)
         }
     })
 }
@@ -210,40 +140,4 @@ async fn connect(database: &Database) -> Result<Pool, sqlx::Error> {
 pub fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses() {
-        let check = |text: &str, want: Option<Database>| assert_eq!(text.parse().ok(), want, "{text}");
-        check(":memory:", Some(Database::Memory));
-        check("sqlite::memory:", Some(Database::Memory));
-        check("sqlite://:memory:", Some(Database::Memory));
-        check("./a.db", Some(Database::File("./a.db".into())));
-        check("sqlite://./a.db", Some(Database::File("./a.db".into())));
-        check("sqlite:///var/a.db", Some(Database::File("/var/a.db".into())));
-        for url in ["postgres://u:p@host/db", "postgresql:///db?host=/run/pg", "postgres://%2Frun%2Fpg/db"] {
-            check(url, Some(Database::Postgres(PostgresUrl(url.into()))));
-        }
-        check("mysql://host/db", None);
-        check("", None);
-        check("sqlite://", None);
-    }
-
-    #[test]
-    fn passwords_are_not_shown() {
-        let check = |url: &str, want: &str| {
-            let database: Database = url.parse().unwrap();
-            assert_eq!(database.shown(), want);
-            assert!(!format!("{database:?}").contains("secret"), "{database:?}");
-        };
-        check("postgres://ann:secret@host:5433/db", "postgres://ann@host:5433/db");
-        check("postgres://ann:sec@secret@host/db", "postgres://ann@host/db");
-        check("postgres://host/db?password=secret", "postgres://host/db?");
-        let err = "mysql://ann:secret@host/db".parse::<Database>().unwrap_err().to_string();
-        assert!(err.starts_with("database `mysql://ann@host/db` is not supported"), "{err}");
-    }
 }

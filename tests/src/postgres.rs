@@ -1,10 +1,11 @@
-//! A private PostgreSQL for one test: a folder of its own, a unix socket, no TCP, gone at the end.
+//! A private PostgreSQL for one test: a folder of its own, a unix socket, no TCP unless it is asked for, gone at the end.
 //!
 //! PostgreSQL refuses to run as root; where the tests do, it runs as `postgres` or `nobody`.
 //! Never touches a server that is there already.
 
 use std::{
-    os::unix::fs::chown,
+    net::TcpListener,
+    os::unix::fs::{PermissionsExt as _, chown},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -16,6 +17,24 @@ use anyhow::{Context, bail, ensure};
 const LIMIT: Duration = Duration::from_secs(60);
 /// The server's own superuser.
 const ROLE: &str = "baton";
+/// Free ports are looked for before PostgreSQL binds them, so another program may be faster.
+const TRIES: usize = 5;
+
+/// How a server can be reached besides its unix socket, over which PostgreSQL never speaks TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// Not at all.
+    Socket,
+    /// By TCP on loopback, in the clear.
+    Tcp,
+    /// By TCP on loopback, with TLS where a client asks for it.
+    Tls {
+        /// The server's certificate, PEM.
+        certificate: String,
+        /// Its private key, PEM.
+        key: String,
+    },
+}
 
 /// An account of this machine.
 #[derive(Debug, Clone)]
@@ -31,6 +50,9 @@ pub struct Postgres {
     folder: tempfile::TempDir,
     programs: PathBuf,
     account: Option<Account>,
+    /// With TCP.
+    port: Option<u16>,
+    tls: bool,
     server: Option<Child>,
 }
 
@@ -56,13 +78,45 @@ impl Postgres {
     /// # Errors
     /// PostgreSQL is not installed, there is no account for it, or it does not start.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_with(&Reach::Socket)
+    }
+
+    /// The same, reached as asked.
+    ///
+    /// # Errors
+    /// As for [`Postgres::start`].
+    pub fn start_with(reach: &Reach) -> anyhow::Result<Self> {
+        let mut postgres = Self::prepare()?;
+        if let Reach::Tls { certificate, key } = reach {
+            postgres.write("server.crt", certificate)?;
+            postgres.write("server.key", key)?;
+            postgres.tls = true;
+        }
+        if *reach == Reach::Socket {
+            postgres.start_again()?;
+            return Ok(postgres);
+        }
+        for _ in 1..TRIES {
+            postgres.port = Some(free_port()?);
+            if postgres.start_again().is_ok() {
+                return Ok(postgres);
+            }
+            postgres.stop()?;
+        }
+        postgres.port = Some(free_port()?);
+        postgres.start_again()?;
+        Ok(postgres)
+    }
+
+    /// The files of a server that does not run yet.
+    fn prepare() -> anyhow::Result<Self> {
         let programs = programs()?;
         let folder = tempfile::Builder::new().prefix("pg").tempdir().context("make a folder")?;
         let account = if is_root()? { Some(unprivileged()?) } else { None };
         if let Some(account) = &account {
             chown(folder.path(), Some(account.user), Some(account.group)).context("give the folder away")?;
         }
-        let mut postgres = Self { folder, programs, account, server: None };
+        let postgres = Self { folder, programs, account, port: None, tls: false, server: None };
         let out = postgres
             .command("initdb")
             .args([
@@ -81,8 +135,18 @@ impl Postgres {
             .output()
             .context("run initdb")?;
         ensure!(out.status.success(), "initdb failed: {}", String::from_utf8_lossy(&out.stderr).trim());
-        postgres.start_again()?;
         Ok(postgres)
+    }
+
+    /// Writes a file that only the server may read.
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).with_context(|| format!("write {name}"))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).context("close a file")?;
+        if let Some(account) = &self.account {
+            chown(&path, Some(account.user), Some(account.group)).context("give a file away")?;
+        }
+        Ok(())
     }
 
     /// Starts the server after [`Postgres::stop`], with what it held.
@@ -91,17 +155,33 @@ impl Postgres {
     /// It does not start in time.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "the server runs already");
-        let settings = ["listen_addresses=", "fsync=off", "unix_socket_permissions=0777"];
+        let mut settings = vec!["fsync=off".to_owned(), "unix_socket_permissions=0777".to_owned()];
+        settings.push(match self.port {
+            None => "listen_addresses=".to_owned(),
+            Some(_) => "listen_addresses=127.0.0.1".to_owned(),
+        });
+        settings.extend(self.port.map(|port| format!("port={port}")));
+        if self.tls {
+            let file = |name: &str| self.folder.path().join(name).display().to_string();
+            settings.push("ssl=on".to_owned());
+            settings.push(format!("ssl_cert_file={}", file("server.crt")));
+            settings.push(format!("ssl_key_file={}", file("server.key")));
+        }
         let mut command = self.command("postgres");
         command.arg("-D").arg(self.data()).arg("-k").arg(self.folder.path());
-        for setting in settings {
+        for setting in &settings {
             command.args(["-c", setting]);
         }
         let log = std::fs::File::create(self.folder.path().join("log")).context("make a log")?;
         self.server = Some(command.stdout(Stdio::null()).stderr(log).spawn().context("start postgres")?);
         let begun = Instant::now();
         while begun.elapsed() < LIMIT {
-            let ready = self.command("pg_isready").args(["-q", "-h"]).arg(self.folder.path()).status();
+            let mut ask = self.command("pg_isready");
+            ask.args(["-q", "-h"]).arg(self.folder.path());
+            if let Some(port) = self.port {
+                ask.args(["-p", &port.to_string()]);
+            }
+            let ready = ask.status();
             if ready.context("run pg_isready")?.success() {
                 return Ok(());
             }
@@ -136,7 +216,15 @@ impl Postgres {
     /// Where the server is, for `--database`.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("postgres://{ROLE}@localhost/postgres?host={}", self.folder.path().display())
+        let port = self.port.map(|port| format!(":{port}")).unwrap_or_default();
+        format!("postgres://{ROLE}@localhost{port}/postgres?host={}", self.folder.path().display())
+    }
+
+    /// The same server by TCP under the name `host`, with further options such as `sslmode=require`; none where it does
+    /// not listen there.
+    #[must_use]
+    pub fn tcp_url(&self, host: &str, options: &str) -> Option<String> {
+        Some(format!("postgres://{ROLE}@{host}:{}/postgres?{options}", self.port?))
     }
 
     fn data(&self) -> PathBuf {
@@ -172,6 +260,11 @@ impl Drop for Postgres {
             eprintln!("a test's postgres does not stop: {err:#}");
         }
     }
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("look for a free port")?;
+    Ok(listener.local_addr().context("read the address")?.port())
 }
 
 fn is_root() -> anyhow::Result<bool> {

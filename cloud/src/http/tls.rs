@@ -98,15 +98,12 @@ impl Tls {
 
 fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let TlsFiles { cert, key } = files;
-    let pem = |path: &Path, want, err| TlsError::Pem { path: path.to_owned(), want, err };
-    let chain = CertificateDer::pem_slice_iter(&bytes(cert)?)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|err| pem(cert, "certificates", err))?;
-    if chain.is_empty() {
-        return Err(TlsError::NoCertificate(cert.clone()));
-    }
-    let private =
-        PrivateKeyDer::from_pem_slice(&bytes(key)?).map_err(|err| pem(key, "a private key", err))?;
+    let chain = certificates(cert)?;
+    let private = PrivateKeyDer::from_pem_slice(&bytes(key)?).map_err(|err| TlsError::Pem {
+        path: key.clone(),
+        want: "a private key",
+        err,
+    })?;
     let pair = |err| TlsError::Pair { cert: cert.clone(), key: key.clone(), err };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -117,6 +114,16 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
         .map_err(pair)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The certificates of a file, of which there is at least one.
+///
+/// # Errors
+/// [`TlsError`] where the file cannot be read or holds something else.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = CertificateDer::pem_slice_iter(&bytes(path)?).collect::<Result<Vec<_>, _>>();
+    let found = read.map_err(|err| TlsError::Pem { path: path.to_owned(), want: "certificates", err })?;
+    if found.is_empty() { Err(TlsError::NoCertificate(path.to_owned())) } else { Ok(found) }
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -1,6 +1,7 @@
 //! What the database cannot do.
 
 use crate::access::AccessError;
+use crate::http::tls::TlsError;
 use crate::scene::SceneError;
 
 /// What the database cannot do.
@@ -11,6 +12,35 @@ pub enum StoreError {
         "database `{0}` is not supported: pass a file, `sqlite://FILE`, `:memory:` or `postgres://USER@HOST/NAME`"
     )]
     Address(String),
+    /// The address of a PostgreSQL server has an error.
+    #[error("address `{address}` of a PostgreSQL database")]
+    PostgresAddress {
+        /// The address without a password.
+        address: String,
+        /// What is wrong.
+        #[source]
+        err: sqlx::Error,
+    },
+    /// An `sslmode` would not protect as its name says.
+    #[error("sslmode={mode} {why}")]
+    SslMode {
+        /// The mode.
+        mode: &'static str,
+        /// Why it is refused, and what to pass.
+        why: &'static str,
+    },
+    /// The authorities that may sign the server's certificate cannot be read.
+    #[error("read sslrootcert")]
+    RootCert(#[source] TlsError),
+    /// The server does not speak TLS, or its certificate is not to be trusted.
+    #[error("no TLS connection to database `{address}` as its sslmode asks")]
+    Tls {
+        /// Its address without a password.
+        address: String,
+        /// Why.
+        #[source]
+        err: sqlx::Error,
+    },
     /// It does not open.
     #[error("open database `{address}`")]
     Open {
@@ -81,23 +111,41 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// What it means that a connection cannot be made.
+    pub(super) fn opening(address: String, err: sqlx::Error) -> StoreError {
+        if is_tls(&err) { StoreError::Tls { address, err } } else { StoreError::Open { address, err } }
+    }
+
     /// Whether the database did not answer: trying again later may help, and nothing is wrong with the request.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {
-            StoreError::Open { err, .. } | StoreError::Query { err, .. } => match err {
-                sqlx::Error::Io(_)
-                | sqlx::Error::PoolTimedOut
-                | sqlx::Error::PoolClosed
-                | sqlx::Error::WorkerCrashed
-                | sqlx::Error::Protocol(_) => true,
-                // PostgreSQL: connection exceptions, and what a server that starts or stops says.
-                sqlx::Error::Database(err) => err.code().is_some_and(|code| {
-                    code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "5"
-                }),
-                _ => false,
-            },
+            StoreError::Open { err, .. } | StoreError::Tls { err, .. } | StoreError::Query { err, .. } => {
+                match err {
+                    // Also a certificate that has run out: with a new one, the server is back.
+                    sqlx::Error::Io(_)
+                    | sqlx::Error::Tls(_)
+                    | sqlx::Error::PoolTimedOut
+                    | sqlx::Error::PoolClosed
+                    | sqlx::Error::WorkerCrashed
+                    | sqlx::Error::Protocol(_) => true,
+                    // PostgreSQL: connection exceptions, and what a server that starts or stops says.
+                    sqlx::Error::Database(err) => err.code().is_some_and(|code| {
+                        code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "5"
+                    }),
+                    _ => false,
+                }
+            }
             _ => false,
         }
+    }
+}
+
+/// Whether TLS is what failed: the driver reports a refused handshake as an I/O error that holds rustls' own.
+fn is_tls(err: &sqlx::Error) -> bool {
+    match err {
+        sqlx::Error::Tls(_) => true,
+        sqlx::Error::Io(err) => err.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        _ => false,
     }
 }

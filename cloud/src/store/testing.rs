@@ -10,8 +10,7 @@ use super::{Database, StoreError};
 /// # Errors
 /// [`StoreError::Open`] where the database does not open, [`StoreError::Query`] where it refuses.
 pub async fn execute(database: &Database, sql: &str) -> Result<(), StoreError> {
-    let open = |err| StoreError::Open { address: database.shown(), err };
-    let pool = super::connect(database).await.map_err(open)?;
+    let pool = super::connect(database).await?;
     let sql = AssertSqlSafe(sql.to_owned());
     let done = match &pool {
         Pool::Sqlite(pool) => pool.execute(sql).await.map(drop),

@@ -1,6 +1,6 @@
 //! The store on both databases: SQLite files and a private PostgreSQL server; skipped where there is none, with the
-//! reason. Versions, conflicts, keys, users, sessions, the audit chain, quotas, telemetry; and the real program while its
-//! database is stopped and started.
+//! reason. Versions, conflicts, keys, users, sessions, the audit chain, quotas, telemetry; TLS to PostgreSQL; and the real program
+//! while its database is stopped and started.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
 
@@ -14,5 +14,6 @@ mod program;
 mod properties;
 mod scenes;
 mod schema;
+mod tls;
 mod usage;
 mod world;

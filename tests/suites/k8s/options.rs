@@ -56,7 +56,11 @@ fn value(variable: &EnvVar) -> Result<String, String> {
     let from = variable.value_from.as_ref().ok_or_else(|| format!("{} has no value", variable.name))?;
     if let Some(secret) = &from.secret_key_ref {
         return match secret.key.as_str() {
-            "database-url" => Ok("postgres://baton:secret@postgres.example.com:5432/baton".into()),
+            "database-url" => {
+                Ok("postgres://baton:secret@postgres.example.com:5432/baton?sslmode=verify-full\
+                                  &sslrootcert=/etc/baton-database/ca.crt"
+                    .into())
+            }
             other => Err(format!("nobody knows the key `{other}` of a Secret")),
         };
     }

@@ -21,7 +21,7 @@ use super::{
 /// The claim that the operator fills: see "Models" in the operator's page.
 const MODEL_CLAIM: &str = "baton-models";
 /// The Secret that the operator makes, and its keys.
-const SECRET: (&str, &[&str]) = ("baton-cloud", &["database-url"]);
+const SECRET: (&str, &[&str]) = ("baton-cloud", &["database-url", "database-ca.crt"]);
 
 /// The pods of one Deployment or Job.
 #[derive(Debug)]
@@ -286,5 +286,36 @@ fn secrets_are_named_and_never_written() {
                 offences.push(format!("{}: Secret `{}` key `{}`", pods.title, secret.name, secret.key));
             }
         }
+        for secret in pods.spec.volumes.iter().flatten().filter_map(|volume| volume.secret.as_ref()) {
+            let name = secret.secret_name.as_deref().unwrap_or_default();
+            // Only what is named: the password is not mounted beside the certificate.
+            let keys: Vec<&str> = secret.items.iter().flatten().map(|item| item.key.as_str()).collect();
+            if name != SECRET.0 || keys.is_empty() || keys.iter().any(|key| !SECRET.1.contains(key)) {
+                offences.push(format!("{}: Secret `{name}` keys {keys:?} as files", pods.title));
+            }
+        }
     });
+}
+
+#[test]
+fn the_authority_of_postgres_is_where_the_page_says() {
+    let page = super::read(&super::folder().join("README.md"));
+    let named = page.split("sslrootcert=").nth(1).and_then(|text| text.split(['\'', '`', '&']).next());
+    let named = named.expect("the page shows an address with sslrootcert");
+    for render in renders()
+        .iter()
+        .filter(|render| render.name.ends_with("postgres-ca") || render.name.ends_with("prod-postgres"))
+    {
+        for pods in pods(render) {
+            let volumes = pods.spec.volumes.iter().flatten();
+            let secret = volumes.clone().find_map(|volume| Some((&volume.name, volume.secret.as_ref()?)));
+            let (volume, secret) =
+                secret.unwrap_or_else(|| panic!("{}: {} has it not", render.name, pods.title));
+            let mount = pods.container().volume_mounts.iter().flatten().find(|mount| mount.name == *volume);
+            let mount = mount.expect("every volume is mounted");
+            let mut files =
+                secret.items.iter().flatten().map(|item| format!("{}/{}", mount.mount_path, item.path));
+            assert_eq!(files.next().as_deref(), Some(named), "{}: {}", render.name, pods.title);
+        }
+    }
 }

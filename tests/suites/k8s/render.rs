@@ -23,6 +23,7 @@ const COMPONENTS: &[&str] = &[
     "keda",
     "model-volume",
     "opentelemetry",
+    "postgres-ca",
     "prometheusrule",
     "servicemonitor",
     "sqlite",
