@@ -11,6 +11,7 @@
 mod connection;
 mod flight;
 mod guarded;
+pub mod handles;
 mod head;
 mod places;
 pub mod tls;

@@ -82,7 +82,8 @@ impl<F: Fn() -> anyhow::Result<Config>> Reload<F> {
         }
         self.service.set_backlog(new.queue, new.backlog, new.deadline);
         let connections_max = self.config.edge.http.connections_max;
-        self.limits.store(Arc::new(HttpLimits { connections_max, ..new.edge.http }));
+        let in_force = self.limits.load().connections_max;
+        self.limits.store(Arc::new(HttpLimits { connections_max: in_force, ..new.edge.http }));
         // What was not taken over is still what the program runs with.
         self.config.queue = new.queue;
         self.config.backlog = new.backlog;

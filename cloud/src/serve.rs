@@ -26,8 +26,9 @@ use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
 use crate::config::{Config, ModelConfig};
 use crate::desk::Clock;
+use crate::http::handles::{connections_within, raise_open_files};
 use crate::http::tls::Tls;
-use crate::http::{self, Phase};
+use crate::http::{self, HttpLimits, Phase};
 use crate::metrics;
 use crate::reload::Reload;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
@@ -56,6 +57,9 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     let tls = config.edge.tls.clone().map(Tls::open).transpose().context("set TLS up")?.map(Arc::new);
     let models = open_models(&config)?;
+    if let Some(they_could) = config.database.exposure() {
+        warn!(they_could, "who is on the way to the database is not kept out: pass sslmode=verify-full");
+    }
     let store = Store::open(&config.database).await.context("open the database")?;
     let settings = store.snapshot().await.context("read settings")?;
     let generation = settings.generation;
@@ -90,7 +94,7 @@ pub async fn serve(
 
     let upkeep = upkeep.start(generation);
     let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
-    let limits = Arc::new(ArcSwap::from_pointee(config.edge.http));
+    let limits = Arc::new(ArcSwap::from_pointee(within_open_files(config.edge.http)));
     let (phase, phases) = watch::channel(Phase::Serving);
     let (app, console) = console.serve(app, &limits, tls.as_ref(), &phases);
     let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
@@ -153,6 +157,22 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
         metrics: Arc::default(),
         traces,
     }
+}
+
+/// The limits with no more connections than there may be open files, after as many as the system allows were asked for.
+fn within_open_files(limits: HttpLimits) -> HttpLimits {
+    let open_files = raise_open_files().unwrap_or_else(|(err, open_files)| {
+        warn!(%err, "the limit of open files stays as it was");
+        open_files
+    });
+    let connections = connections_within(open_files, limits.connections_max);
+    let asked = limits.connections_max;
+    if connections < asked {
+        warn!(open_files, connections, asked, "fewer connections than asked for: each is an open file");
+    } else {
+        info!(open_files, connections, "open files");
+    }
+    HttpLimits { connections_max: connections, ..limits }
 }
 
 /// Bytes of replies that the system holds for a client that does not read them; it may double them. An event of a stream

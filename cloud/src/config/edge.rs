@@ -14,7 +14,7 @@ use crate::http::tls::TlsFiles;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connections and requests")]
 pub struct EdgeOptions {
-    /// Connections at the same time; further ones wait to be accepted
+    /// Connections at the same time, as far as the hard limit of open files allows; further ones wait to be accepted
     #[arg(long, default_value = "2048", value_name = "N")]
     pub connections: usize,
     /// Connections of one address, or of one IPv6 /64; further ones are closed. Raise it behind a proxy

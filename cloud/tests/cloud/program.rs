@@ -126,6 +126,38 @@ fn serve_prints_its_address_and_ends_when_told() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised_and_bounds_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny.gguf");
+    std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
+    // A soft limit that is raised, and a hard one that is not.
+    for (limit, open_files, said) in
+        [("-S -n 96", None, "open files"), ("-n 96", Some("96"), "fewer connections")]
+    {
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_baton-cloud")])
+            .args(["serve", "--database", ":memory:", "--listen", "127.0.0.1:0", "--threads", "1", "--model"])
+            .arg(&model)
+            .env("RUST_LOG", "info")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = log.find(|line| line.contains(said)).expect("the log tells of open files");
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+        let row = limits.lines().find(|row| row.starts_with("Max open files")).unwrap();
+        let [soft, hard] = [3, 4].map(|at| row.split_whitespace().nth(at).unwrap().to_owned());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(soft, hard, "{row}");
+        assert_ne!(soft == "96", open_files.is_none(), "{row}");
+        assert_eq!(line.contains("connections=48"), open_files.is_some(), "{line}");
+    }
+}
+
 /// Subset, mode and (r, loss) points of a curve.
 type Curve<'a> = (&'a str, &'a str, &'a [(f64, f64)]);
 

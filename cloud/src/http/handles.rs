@@ -1,0 +1,55 @@
+//! Open files: how many this process may have, and how many connections that leaves room for.
+//!
+//! Systems give a program a low soft limit (often 1,024) and let it raise that to a hard one. Always: what the program
+//! needs besides connections keeps its room, so that a full house of connections takes nothing from the database.
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Files besides connections: model parts, database, listeners, traces, logs, the runtime's own.
+const RESERVED: u64 = 64;
+
+/// Raises the soft limit to the hard one; returns the limit in force, none where there is none.
+///
+/// # Errors
+/// The system's, with the limit that stays: macOS refuses what it calls unlimited.
+pub fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return Ok(limit.current);
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        Ok(()) => Ok(limit.maximum),
+        Err(err) => Err((err, limit.current)),
+    }
+}
+
+/// How many of the connections asked for there are files for: at least one, however few files there are.
+#[must_use]
+pub fn connections_within(open_files: Option<u64>, asked: usize) -> usize {
+    let Some(files) = open_files else { return asked };
+    let room = files.saturating_sub(RESERVED).max(files / 2).max(1);
+    usize::try_from(room).map_or(asked, |room| asked.min(room))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::connections_within;
+
+    #[test]
+    fn connections_leave_files_for_the_rest() {
+        for (files, asked, want) in [
+            (None, 2048, 2048),
+            (Some(1 << 20), 2048, 2048),
+            (Some(2112), 2048, 2048),
+            (Some(2111), 2048, 2047),
+            (Some(1024), 2048, 960),
+            (Some(1024), 100, 100),
+            (Some(96), 2048, 48),
+            (Some(1), 2048, 1),
+            (Some(0), 2048, 1),
+        ] {
+            assert_eq!(connections_within(files, asked), want, "{files:?} files, {asked} asked");
+        }
+    }
+}
