@@ -30,9 +30,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use self::access::guard;
+use self::access::{Guarded, guard};
 use self::body::BodyPool;
-use self::error::ApiError;
+use self::error::{ApiError, Dialect};
 use self::kept::{KeptAnswers, KeptLimits};
 use crate::access::book::KeyPolicy;
 use crate::access::{AccessBook, Gate, Scope};
@@ -137,8 +137,9 @@ pub fn router(service: CloudService, access: Access, store: Option<Store>, limit
 
 /// Routes that need a key, by the scope that it must have; the lists of models need none.
 fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
-    let guarded = |scope: Option<Scope>, routes: OpenApiRouter<App>| {
-        routes.route_layer(middleware::from_fn_with_state((book.clone(), scope), guard))
+    let guarded = |scope, dialect, routes: OpenApiRouter<App>| {
+        let guarded = Guarded { book: book.clone(), scope, dialect };
+        routes.route_layer(middleware::from_fn_with_state(guarded, guard))
     };
     let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
     let assist = OpenApiRouter::default().routes(routes!(assist::assist)).routes(routes!(assist::resume));
@@ -146,11 +147,11 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let models = OpenApiRouter::default().routes(routes!(status::models)).routes(routes!(status::model));
     let stats = OpenApiRouter::default().routes(routes!(status::stats));
     OpenApiRouter::with_openapi(openapi::frame())
-        .merge(guarded(Some(Scope::ScenesRead), scenes))
-        .merge(guarded(Some(Scope::Assist), assist))
-        .merge(guarded(Some(Scope::Chat), chat))
-        .merge(guarded(None, models))
-        .merge(guarded(Some(Scope::Stats), stats))
+        .merge(guarded(Some(Scope::ScenesRead), Dialect::Baton, scenes))
+        .merge(guarded(Some(Scope::Assist), Dialect::Baton, assist))
+        .merge(guarded(Some(Scope::Chat), Dialect::OpenAi, chat))
+        .merge(guarded(None, Dialect::OpenAi, models))
+        .merge(guarded(Some(Scope::Stats), Dialect::Baton, stats))
 }
 
 /// Routes that anybody may ask.

@@ -7,14 +7,23 @@ use axum::response::{IntoResponse, Response};
 use baton_protocol::{ErrorBody, ErrorCode};
 
 use super::App;
-use super::error::ApiError;
+use super::error::{ApiError, Dialect};
 use crate::access::{AccessBook, Caller, Denied, Permit, QuotaError, Scope};
 use crate::store::now_ms;
 use crate::stream::AssistStream;
 
-/// Lets a request through whose key allows `scope` (none: any good key), and tells the handler whose it is.
+/// What some routes ask of a key, and in whose words they refuse one.
+#[derive(Debug, Clone)]
+pub(super) struct Guarded {
+    pub(super) book: AccessBook,
+    /// None: any good key.
+    pub(super) scope: Option<Scope>,
+    pub(super) dialect: Dialect,
+}
+
+/// Lets a request through whose key allows it, and tells the handler whose it is.
 pub(super) async fn guard(
-    State((book, scope)): State<(AccessBook, Option<Scope>)>,
+    State(Guarded { book, scope, dialect }): State<Guarded>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -26,7 +35,7 @@ pub(super) async fn guard(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(denied) => ApiError::from(denied).into_response(),
+        Err(denied) => ApiError::from(denied).told_in(dialect).into_response(),
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use self::reply::{Head, Reply, finish_reason, usage};
 use super::chat_request::{self, ChatWork};
-use super::error::{ApiError, openai_body};
+use super::error::{ApiError, Dialect, openai_body};
 use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
 use super::{App, access, body, terms};
@@ -48,7 +48,7 @@ pub(super) async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(app, &caller, &headers, body).await.map_err(ApiError::for_openai)
+    answer(app, &caller, &headers, body).await.map_err(|err| err.told_in(Dialect::OpenAi))
 }
 
 async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {

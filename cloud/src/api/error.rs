@@ -1,7 +1,7 @@
 //! Errors as HTTP replies: the only place that knows HTTP codes.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
 
@@ -9,13 +9,28 @@ use serde_json::{Value, json};
 
 use crate::service::ServiceError;
 
+/// The longest Retry-After that OpenAI's clients follow by themselves; they take a longer one for none and ask again
+/// within seconds, unless they are told not to.
+const OPENAI_RETRY_MS_MAX: u64 = 60_000;
+
+/// What openai-python and openai-node ask before they look at the status.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// Whose names an error's code and type have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// The assist protocol's.
+    Baton,
+    /// OpenAI's, which its clients look for.
+    OpenAi,
+}
+
 /// A reply that is an error.
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
     body: ErrorBody,
-    /// Codes as OpenAI's clients know them.
-    openai: bool,
+    dialect: Dialect,
 }
 
 impl ApiError {
@@ -36,9 +51,9 @@ impl ApiError {
         self
     }
 
-    /// The same error with the code that OpenAI's clients look for.
-    pub(super) fn for_openai(self) -> ApiError {
-        ApiError { openai: true, ..self }
+    /// The same error with the names of `dialect`.
+    pub(super) fn told_in(self, dialect: Dialect) -> ApiError {
+        ApiError { dialect, ..self }
     }
 
     /// The field that is to blame.
@@ -56,7 +71,7 @@ impl ApiError {
 
 impl From<ErrorBody> for ApiError {
     fn from(body: ErrorBody) -> ApiError {
-        ApiError { status: status(body.error.code), body, openai: false }
+        ApiError { status: status(body.error.code), body, dialect: Dialect::Baton }
     }
 }
 
@@ -72,16 +87,22 @@ impl From<RequestError> for ApiError {
     }
 }
 
-/// A body with OpenAI's names of codes, some of which clients act on, and all of its fields.
+/// A body with OpenAI's names of codes, some of which clients act on, and all of its fields. A key that is wrong or may
+/// not is an error of the request there, as every other that the client can mend.
 pub(super) fn openai_body(body: &ErrorBody) -> Value {
-    let code = match body.error.code {
-        ErrorCode::UnknownModel => "model_not_found",
-        ErrorCode::PromptTooLong => "context_length_exceeded",
-        ErrorCode::Overloaded => "rate_limit_exceeded",
-        other => other.as_str(),
+    let (code, kind) = match body.error.code {
+        ErrorCode::UnknownModel => ("model_not_found", None),
+        ErrorCode::PromptTooLong => ("context_length_exceeded", None),
+        ErrorCode::Overloaded => ("rate_limit_exceeded", None),
+        ErrorCode::Unauthorized => ("invalid_api_key", Some("invalid_request_error")),
+        ErrorCode::Forbidden => ("insufficient_permissions", Some("invalid_request_error")),
+        other => (other.as_str(), None),
     };
     let mut value = json!(body);
     value["error"]["code"] = code.into();
+    if let Some(kind) = kind {
+        value["error"]["type"] = kind.into();
+    }
     value["error"]["param"] = json!(body.error.param);
     value
 }
@@ -111,12 +132,16 @@ impl IntoResponse for ApiError {
             (StatusCode::SERVICE_UNAVAILABLE, None) => Some(1),
             _ => None,
         };
-        let mut response = {
-            let body = if self.openai { openai_body(&self.body) } else { json!(self.body) };
-            (self.status, Json(body)).into_response()
+        let body = match self.dialect {
+            Dialect::Baton => json!(self.body),
+            Dialect::OpenAi => openai_body(&self.body),
         };
+        let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.dialect == Dialect::OpenAi && retry_after_ms.is_some_and(|ms| ms > OPENAI_RETRY_MS_MAX) {
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -9,7 +9,7 @@ use baton_engine::BLOCK_TOKENS;
 use baton_protocol::ErrorCode;
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, Dialect};
 use super::openapi::{ErrorReply, Health, ModelCard, ModelList, Stats};
 use super::{App, PathId, path_id};
 use crate::coefficients::{ALL, Known};
@@ -157,8 +157,8 @@ pub(super) async fn models(State(app): State<App>) -> Json<Value> {
     security(("key" = [])),
 )]
 pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Value>, ApiError> {
-    let found = app.service.model_named(&path_id(id)?);
-    Ok(Json(card(found.map_err(|err| ApiError::from(err).for_openai())?)))
+    let found = path_id(id).and_then(|id| Ok(app.service.model_named(&id)?));
+    Ok(Json(card(found.map_err(|err| err.told_in(Dialect::OpenAi))?)))
 }
 
 fn card(view: ModelView<'_>) -> Value {

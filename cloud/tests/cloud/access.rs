@@ -64,6 +64,15 @@ fn chat() -> Value {
     json!({ "model": "default", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 2 })
 }
 
+/// The codes of refusals for a wrong key and for one that may not, as the clients of a route know them.
+fn denials(path: &str) -> [&'static str; 2] {
+    if path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
+        ["invalid_api_key", "insufficient_permissions"]
+    } else {
+        ["unauthorized", "forbidden"]
+    }
+}
+
 #[track_caller]
 fn refused(reply: &Reply, status: u16, code: &str, message: &str) {
     let body = reply.json();
@@ -87,19 +96,24 @@ async fn each_route_needs_its_scope() {
     ];
     for (method, path, needs) in routes {
         let body = if path.contains("chat") { chat() } else { assist(1) };
+        let [unauthorized, forbidden] = denials(path);
         for (at, key) in keys.iter().enumerate() {
             let reply = send(&server, key.reveal(), method, path, &body).await;
             let may = needs.is_none_or(|needs| needs == at || at == 4);
             if may {
                 assert!(reply.status == 200 || reply.status == 410, "{path} by {at}: {reply:?}");
             } else {
-                refused(&reply, 403, "forbidden", "this API key lacks the scope");
+                refused(&reply, 403, forbidden, "this API key lacks the scope");
             }
         }
         let reply = send(&server, "btk_000000000000_x", method, path, &body).await;
-        refused(&reply, 401, "unauthorized", "the API key is missing or wrong");
+        refused(&reply, 401, unauthorized, "the API key is missing or wrong");
         assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
-        refused(&server.send(method, path, &[], b"").await, 401, "unauthorized", "missing or wrong");
+        if unauthorized == "invalid_api_key" {
+            let error = &reply.json()["error"];
+            assert_eq!((&error["type"], &error["param"]), (&json!("invalid_request_error"), &Value::Null));
+        }
+        refused(&server.send(method, path, &[], b"").await, 401, unauthorized, "missing or wrong");
     }
     assert_eq!(server.get("/healthz").await.status, 200, "health asks for no key");
 }
@@ -125,9 +139,9 @@ async fn a_revoked_key_and_a_disabled_tenant_are_refused_at_once() {
         rotated_from: None,
     };
     book.replace(vec![tenant(disabled)], vec![same(None)]);
-    refused(&ask().await, 403, "forbidden", "the tenant of this API key is disabled");
+    refused(&ask().await, 403, "insufficient_permissions", "the tenant of this API key is disabled");
     book.replace(vec![tenant(TenantSettings::default())], vec![same(Some(1))]);
-    refused(&ask().await, 401, "unauthorized", "missing or wrong");
+    refused(&ask().await, 401, "invalid_api_key", "missing or wrong");
 }
 
 #[tokio::test]
@@ -173,4 +187,9 @@ async fn running_requests_and_tokens_are_counted() {
         assert!(replies < 20, "tokens are counted");
     };
     refused(&over, 429, "overloaded", "the tenant may use 1000 tokens in a day (UTC)");
+    // OpenAI's clients take a Retry-After of more than a minute for none, and would ask again at once.
+    let over = send(&server, key.reveal(), "POST", "/v1/chat/completions", &chat()).await;
+    refused(&over, 429, "rate_limit_exceeded", "1000 tokens in a day");
+    let wait: u64 = over.header("retry-after").unwrap().parse().unwrap();
+    assert_eq!(over.header("x-should-retry"), (wait > 60).then_some("false"), "{wait} s");
 }
