@@ -3,7 +3,7 @@
 //! Never: lets r fall below the scene's xi or L exceed what the context holds. Pure: all figures are passed in.
 
 use baton_pacing::{
-    CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, optimize,
+    CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, relay,
 };
 use baton_protocol::DeviceInfo;
 
@@ -72,7 +72,8 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
         return Err(PlanError::RatioBelowScene { ratio, xi });
     }
     let policy = policy(scene, wish, count(now.room_tokens));
-    let plan = optimize(&OptimizerInput {
+    // The device waits for its mask: whatever it might have done better from the start, it did not.
+    let plan = relay(&OptimizerInput {
         prompt: PromptShape {
             fixed_tokens: count(now.prompt_tokens - now.content_tokens),
             content_tokens: count(now.content_tokens),

@@ -40,7 +40,7 @@ pub use gaps::{GapStats, best_gap_in_hindsight};
 pub use millis::Millis;
 pub use optimizer::{
     AssistBounds, BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Predicted, PromptShape, ScenePolicy,
-    SlowDevice, Verdict, Verification, optimize, under_load,
+    SlowDevice, Verdict, Verification, optimize, relay, under_load,
 };
 pub use pacer::{PaceEvent, PaceMode, PaceStep, Pacer, PacerConfig};
 pub use table::{DeviceClass, NetworkClass, TableAxes, TablePlace, TableScene};

@@ -251,6 +251,26 @@ pub struct Plan {
 pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
     input.check()?;
     let (ratio, verdict) = choose_ratio(input);
+    Ok(plan_at(input, ratio, verdict))
+}
+
+/// The best relay for a device that waits for its mask: it has begun nothing but the prefix, so that to prefill the
+/// whole prompt from `t = 0` is not to be had any more, and what it has waited already changes neither `r` nor `L`.
+///
+/// Where the scene or the request forbids refinement the device knew that at `t = 0`, and this is [`optimize`].
+///
+/// # Errors
+/// As for [`optimize`].
+pub fn relay(input: &OptimizerInput) -> Result<Plan, InputError> {
+    if input.least_ratio() >= 1.0 || input.prompt.content_tokens == 0 {
+        return optimize(input);
+    }
+    input.check()?;
+    Ok(plan_at(input, relay_ratio(input, 1.0), Verdict::Relay))
+}
+
+/// The plan at a chosen `r`.
+fn plan_at(input: &OptimizerInput, ratio: f64, verdict: Verdict) -> Plan {
     let takeover = input.takeover(ratio);
     let bounds = input.bounds(&takeover);
     let (mut assist_tokens, mut bound_by) = choose_assist(input, bounds);
@@ -270,7 +290,7 @@ pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
         Verification::Batched => takeover.takeover_ms(assist_tokens),
         Verification::StepByStep => takeover.remaining_ms + takeover.decode_ms * f64::from(assist_tokens),
     };
-    Ok(Plan {
+    Plan {
         ratio,
         assist_tokens,
         bound_by,
@@ -284,28 +304,34 @@ pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
             gap_ms,
             device_alone_ms: input.device_alone_ms(),
         },
-    })
+    }
 }
 
 /// The smallest allowed `r` for which an integer `L` fits, or the whole prompt.
 fn choose_ratio(input: &OptimizerInput) -> (f64, Verdict) {
-    let least = input.scene.ratio.unwrap_or(input.scene.xi).max(input.scene.xi);
-    let most = input.ratio_max();
-    if least >= 1.0 || input.prompt.content_tokens == 0 || most.is_none_or(|most| least > most) {
+    let least = input.least_ratio();
+    match input.ratio_max() {
+        Some(most) if least < 1.0 && input.prompt.content_tokens > 0 && least <= most => {
+            (relay_ratio(input, most), Verdict::Relay)
+        }
         // Constraint (5) leaves no interval: refining loses more than it saves.
-        let alone = input.device_alone_ms() <= input.ttft_c_ms();
-        return (1.0, if alone { Verdict::DeviceAlone } else { Verdict::NoRefinement });
+        _ => {
+            let alone = input.device_alone_ms() <= input.ttft_c_ms();
+            (1.0, if alone { Verdict::DeviceAlone } else { Verdict::NoRefinement })
+        }
     }
+}
+
+/// The smallest allowed `r`, or one up to `most` for which an integer `L` fits where none does there.
+fn relay_ratio(input: &OptimizerInput, most: f64) -> f64 {
+    let least = input.least_ratio();
     if input.scene.ratio.is_some() || input.scene.assist_tokens.is_some() || input.fits(least) {
-        return (least, Verdict::Relay);
+        return least;
     }
     // The upper bound is under the lower one. It steps up where A(r) is a multiple of TPOT_c, and the lower
     // bound outgrows it from there on, so that the first step is the only one that can help.
-    let step = most.and_then(|most| {
-        let ratio = input.next_step_of_upper_bound(least)?;
-        (ratio <= most && input.fits(ratio)).then_some(ratio)
-    });
-    (step.unwrap_or(least), Verdict::Relay)
+    let step = input.next_step_of_upper_bound(least);
+    step.filter(|&ratio| ratio <= most && ratio < 1.0 && input.fits(ratio)).unwrap_or(least)
 }
 
 /// `L` within its bounds, and what decided it.
@@ -392,6 +418,11 @@ impl OptimizerInput {
             }
         }
         Ok(())
+    }
+
+    /// The fixed `r`, or the smallest that quality allows.
+    fn least_ratio(&self) -> f64 {
+        self.scene.ratio.unwrap_or(self.scene.xi).max(self.scene.xi)
     }
 
     /// `TTFT_c`.

@@ -1,41 +1,15 @@
 //! The optimizer's closed form against brute force over `L` and a fine grid of `r`, and its verdicts.
 
 use baton_pacing::{
-    BoundBy, CloudCost, DeviceCost, InputError, KeepsTau, OptimizerInput, PromptShape, ScenePolicy,
-    SlowDevice, Verdict, Verification, optimize,
+    BoundBy, CloudCost, DeviceCost, InputError, KeepsTau, OptimizerInput, Plan, PromptShape, ScenePolicy,
+    SlowDevice, Verdict, Verification, optimize, relay,
 };
 use proptest::prelude::*;
 
-fn phone() -> OptimizerInput {
-    OptimizerInput {
-        prompt: PromptShape { fixed_tokens: 100, content_tokens: 4_000, prefix_tokens: 60, cached_tokens: 0 },
-        device: DeviceCost {
-            prefill_ms_per_token: 2.5,
-            prefill_ms_per_token2: 0.0,
-            decode_ms: 45.0,
-            decompress_ms: 2.0,
-        },
-        cloud: CloudCost {
-            ttft_base_ms: 60.0,
-            prefill_ms_per_token: 0.1,
-            decode_ms: 30.0,
-            rtt_ms: 20.0,
-            queue_ms: 0.0,
-            compress_ms: 1.0,
-        },
-        scene: ScenePolicy {
-            xi: 0.25,
-            ratio: None,
-            assist_tokens: None,
-            assist_floor: 4,
-            tau_ms: 100.0,
-            answer_tokens_max: 2_048,
-            slow_device: SlowDevice::AcceptGap,
-        },
-        verification: Verification::Batched,
-        load: 0.0,
-    }
-}
+use self::phone::phone;
+
+#[path = "../src/explain/tests/phone.rs"]
+mod phone;
 
 /// An independent statement of the model at one `r`.
 struct Candidate<'a> {
@@ -266,6 +240,31 @@ fn no_refinement_starts_at_zero() {
     // xi so high that refining loses more than it saves: the same.
     input.scene.xi = 0.99;
     assert_eq!(optimize(&input).unwrap().verdict, Verdict::NoRefinement);
+}
+
+#[test]
+fn a_wait_changes_nothing_for_a_device_that_waits_for_its_mask() {
+    let at = |queue_ms: f64, ratio: Option<f64>| {
+        let mut input = phone();
+        input.cloud.queue_ms = queue_ms;
+        input.scene.ratio = ratio;
+        input
+    };
+    for ratio in [None, Some(0.3)] {
+        let prompt = relay(&at(0.0, ratio)).unwrap();
+        assert_eq!(prompt, optimize(&at(0.0, ratio)).unwrap());
+        for queue_ms in [100.0, 8_000.0, 60_000.0] {
+            let waited = relay(&at(queue_ms, ratio)).unwrap();
+            let of = |plan: &Plan| (plan.ratio, plan.assist_tokens, plan.bound_by, plan.verdict, plan.keeps_tau);
+            assert_eq!(of(&waited), of(&prompt), "{queue_ms} ms");
+        }
+        // From t = 0 the whole prompt would have been ready earlier, or the device alone.
+        assert_eq!(optimize(&at(8_000.0, ratio)).unwrap().verdict, Verdict::NoRefinement);
+        assert_eq!(optimize(&at(60_000.0, ratio)).unwrap().verdict, Verdict::DeviceAlone);
+    }
+    // Without refinement it did begin at t = 0, and every wait is work that is done.
+    let whole = |queue_ms| relay(&at(queue_ms, Some(1.0))).unwrap().assist_tokens;
+    assert!(whole(2_000.0) < whole(0.0), "{} and {}", whole(2_000.0), whole(0.0));
 }
 
 #[test]
