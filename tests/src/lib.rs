@@ -3,7 +3,9 @@
 //! Never a part of the product: nothing in `cloud` or `device` depends on it.
 //! Invariant: every process and socket it opens is closed when its handle is dropped, also after a panic.
 
+pub mod admin;
 pub mod balancer;
+pub mod child;
 pub mod demo;
 pub mod hostile;
 pub mod http;

@@ -1,11 +1,14 @@
 // openai-node and the Vercel AI SDK against a running service: one line a case, `ok NAME` or `not ok NAME: why`.
-// Usage: node cases.mjs BASE_URL KEY
+// Usage: node cases.mjs BASE_URL KEY, with the keys BATON_NO_CHAT_KEY and BATON_ONCE_KEYS in the environment
+//        node cases.mjs BASE_URL KEY interrupted PID CLIENT, where PID is the service's and CLIENT openai_node or ai_sdk
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, Output, streamText, tool } from "ai";
 
-const [base, key] = process.argv.slice(2);
+const [base, key, only, pid, name] = process.argv.slice(2);
+const noChatKey = process.env.BATON_NO_CHAT_KEY;
+const onceKeys = (process.env.BATON_ONCE_KEYS ?? "").split(",");
 const model = "demo-cloud";
 const messages = [{ role: "user", content: "Say something about rivers." }];
 const parameters = {
@@ -15,9 +18,11 @@ const parameters = {
   additionalProperties: false,
 };
 const tools = [{ type: "function", function: { name: "get_weather", description: "The weather of a city.", parameters } }];
-const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: key, maxRetries: 0, timeout: 60_000 });
+const clientOf = (apiKey) => new OpenAI({ baseURL: `${base}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
+const client = clientOf(key);
 const chat = (more) => client.chat.completions.create({ model, messages, temperature: 0, max_tokens: 12, ...more });
-const provider = createOpenAICompatible({ name: "baton", baseURL: `${base}/v1`, apiKey: key, includeUsage: true, supportsStructuredOutputs: true });
+const providerOf = (apiKey) => createOpenAICompatible({ name: "baton", baseURL: `${base}/v1`, apiKey, includeUsage: true, supportsStructuredOutputs: true });
+const provider = providerOf(key);
 const ai = { model: provider(model), temperature: 0, maxOutputTokens: 12, maxRetries: 0, prompt: messages[0].content };
 const isWeather = ({ city, days, ...rest }) => {
   assert.ok(["Ulm", "Bern"].includes(city) && Number.isInteger(days) && days >= 1 && days <= 9);
@@ -50,8 +55,18 @@ const cases = {
   async openai_node_errors() {
     await assert.rejects(chat({ n: 2 }), (err) => err instanceof OpenAI.BadRequestError && err.param === "n");
     await assert.rejects(chat({ model: "none" }), (err) => err instanceof OpenAI.NotFoundError);
-    const stranger = new OpenAI({ baseURL: `${base}/v1`, apiKey: "nonsense", maxRetries: 0 });
-    await assert.rejects(stranger.models.list(), (err) => err instanceof OpenAI.AuthenticationError);
+  },
+  async openai_node_keys_that_may_not() {
+    const ask = { model, messages, max_tokens: 2 };
+    const wrong = (err) => err instanceof OpenAI.AuthenticationError && err.code === "invalid_api_key" && err.type === "invalid_request_error";
+    await assert.rejects(clientOf("nonsense").models.list(), wrong);
+    await assert.rejects(clientOf("nonsense").chat.completions.create(ask), wrong);
+    const noScope = (err) => err instanceof OpenAI.PermissionDeniedError && err.code === "insufficient_permissions";
+    await assert.rejects(clientOf(noChatKey).chat.completions.create(ask), noScope);
+    const once = clientOf(onceKeys[0]);
+    await once.chat.completions.create(ask);
+    const limited = (err) => err instanceof OpenAI.RateLimitError && err.code === "rate_limit_exceeded" && Number(err.headers.get("retry-after")) >= 1;
+    await assert.rejects(once.chat.completions.create(ask), limited);
   },
   async openai_node_stop() {
     const text = (await chat({ max_tokens: 24 })).choices[0].message.content;
@@ -102,6 +117,13 @@ const cases = {
     await assert.rejects(generateText({ ...ai, model: provider("none") }), (err) => err.statusCode === 404);
     await assert.rejects(generateText({ ...ai, temperature: 9 }), (err) => err.statusCode === 400);
   },
+  async ai_sdk_keys_that_may_not() {
+    const ask = (key) => generateText({ ...ai, maxOutputTokens: 2, model: providerOf(key)(model) });
+    await assert.rejects(ask("nonsense"), (err) => err.statusCode === 401 && err.responseBody.includes("invalid_api_key"));
+    await assert.rejects(ask(noChatKey), (err) => err.statusCode === 403);
+    await ask(onceKeys[1]);
+    await assert.rejects(ask(onceKeys[1]), (err) => err.statusCode === 429 && Number(err.responseHeaders["retry-after"]) >= 1);
+  },
   async ai_sdk_stop() {
     const { text } = await generateText({ ...ai, maxOutputTokens: 24 });
     const at = Math.floor(text.length / 2);
@@ -139,8 +161,38 @@ const cases = {
   },
 };
 
+// Streams whose service is told to stop after the first chunk: they must end with an error.
+const cut = /the service stopped in the middle of this answer/;
+const interrupted = {
+  async openai_node() {
+    let chunks = 0;
+    const read = async () => {
+      for await (const chunk of await chat({ stream: true, max_tokens: 600, response_format: long })) {
+        if (chunks === 0) process.kill(Number(pid), "SIGTERM");
+        chunks += 1;
+        assert.ok(!chunk.choices[0]?.finish_reason, "a normal end");
+      }
+    };
+    await assert.rejects(read(), (err) => err instanceof OpenAI.APIError && cut.test(err.message));
+    assert.ok(chunks > 0);
+  },
+  async ai_sdk() {
+    let texts = 0;
+    const errors = [];
+    const streamed = streamText({ ...ai, maxOutputTokens: 600, providerOptions: { baton: { response_format: long } }, onError() {} });
+    for await (const part of streamed.fullStream) {
+      if (part.type === "text-delta" && texts++ === 0) process.kill(Number(pid), "SIGTERM");
+      if (part.type === "error") errors.push(part.error);
+      if (part.type === "finish") assert.equal(part.finishReason, "error");
+    }
+    assert.ok(texts > 0);
+    assert.match(String(errors[0]?.message ?? errors[0]), cut);
+  },
+};
+
 let failed = 0;
-for (const [name, run] of Object.entries(cases)) {
+const chosen = only === "interrupted" ? { [`${name}_interrupted`]: interrupted[name] } : cases;
+for (const [name, run] of Object.entries(chosen)) {
   try {
     await run();
     console.log(`ok ${name}`);

@@ -1,9 +1,12 @@
 """openai-python and LiteLLM against a running service: one line a case, `ok NAME` or `not ok NAME: why`.
 
-Usage: cases.py BASE_URL KEY
+Usage: cases.py BASE_URL KEY, with the keys BATON_NO_CHAT_KEY and BATON_ONCE_KEYS in the environment
+       cases.py BASE_URL KEY interrupted PID CLIENT, where PID is the service's and CLIENT openai_python or litellm
 """
 
 import json
+import os
+import signal
 import sys
 import time
 import urllib.request
@@ -40,6 +43,7 @@ PERSON = {
     "required": ["name", "age", "tags", "home"],
     "additionalProperties": False,
 }
+LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 400}}}
 client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=60)
 CASES = []
 
@@ -106,11 +110,46 @@ def openai_python_errors_are_typed():
     refused(openai.NotFoundError, "model", model="gpt-none")
     refused(openai.BadRequestError, "wrong", extra_body={"wrong": 1})
     refused(openai.BadRequestError, None, messages=[{"role": "user", "content": "word " * 20000}])
+
+
+def with_key(key):
+    return openai.OpenAI(base_url=BASE + "/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def once(at, ask):
+    """What is raised when a key that allows one request in a minute asks twice."""
+    key = os.environ["BATON_ONCE_KEYS"].split(",")[at]
+    ask(key)
     try:
-        openai.OpenAI(base_url=BASE + "/v1", api_key="nonsense", max_retries=0).models.list()
-        raise AssertionError("a wrong key was taken")
-    except openai.AuthenticationError:
-        pass
+        ask(key)
+    except Exception as err:  # noqa: BLE001: the caller looks at its kind
+        return err
+    raise AssertionError("two requests of one in a minute were taken")
+
+
+@case
+def openai_python_keys_that_may_not():
+    ask = {"model": MODEL, "messages": SAY, "max_tokens": 2}
+    stranger, no_chat = with_key("nonsense"), with_key(os.environ["BATON_NO_CHAT_KEY"])
+    for refusal in (stranger.models.list, lambda: stranger.models.retrieve(MODEL), lambda: stranger.chat.completions.create(**ask)):
+        try:
+            refusal()
+            raise AssertionError("a wrong key was taken")
+        except openai.AuthenticationError as err:
+            assert (err.code, err.type, err.param) == ("invalid_api_key", "invalid_request_error", None), err.body
+    try:
+        no_chat.chat.completions.create(**ask)
+        raise AssertionError("a key without the scope was taken")
+    except openai.PermissionDeniedError as err:
+        assert (err.code, err.type) == ("insufficient_permissions", "invalid_request_error"), err.body
+    assert no_chat.models.list().data, "any good key may list the models"
+
+
+@case
+def openai_python_rate_limit_says_when():
+    err = once(0, lambda key: with_key(key).chat.completions.create(model=MODEL, messages=SAY, max_tokens=2))
+    assert isinstance(err, openai.RateLimitError) and err.code == "rate_limit_exceeded", err
+    assert 1 <= int(err.response.headers["retry-after"]) <= 60, err.response.headers
 
 
 @case
@@ -203,7 +242,7 @@ def openai_python_tools_streamed():
 
 @case
 def openai_python_cancel_frees_the_slot():
-    stream = chat(max_tokens=600, messages=[{"role": "user", "content": "Go on for long."}], response_format={"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 400}}}, stream=True)
+    stream = chat(max_tokens=600, messages=[{"role": "user", "content": "Go on for long."}], response_format=LONG, stream=True)
     for _, _chunk in zip(range(3), stream):
         pass
     assert stats()["slots_used"] == 1
@@ -228,7 +267,7 @@ def openai_python_l_cap_hands_over():
 
 
 def through_litellm(**more):
-    arguments = {"model": "openai/" + MODEL, "api_base": BASE + "/v1", "api_key": KEY, "messages": SAY, "temperature": 0, "max_tokens": 12, "num_retries": 0}
+    arguments = {"model": "openai/" + MODEL, "api_base": BASE + "/v1", "api_key": KEY, "messages": SAY, "temperature": 0, "max_tokens": 12, "num_retries": 0, "timeout": 60}
     return litellm.completion(**(arguments | more))
 
 
@@ -250,6 +289,13 @@ def litellm_errors():
         except kind:
             continue
         raise AssertionError(f"{more} was taken")
+    try:
+        through_litellm(api_key=os.environ["BATON_NO_CHAT_KEY"])
+        raise AssertionError("a key without the scope was taken")
+    except openai.APIStatusError as err:
+        assert err.status_code == 403, err
+    err = once(1, lambda key: through_litellm(api_key=key, max_tokens=2))
+    assert isinstance(err, litellm.RateLimitError), err
 
 
 @case
@@ -267,6 +313,44 @@ def litellm_l_cap():
     chunks = list(through_litellm(stream=True, extra_body={"baton": {"scene": "chat", "assist_tokens": 4}}))
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
 
+
+def interrupted(stream, pid):
+    """Reads a stream whose service is told to stop after the first chunk: it must end with an error."""
+    chunks = 0
+    try:
+        for chunk in stream:
+            if chunks == 0:
+                os.kill(pid, signal.SIGTERM)
+            chunks += 1
+            reasons = [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+            assert not reasons, f"a normal end: {reasons}"
+    except openai.APIError as err:
+        assert chunks > 0, "no chunk before the error"
+        assert "the service stopped in the middle of this answer" in str(err), err
+        return
+    raise AssertionError(f"no error after {chunks} chunks")
+
+
+def openai_python_interrupted(pid):
+    interrupted(chat(stream=True, max_tokens=600, response_format=LONG), pid)
+
+
+def litellm_interrupted(pid):
+    interrupted(through_litellm(stream=True, max_tokens=600, response_format=LONG), pid)
+
+
+def interruption(pid, name):
+    run = {"openai_python": openai_python_interrupted, "litellm": litellm_interrupted}[name]
+
+    def wrapped():
+        run(int(pid))
+
+    wrapped.__name__ = run.__name__
+    return wrapped
+
+
+if sys.argv[3:4] == ["interrupted"]:
+    CASES = [interruption(*sys.argv[4:6])]
 
 failed = 0
 for function in CASES:
