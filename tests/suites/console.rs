@@ -4,12 +4,16 @@
 
 #[path = "console/browser.rs"]
 mod browser;
+#[path = "console/quality.rs"]
+mod quality;
 
 use std::path::PathBuf;
 
 use baton_cloud::access::{Actor, ClassCost, DeviceClassSettings, Role};
 use baton_cloud::store::{Database, Expected, Store, testing};
+use baton_e2e::admin::AdminSession;
 use baton_e2e::demo::emulation::CLOUD;
+use baton_e2e::http;
 use baton_e2e::process::{CloudProcess, models_folder, program};
 use reqwest::header;
 use serde_json::{Value, json};
@@ -52,7 +56,8 @@ impl World {
         store.set_device_class("slow", &slow, Expected::Absent, &Actor::cli()).await.expect("a class");
         store.close().await;
         let model = models_folder().join("demo-cloud.gguf");
-        let (path, options) = (path.display().to_string(), CLOUD.options());
+        let (path, mut options) = (path.display().to_string(), CLOUD.options());
+        options.extend(["--quality-curves".into(), quality::curves(folder.path()).into_os_string()]);
         let cloud = CloudProcess::start_on(&model, &path, &options).await.expect("the cloud starts");
         World { cloud, database, _folder: folder }
     }
@@ -72,17 +77,9 @@ impl World {
         browser
     }
 
-    /// The API, logged in as `name`: a client that keeps its cookie, and the CSRF token.
+    /// The API, logged in as `name`.
     async fn api(&self, name: &str) -> Api {
-        let client = http_client();
-        let body = json!({ "name": name, "password": PASSWORD });
-        let reply = client.post(self.url("/admin/api/v1/session")).json(&body).send().await.expect("log in");
-        let cookie =
-            reply.headers()[header::SET_COOKIE].to_str().expect("text").split(';').next().expect("a cookie");
-        let cookie = cookie.to_owned();
-        let session: Value = reply.json().await.expect("JSON");
-        let csrf = session["csrf_token"].as_str().expect("a token").to_owned();
-        Api { client, base: self.url("/admin/api/v1"), cookie, csrf }
+        Api(AdminSession::log_in(self.cloud.address(), name, PASSWORD).await.expect("log in"))
     }
 
     /// Asks for first tokens in the scene until it is at `version`: r of the mask and L, as the device is told.
@@ -99,7 +96,8 @@ impl World {
         });
         let asked = async {
             loop {
-                let reply = http_client().post(self.url("/v1/assist")).json(&body).send().await.expect("ask");
+                let reply =
+                    http::client().post(self.url("/v1/assist")).json(&body).send().await.expect("ask");
                 let text = reply.text().await.expect("an answer");
                 let data = |name: &str| -> Value {
                     let frame =
@@ -121,20 +119,8 @@ impl World {
     }
 }
 
-/// A client; its TLS, which is not used here, wants a provider all the same.
-pub fn http_client() -> reqwest::Client {
-    // The second one to install it is told that it is there.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::new()
-}
-
 /// The admin API as one user.
-struct Api {
-    client: reqwest::Client,
-    base: String,
-    cookie: String,
-    csrf: String,
-}
+struct Api(AdminSession);
 
 impl Api {
     async fn send(
@@ -144,8 +130,7 @@ impl Api {
         tag: Option<&str>,
         body: &Value,
     ) -> reqwest::Response {
-        let mut request = self.client.request(method, format!("{}{path}", self.base));
-        request = request.header(header::COOKIE, &self.cookie).header("x-csrf-token", &self.csrf).json(body);
+        let mut request = self.0.request(method, path).json(body);
         if let Some(tag) = tag {
             request = request.header(header::IF_MATCH, tag);
         }

@@ -4,6 +4,7 @@
 //! [`crate::forecast`], as the command line does. Always: the chosen point lies on the curves that are drawn.
 
 mod charts;
+mod quality;
 
 use baton_pacing::{
     DeviceClass, KeepsTau, NetworkClass, OptimizerInput, Plan, TableAxes, TablePlace, explain, optimize,
@@ -13,6 +14,7 @@ use baton_refine::QualityCurves;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::quality::{QualityPoint, QualityView};
 use super::problem::{Kind, Problem};
 use crate::coefficients::Coefficients;
 use crate::forecast;
@@ -76,7 +78,8 @@ pub struct Prediction {
     pub assist_feasible: Option<Interval>,
     /// The answer for every class and length of prompt over this network.
     pub table: Vec<Cell>,
-    /// Scores over r where an evaluation of this mode is known.
+    /// Scores over r where an evaluation of this mode is known: the metric with the most questions first, in it the curve
+    /// over all questions, then those that lose most at the chosen r.
     pub quality: Vec<QualityView>,
 }
 
@@ -188,34 +191,6 @@ pub struct Cell {
     pub plan: PlanView,
 }
 
-/// Scores over r of one evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct QualityView {
-    /// Suite and subset.
-    pub name: String,
-    /// What is scored.
-    pub metric: String,
-    /// Questions.
-    pub questions: u32,
-    /// The full prompt's score.
-    pub reference: f64,
-    /// Scores by rising r.
-    pub points: Vec<QualityPoint>,
-}
-
-/// A score at one r, with the ends of its 95 % interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
-pub struct QualityPoint {
-    /// The share of the content that was kept.
-    pub r: f64,
-    /// The mean.
-    pub score: f64,
-    /// Its lower end.
-    pub low: f64,
-    /// Its upper end.
-    pub high: f64,
-}
-
 impl From<&Plan> for PlanView {
     fn from(plan: &Plan) -> PlanView {
         let predicted = &plan.predicted;
@@ -286,7 +261,8 @@ pub fn predict(
         networks: vec![network],
         cloud: forecast::cloud_cost(&forecast::cloud(known)),
     };
-    computed(id, &axes, prompt_tokens, quality.map(|curves| scores(curves, settings)).unwrap_or_default())
+    let scores = |plan: &Plan| quality.map(|curves| quality::scores(curves, settings, plan));
+    computed(id, &axes, prompt_tokens, |plan| scores(plan).unwrap_or_default())
 }
 
 fn unknown(field: &str, name: &str) -> Problem {
@@ -298,7 +274,7 @@ fn computed(
     id: &str,
     axes: &TableAxes,
     prompt_tokens: u32,
-    quality: Vec<QualityView>,
+    quality: impl Fn(&Plan) -> Vec<QualityView>,
 ) -> Result<Prediction, Problem> {
     let failed = |err: baton_pacing::InputError| Problem::new(Kind::Invalid, err.to_string());
     let length = axes.lengths.iter().position(|&tokens| tokens == prompt_tokens).expect("it was put in");
@@ -346,7 +322,7 @@ fn computed(
             .collect(),
         assist_feasible: assist_feasible(input, &plan),
         table,
-        quality,
+        quality: quality(&plan),
     })
 }
 
@@ -392,30 +368,6 @@ fn assist_feasible(input: &OptimizerInput, plan: &Plan) -> Option<Interval> {
     let least = plan.bounds.lower?.max(input.scene.assist_floor);
     let most = plan.bounds.upper.min(input.scene.answer_tokens_max);
     (least <= most).then(|| Interval { from: f64::from(least), to: f64::from(most) })
-}
-
-/// Curves of the scene's mode; of the relay where there are such.
-fn scores(curves: &QualityCurves, settings: &SceneSettings) -> Vec<QualityView> {
-    let mode = settings.mode.to_string();
-    let of_mode = || curves.curves.iter().filter(|curve| curve.mode == mode);
-    let relay = of_mode().any(|curve| curve.arm == "relay");
-    let view = |curve: &baton_refine::QualityCurve| QualityView {
-        name: format!("{}/{}", curve.suite, curve.subset),
-        metric: curve.metric.clone(),
-        questions: curve.reference.n,
-        reference: curve.reference.score,
-        points: curve
-            .points
-            .iter()
-            .map(|point| QualityPoint {
-                r: point.r,
-                score: point.mean.score,
-                low: point.mean.low,
-                high: point.mean.high,
-            })
-            .collect(),
-    };
-    of_mode().filter(|curve| !relay || curve.arm == "relay").map(view).collect()
 }
 
 #[cfg(test)]

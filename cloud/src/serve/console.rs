@@ -6,10 +6,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
+use baton_engine::Model;
 use baton_refine::QualityCurves;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 use crate::admin::Admin;
 use crate::admin::office::Office;
@@ -39,8 +41,9 @@ impl Console {
         store: &Store,
         tls: bool,
     ) -> anyhow::Result<Console> {
-        let curves = config.quality_curves.as_deref().map(read_curves).transpose()?;
-        let office = Office::new(store.clone(), curves.map(Arc::new));
+        let model = service.model();
+        let curves = config.quality_curves.as_deref().map(|path| read_curves(path, model)).transpose()?;
+        let office = Office::new(store.clone(), curves.flatten().map(Arc::new));
         let own = match config.listen {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.with_context(|| format!("listen on {at}"))?),
@@ -85,8 +88,16 @@ impl Running {
     }
 }
 
-fn read_curves(path: &Path) -> anyhow::Result<QualityCurves> {
+/// The curves of an evaluation; none, with a warning, where another cloud model was evaluated.
+fn read_curves(path: &Path, model: &Model) -> anyhow::Result<Option<QualityCurves>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("read quality curves `{}`", path.display()))?;
-    QualityCurves::from_json(&text).with_context(|| format!("read quality curves `{}`", path.display()))
+    let curves = QualityCurves::from_json(&text)
+        .with_context(|| format!("read quality curves `{}`", path.display()))?;
+    if curves.cloud_model.sha256 != model.file_sha256() {
+        let evaluated = &curves.cloud_model.name;
+        warn!(path = %path.display(), evaluated, "the quality curves are of another model file and are not shown");
+        return Ok(None);
+    }
+    Ok(Some(curves))
 }

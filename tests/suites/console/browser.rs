@@ -95,7 +95,7 @@ impl Browser {
         let session = self.client.session_id().await.expect("ask").expect("a session");
         let url = format!("{}/session/{session}/goog/cdp/execute", self.webdriver);
         let body = json!({ "cmd": command, "params": parameters });
-        let reply = crate::http_client().post(url).json(&body).send().await.expect("ask chromedriver");
+        let reply = baton_e2e::http::client().post(url).json(&body).send().await.expect("ask chromedriver");
         assert!(reply.status().is_success(), "{command}: {:?}", reply.text().await);
         let mut value: Value = reply.json().await.expect("JSON");
         value["value"].take()

@@ -107,20 +107,26 @@ impl Prediction {
         }
     }
 
+    /// Curves of one metric: others have another axis.
     fn quality_chart(&self) -> Option<Chart> {
         let first = self.quality.first()?;
-        let lines = self.quality.iter().take(QUALITY_MAX).map(|quality| Line {
+        let of_metric = self.quality.iter().filter(|quality| quality.metric == first.metric);
+        let lines = of_metric.take(QUALITY_MAX).map(|quality| Line {
             name: quality.name.clone(),
             points: quality.points.iter().map(|point| (point.r, point.score)).collect(),
             band: quality.points.iter().map(|point| (point.low, point.high)).collect(),
         });
         let ratio = self.plan.ratio;
+        let assist =
+            first.assist_tokens.map_or("L as the optimizer chooses it".to_owned(), |l| format!("L {l}"));
+        let corrector = first.corrector.as_deref().unwrap_or("nobody");
         Some(Chart {
             id: "quality",
-            title: format!("Score ({}) over r", first.metric),
+            title: format!("Score ({}) over r", first.metric.replace('_', " ")),
             description: format!(
-                "Answers to {} questions with 95 % intervals; the full prompt scores {:.3}.",
-                first.questions, first.reference
+                "Answers to {} questions of {} with 95 % intervals, {assist}, corrected by {corrector}; the full prompt \
+                 scores {:.3}. Beside them the parts that lose most at the chosen r.",
+                first.questions, first.name, first.reference
             ),
             x: Axis::new("r, share of the content kept", "", 0.0, 1.0),
             y: Axis::new("score", "", 0.0, 1.0),
@@ -128,7 +134,11 @@ impl Prediction {
             lines: lines.collect(),
             region: None,
             marks: vec![
-                Mark { across: Across::Y, value: first.reference, text: "full prompt".to_owned() },
+                Mark {
+                    across: Across::Y,
+                    value: first.reference,
+                    text: format!("{}, full prompt", first.name),
+                },
                 Mark { across: Across::X, value: ratio, text: format!("r {}", digits(ratio)) },
             ],
             chosen: None,

@@ -1,7 +1,7 @@
 //! Predictions are the optimizer's own numbers.
 
 use baton_pacing::refit::DeviceReport;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::coefficients::{ALL, Known};
@@ -115,24 +115,57 @@ fn what_is_not_known_is_named() {
     }
 }
 
+/// A curve with one point at r = 0.25.
+fn curve(mode: &str, subset: &str, metric: &str, assist_tokens: Option<u32>, n: u32, score: f64) -> Value {
+    json!({"suite": "facts", "subset": subset, "metric": metric, "mode": mode, "arm": "relay",
+           "assist_tokens": assist_tokens, "corrector": "cloud",
+           "reference": {"n": n, "score": 0.9, "low": 0.85, "high": 0.95},
+           "points": [{"r": 0.25, "n": n, "score": score, "low": score - 0.05, "high": score + 0.05,
+                       "loss": {"mean": 0.9 - score, "low": -0.1, "high": 0.9}}]})
+}
+
 #[test]
-fn evaluations_of_the_scenes_mode_are_drawn() {
+fn evaluations_that_speak_of_the_scene_are_drawn() {
     let digest = "0".repeat(64);
-    let curve = |mode: &str, score: f64| {
-        json!({"suite": "facts", "subset": mode, "metric": "exact_match", "mode": mode, "arm": "relay",
-               "assist_tokens": null, "corrector": "cloud",
-               "reference": {"n": 50, "score": 0.9, "low": 0.85, "high": 0.95},
-               "points": [{"r": 0.25, "n": 50, "score": score, "low": score - 0.05, "high": score + 0.05,
-                           "loss": {"mean": 0.9 - score, "low": -0.1, "high": 0.2}}]})
-    };
+    // As an evaluation writes them: by subset and metric, several modes and L.
+    let curves = [
+        curve("attention", "all", "contains", Some(8), 12, 0.1),
+        curve("attention", "all", "exact_match", Some(8), 50, 0.875),
+        curve("attention", "all", "exact_match", Some(100), 50, 0.5),
+        curve("bm25", "all", "exact_match", Some(8), 50, 0.7),
+        curve("attention", "long/512", "exact_match", Some(8), 12, 0.8),
+        curve("attention", "short/512", "exact_match", Some(8), 12, 0.9),
+        curve("attention", "two_hop/512", "exact_match", Some(8), 12, 0.6),
+    ];
     let file = json!({"format": "baton-quality-curves", "version": 1, "made_by": "t", "seed": 1,
         "cloud_model": {"name": "c", "sha256": digest}, "device_model": {"name": "d", "sha256": digest},
-        "curves": [curve("bm25", 0.7), curve("attention", 0.875)]});
+        "curves": curves});
     let curves = QualityCurves::from_json(&file.to_string()).unwrap();
-    let settings = SceneSettings::with_system("s");
+    let settings = SceneSettings { assist_tokens: Some(10), ..SceneSettings::with_system("s") };
     let got = predict("s", &settings, &known(), &PredictFor::default(), Some(&curves)).unwrap();
-    let scores: Vec<f64> = got.quality.iter().map(|quality| quality.points[0].score).collect();
-    assert_eq!(scores, [0.875]);
+    let names: Vec<(&str, &str, f64)> = got
+        .quality
+        .iter()
+        .map(|quality| (quality.name.as_str(), quality.metric.as_str(), quality.points[0].score))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ("facts/all", "exact_match", 0.875),
+            ("facts/two_hop/512", "exact_match", 0.6),
+            ("facts/long/512", "exact_match", 0.8),
+            ("facts/short/512", "exact_match", 0.9),
+            ("facts/all", "contains", 0.1),
+        ]
+    );
     let charts = got.charts();
-    assert_eq!(charts.last().unwrap().table_rows(), [["0.25", "0.875"]]);
+    let chart = charts.last().unwrap();
+    assert_eq!(chart.title, "Score (exact match) over r");
+    assert!(chart.description.contains("50 questions of facts/all"), "{}", chart.description);
+    assert!(chart.description.contains("L 8, corrected by cloud"), "{}", chart.description);
+    // The three that count, to the full prompt at r = 1.
+    assert_eq!(
+        chart.table_rows(),
+        [["0.25", "0.875", "0.600", "0.800"], ["1.00", "0.900", "0.900", "0.900"]]
+    );
 }
