@@ -151,36 +151,21 @@ impl Store {
             updated_by: change.by.clone(),
         };
         let tokens_per_day = settings.tokens_per_day.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
-        if old.is_some() {
-            let values = args![
-                id,
-                new.revision,
-                &settings.label,
-                settings.weight,
-                settings.requests_per_minute,
-                settings.concurrency_max,
-                tokens_per_day,
-                settings.disabled,
-                new.updated_ms,
-                &new.updated_by
-            ];
-            change.tx.execute(&sql::TENANT_CHANGE, values).await?;
-        } else {
-            let values = args![
-                id,
-                new.revision,
-                &settings.label,
-                settings.weight,
-                settings.requests_per_minute,
-                settings.concurrency_max,
-                tokens_per_day,
-                settings.disabled,
-                new.created_ms,
-                new.updated_ms,
-                &new.updated_by
-            ];
-            change.tx.execute(&sql::TENANT_ADD, values).await?;
-        }
+        let values = args![
+            id,
+            new.revision,
+            &settings.label,
+            settings.weight,
+            settings.requests_per_minute,
+            settings.concurrency_max,
+            tokens_per_day,
+            settings.disabled,
+            new.created_ms,
+            new.updated_ms,
+            &new.updated_by
+        ];
+        let statement = if old.is_some() { &sql::TENANT_CHANGE } else { &sql::TENANT_ADD };
+        change.tx.execute(statement, values).await?;
         let detail =
             json!({ "from": old.map(|tenant| tenant_json(&tenant.settings)), "to": tenant_json(settings) });
         change.log("tenant.set", &format!("tenant/{id}"), &detail).await?;

@@ -117,7 +117,7 @@ statements! {
         "INSERT INTO tenants (", tenant!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     TENANT_CHANGE: "change a tenant" =
         "UPDATE tenants SET revision = $2, label = $3, weight = $4, requests_per_minute = $5, concurrency_max = $6, \
-         tokens_per_day = $7, disabled = $8, updated_ms = $9, updated_by = $10 WHERE id = $1";
+         tokens_per_day = $7, disabled = $8, created_ms = $9, updated_ms = $10, updated_by = $11 WHERE id = $1";
 
     // API keys.
     KEYS: "read keys" = "SELECT ", key!(), " FROM api_keys ORDER BY created_ms, id";

@@ -33,23 +33,27 @@ impl Kind {
     /// Its name in results.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Short => "short",
-            Self::Long => "long",
-            Self::TwoHop => "two_hop",
-            Self::Paraphrase => "paraphrase",
             Self::Distractor => "distractor",
+            other => other.question().as_str(),
+        }
+    }
+
+    /// The kind that its questions have in the corpus.
+    fn question(self) -> QuestionKind {
+        match self {
+            Self::Short | Self::Distractor => QuestionKind::Short,
+            Self::Long => QuestionKind::Long,
+            Self::TwoHop => QuestionKind::TwoHop,
+            Self::Paraphrase => QuestionKind::Paraphrase,
         }
     }
 
     /// The question of this kind that a document's own question gives.
     fn ask(self, question: &Question, index: usize) -> Option<Question> {
-        let kind = match self {
-            Self::Short | Self::Distractor => QuestionKind::Short,
-            Self::Long => QuestionKind::Long,
-            Self::TwoHop => QuestionKind::TwoHop,
-            Self::Paraphrase => return paraphrased(question, index as u64),
-        };
-        (question.kind == kind).then(|| question.clone())
+        match self.question() {
+            QuestionKind::Paraphrase => paraphrased(question, index as u64),
+            kind => (question.kind == kind).then(|| question.clone()),
+        }
     }
 }
 

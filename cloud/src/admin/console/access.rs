@@ -17,9 +17,19 @@ use crate::admin::view::{
 use crate::admin::{Admin, now_ms};
 use crate::forecast::digits;
 
-/// A form failed for a reason that its user can mend: the page again, with the reason.
-fn mendable(problem: &Problem) -> bool {
-    matches!(problem.kind, Kind::Invalid | Kind::Stale | Kind::Conflict)
+/// What follows a change: its result, or where its user can mend why it failed, the page again with the reason.
+async fn settled<T>(
+    change: Result<T, Problem>,
+    done: impl FnOnce(T) -> Response,
+    again: impl AsyncFnOnce(Problem) -> Shown,
+) -> Shown {
+    match change {
+        Ok(made) => Ok(done(made)),
+        Err(problem) if matches!(problem.kind, Kind::Invalid | Kind::Stale | Kind::Conflict) => {
+            again(problem).await
+        }
+        Err(problem) => Err(problem.into()),
+    }
 }
 
 struct ClassRow {
@@ -132,13 +142,9 @@ pub(super) async fn set_class(
         };
         admin.office.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
     };
-    match set.await {
-        Ok(_) => Ok(to("/admin/device-classes", "saved")),
-        Err(problem) if mendable(&problem) => {
-            classes_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| classes_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = set.await;
+    settled(change, |_| to("/admin/device-classes", "saved"), again).await
 }
 
 struct TenantRow {
@@ -258,13 +264,9 @@ pub(super) async fn set_tenant(
         };
         admin.office.set_tenant(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
     };
-    match set.await {
-        Ok(_) => Ok(to("/admin/tenants", "saved")),
-        Err(problem) if mendable(&problem) => {
-            tenants_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| tenants_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = set.await;
+    settled(change, |_| to("/admin/tenants", "saved"), again).await
 }
 
 struct KeyRow {
@@ -382,13 +384,9 @@ pub(super) async fn create_key(
         };
         admin.office.create_key(&session.actor(), &input, now_ms()).await
     };
-    match create.await {
-        Ok(made) => Ok(made_page(&session, made)),
-        Err(problem) if mendable(&problem) => {
-            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = create.await;
+    settled(change, |made| made_page(&session, made), again).await
 }
 
 pub(super) async fn revoke_key(
@@ -404,13 +402,9 @@ pub(super) async fn revoke_key(
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
     }
-    match admin.office.revoke_key(&session.actor(), &id, revision(&fields)?).await {
-        Ok(_) => Ok(to("/admin/keys", "revoked")),
-        Err(problem) if mendable(&problem) => {
-            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = admin.office.revoke_key(&session.actor(), &id, revision(&fields)?).await;
+    settled(change, |_| to("/admin/keys", "revoked"), again).await
 }
 
 pub(super) async fn rotate_key(
@@ -426,13 +420,9 @@ pub(super) async fn rotate_key(
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
     }
-    match admin.office.rotate_key(&session.actor(), &id, revision(&fields)?).await {
-        Ok(made) => Ok(made_page(&session, made)),
-        Err(problem) if mendable(&problem) => {
-            keys_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = admin.office.rotate_key(&session.actor(), &id, revision(&fields)?).await;
+    settled(change, |made| made_page(&session, made), again).await
 }
 
 struct UserRow {
@@ -488,13 +478,9 @@ pub(super) async fn add_user(
         role: fields.text("role"),
         password: fields.get("password").unwrap_or_default(),
     };
-    match admin.office.add_user(&session.actor(), &input).await {
-        Ok(_) => Ok(to("/admin/users", "saved")),
-        Err(problem) if mendable(&problem) => {
-            users_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| users_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = admin.office.add_user(&session.actor(), &input).await;
+    settled(change, |_| to("/admin/users", "saved"), again).await
 }
 
 pub(super) async fn change_user(
@@ -509,11 +495,7 @@ pub(super) async fn change_user(
         password: fields.get("password").filter(|password| !password.is_empty()),
     };
     let expected = revision(&fields)?;
-    match admin.office.change_user(&session.actor(), &name, &change, expected).await {
-        Ok(_) => Ok(to("/admin/users", "saved")),
-        Err(problem) if mendable(&problem) => {
-            users_page(&admin, &session, &Asked::default(), Some(problem)).await
-        }
-        Err(problem) => Err(problem.into()),
-    }
+    let again = async |problem| users_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let change = admin.office.change_user(&session.actor(), &name, &change, expected).await;
+    settled(change, |_| to("/admin/users", "saved"), again).await
 }
