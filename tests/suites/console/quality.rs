@@ -28,7 +28,7 @@ fn share(score: f64, n: u32) -> Value {
 /// Writes the file; returns where it is.
 pub fn curves(folder: &Path) -> PathBuf {
     let sha256 = |name: &str| {
-        let model = Model::open(models_folder().join(name)).expect("a demo model opens");
+        let model = Model::open(&models_folder().join(name)).expect("a demo model opens");
         json!({ "name": model.name(), "sha256": model.file_sha256() })
     };
     let curve = |&(subset, metric, n, whole, scores): &Row| {
