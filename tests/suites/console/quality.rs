@@ -35,8 +35,7 @@ pub fn curves(folder: &Path) -> PathBuf {
         let point = |(r, score): (f64, f64)| {
             let mut point = share(score, n);
             point["r"] = r.into();
-            point["loss"] =
-                json!({ "mean": whole - score, "low": whole - score - 0.02, "high": whole - score + 0.02 });
+            point["loss"] = json!({ "mean": whole - score, "low": whole - score - 0.02, "high": (whole - score + 0.02).min(1.0) });
             point
         };
         let points: Vec<Value> = [0.1, 0.25, 0.5].into_iter().zip(scores).map(point).collect();
