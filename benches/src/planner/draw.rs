@@ -28,7 +28,7 @@ impl Problem {
     /// So many devices and layers.
     pub fn of(seed: u64, index: u64, devices: usize, layers: usize) -> Self {
         let mut random = Random::new(seed, 8, index);
-        let rounds_win = index % 3 == 0;
+        let rounds_win = index.is_multiple_of(3);
         let model = model(&mut random, layers);
         let share = layers as f64 / devices as f64 * model.layer_bytes;
         let scarcity = if rounds_win { (0.3, 0.9) } else { (0.2, 3.0) };

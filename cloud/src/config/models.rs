@@ -158,8 +158,11 @@ mod tests {
         line.options.check().map_err(|err| err.to_string())
     }
 
+    /// Name, file, and its adapters' names and files.
+    type Wanted<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+
     #[track_caller]
-    fn check(words: &[&str], want: &[(&str, &str, &[(&str, &str)])]) {
+    fn check(words: &[&str], want: &[Wanted<'_>]) {
         let models = checked(words).unwrap();
         let have: Vec<_> = models
             .iter()

@@ -55,7 +55,7 @@ pub enum SetupError {
         model: String,
         /// Why not.
         #[source]
-        err: EngineError,
+        err: Box<EngineError>,
     },
     /// An adapter is not one of its model.
     #[error("take in adapter `{name}` of model `{model}`")]
@@ -66,7 +66,7 @@ pub enum SetupError {
         name: String,
         /// Why not.
         #[source]
-        err: AdapterError,
+        err: Box<AdapterError>,
     },
 }
 
@@ -119,13 +119,13 @@ impl Served {
             ..EngineOptions::default()
         };
         let mut engine = Engine::new(model.clone(), engine_options)
-            .map_err(|err| SetupError::Engine { model: name.clone(), err })?;
+            .map_err(|err| SetupError::Engine { model: name.clone(), err: Box::new(err) })?;
         let mut adapters = BTreeMap::new();
         for (adapter, file) in files {
             let id = engine.add_adapter(file).map_err(|err| SetupError::Adapter {
                 model: name.clone(),
                 name: adapter.clone(),
-                err,
+                err: Box::new(err),
             })?;
             adapters.insert(adapter, id);
         }

@@ -67,8 +67,8 @@ impl PostgresUrl {
     fn root_cert(&self) -> Option<String> {
         let query = self.0.split_once('?')?.1.split('#').next()?;
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        let named = pairs.filter(|(name, _)| matches!(*name, "sslrootcert" | "ssl-root-cert" | "ssl-ca"));
-        named.last().map(|(_, value)| percent_decoded(value))
+        let mut named = pairs.filter(|(name, _)| matches!(*name, "sslrootcert" | "ssl-root-cert" | "ssl-ca"));
+        named.next_back().map(|(_, value)| percent_decoded(value))
     }
 
     /// What to connect by. Reads the file of trusted authorities, so that one that is missing is named.

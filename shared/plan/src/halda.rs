@@ -125,7 +125,7 @@ impl RingSearch<'_> {
             // Lines 9 to 12.
             let coefficients = Coefficients::new(self.costs, self.ring, &sets);
             let mut found: Option<Solution> = None;
-            for k in (1..layers.max(2)).filter(|k| layers % k == 0) {
+            for k in (1..layers.max(2)).filter(|k| layers.is_multiple_of(*k)) {
                 if let Some(solution) = self.solve(&coefficients, &sets, k)?
                     && found.as_ref().is_none_or(|found| solution.objective_s < found.objective_s)
                 {

@@ -67,7 +67,7 @@ pub(super) fn scores(curves: &QualityCurves, settings: &SceneSettings, plan: &Pl
             ((Reverse(most(&curve.metric)), &curve.metric, curve.subset != "all", Reverse(loss)), curve)
         })
         .collect();
-    keyed.sort_by(|(a, _), (b, _)| a.cmp(b));
+    keyed.sort_by_key(|(key, _)| *key);
     keyed.into_iter().map(|(_, curve)| view(curve)).collect()
 }
 

@@ -10,14 +10,14 @@ fn brute(search: &RingSearch<'_>, coefficients: &Coefficients, sets: &[Set], k: 
     let each = k as f64 * coefficients::layer_bytes(search.costs);
     let mut sums: Vec<Option<f64>> = vec![None; window + 1];
     sums[0] = Some(0.0);
-    for place in 0..search.ring.len() {
+    for (place, set) in sets.iter().enumerate() {
         let bound = coefficients::room(search.costs, search.ring, place) / each;
         let most = coefficients::gpu_layers(search.costs, search.ring, place, k);
         let mut next: Vec<Option<f64>> = vec![None; window + 1];
         for w in 1..=window {
             for n in 0..=w.min(most) {
                 let counted = if search.device(place).os == Os::Macos { w } else { w - n } as f64;
-                let allowed = if sets[place] == Set::M4 { counted < bound } else { counted > bound };
+                let allowed = if *set == Set::M4 { counted < bound } else { counted > bound };
                 if !allowed {
                     continue;
                 }
