@@ -11,7 +11,7 @@
 //! | [`cost`] | what a share of the layers costs a device, and what a token takes under a plan |
 //! | [`plan`] | a plan: order, layers, rounds and the windows that follow |
 //! | [`network`] | hops, relayed where two devices do not see each other, and the shortest ring |
-//! | [`search`] | the exact search over that cost |
+//! | [`mod@search`] | the exact search over that cost |
 //! | [`halda`] | Halda (prima.cpp, Algorithm 1), solved by HiGHS |
 //! | [`baselines`] | MemSched, PerfSched, Fill-Fastest-GPUs-First |
 //! | [`explain`] | why: what bounds a token, what leaving out or adding a device would change |

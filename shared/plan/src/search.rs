@@ -3,7 +3,7 @@
 //! For a token time `T` every device has a least time for each number of layers ([`crate::cost`]), and only the number
 //! of layers and the ring join the devices. So the least sum for that `T` comes from a dynamic programme:
 //!
-//! * up to [`EXACT_MAX`](crate::network::EXACT_MAX) devices over sets of devices, each with its shortest ring: exact over
+//! * up to [`EXACT_MAX`] devices over sets of devices, each with its shortest ring: exact over
 //!   all orders;
 //! * beyond that along one order, devices skipped at will, each hop from the device before it: exact for that order,
 //!   which is improved locally.
