@@ -103,6 +103,10 @@ pub(super) fn openai_body(body: &ErrorBody) -> Value {
     if let Some(kind) = kind {
         value["error"]["type"] = kind.into();
     }
+    if body.error.code == ErrorCode::Unauthorized {
+        // LiteLLM knows a wrong key by these words alone.
+        value["error"]["message"] = format!("Incorrect API key provided: {}", body.error.message).into();
+    }
     value["error"]["param"] = json!(body.error.param);
     value
 }

@@ -134,7 +134,7 @@ pub(super) fn cut_off() -> AssistEvent {
 
 /// What such an answer says.
 pub(super) fn cut_off_body() -> ErrorBody {
-    ErrorBody::new(ErrorCode::Unavailable, "the service stopped in the middle of this answer")
+    ErrorBody::new(ErrorCode::Unavailable, "the service stopped before the answer's end")
 }
 
 /// One event as the assist protocol has it.
