@@ -2,13 +2,33 @@
 
 use std::process::ExitCode;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match baton_cloud::cli::run(std::env::args_os().collect()).await {
+/// How much nicer than the engine's threads those are that serve HTTP: a flood of requests must not take the CPUs from
+/// prompts that are being computed.
+#[cfg(target_os = "linux")]
+const HTTP_NICENESS: i32 = 5;
+
+fn main() -> ExitCode {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all().on_thread_start(step_back);
+    let ended = match runtime.build() {
+        Ok(runtime) => runtime.block_on(baton_cloud::cli::run(std::env::args_os().collect())),
+        Err(err) => Err(anyhow::Error::new(err).context("start the runtime's threads")),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Lowers the priority of this thread; the engine's are started by the main thread, which keeps its own. Elsewhere than
+/// on Linux it would be that of the whole process.
+fn step_back() {
+    #[cfg(target_os = "linux")]
+    {
+        // One more thing that a system may refuse; the service works without.
+        let _ = rustix::process::nice(HTTP_NICENESS);
     }
 }
