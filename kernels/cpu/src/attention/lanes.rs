@@ -19,7 +19,7 @@ use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
 
 /// How many blocks ahead of the one at hand are asked for.
-const AHEAD: usize = 2;
+const AHEAD: usize = 4;
 
 /// [`super::attend_rows`] as a kernel.
 pub(super) struct Attend<'a> {
@@ -106,7 +106,7 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
         let next = blocks.get(i + AHEAD).unwrap_or(block);
         let keys = chunk(s, block, next, keys);
         for scale in next.scales_at() {
-            s.prefetch(scale);
+            s.prefetch_far(scale);
         }
         match block.v {
             Values::Q8 { q, scale } if n_rows <= if S::WIDE { 4 } else { 2 } => {
@@ -149,7 +149,7 @@ fn chunk<'a, S: Simd>(
         Keys::F16(lines) => {
             widened.resize(lines.len(), Line([0; 64]));
             for (i, (to, from)) in widened.iter_mut().zip(lines).enumerate() {
-                s.prefetch(next.wrapping_add(i * size_of_val(from)));
+                s.prefetch_far(next.wrapping_add(i * size_of_val(from)));
                 s.store_units(s.bits(s.widen(from)), to);
             }
             Chunk::Floats(halves(widened))
@@ -217,7 +217,7 @@ impl RowBytes {
             for k in 0..SHORT_LEN / 4 {
                 let mut w = [s.splat_int(0); 2];
                 for p in 0..2 {
-                    s.prefetch(next.wrapping_add(64 * (8 * (p * self.groups + g) + k)));
+                    s.prefetch_far(next.wrapping_add(64 * (8 * (p * self.groups + g) + k)));
                     w[p] = s.raised(s.load_units(&group[p][k]));
                 }
                 for t in 0..T {

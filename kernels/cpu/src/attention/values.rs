@@ -52,7 +52,7 @@ impl<S: Simd> ValueRows<S> for ByteRows<'_> {
     fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J] {
         let at = i * self.groups * SHORT_LEN + strip * LANES;
         for line in (0..J * LANES).step_by(64) {
-            s.prefetch(self.next.wrapping_add(at + line));
+            s.prefetch_far(self.next.wrapping_add(at + line));
         }
         let strips = self.rows[at..at + J * LANES].as_chunks::<LANES>().0;
         let scales = &self.scales[at / SHORT_LEN..][..J.div_ceil(2)];
@@ -80,7 +80,7 @@ pub(super) fn value_rows<'a, S: Simd>(
             copy.resize(block.n * width, 0.0);
             let strips = copy.as_chunks_mut::<LANES>().0.iter_mut().zip(rows.as_chunks().0);
             for (i, (to, from)) in strips.enumerate() {
-                s.prefetch(next.wrapping_add(i * size_of_val(from)));
+                s.prefetch_far(next.wrapping_add(i * size_of_val(from)));
                 s.store(s.widen(from), to);
             }
         }
