@@ -157,6 +157,9 @@ pub(crate) trait Backend: Send + Sync {
         targets: &mut [ScoreTarget<'_>],
     );
 
+    /// Activations of these numbers, row-major.
+    fn write(&self, values: Vec<f32>, width: usize) -> Self::Rows;
+
     /// The numbers, row-major.
     fn read(&self, x: Self::Rows) -> Vec<f32>;
 }

@@ -8,6 +8,8 @@
 //! chunks its sequence came in, the number of threads, or whether its prefix was forked or found in the cache; a step that fails or is cancelled leaves
 //! every sequence with the length it had.
 
+mod pieces;
+
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -30,6 +32,7 @@ use crate::tokenizer::TokenId;
 use crate::weights::WeightError;
 
 pub use crate::backend::cpu_kv::KvFormat;
+pub use pieces::{Hidden, OpenStep};
 
 /// How an engine is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +48,9 @@ pub struct EngineOptions {
     /// Percent of the cache's blocks that may keep prefixes of no present sequence, 0 to 100. Their room is taken
     /// whenever a sequence needs it; a smaller share bounds the memory that is ever touched.
     pub prefix_cache_percent: u8,
+    /// The layers that this engine computes, ascending; all where `None`. With fewer than all of them, steps go by
+    /// [`Engine::open_step`] and [`Engine::run_layers`], the cache holds these layers only, and nothing can be evicted.
+    pub layers: Option<Vec<usize>>,
 }
 
 impl Default for EngineOptions {
@@ -55,6 +61,7 @@ impl Default for EngineOptions {
             kv_format: KvFormat::F32,
             window: None,
             prefix_cache_percent: 100,
+            layers: None,
         }
     }
 }
@@ -76,6 +83,14 @@ pub enum EngineError {
     PrefixShare {
         /// The share asked for.
         percent: u8,
+    },
+    /// Layers that the model does not have, or not in order.
+    #[error("layers {layers:?}, must ascend and be below {n_layers}")]
+    Layers {
+        /// The layers asked for.
+        layers: Vec<usize>,
+        /// The model's.
+        n_layers: usize,
     },
     /// A sliding window that sees no token.
     #[error("sliding window of 0 tokens, must be at least 1")]
@@ -120,6 +135,31 @@ pub enum StepError {
     /// A weight source failed.
     #[error("acquire weights")]
     Weights(#[from] WeightError),
+    /// A layer that this engine does not compute.
+    #[error("layer {layer} is not one of this engine's")]
+    NotHeld {
+        /// The layer.
+        layer: usize,
+    },
+    /// Hidden states, or rows of a step, that do not fit it.
+    #[error("hidden states of {found:?} (rows, width), must be {want:?}")]
+    Hidden {
+        /// What was given.
+        found: (usize, usize),
+        /// What the step needs there.
+        want: (usize, usize),
+    },
+    /// Rows that an open step does not have.
+    #[error("rows {rows:?} of a step of {total}")]
+    Rows {
+        /// The rows asked for.
+        rows: std::ops::Range<usize>,
+        /// The step's.
+        total: usize,
+    },
+    /// Scores of a step that is computed in pieces.
+    #[error("attention scores are not captured in steps by pieces")]
+    CaptureInPieces,
     /// [`StepControl::after_layer`] asked to stop.
     #[error("cancelled after layer {done} of {total}")]
     Cancelled {
@@ -191,6 +231,8 @@ pub struct Engine {
     window: Option<SlidingWindow>,
     table: KvTable,
     kv: CpuKv,
+    /// Those that it computes, ascending.
+    layers: Vec<usize>,
 }
 
 /// Token counts above this have no block number.
@@ -220,8 +262,13 @@ impl Engine {
         let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN)).map_err(EngineError::Threads)?;
         let config = model.config();
         let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
+        let layers = options.layers.unwrap_or_else(|| (0..config.n_layers).collect());
+        let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || layers.last().is_some_and(|last| *last >= config.n_layers) {
+            return Err(EngineError::Layers { layers, n_layers: config.n_layers });
+        }
         let kv_shape = KvShape {
-            n_layers: config.n_layers,
+            n_layers: layers.len(),
             n_kv_heads: config.n_kv_heads,
             d_head: config.d_head,
             format: options.kv_format,
@@ -230,7 +277,8 @@ impl Engine {
             backend: CpuBackend::new(pool),
             window: options.window,
             table: KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100),
-            kv: CpuKv::new(kv_shape),
+            kv: CpuKv::new(kv_shape, layers.iter().copied()),
+            layers,
             adapters: Vec::new(),
             model,
         })
@@ -303,6 +351,9 @@ impl Engine {
         if windowed {
             return Err(EvictError::SlidingWindow);
         }
+        if self.layers.len() < config.n_layers {
+            return Err(EvictError::SomeLayers { held: self.layers.len(), n_layers: config.n_layers });
+        }
         let cached = self.table.len(seq)? - self.table.evicted(seq)?;
         kept.check(config.n_layers * config.n_kv_heads, cached)?;
         let from = self.table.blocks(seq)?.to_vec();
@@ -369,6 +420,7 @@ impl Engine {
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
         self.check(batch)?;
+        self.holds(0..self.model.config().n_layers)?;
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
         let copies = self.table.reserve(&wants)?;
         let result = self.spans(batch).map_err(StepError::from).and_then(|spans| {
@@ -383,6 +435,14 @@ impl Engine {
             }
         }
         result
+    }
+
+    /// Whether the engine computes these layers.
+    fn holds(&self, layers: std::ops::Range<usize>) -> Result<(), StepError> {
+        match layers.into_iter().find(|layer| self.layers.binary_search(layer).is_err()) {
+            Some(layer) => Err(StepError::NotHeld { layer }),
+            None => Ok(()),
+        }
     }
 
     fn root(&self, adapter: Option<AdapterId>) -> Result<Root, KvError> {
@@ -438,7 +498,7 @@ impl Engine {
         spans: &[SeqSpan],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
-        let Self { model, backend, window, kv, table, adapters } = self;
+        let Self { model, backend, window, kv, table, adapters, .. } = self;
         let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -457,7 +517,8 @@ impl Engine {
             captures: &captures,
             wanted: &wanted,
         };
-        let mut pass = Pass::begin(input, adapted(table, adapters, batch, spans)?)?;
+        let rows = batch.iter().zip(spans).map(|(entry, span)| (entry.seq, span.rows.clone()));
+        let mut pass = Pass::begin(input, adapted(table, adapters, rows)?)?;
         for layer in 0..config.n_layers {
             pass.layer(kv, layer)?;
             let (done, total) = (layer + 1, config.n_layers);
@@ -476,18 +537,17 @@ impl Engine {
     }
 }
 
-/// The adapters of a batch's sequences, and the rows of each.
+/// The adapters of a pass, given its sequences and the rows of each.
 fn adapted<'a>(
     table: &KvTable,
     adapters: &'a [Arc<Adapter>],
-    batch: &[StepSeq<'_>],
-    spans: &[SeqSpan],
+    seqs: impl Iterator<Item = (SeqId, std::ops::Range<usize>)>,
 ) -> Result<Adapted<'a>, KvError> {
     let mut rows: BTreeMap<Root, Vec<usize>> = BTreeMap::new();
-    for (entry, span) in batch.iter().zip(spans) {
-        let root = table.root(entry.seq)?;
+    for (seq, own) in seqs {
+        let root = table.root(seq)?;
         if root != Root::default() {
-            rows.entry(root).or_default().extend(span.rows.clone());
+            rows.entry(root).or_default().extend(own);
         }
     }
     let mut adapted = Adapted::default();

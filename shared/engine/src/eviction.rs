@@ -62,6 +62,14 @@ pub enum EvictError {
     /// A sliding window counts positions, which slots of a thinned cache are not.
     #[error("a model with a sliding window cannot evict keys and values")]
     SlidingWindow,
+    /// An engine that holds the keys and values of some layers only.
+    #[error("an engine of {held} of the model's {n_layers} layers cannot evict keys and values")]
+    SomeLayers {
+        /// Layers that it holds.
+        held: usize,
+        /// The model's.
+        n_layers: usize,
+    },
 }
 
 impl Kept {

@@ -65,6 +65,8 @@ pub(crate) struct Pass<'a, B: Backend> {
     scratch: Gated<B::Rows>,
     /// Rows of the residual stream.
     n_rows: usize,
+    /// The layer after the last one that this pass will run.
+    end: usize,
     /// Those of them that have an adapter.
     adapted: Adapted<'a>,
     scores: Vec<Option<AttentionScores>>,
@@ -96,18 +98,21 @@ impl<R> Gated<R> {
 }
 
 impl<'a, B: Backend> Pass<'a, B> {
-    /// Embeds the ids. The rows of `spans` are those of `ids`, in order; `adapted` says which of them have an adapter.
+    /// Embeds the ids and runs all layers. The rows of `spans` are those of `ids`, in order; `adapted` says which of them
+    /// have an adapter.
     pub(crate) fn begin(input: PassInput<'a, B>, adapted: Adapted<'a>) -> Result<Self, WeightError> {
+        let x = embed(input.backend, input.config, input.source, input.ids)?;
+        let end = input.config.n_layers;
+        Ok(Self::go_on(input, adapted, x, end))
+    }
+
+    /// Goes on from the residual stream `x`, `[t, e]`, with layers before `end`.
+    pub(crate) fn go_on(input: PassInput<'a, B>, adapted: Adapted<'a>, x: B::Rows, end: usize) -> Self {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
-        let mut x = rows(config.d_model);
-        backend.embed(&input.source.embedding()?, input.ids, &mut x);
-        if config.family.scaled_embedding {
-            backend.scale(&mut x, (config.d_model as f32).sqrt());
-        }
         let dense_ff = if config.experts.is_none() { config.d_ff } else { 1 };
-        Ok(Self {
+        Self {
             rope: config.rope.table(positions()),
             local_rope: config.local.as_ref().map(|local| local.rope.table(positions())),
             x,
@@ -119,10 +124,11 @@ impl<'a, B: Backend> Pass<'a, B> {
             lse: rows(config.n_heads),
             scratch: Gated::new(backend, t, dense_ff),
             n_rows: t,
+            end,
             adapted,
             scores: input.spans.iter().zip(input.captures).map(empty_scores).collect(),
             input,
-        })
+        }
     }
 
     /// Runs one layer; layers run in order.
@@ -136,11 +142,11 @@ impl<'a, B: Backend> Pass<'a, B> {
         let weights = source.acquire(layer, Part::Attention)?.attention()?;
         self.keys_and_values(kv, layer, &weights);
         self.attend(kv, layer, last);
-        if ends_here {
-            return Ok(());
-        }
         if last {
             self.keep_wanted();
+        }
+        if ends_here {
+            return Ok(());
         }
         self.mix(layer, &weights);
         let weights = source.acquire(layer, Part::Ffn)?.ffn()?;
@@ -267,7 +273,7 @@ impl<'a, B: Backend> Pass<'a, B> {
     }
 
     fn hint_next_layer(&self, layer: usize) {
-        if layer + 1 < self.input.config.n_layers {
+        if layer + 1 < self.end {
             self.input.source.hint(layer + 1, Part::Attention);
         }
     }
@@ -334,23 +340,54 @@ impl<'a, B: Backend> Pass<'a, B> {
 
     /// The logits of the wanted rows, `[rows, v]`, and the scores of every span; after the last layer.
     pub(crate) fn finish(self) -> Result<(Vec<f32>, Vec<Option<AttentionScores>>), WeightError> {
-        let PassInput { backend, config, source, captures, wanted, .. } = self.input;
+        let PassInput { backend, config, source, captures, .. } = self.input;
         let mut scores = self.scores;
         for (scores, capture) in scores.iter_mut().zip(captures) {
             if let (Some(scores), Some(capture)) = (scores, capture) {
                 scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
             }
         }
-        if wanted.iter().all(Range::is_empty) {
-            return Ok((Vec::new(), scores));
-        }
-        let output = source.output()?;
-        let mut normed = self.normed;
-        backend.rms_norm(&self.x, output.norm, config.norm_eps, &mut normed);
-        let mut logits = backend.rows(self.n_rows, config.vocab_len);
-        backend.project(&normed, &mut [(output.head, &mut logits)]);
-        Ok((backend.read(logits), scores))
+        Ok((logits(backend, config, source, self.x, self.n_rows)?, scores))
     }
+
+    /// The residual stream: of every row, after the last layer of the wanted ones.
+    pub(crate) fn hidden(self) -> Vec<f32> {
+        self.input.backend.read(self.x)
+    }
+}
+
+/// Row `i` is the embedding of `ids[i]`, `[t, e]`.
+pub(crate) fn embed<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    source: &dyn WeightSource,
+    ids: &[TokenId],
+) -> Result<B::Rows, WeightError> {
+    let mut x = backend.rows(ids.len(), config.d_model);
+    backend.embed(&source.embedding()?, ids, &mut x);
+    if config.family.scaled_embedding {
+        backend.scale(&mut x, (config.d_model as f32).sqrt());
+    }
+    Ok(x)
+}
+
+/// The logits of `n_rows` rows of the residual stream behind the last layer, `[n_rows, v]`.
+pub(crate) fn logits<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    source: &dyn WeightSource,
+    x: B::Rows,
+    n_rows: usize,
+) -> Result<Vec<f32>, WeightError> {
+    if n_rows == 0 {
+        return Ok(Vec::new());
+    }
+    let output = source.output()?;
+    let mut normed = backend.rows(n_rows, config.d_model);
+    backend.rms_norm(&x, output.norm, config.norm_eps, &mut normed);
+    let mut logits = backend.rows(n_rows, config.vocab_len);
+    backend.project(&normed, &mut [(output.head, &mut logits)]);
+    Ok(backend.read(logits))
 }
 
 /// The rows of the queries whose scores are captured.

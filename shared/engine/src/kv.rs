@@ -55,6 +55,9 @@ pub enum KvError {
         /// Tokens it had when keys and values were evicted.
         least: usize,
     },
+    /// The sequence has a step open, which must be committed or cancelled first.
+    #[error("sequence {} has an open step", .0.0)]
+    StepOpen(SeqId),
     /// Too little room for all the tokens of a pass.
     #[error("kv cache is full: {needed} tokens of blocks needed, {free} free")]
     KvFull {
@@ -97,6 +100,8 @@ struct Sequence {
     blocks: Vec<BlockId>,
     /// Its beginning was looked up.
     queried: bool,
+    /// Room is reserved for a step that is neither committed nor cancelled.
+    open: bool,
     /// Tokens, among the first `ids`, that no slot is left for.
     evicted: usize,
     /// Its length when some were evicted, else 0: up to there, a slot is no position. Blocks of such a sequence are
@@ -150,6 +155,7 @@ impl KvTable {
             ids: parent.ids[..n_tokens].to_vec(),
             blocks: parent.blocks[..(n_tokens - parent.evicted).div_ceil(BLOCK_TOKENS)].to_vec(),
             queried: true,
+            open: false,
             ..*parent
         };
         for block in &child.blocks {
@@ -160,6 +166,7 @@ impl KvTable {
 
     /// Cuts the sequence to its first `n_tokens`.
     pub(crate) fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
+        self.closed(seq)?;
         let Self { pool, seqs, .. } = self;
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
         check_within(n_tokens, sequence)?;
@@ -170,7 +177,7 @@ impl KvTable {
 
     /// A new sequence of the same tokens, of which `kept` have slots; its blocks are new, and the backend fills them.
     pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
-        let parent = self.sequence(seq)?;
+        let parent = self.closed(seq)?;
         let (root, ids) = (parent.root, parent.ids.clone());
         let needed = kept.div_ceil(BLOCK_TOKENS);
         if needed > self.pool.available() {
@@ -179,7 +186,7 @@ impl KvTable {
         let room = "there is room for every block, counted above";
         let blocks = (0..needed).map(|_| self.pool.allocate().expect(room)).collect();
         let (evicted, evicted_at) = (ids.len() - kept, ids.len());
-        Ok(self.insert(Sequence { root, ids, blocks, queried: true, evicted, evicted_at }))
+        Ok(self.insert(Sequence { root, ids, blocks, queried: true, open: false, evicted, evicted_at }))
     }
 
     /// Tokens of the sequence that no slot is left for.
@@ -244,7 +251,7 @@ impl KvTable {
         let Self { pool, seqs, stats, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
         let before = sequence.ids.len();
-        if !before.is_multiple_of(BLOCK_TOKENS) || sequence.evicted_at > 0 {
+        if !before.is_multiple_of(BLOCK_TOKENS) || sequence.evicted_at > 0 || sequence.open {
             return 0;
         }
         let mut rest = &ids[..ids.len().saturating_sub(1)];
@@ -276,7 +283,7 @@ impl KvTable {
     /// shared blocks that will be written to. Lengths stay as they are.
     ///
     /// # Errors
-    /// [`KvError::UnknownSequence`], [`KvError::KvFull`]; both before anything has changed.
+    /// [`KvError::UnknownSequence`], [`KvError::StepOpen`], [`KvError::KvFull`]; all before anything has changed.
     pub(crate) fn reserve(&mut self, wants: &[(SeqId, usize)]) -> Result<Vec<BlockCopy>, KvError> {
         let needed = self.blocks_needed(wants)?;
         if needed > self.pool.available() {
@@ -288,6 +295,7 @@ impl KvTable {
         let mut copies = Vec::new();
         for (seq, n) in wants {
             let sequence = seqs.get_mut(seq).expect("blocks_needed has found every sequence");
+            sequence.open = true;
             let len = sequence.cached();
             if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {
                 let last = &mut sequence.blocks[len / BLOCK_TOKENS];
@@ -312,6 +320,7 @@ impl KvTable {
         let Self { pool, seqs, .. } = self;
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
         let full = sequence.ids.len() / BLOCK_TOKENS;
+        sequence.open = false;
         sequence.ids.extend_from_slice(ids);
         assert!(sequence.cached() <= sequence.blocks.len() * BLOCK_TOKENS, "committed more than reserved");
         if sequence.evicted_at > 0 {
@@ -327,6 +336,7 @@ impl KvTable {
     /// Gives back what [`Self::reserve`] took for the sequence and no commit has used.
     pub(crate) fn cancel(&mut self, seq: SeqId) {
         if let Some(sequence) = self.seqs.get_mut(&seq) {
+            sequence.open = false;
             release_past(&mut self.pool, sequence);
         }
     }
@@ -342,12 +352,22 @@ impl KvTable {
         self.seqs.get(&seq).ok_or(KvError::UnknownSequence(seq))
     }
 
+    /// Whether room is reserved for a step of the sequence.
+    pub(crate) fn is_open(&self, seq: SeqId) -> bool {
+        self.seqs.get(&seq).is_some_and(|sequence| sequence.open)
+    }
+
+    fn closed(&self, seq: SeqId) -> Result<&Sequence, KvError> {
+        let sequence = self.sequence(seq)?;
+        if sequence.open { Err(KvError::StepOpen(seq)) } else { Ok(sequence) }
+    }
+
     fn blocks_needed(&self, wants: &[(SeqId, usize)]) -> Result<usize, KvError> {
         let mut needed = 0;
         // References that earlier sequences of this reservation give up by taking a copy.
         let mut left: HashMap<BlockId, u32> = HashMap::new();
         for (seq, n) in wants {
-            let sequence = self.sequence(*seq)?;
+            let sequence = self.closed(*seq)?;
             let len = sequence.cached();
             needed += (len + n).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
             if !len.is_multiple_of(BLOCK_TOKENS) && *n > 0 {

@@ -279,6 +279,10 @@ impl Backend for CpuBackend {
         });
     }
 
+    fn write(&self, values: Vec<f32>, width: usize) -> CpuRows {
+        CpuRows { data: values, width }
+    }
+
     fn read(&self, x: CpuRows) -> Vec<f32> {
         x.data
     }

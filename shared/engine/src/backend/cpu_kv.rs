@@ -15,6 +15,7 @@ pub use baton_kernels_cpu::KvFormat;
 /// What one token needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KvShape {
+    /// Layers whose keys and values are kept.
     pub(crate) n_layers: usize,
     pub(crate) n_kv_heads: usize,
     pub(crate) d_head: usize,
@@ -30,6 +31,8 @@ impl KvShape {
 /// The blocks of one engine.
 pub(crate) struct CpuKv {
     shape: KvShape,
+    /// Of every layer of the model, its place among those that the blocks hold; `usize::MAX` where they do not.
+    places: Vec<usize>,
     memory: KvMemory,
     /// By block id; `None` where a block was never used.
     blocks: Vec<Option<KvStore>>,
@@ -42,9 +45,14 @@ impl std::fmt::Debug for CpuKv {
 }
 
 impl CpuKv {
-    /// A cache without any block in memory.
-    pub(crate) fn new(shape: KvShape) -> Self {
-        Self { shape, memory: KvMemory::default(), blocks: Vec::new() }
+    /// A cache without any block in memory, for these layers of the model, of which the shape counts as many.
+    pub(crate) fn new(shape: KvShape, layers: impl Iterator<Item = usize>) -> Self {
+        let mut places = Vec::new();
+        for (place, layer) in layers.enumerate() {
+            places.resize(places.len().max(layer + 1), usize::MAX);
+            places[layer] = place;
+        }
+        Self { shape, places, memory: KvMemory::default(), blocks: Vec::new() }
     }
 
     /// Takes memory for the block where it has none.
@@ -82,7 +90,7 @@ impl CpuKv {
 
     /// Writes the keys and values of a span's rows, each `[t, g d]`.
     pub(crate) fn append(&mut self, pool: &Pool, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
-        let (shape, d) = (self.shape, self.shape.d_head);
+        let (shape, d, place) = (self.shape, self.shape.d_head, self.places[layer]);
         let width = shape.n_kv_heads * d;
         let end = span.start + span.rows.len();
         let write = |index: usize, block: &mut KvStore| {
@@ -92,7 +100,7 @@ impl CpuKv {
                     let row = span.rows.start + position - span.start;
                     let at = row * width + kv_head * d..row * width + (kv_head + 1) * d;
                     let slot = position % BLOCK_TOKENS;
-                    block.write(layer * shape.n_kv_heads + kv_head, slot, &k[at.clone()], &v[at]);
+                    block.write(place * shape.n_kv_heads + kv_head, slot, &k[at.clone()], &v[at]);
                 }
             }
         };
@@ -119,7 +127,7 @@ impl CpuKv {
         keys: usize,
         wanted: impl Fn(usize) -> bool,
     ) -> Vec<KvBlock<'_>> {
-        let head = layer * self.shape.n_kv_heads + kv_head;
+        let head = self.places[layer] * self.shape.n_kv_heads + kv_head;
         let block = |(index, id): (usize, &BlockId)| {
             let first = index * BLOCK_TOKENS;
             let n = BLOCK_TOKENS.min(keys - first);

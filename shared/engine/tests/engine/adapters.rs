@@ -11,12 +11,12 @@ use baton_engine::{Adapter, AdapterError, Engine, EngineOptions, KvError, Model,
 use baton_kernels_cpu::{Format, dequantize_row};
 use proptest::prelude::*;
 
-use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
+use crate::{all_logits, assert_same_bits, engine, open, prompt, ragged, tiny};
 
 /// Families of dense layers, fused projections and norms behind the halves among them.
 const DENSE: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "phi3"];
 
-fn adapter(model: &Arc<Model>, synthetic: &SyntheticAdapter) -> Arc<Adapter> {
+pub(super) fn adapter(model: &Arc<Model>, synthetic: &SyntheticAdapter) -> Arc<Adapter> {
     let bytes = synthetic.to_gguf(model.config()).unwrap();
     Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), model).unwrap()
 }
@@ -141,21 +141,7 @@ proptest! {
             let id = adapter.map(|adapter| engine.add_adapter(Arc::clone(adapter)).unwrap());
             engine.create_with(id).unwrap()
         });
-        let mut have: [Vec<f32>; 4] = Default::default();
-        for moves in script {
-            let mut batch = Vec::new();
-            for at in 0..4 {
-                let from = have[at].len() / vocab_len;
-                let ids = &prompts[at][from..prompts[at].len().min(from + moves[at])];
-                if !ids.is_empty() {
-                    batch.push(StepSeq { seq: seqs[at], ids, logits: Wanted::All, capture: None });
-                }
-            }
-            for (output, entry) in engine.step(&batch, &mut ()).unwrap().into_iter().zip(&batch) {
-                let at = seqs.iter().position(|seq| *seq == entry.seq).unwrap();
-                have[at].extend(output.logits);
-            }
-        }
+        let have = ragged(&mut engine, seqs, &prompts, &script);
         for at in 0..4 {
             let done = have[at].len() / vocab_len;
             let want = alone(&model, of[at], &prompts[at][..done]);

@@ -9,7 +9,7 @@ use baton_engine::{Engine, EngineOptions, Model, SeqId, SlidingWindow, StepSeq, 
 use baton_kernels_cpu::Format;
 use proptest::prelude::*;
 
-use crate::{all_logits, assert_same_bits, engine, family, open, prompt, tiny};
+use crate::{all_logits, assert_same_bits, engine, family, open, prompt, ragged, tiny};
 
 /// Token by token, alone, on one thread: the plainest way to run a prompt.
 fn plain(model: &Arc<Model>, options: &EngineOptions, ids: &[u32]) -> Vec<f32> {
@@ -112,21 +112,7 @@ proptest! {
         let vocab_len = model.config().vocab_len;
         let mut engine = engine(&model, threads, options.clone());
         let seqs = [engine.create(), engine.create(), engine.create()];
-        let mut have = [Vec::new(), Vec::new(), Vec::new()];
-        for moves in script {
-            let mut batch = Vec::new();
-            for at in 0..3 {
-                let from = have[at].len() / vocab_len;
-                let ids = &prompts[at][from..prompts[at].len().min(from + moves[at])];
-                if !ids.is_empty() {
-                    batch.push(StepSeq { seq: seqs[at], ids, logits: Wanted::All, capture: None });
-                }
-            }
-            for (output, entry) in engine.step(&batch, &mut ()).unwrap().into_iter().zip(&batch) {
-                let at = seqs.iter().position(|seq| *seq == entry.seq).unwrap();
-                have[at].extend(output.logits);
-            }
-        }
+        let have = ragged(&mut engine, seqs, &prompts, &script);
         for at in 0..3 {
             let done = have[at].len() / vocab_len;
             let want = plain(&model, &options, &prompts[at][..done]);

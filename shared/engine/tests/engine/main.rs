@@ -5,6 +5,7 @@
 mod adapters;
 mod eviction;
 mod invariance;
+mod pieces;
 mod reference;
 mod refusals;
 mod sequences;
@@ -61,6 +62,32 @@ fn all_logits(engine: &mut Engine, seq: SeqId, ids: &[u32]) -> Vec<f32> {
 fn one(engine: &mut Engine, seq: SeqId, ids: &[u32], capture: Option<&Capture>) -> SeqOutput {
     let batch = [StepSeq { seq, ids, logits: Wanted::All, capture }];
     engine.step(&batch, &mut ()).unwrap().remove(0)
+}
+
+/// Moves the sequences on, each along its own prompt: a step for each of `moves`, which says by how many tokens (0: not in
+/// the batch). Every logit of every sequence.
+fn ragged<const N: usize>(
+    engine: &mut Engine,
+    seqs: [SeqId; N],
+    prompts: &[Vec<u32>; N],
+    moves: &[[usize; N]],
+) -> [Vec<f32>; N] {
+    let mut have = [const { Vec::new() }; N];
+    for moves in moves {
+        let mut batch = Vec::new();
+        for at in 0..N {
+            let from = engine.len(seqs[at]).unwrap();
+            let ids = &prompts[at][from..prompts[at].len().min(from + moves[at])];
+            if !ids.is_empty() {
+                batch.push(StepSeq { seq: seqs[at], ids, logits: Wanted::All, capture: None });
+            }
+        }
+        for (output, entry) in engine.step(&batch, &mut ()).unwrap().into_iter().zip(&batch) {
+            let at = seqs.iter().position(|seq| *seq == entry.seq).unwrap();
+            have[at].extend(output.logits);
+        }
+    }
+    have
 }
 
 #[track_caller]
