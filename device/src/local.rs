@@ -3,12 +3,14 @@
 //! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs and how
 //! long it took. Holds one sequence, of one adapter or none; what the KV cache shares with the next prompt is kept, for
 //! each adapter by itself.
-//! Always holds: progress is reported at least every 1/16 of a prompt; the cloud's tokens go through the model in
-//! the last prefill pass, whose last position already gives the device's own first token; reports are a function of
-//! the commands alone (how many tokens one pass writes depends on [`LocalEngine::took`] as well, which tokens does not).
+//! Always holds: progress is reported at least every 1/16 of a prompt (or every pass that keeps a ring's devices
+//! busy); the cloud's tokens go through the model in the last prefill pass, whose last position already gives the
+//! device's own first token; reports are a function of the commands alone (how many tokens one pass writes depends on
+//! [`LocalEngine::took`] as well, which tokens does not).
 
 mod command;
 mod decode;
+mod sequences;
 mod shorten;
 mod speculate;
 mod verify;
@@ -16,6 +18,7 @@ mod verify;
 pub use command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
+pub use sequences::{SequenceError, Sequences};
 pub use speculate::{Decoded, Speculation, SpeculationError};
 
 use baton_engine::pace_emulation::PassContent;
@@ -24,8 +27,7 @@ use baton_engine::sampling::Sampler;
 use baton_engine::speculation::Speculator;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterError, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, StepControl,
-    StepError, StepSeq, Wanted,
+    Adapter, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepSeq, Wanted,
 };
 use baton_protocol::Segment;
 use decode::Decoder;
@@ -78,9 +80,9 @@ struct Job {
     stage: Stage,
 }
 
-/// The engine of one device, working on at most one answer.
+/// The engine of one device, or of its ring, working on at most one answer.
 pub struct LocalEngine {
-    engine: Engine,
+    engine: Box<dyn Sequences>,
     seq: SeqId,
     /// Of `seq`.
     adapter: Option<AdapterId>,
@@ -98,14 +100,24 @@ impl LocalEngine {
         let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
         let seq = engine.create();
+        Ok(Self { engine: Box::new(engine), seq, adapter: None, capacity, job: None, speculator: None })
+    }
+
+    /// The same over other sequences than this device's engine's, with room for so many tokens.
+    ///
+    /// # Errors
+    /// [`SequenceError`] where no sequence can be had.
+    pub fn over(mut engine: Box<dyn Sequences>, kv_tokens: usize) -> Result<Self, SequenceError> {
+        let capacity = kv_tokens.min(engine.model().config().context_len);
+        let seq = engine.create_with(None)?;
         Ok(Self { engine, seq, adapter: None, capacity, job: None, speculator: None })
     }
 
     /// Takes an adapter of the model in, for answers to name.
     ///
     /// # Errors
-    /// As [`Engine::add_adapter`].
-    pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, AdapterError> {
+    /// As [`Engine::add_adapter`]; [`SequenceError::Ring`] where several devices compute.
+    pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         self.engine.add_adapter(adapter)
     }
 
@@ -172,7 +184,7 @@ impl LocalEngine {
         };
         match done {
             Ok(()) => self.job = Some(job),
-            Err(StepError::Cancelled { .. }) => {
+            Err(err) if err.is_cancelled() => {
                 self.job = Some(job);
                 outcome = PassOutcome { cancelled: true, ..PassOutcome::default() };
             }
@@ -184,7 +196,7 @@ impl LocalEngine {
     /// Runs `tokens` tokens through the model on a scratch sequence and forgets them; `None` where that fails
     /// (a context that is too short).
     pub fn probe(&mut self, tokens: usize) -> Option<()> {
-        let seq = self.engine.create();
+        let seq = self.engine.create_with(None).ok()?;
         let ids = vec![0; tokens];
         let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
         let done = self.engine.step(&[step], &mut ()).is_ok();
@@ -204,6 +216,7 @@ impl LocalEngine {
         reports: &mut Vec<EngineReport>,
     ) -> Result<(), String> {
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
+        self.engine.between_answers();
         self.switch(spec.adapter)?;
         let segments = spec.segments.clone();
         let whole = self.assemble(&segments)?;
@@ -330,10 +343,10 @@ impl LocalEngine {
         job: &mut Job,
         control: &mut dyn StepControl,
         outcome: &mut PassOutcome,
-    ) -> Result<(), StepError> {
+    ) -> Result<(), SequenceError> {
         let held = self.held();
         let left = job.target - held;
-        let chunk = (job.ids.len() / PASSES).max(CHUNK_TOKENS_MIN);
+        let chunk = (job.ids.len() / PASSES).max(CHUNK_TOKENS_MIN).max(self.engine.pass_tokens_min());
         let vocab_len = self.engine.model().config().vocab_len;
         let merge = left <= chunk && (left + 1) * vocab_len <= MERGED_LOGITS_MAX;
         if job.accepted.is_some() && (left == 0 || merge) {

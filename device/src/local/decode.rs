@@ -7,11 +7,11 @@
 
 use super::command::{EngineEnd, EngineReport, Keep, PromptId};
 use super::verify::Verification;
-use super::{Decoded, Job, LocalEngine, PassOutcome, Stage};
+use super::{Decoded, Job, LocalEngine, PassOutcome, SequenceError, Stage};
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
-use baton_engine::{StepControl, StepError, StepSeq, Wanted};
+use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -206,7 +206,7 @@ impl LocalEngine {
         job: &mut Job,
         control: &mut dyn StepControl,
         outcome: &mut PassOutcome,
-    ) -> Result<(), StepError> {
+    ) -> Result<(), SequenceError> {
         let tokenizer = self.engine.model().tokenizer().clone();
         let proposed = self.proposed(job, control)?;
         let Stage::Decode(decoder) = &job.stage else { return Ok(()) };

@@ -66,7 +66,8 @@ pub(crate) fn adapted_continuation(
     answer
 }
 
-fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSpec {
+/// A question about a document.
+pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSpec {
     let segments = vec![
         Segment::fixed(Role::System, "You answer."),
         Segment::refinable(Role::User, document),

@@ -1,10 +1,10 @@
 //! The verification pass: the end of the prompt and the cloud's tokens together, as a step of speculative decoding.
 
 use super::command::{Accepted, EngineReport, Verified};
-use super::{Job, LocalEngine, PassOutcome, Stage};
+use super::{Job, LocalEngine, PassOutcome, SequenceError, Stage};
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
-use baton_engine::{StepControl, StepError, StepSeq, Wanted};
+use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
 
 /// A verified accepted part, before it is decided how much of it stays.
@@ -50,7 +50,7 @@ impl LocalEngine {
         job: &mut Job,
         control: &mut dyn StepControl,
         outcome: &mut PassOutcome,
-    ) -> Result<(), StepError> {
+    ) -> Result<(), SequenceError> {
         let tokenizer = self.engine.model().tokenizer().clone();
         let (ids, text) = match job.accepted.as_ref() {
             Some(Accepted::Ids(ids)) => (ids.clone(), None),

@@ -262,11 +262,7 @@ impl Engine {
         let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN)).map_err(EngineError::Threads)?;
         let config = model.config();
         let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
-        let layers = options.layers.unwrap_or_else(|| (0..config.n_layers).collect());
-        let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || layers.last().is_some_and(|last| *last >= config.n_layers) {
-            return Err(EngineError::Layers { layers, n_layers: config.n_layers });
-        }
+        let layers = pieces::own_layers(options.layers, config.n_layers)?;
         let kv_shape = KvShape {
             n_layers: layers.len(),
             n_kv_heads: config.n_kv_heads,

@@ -137,6 +137,12 @@ impl KvTable {
         Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default() }
     }
 
+    /// Every sequence loses its tokens, and every block its content.
+    pub(crate) fn clear(&mut self) {
+        self.pool = self.pool.emptied();
+        self.seqs.values_mut().for_each(|seq| *seq = Sequence { root: seq.root, ..Sequence::default() });
+    }
+
     /// A new, empty sequence, which shares prefixes with those of its root.
     pub(crate) fn create(&mut self, root: Root) -> SeqId {
         self.insert(Sequence { root, ..Sequence::default() })

@@ -55,6 +55,11 @@ impl CpuKv {
         Self { shape, places, memory: KvMemory::default(), blocks: Vec::new() }
     }
 
+    /// A cache of the same kind for these layers, without any block in memory.
+    pub(crate) fn emptied(&self, layers: &[usize]) -> Self {
+        Self::new(KvShape { n_layers: layers.len(), ..self.shape }, layers.iter().copied())
+    }
+
     /// Takes memory for the block where it has none.
     pub(crate) fn ensure(&mut self, id: BlockId) {
         let at = id.0 as usize;

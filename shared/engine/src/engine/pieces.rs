@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{Engine, SeqOutput, StepControl, StepError, StepSeq, adapted, wanted};
+use super::{Engine, EngineError, SeqOutput, StepControl, StepError, StepSeq, adapted, wanted};
 use crate::backend::{Backend, SeqSpan};
 use crate::forward::{Pass, PassInput, embed, logits};
 use crate::kv::{KvError, SeqId};
@@ -101,7 +101,29 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.clamp(start, b.end)
 }
 
+/// The layers asked for, all where `None`.
+pub(super) fn own_layers(layers: Option<Vec<usize>>, n_layers: usize) -> Result<Vec<usize>, EngineError> {
+    let layers = layers.unwrap_or_else(|| (0..n_layers).collect());
+    let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
+    if !ascending || layers.last().is_some_and(|last| *last >= n_layers) {
+        return Err(EngineError::Layers { layers, n_layers });
+    }
+    Ok(layers)
+}
+
 impl Engine {
+    /// Begins anew with these layers, ascending, or with all: every sequence stays, and has no tokens; known prefixes
+    /// are forgotten, and a step that is open is over.
+    ///
+    /// # Errors
+    /// [`EngineError::Layers`]; nothing has changed then.
+    pub fn reset(&mut self, layers: Option<Vec<usize>>) -> Result<(), EngineError> {
+        self.layers = own_layers(layers, self.model.config().n_layers)?;
+        self.kv = self.kv.emptied(&self.layers);
+        self.table.clear();
+        Ok(())
+    }
+
     /// Begins a step: checks it and makes room in the cache. Until [`Self::commit_step`] or [`Self::cancel_step`] its
     /// sequences take part in nothing else.
     ///

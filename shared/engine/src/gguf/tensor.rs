@@ -85,7 +85,7 @@ pub struct TensorPlace {
 
 impl TensorPlace {
     /// The bytes of the file.
-    pub(super) fn range(&self) -> Range<usize> {
+    pub fn range(&self) -> Range<usize> {
         self.start..self.end
     }
 }

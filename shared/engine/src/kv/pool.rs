@@ -85,6 +85,11 @@ impl BlockPool {
         }
     }
 
+    /// A pool of as many blocks, all free.
+    pub(crate) fn emptied(&self) -> Self {
+        Self { evicted: self.evicted, ..Self::new(self.blocks.len() as u32, self.cached_max) }
+    }
+
     /// Blocks that [`Self::allocate`] can hand out: free ones and cached ones.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached

@@ -212,3 +212,21 @@ fn rows_and_hidden_states_that_do_not_fit_a_step_are_refused() {
     let logits = engine.logits(&step, 0..8, hidden(2, 64));
     assert!(matches!(logits, Err(StepError::Hidden { want: (1, 64), .. })));
 }
+
+#[test]
+fn an_engine_begins_anew_with_other_layers_and_the_same_sequences() {
+    let model = open(&tiny("llama", Format::F32));
+    let mut engine = engine(&model, 1, EngineOptions::default());
+    let (seq, ids) = (engine.create(), prompt(1, 70));
+    let want = all_logits(&mut engine, seq, &ids);
+    let step = engine.open_step(&[entry(seq, &ids[..4])]).unwrap();
+    engine.reset(Some(vec![0, 2])).unwrap();
+    assert_eq!((engine.len(seq).unwrap(), engine.reuse_prefix(seq, &ids)), (0, 0));
+    let hidden = engine.embed(&step, 0..4).unwrap();
+    assert!(matches!(engine.run_layers(&step, 0..4, hidden, 0..1, &mut ()), Err(StepError::Kv(_))));
+    let refused = engine.step(&[entry(seq, &ids)], &mut ());
+    assert!(matches!(refused, Err(StepError::NotHeld { layer: 1 })));
+    assert!(matches!(engine.reset(Some(vec![3])), Err(EngineError::Layers { n_layers: 3, .. })));
+    engine.reset(None).unwrap();
+    assert_same_bits(&all_logits(&mut engine, seq, &ids), &want, "with all layers again");
+}

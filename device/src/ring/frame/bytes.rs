@@ -1,0 +1,130 @@
+//! Reading and writing the fields of a frame: fixed widths, little-endian, lengths before what has one.
+//!
+//! The reader is total: any bytes give values or a [`FrameError`]. It takes memory only for what lies in the bytes it
+//! was given: a count is checked against the bytes that are left before anything is allocated.
+
+use super::FrameError;
+
+/// Appends fields.
+#[derive(Default)]
+pub(super) struct Writer(pub(super) Vec<u8>);
+
+impl Writer {
+    pub(super) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(super) fn u16(&mut self, value: u16) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn u32(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn f64(&mut self, value: f64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// A length of a list that is far below `u32::MAX` by construction.
+    pub(super) fn count(&mut self, count: usize) {
+        self.u32(u32::try_from(count).expect("lists of a frame are shorter than its greatest length"));
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn ids(&mut self, ids: &[u32]) {
+        self.count(ids.len());
+        ids.iter().for_each(|id| self.u32(*id));
+    }
+}
+
+/// Takes fields off the front of a frame.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn take(&mut self, what: &'static str, n: usize) -> Result<&'a [u8], FrameError> {
+        let short = FrameError::Short { what, needed: n, left: self.0.len() };
+        let (taken, rest) = self.0.split_at_checked(n).ok_or(short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FrameError> {
+        Ok(self.take(what, N)?.try_into().expect("`take` gives as many bytes as it was asked for"))
+    }
+
+    pub(super) fn u8(&mut self, what: &'static str) -> Result<u8, FrameError> {
+        Ok(u8::from_le_bytes(self.array(what)?))
+    }
+
+    pub(super) fn u16(&mut self, what: &'static str) -> Result<u16, FrameError> {
+        Ok(u16::from_le_bytes(self.array(what)?))
+    }
+
+    pub(super) fn u32(&mut self, what: &'static str) -> Result<u32, FrameError> {
+        Ok(u32::from_le_bytes(self.array(what)?))
+    }
+
+    pub(super) fn u64(&mut self, what: &'static str) -> Result<u64, FrameError> {
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    pub(super) fn f64(&mut self, what: &'static str) -> Result<f64, FrameError> {
+        Ok(f64::from_le_bytes(self.array(what)?))
+    }
+
+    pub(super) fn key(&mut self, what: &'static str) -> Result<[u8; 32], FrameError> {
+        self.array(what)
+    }
+
+    /// The length of a list whose elements take at least `least` bytes each.
+    pub(super) fn count(&mut self, what: &'static str, least: usize) -> Result<usize, FrameError> {
+        let count = self.u32(what)? as usize;
+        let needed = count.saturating_mul(least);
+        if needed > self.0.len() {
+            return Err(FrameError::Short { what, needed, left: self.0.len() });
+        }
+        Ok(count)
+    }
+
+    pub(super) fn bytes(&mut self, what: &'static str) -> Result<&'a [u8], FrameError> {
+        let count = self.count(what, 1)?;
+        self.take(what, count)
+    }
+
+    pub(super) fn text(&mut self, what: &'static str, max: usize) -> Result<String, FrameError> {
+        let bytes = self.bytes(what)?;
+        if bytes.len() > max {
+            return Err(FrameError::Value { what, value: bytes.len() as u64, max: max as u64 });
+        }
+        let text = std::str::from_utf8(bytes).map_err(|_| FrameError::Text { what })?;
+        Ok(text.to_owned())
+    }
+
+    pub(super) fn ids(&mut self, what: &'static str) -> Result<Vec<u32>, FrameError> {
+        let count = self.count(what, 4)?;
+        (0..count).map(|_| self.u32(what)).collect()
+    }
+
+    /// A yes or no.
+    pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, FrameError> {
+        match self.u8(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(FrameError::Value { what, value: u64::from(value), max: 1 }),
+        }
+    }
+
+    /// Ends the frame: nothing may be left.
+    pub(super) fn end(&self) -> Result<(), FrameError> {
+        if self.0.is_empty() { Ok(()) } else { Err(FrameError::Trailing { bytes: self.0.len() }) }
+    }
+}

@@ -1,0 +1,283 @@
+//! Frames of the control channel between head and worker.
+
+use std::time::Duration;
+
+use baton_engine::SlidingWindow;
+use baton_engine::engine::KvFormat;
+use baton_plan::{Device, Window};
+
+use super::bytes::{Reader, Writer};
+use super::profile::{read_device, write_device};
+use super::step::Activations;
+use super::{FrameError, kind};
+
+/// Most bytes of a device's name or address.
+const NAME_BYTES_MAX: usize = 256;
+/// Most bytes of an explanation.
+const WORDS_BYTES_MAX: usize = 4096;
+/// Bytes of a window.
+const WINDOW_BYTES: usize = 8;
+
+/// A worker introduces itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hello {
+    /// What people call it.
+    pub name: String,
+    /// What it measured of itself, to plan with; none where it only relays.
+    pub device: Option<Device>,
+}
+
+/// Where a worker sends its frames.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextNode {
+    /// Host and port.
+    pub address: String,
+    /// Its public key.
+    pub key: [u8; 32],
+}
+
+/// A worker's part in one epoch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Configure {
+    /// The epoch, higher than every one before.
+    pub epoch: u64,
+    /// The worker's place in the ring, the head's is 0.
+    pub place: u16,
+    /// Layers of the model.
+    pub n_layers: u16,
+    /// Values of a hidden state.
+    pub width: u32,
+    /// All windows of all places, in the order in which a token passes them.
+    pub windows: Vec<Window>,
+    /// The model file: SHA-256 of the list of its pieces.
+    pub model: [u8; 32],
+    /// Tokens of the KV cache.
+    pub kv_tokens: u64,
+    /// How keys and values are kept.
+    pub kv_format: KvFormat,
+    /// Percent of the cache for prefixes of no present sequence.
+    pub prefix_percent: u8,
+    /// Sliding-window attention in place of the model's own.
+    pub window: Option<SlidingWindow>,
+    /// The next device of the ring.
+    pub next: NextNode,
+    /// Public key of the device before this one.
+    pub before: [u8; 32],
+    /// How hidden states travel.
+    pub activations: Activations,
+    /// Time between heartbeats.
+    pub heartbeat: Duration,
+    /// How long a frame may take to the next device.
+    pub hop: Duration,
+}
+
+/// A worker lives, and what it has done in this epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Heartbeat {
+    /// The epoch that the counts are of; 0 before the first.
+    pub epoch: u64,
+    /// Frames that came from the place before.
+    pub received: u64,
+    /// Frames that were sent on.
+    pub sent: u64,
+    /// Frames that were refused, such as those of an old epoch.
+    pub refused: u64,
+    /// Microseconds of computing.
+    pub compute_us: u64,
+    /// Microseconds without a frame to work on.
+    pub wait_us: u64,
+    /// Microseconds of sending.
+    pub send_us: u64,
+    /// Bytes received from the place before.
+    pub bytes_in: u64,
+    /// Bytes sent on.
+    pub bytes_out: u64,
+}
+
+/// Why a worker cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureCode {
+    /// The device before it is gone.
+    Before,
+    /// The device behind it is gone, or takes nothing.
+    Next,
+    /// The device before it sent what does not fit, or is no number.
+    Refused,
+    /// Its own engine failed.
+    Engine,
+    /// Its weights cannot be had.
+    Weights,
+    /// It serves another head.
+    Busy,
+}
+
+/// A worker cannot go on in this epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The epoch.
+    pub epoch: u64,
+    /// Whose fault it seems to be.
+    pub code: FailureCode,
+    /// For people.
+    pub words: String,
+}
+
+/// A piece of the model's file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PieceOf {
+    /// Its number in the list of pieces.
+    pub index: u32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+pub(super) fn write_hello(out: &mut Writer, hello: &Hello) {
+    out.u8(kind::HELLO);
+    out.bytes(hello.name.as_bytes());
+    out.u8(u8::from(hello.device.is_some()));
+    if let Some(device) = &hello.device {
+        write_device(out, device);
+    }
+}
+
+pub(super) fn read_hello(from: &mut Reader<'_>) -> Result<Hello, FrameError> {
+    let name = from.text("name", NAME_BYTES_MAX)?;
+    let device = if from.flag("profile")? { Some(read_device(from)?) } else { None };
+    Ok(Hello { name, device })
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
+    out.u8(kind::CONFIGURE);
+    out.u64(configure.epoch);
+    out.u16(configure.place);
+    out.u16(configure.n_layers);
+    out.u32(configure.width);
+    out.count(configure.windows.len());
+    for window in &configure.windows {
+        for part in [window.round, window.place, window.begin, window.end] {
+            out.u16(u16::try_from(part).expect("rounds, places and layers are below 65536"));
+        }
+    }
+    out.0.extend_from_slice(&configure.model);
+    out.u64(configure.kv_tokens);
+    out.u8(match configure.kv_format {
+        KvFormat::F32 => 0,
+        KvFormat::F16 => 1,
+        KvFormat::Q8 => 2,
+    });
+    out.u8(configure.prefix_percent);
+    out.u8(u8::from(configure.window.is_some()));
+    if let Some(window) = configure.window {
+        out.u64(window.sinks as u64);
+        out.u64(window.tokens as u64);
+    }
+    out.bytes(configure.next.address.as_bytes());
+    out.0.extend_from_slice(&configure.next.key);
+    out.0.extend_from_slice(&configure.before);
+    out.u8(u8::from(configure.activations == Activations::F16));
+    out.u32(millis(configure.heartbeat));
+    out.u32(millis(configure.hop));
+}
+
+pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameError> {
+    let (epoch, place) = (from.u64("epoch")?, from.u16("place")?);
+    let (n_layers, width) = (from.u16("layers")?, from.u32("width")?);
+    let count = from.count("windows", WINDOW_BYTES)?;
+    let windows = (0..count).map(|_| read_window(from)).collect::<Result<Vec<_>, _>>()?;
+    let joined = windows.windows(2).all(|pair| pair[0].end == pair[1].begin);
+    let whole = windows.first().map_or(0, |w| w.begin) == 0;
+    if !joined || !whole || windows.last().map_or(0, |w| w.end) != usize::from(n_layers) {
+        return Err(FrameError::Mismatch { what: "windows and layers" });
+    }
+    Ok(Configure {
+        epoch,
+        place,
+        n_layers,
+        width,
+        windows,
+        model: from.key("model")?,
+        kv_tokens: from.u64("tokens of the kv cache")?,
+        kv_format: match from.u8("kv format")? {
+            0 => KvFormat::F32,
+            1 => KvFormat::F16,
+            2 => KvFormat::Q8,
+            value => return Err(FrameError::Value { what: "kv format", value: u64::from(value), max: 2 }),
+        },
+        prefix_percent: from.u8("prefix percent")?,
+        window: if from.flag("sliding window")? {
+            let (sinks, tokens) = (from.u64("sinks")? as usize, from.u64("window")? as usize);
+            Some(SlidingWindow { sinks, tokens })
+        } else {
+            None
+        },
+        next: NextNode { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? },
+        before: from.key("key before")?,
+        activations: if from.flag("activations")? { Activations::F16 } else { Activations::F32 },
+        heartbeat: Duration::from_millis(u64::from(from.u32("heartbeat")?)),
+        hop: Duration::from_millis(u64::from(from.u32("hop")?)),
+    })
+}
+
+fn read_window(from: &mut Reader<'_>) -> Result<Window, FrameError> {
+    let mut part = || from.u16("window").map(usize::from);
+    let (round, place, begin, end) = (part()?, part()?, part()?, part()?);
+    if begin >= end {
+        return Err(FrameError::Mismatch { what: "begin and end of a window" });
+    }
+    Ok(Window { round, place, begin, end, gpu: 0 })
+}
+
+pub(super) fn write_heartbeat(out: &mut Writer, beat: &Heartbeat) {
+    out.u8(kind::HEARTBEAT);
+    let counts = [beat.epoch, beat.received, beat.sent, beat.refused, beat.compute_us, beat.wait_us];
+    counts.into_iter().chain([beat.send_us, beat.bytes_in, beat.bytes_out]).for_each(|count| out.u64(count));
+}
+
+pub(super) fn read_heartbeat(from: &mut Reader<'_>) -> Result<Heartbeat, FrameError> {
+    let mut count = || from.u64("count");
+    Ok(Heartbeat {
+        epoch: count()?,
+        received: count()?,
+        sent: count()?,
+        refused: count()?,
+        compute_us: count()?,
+        wait_us: count()?,
+        send_us: count()?,
+        bytes_in: count()?,
+        bytes_out: count()?,
+    })
+}
+
+const CODES: [FailureCode; 6] = [
+    FailureCode::Before,
+    FailureCode::Next,
+    FailureCode::Refused,
+    FailureCode::Engine,
+    FailureCode::Weights,
+    FailureCode::Busy,
+];
+
+pub(super) fn write_failure(out: &mut Writer, failure: &Failure) {
+    out.u8(kind::FAILED);
+    out.u64(failure.epoch);
+    let code = CODES.iter().position(|code| *code == failure.code);
+    out.u8(code.expect("every code is in the list") as u8);
+    let mut end = failure.words.len().min(WORDS_BYTES_MAX);
+    while !failure.words.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.bytes(&failure.words.as_bytes()[..end]);
+}
+
+pub(super) fn read_failure(from: &mut Reader<'_>) -> Result<Failure, FrameError> {
+    let epoch = from.u64("epoch")?;
+    let value = from.u8("code")?;
+    let max = CODES.len() as u64 - 1;
+    let code = CODES.get(usize::from(value)).copied();
+    let code = code.ok_or(FrameError::Value { what: "code", value: u64::from(value), max })?;
+    Ok(Failure { epoch, code, words: from.text("words", WORDS_BYTES_MAX)? })
+}

@@ -1,0 +1,275 @@
+//! The frame that goes round the ring: a chunk's hidden states, and before them what happened to sequences.
+//!
+//! Operations are the head's log: every device that computes applies them in order, so that all of them hold the same
+//! sequences at the same lengths without a further word. They precede the hidden states of the frame that they are in.
+
+use std::ops::Range;
+
+use baton_engine::Wanted;
+use baton_engine::engine::Hidden;
+use half::f16;
+
+use super::bytes::{Reader, Writer};
+use super::{FrameError, kind};
+
+/// How hidden states travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// As they are computed: the ring's answers are the single device's, bit for bit.
+    #[default]
+    F32,
+    /// Half the bytes, but other numbers; what is too large for f16 becomes its largest value.
+    F16,
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// The head's number of the sequence.
+    pub seq: u64,
+    /// Tokens that the sequence has before the step.
+    pub start: u64,
+    /// Where logits are wanted.
+    pub wanted: Wanted,
+    /// The new tokens.
+    pub ids: Vec<u32>,
+}
+
+/// What the head did to its sequences; all devices of the ring do the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// A new, empty sequence.
+    Create {
+        /// Its number.
+        seq: u64,
+    },
+    /// A new sequence with the first tokens of another.
+    Fork {
+        /// The other one.
+        from: u64,
+        /// How many tokens.
+        tokens: u64,
+        /// The new one's number.
+        seq: u64,
+    },
+    /// Cuts a sequence.
+    Truncate {
+        /// Its number.
+        seq: u64,
+        /// Tokens that stay.
+        tokens: u64,
+    },
+    /// Forgets a sequence.
+    Release {
+        /// Its number.
+        seq: u64,
+    },
+    /// Takes a known prefix over.
+    Reuse {
+        /// The sequence.
+        seq: u64,
+        /// What is to follow its present tokens.
+        ids: Vec<u32>,
+        /// Tokens that the head found; every device must find as many.
+        gained: u64,
+    },
+    /// Begins a step.
+    Open {
+        /// Its number.
+        step: u64,
+        /// Its sequences.
+        spans: Vec<Span>,
+    },
+    /// Appends the tokens of a step.
+    Commit {
+        /// Its number.
+        step: u64,
+    },
+    /// Forgets a step.
+    Cancel {
+        /// Its number.
+        step: u64,
+    },
+}
+
+/// A chunk of a step on its way round the ring.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// The epoch; frames of any other are refused.
+    pub epoch: u64,
+    /// Number of the step within the epoch.
+    pub step: u64,
+    /// Round of the plan, from 0.
+    pub round: u16,
+    /// Layers that the hidden states have passed.
+    pub layers_done: u16,
+    /// Rows of the step that the chunk holds.
+    pub rows: Range<usize>,
+    /// What happened before, in order.
+    pub operations: Vec<Operation>,
+    /// How the hidden states travel.
+    pub activations: Activations,
+    /// Of every row; behind the last layer, of the wanted ones.
+    pub hidden: Hidden,
+}
+
+const OP_CREATE: u8 = 0;
+const OP_FORK: u8 = 1;
+const OP_TRUNCATE: u8 = 2;
+const OP_RELEASE: u8 = 3;
+const OP_REUSE: u8 = 4;
+const OP_OPEN: u8 = 5;
+const OP_COMMIT: u8 = 6;
+const OP_CANCEL: u8 = 7;
+/// Least bytes of an operation: its kind and a number.
+const OPERATION_BYTES: usize = 9;
+/// Least bytes of a span: sequence, start, wanted, count.
+const SPAN_BYTES: usize = 8 + 8 + 1 + 4;
+
+pub(super) fn write(out: &mut Writer, step: &Step) {
+    let value_bytes = match step.activations {
+        Activations::F32 => 4,
+        Activations::F16 => 2,
+    };
+    out.0.reserve(64 + step.hidden.values.len() * value_bytes);
+    out.u8(kind::STEP);
+    out.u64(step.epoch);
+    out.u64(step.step);
+    out.u16(step.round);
+    out.u16(step.layers_done);
+    out.count(step.rows.start);
+    out.count(step.rows.end);
+    out.count(step.operations.len());
+    step.operations.iter().for_each(|operation| write_operation(out, operation));
+    out.u8(u8::from(step.activations == Activations::F16));
+    out.count(step.hidden.rows);
+    out.count(step.hidden.width);
+    match step.activations {
+        Activations::F32 => {
+            step.hidden.values.iter().for_each(|value| out.0.extend_from_slice(&value.to_le_bytes()));
+        }
+        Activations::F16 => step.hidden.values.iter().for_each(|value| {
+            let max = f16::MAX.to_f32();
+            out.0.extend_from_slice(&f16::from_f32(value.clamp(-max, max)).to_le_bytes());
+        }),
+    }
+}
+
+pub(super) fn read(from: &mut Reader<'_>) -> Result<Step, FrameError> {
+    let (epoch, step) = (from.u64("epoch")?, from.u64("step")?);
+    let (round, layers_done) = (from.u16("round")?, from.u16("layers done")?);
+    let rows = from.u32("first row")? as usize..from.u32("end of the rows")? as usize;
+    if rows.start > rows.end {
+        return Err(FrameError::Mismatch { what: "first row and end of the rows" });
+    }
+    let count = from.count("operations", OPERATION_BYTES)?;
+    let operations = (0..count).map(|_| read_operation(from)).collect::<Result<_, _>>()?;
+    let activations = if from.flag("activations")? { Activations::F16 } else { Activations::F32 };
+    let (n, width) = (from.u32("rows")? as usize, from.u32("width")? as usize);
+    let values = n.checked_mul(width).ok_or(FrameError::Mismatch { what: "rows and width" })?;
+    let values = match activations {
+        Activations::F32 => {
+            let bytes = from.take("hidden states", values.saturating_mul(4))?;
+            bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+        }
+        Activations::F16 => {
+            let bytes = from.take("hidden states", values.saturating_mul(2))?;
+            bytes.as_chunks().0.iter().map(|value| f16::from_le_bytes(*value).to_f32()).collect()
+        }
+    };
+    let hidden = Hidden { rows: n, width, values };
+    Ok(Step { epoch, step, round, layers_done, rows, operations, activations, hidden })
+}
+
+fn write_operation(out: &mut Writer, operation: &Operation) {
+    match operation {
+        Operation::Create { seq } => {
+            out.u8(OP_CREATE);
+            out.u64(*seq);
+        }
+        Operation::Fork { from, tokens, seq } => {
+            out.u8(OP_FORK);
+            out.u64(*from);
+            out.u64(*tokens);
+            out.u64(*seq);
+        }
+        Operation::Truncate { seq, tokens } => {
+            out.u8(OP_TRUNCATE);
+            out.u64(*seq);
+            out.u64(*tokens);
+        }
+        Operation::Release { seq } => {
+            out.u8(OP_RELEASE);
+            out.u64(*seq);
+        }
+        Operation::Reuse { seq, ids, gained } => {
+            out.u8(OP_REUSE);
+            out.u64(*seq);
+            out.ids(ids);
+            out.u64(*gained);
+        }
+        Operation::Open { step, spans } => {
+            out.u8(OP_OPEN);
+            out.u64(*step);
+            out.count(spans.len());
+            for span in spans {
+                out.u64(span.seq);
+                out.u64(span.start);
+                out.u8(match span.wanted {
+                    Wanted::None => 0,
+                    Wanted::Last => 1,
+                    Wanted::All => 2,
+                });
+                out.ids(&span.ids);
+            }
+        }
+        Operation::Commit { step } => {
+            out.u8(OP_COMMIT);
+            out.u64(*step);
+        }
+        Operation::Cancel { step } => {
+            out.u8(OP_CANCEL);
+            out.u64(*step);
+        }
+    }
+}
+
+fn read_operation(from: &mut Reader<'_>) -> Result<Operation, FrameError> {
+    let number = "sequence";
+    Ok(match from.u8("operation")? {
+        OP_CREATE => Operation::Create { seq: from.u64(number)? },
+        OP_FORK => {
+            Operation::Fork { from: from.u64(number)?, tokens: from.u64("tokens")?, seq: from.u64(number)? }
+        }
+        OP_TRUNCATE => Operation::Truncate { seq: from.u64(number)?, tokens: from.u64("tokens")? },
+        OP_RELEASE => Operation::Release { seq: from.u64(number)? },
+        OP_REUSE => Operation::Reuse {
+            seq: from.u64(number)?,
+            ids: from.ids("tokens of a prefix")?,
+            gained: from.u64("tokens gained")?,
+        },
+        OP_OPEN => {
+            let step = from.u64("step")?;
+            let count = from.count("spans", SPAN_BYTES)?;
+            let spans = (0..count).map(|_| read_span(from)).collect::<Result<_, _>>()?;
+            Operation::Open { step, spans }
+        }
+        OP_COMMIT => Operation::Commit { step: from.u64("step")? },
+        OP_CANCEL => Operation::Cancel { step: from.u64("step")? },
+        value => {
+            let max = u64::from(OP_CANCEL);
+            return Err(FrameError::Value { what: "operation", value: u64::from(value), max });
+        }
+    })
+}
+
+fn read_span(from: &mut Reader<'_>) -> Result<Span, FrameError> {
+    let (seq, start) = (from.u64("sequence")?, from.u64("tokens before")?);
+    let wanted = match from.u8("wanted")? {
+        0 => Wanted::None,
+        1 => Wanted::Last,
+        2 => Wanted::All,
+        value => return Err(FrameError::Value { what: "wanted", value: u64::from(value), max: 2 }),
+    };
+    Ok(Span { seq, start, wanted, ids: from.ids("tokens of a span")? })
+}

@@ -1,0 +1,222 @@
+//! Frames: what is written is read again, and any other bytes are refused.
+
+use super::*;
+use baton_engine::engine::{Hidden, KvFormat};
+use baton_engine::{SlidingWindow, Wanted};
+use baton_plan::{Device, Disk, Gpu, GpuKind, Os, Processor, Window};
+use proptest::prelude::*;
+use std::time::Duration;
+
+fn ids() -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::vec(any::<u32>(), 0..6)
+}
+
+fn span() -> impl Strategy<Value = Span> {
+    let wanted = prop::sample::select(vec![Wanted::None, Wanted::Last, Wanted::All]);
+    (any::<u64>(), any::<u64>(), wanted, ids()).prop_map(|(seq, start, wanted, ids)| Span {
+        seq,
+        start,
+        wanted,
+        ids,
+    })
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        any::<u64>().prop_map(|seq| Operation::Create { seq }),
+        any::<[u64; 3]>().prop_map(|[from, tokens, seq]| Operation::Fork { from, tokens, seq }),
+        any::<[u64; 2]>().prop_map(|[seq, tokens]| Operation::Truncate { seq, tokens }),
+        any::<u64>().prop_map(|seq| Operation::Release { seq }),
+        (any::<[u64; 2]>(), ids()).prop_map(|([seq, gained], ids)| Operation::Reuse { seq, ids, gained }),
+        (any::<u64>(), prop::collection::vec(span(), 0..3))
+            .prop_map(|(step, spans)| Operation::Open { step, spans }),
+        any::<u64>().prop_map(|step| Operation::Commit { step }),
+        any::<u64>().prop_map(|step| Operation::Cancel { step }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let rows = (0..5usize, 0..5usize).prop_map(|(start, more)| start..start + more);
+    let values = |n: usize| prop::collection::vec(-1e6f32..1e6, n);
+    let hidden = (0..4usize, 0..4usize).prop_flat_map(move |(rows, width)| {
+        values(rows * width).prop_map(move |values| Hidden { rows, width, values })
+    });
+    let numbers = (any::<[u64; 2]>(), any::<[u16; 2]>());
+    (numbers, rows, prop::collection::vec(operation(), 0..4), hidden).prop_map(
+        |(([epoch, step], [round, layers_done]), rows, operations, hidden)| Step {
+            epoch,
+            step,
+            round,
+            layers_done,
+            rows,
+            operations,
+            activations: Activations::F32,
+            hidden,
+        },
+    )
+}
+
+fn device(gpu: bool) -> Device {
+    let flops = [("F32".to_owned(), 2e9), ("Q4_K".to_owned(), 1e10)].into();
+    let cpu = Processor { flops, read_bytes_per_s: 1e10, kv_copy_s: 1e-6 };
+    let of_gpu = |processor| Gpu {
+        kind: GpuKind::Metal,
+        processor,
+        memory_bytes: 8e9,
+        buffer_bytes: 3e8,
+        copy_s: 0.0,
+    };
+    Device {
+        name: "desk".into(),
+        os: Os::Android,
+        gpu: gpu.then(|| of_gpu(cpu.clone())),
+        cpu,
+        memory_bytes: 4e9,
+        swap_bytes: 1e9,
+        buffer_bytes: 2e8,
+        disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 1e8 },
+    }
+}
+
+fn configure() -> Configure {
+    let window = |round, place, begin, end| Window { round, place, begin, end, gpu: 0 };
+    Configure {
+        epoch: 7,
+        place: 1,
+        n_layers: 6,
+        width: 64,
+        windows: vec![window(0, 0, 0, 2), window(0, 1, 2, 3), window(1, 1, 3, 6)],
+        model: [9; 32],
+        kv_tokens: 4096,
+        kv_format: KvFormat::Q8,
+        prefix_percent: 50,
+        window: Some(SlidingWindow { sinks: 4, tokens: 100 }),
+        next: NextNode { address: "192.168.0.7:7300".into(), key: [3; 32] },
+        before: [4; 32],
+        activations: Activations::F16,
+        heartbeat: Duration::from_millis(300),
+        hop: Duration::from_millis(2500),
+    }
+}
+
+/// One frame of every kind but a step.
+fn samples() -> Vec<Frame> {
+    let failure = Failure { epoch: 2, code: FailureCode::Refused, words: "row 3 is no number".into() };
+    let beat = Heartbeat { epoch: 1, received: 2, sent: 3, refused: 4, bytes_out: 9, ..Heartbeat::default() };
+    vec![
+        Frame::Hello(Hello { name: "desk".into(), device: Some(device(true)) }),
+        Frame::Hello(Hello { name: "relay".into(), device: None }),
+        Frame::Hello(Hello { name: "phone".into(), device: Some(device(false)) }),
+        Frame::Enter { epoch: 3, place: 2 },
+        Frame::Configure(Box::new(configure())),
+        Frame::Configure(Box::new(Configure { window: None, kv_format: KvFormat::F32, ..configure() })),
+        Frame::Ready { epoch: 8 },
+        Frame::Heartbeat(beat),
+        Frame::Failed(failure),
+        Frame::FetchManifest,
+        Frame::Manifest(vec![1, 2, 3]),
+        Frame::FetchPieces { first: 4, count: 5 },
+        Frame::Piece(PieceOf { index: 6, bytes: vec![7; 9] }),
+    ]
+}
+
+#[test]
+fn every_kind_is_read_as_it_was_written() {
+    for frame in samples() {
+        assert_eq!(Frame::decode(&frame.encode()).unwrap(), frame);
+    }
+}
+
+#[test]
+fn frames_cut_short_or_with_more_behind_are_refused() {
+    for frame in samples() {
+        let bytes = frame.encode();
+        for end in 0..bytes.len() {
+            assert!(Frame::decode(&bytes[..end]).is_err(), "{frame:?} of {end} bytes");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(Frame::decode(&longer), Err(FrameError::Trailing { bytes: 1 }), "{frame:?}");
+    }
+}
+
+#[track_caller]
+fn check_refused(bytes: &[u8], want: FrameError) {
+    assert_eq!(Frame::decode(bytes), Err(want));
+}
+
+#[test]
+fn refusals_name_the_field_and_the_limit() {
+    check_refused(&[2, 0, 6], FrameError::Version { theirs: 2 });
+    check_refused(&[1, 0, 11], FrameError::Value { what: "kind", value: 11, max: 10 });
+    check_refused(&[], FrameError::Short { what: "version", needed: 2, left: 0 });
+    let manifest = [1, 0, 8, 255, 255, 255, 255, 0];
+    check_refused(&manifest, FrameError::Short { what: "manifest", needed: u32::MAX as usize, left: 1 });
+    let mut gap = configure();
+    gap.windows[1].begin = 1;
+    let frame = Frame::Configure(Box::new(gap)).encode();
+    check_refused(&frame, FrameError::Mismatch { what: "windows and layers" });
+    let mut name = Frame::Hello(Hello { name: "x".into(), device: None }).encode();
+    name[7] = 0xff;
+    check_refused(&name, FrameError::Text { what: "name" });
+    let long = Frame::Hello(Hello { name: "x".repeat(300), device: None }).encode();
+    check_refused(&long, FrameError::Value { what: "name", value: 300, max: 256 });
+}
+
+#[test]
+fn half_precision_rounds_and_keeps_within_its_range() {
+    let hidden = Hidden { rows: 1, width: 4, values: vec![1.0, 1e9, -1e9, 0.1] };
+    let step = Step {
+        epoch: 1,
+        step: 1,
+        round: 0,
+        layers_done: 0,
+        rows: 0..1,
+        operations: Vec::new(),
+        activations: Activations::F16,
+        hidden,
+    };
+    let Frame::Step(read) = Frame::decode(&Frame::Step(step).encode()).unwrap() else { panic!("a step") };
+    assert_eq!(read.hidden.values[..3], [1.0, 65504.0, -65504.0]);
+    assert!((read.hidden.values[3] - 0.1).abs() < 1e-4);
+}
+
+#[test]
+fn long_words_are_cut_between_characters() {
+    let failure = Failure { epoch: 1, code: FailureCode::Engine, words: "ä".repeat(4000) };
+    let Frame::Failed(read) = Frame::decode(&Frame::Failed(failure).encode()).unwrap() else {
+        panic!("a failure")
+    };
+    assert_eq!(read.words, "ä".repeat(2048));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn steps_are_read_as_they_were_written(step in step()) {
+        let frame = Frame::Step(step);
+        let bytes = frame.encode();
+        prop_assert_eq!(Frame::decode(&bytes).unwrap(), frame);
+        for end in 0..bytes.len() {
+            prop_assert!(Frame::decode(&bytes[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..12u8) {
+        let headed = [&[1, 0, kind][..], &bytes].concat();
+        if let Ok(frame) = Frame::decode(&headed) {
+            prop_assert!(Frame::decode(&frame.encode()).is_ok(), "{:?}", frame);
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_never_panics(step in step(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        let mut bytes = Frame::Step(step).encode();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        if let Ok(Frame::Step(read)) = Frame::decode(&bytes) {
+            prop_assert_eq!(read.hidden.values.len(), read.hidden.rows * read.hidden.width);
+        }
+    }
+}

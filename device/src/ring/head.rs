@@ -1,0 +1,461 @@
+//! The head of a ring: the device that has the text. It offers the sequences of one engine, and computes them with
+//! others.
+//!
+//! The head is place 0: embedding, output and its own windows are here; hidden states go round the other places and
+//! come back. Its own engine holds every sequence, and what is done to them goes to the other devices as a log ahead
+//! of the next step's hidden states. Always holds: a step's results are those of one engine, bit for bit (with f32
+//! activations); whatever device is lost at whatever moment, a step either gives them, later, or a typed error; with
+//! nobody else in the plan, a step is [`Engine::step`] and nothing more.
+
+mod configure;
+mod door;
+mod member;
+mod planner;
+mod pump;
+mod recovery;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{
+    Adapter, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, SeqOutput, StepControl, StepError,
+    StepSeq,
+};
+use baton_plan::Plan;
+
+use super::frame::{Activations, Hello, NextNode, Operation};
+use super::layout::{Layout, LayoutError};
+use super::link::{Key, LinkError, Network, Outbox};
+use super::stats::RingStats;
+use super::weights::{Manifest, PIECE_BYTES, WeightsError};
+use crate::local::{SequenceError, Sequences};
+pub use planner::searched;
+
+use door::{Door, Inbox};
+use member::{Member, Shelf};
+
+/// Plans for the head and these workers, by name; the plan begins with the head. Words say why there is none.
+pub type Planner = Box<dyn FnMut(&[Hello]) -> Result<Plan, String> + Send>;
+
+/// How a ring is run.
+#[derive(Debug, Clone)]
+pub struct RingOptions {
+    /// The head's name in plans.
+    pub name: String,
+    /// The head's engine; the other devices keep the same cache. Its layers are the plan's.
+    pub engine: EngineOptions,
+    /// How hidden states travel.
+    pub activations: Activations,
+    /// Least and most rows of a chunk.
+    pub chunk_rows: (usize, usize),
+    /// Time between heartbeats; a device that misses three is lost.
+    pub heartbeat: Duration,
+    /// How long a frame may take to the next device.
+    pub hop: Duration,
+    /// How long the ring may show no progress within a step, beyond what `token` predicts.
+    pub floor: Duration,
+    /// What a token of one sequence takes, as predicted.
+    pub token: Duration,
+    /// How long devices may take to connect, beside fetching weights.
+    pub patience: Duration,
+}
+
+impl RingOptions {
+    /// The usual times; the engine as given.
+    pub fn new(name: impl Into<String>, engine: EngineOptions) -> Self {
+        Self {
+            name: name.into(),
+            engine,
+            activations: Activations::F32,
+            chunk_rows: (16, 128),
+            heartbeat: Duration::from_millis(300),
+            hop: Duration::from_secs(5),
+            floor: Duration::from_secs(5),
+            token: Duration::from_millis(500),
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a ring cannot be formed, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RingError {
+    /// The head's engine cannot be made.
+    #[error("the head's engine")]
+    Engine(#[from] EngineError),
+    /// A worker cannot be reached.
+    #[error("connect to `{address}`")]
+    Member {
+        /// Where it was looked for.
+        address: String,
+        /// What happened.
+        #[source]
+        err: LinkError,
+    },
+    /// A worker does not take part.
+    #[error("a device refuses: {words}")]
+    Refused {
+        /// What it says.
+        words: String,
+    },
+    /// Two devices have one name.
+    #[error("two devices of the ring are called `{name}`")]
+    TwoNames {
+        /// The name.
+        name: String,
+    },
+    /// The model's file cannot be served to the others.
+    #[error("serve the model's weights")]
+    Weights(#[from] WeightsError),
+    /// The model is not in a file.
+    #[error("the model has no file to serve weights from")]
+    NoFile,
+    /// There is no plan for the devices that are left.
+    #[error("no plan for {devices}: {words}")]
+    NoPlan {
+        /// Their names.
+        devices: String,
+        /// Why.
+        words: String,
+    },
+    /// A plan that cannot be run.
+    #[error("the plan cannot be run")]
+    Layout(#[from] LayoutError),
+    /// Threads cannot be started.
+    #[error("start the ring's threads")]
+    Threads(#[source] std::io::Error),
+    /// The ring broke too often within one step.
+    #[error("the ring broke {times} times within one step, the last time: {words}")]
+    GaveUp {
+        /// How often.
+        times: usize,
+        /// What happened last.
+        words: String,
+    },
+    /// Live sequences could not be computed again.
+    #[error("compute sequences again")]
+    Rebuild(#[source] StepError),
+    /// Adapters need the whole model on the head.
+    #[error("a ring of several devices computes no adapters")]
+    Adapters,
+}
+
+impl From<RingError> for SequenceError {
+    fn from(err: RingError) -> Self {
+        Self::Ring(Box::new(err))
+    }
+}
+
+/// An epoch of several devices.
+struct Epoch {
+    layout: Layout,
+    /// Of places 1 and on.
+    places: Vec<Arc<Member>>,
+    out: Outbox,
+    inbox: Inbox,
+    /// Chunks under way, oldest first: step, first row, and layers done when they come back.
+    flying: VecDeque<pump::Flight>,
+}
+
+/// Where steps go.
+enum Route {
+    /// The head computes everything.
+    Alone,
+    /// Round the ring.
+    Ring(Box<Epoch>),
+    /// Nowhere before the ring is formed again.
+    Down,
+}
+
+/// What the head shows to other threads, and takes from them.
+#[derive(Debug, Default)]
+struct Board {
+    stats: Mutex<RingStats>,
+    newcomers: Mutex<Vec<NextNode>>,
+}
+
+/// A view of the ring for other threads: its figures, and the way to let devices join.
+#[derive(Debug, Clone)]
+pub struct RingHandle(Arc<Board>);
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RingHandle {
+    /// The ring as it stands.
+    pub fn stats(&self) -> RingStats {
+        locked(&self.0.stats).clone()
+    }
+
+    /// Lets a device take part from the next answer on.
+    pub fn join(&self, node: NextNode) {
+        locked(&self.0.newcomers).push(node);
+    }
+}
+
+/// The head of a ring.
+pub struct RingHead {
+    network: Arc<dyn Network>,
+    options: RingOptions,
+    planner: Planner,
+    engine: Engine,
+    shelf: Option<Arc<Shelf>>,
+    door: Option<Door>,
+    members: Vec<Arc<Member>>,
+    route: Route,
+    epoch: u64,
+    step: u64,
+    /// Numbers of sequences, as the other devices know them.
+    numbers: BTreeMap<SeqId, u64>,
+    next_number: u64,
+    /// What the other devices have not been told yet.
+    log: Vec<Operation>,
+    /// Links that broke without a device being lost.
+    strikes: BTreeMap<Key, u32>,
+    refused: Arc<AtomicU64>,
+    /// Microseconds of this epoch's steps, and of the head's own part in them.
+    step_us: [u64; 2],
+    board: Arc<Board>,
+}
+
+impl RingHead {
+    /// Connects to the workers and forms a ring with those that are there; the planner says who computes what. Workers
+    /// that cannot be reached are left out, with a warning.
+    ///
+    /// # Errors
+    /// [`RingError`] where not even the planner's choice of the head alone can run.
+    pub fn connect(
+        network: Arc<dyn Network>,
+        members: &[NextNode],
+        model: Arc<Model>,
+        planner: Planner,
+        options: RingOptions,
+    ) -> Result<Self, RingError> {
+        let engine = Engine::new(model, EngineOptions { layers: None, ..options.engine.clone() })?;
+        let mut head = Self {
+            network,
+            options,
+            planner,
+            engine,
+            shelf: None,
+            door: None,
+            members: Vec::new(),
+            route: Route::Down,
+            epoch: 0,
+            step: 0,
+            numbers: BTreeMap::new(),
+            next_number: 0,
+            log: Vec::new(),
+            strikes: BTreeMap::new(),
+            refused: Arc::default(),
+            step_us: [0; 2],
+            board: Arc::default(),
+        };
+        head.admit(members)?;
+        head.form()?;
+        Ok(head)
+    }
+
+    /// The ring for other threads.
+    pub fn handle(&self) -> RingHandle {
+        RingHandle(Arc::clone(&self.board))
+    }
+
+    /// Takes devices in, to be called between answers: the ring is planned anew with them, and live sequences go over
+    /// to it.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn adopt(&mut self, members: &[NextNode]) -> Result<(), RingError> {
+        self.admit(members)?;
+        self.recover()
+    }
+
+    /// Opens control channels.
+    fn admit(&mut self, nodes: &[NextNode]) -> Result<(), RingError> {
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        let shelf = match &self.shelf {
+            Some(shelf) => Arc::clone(shelf),
+            None => {
+                let path = self.engine.model().path().ok_or(RingError::NoFile)?.to_owned();
+                let shelf = Arc::new(Shelf::open(path)?);
+                self.shelf = Some(Arc::clone(&shelf));
+                shelf
+            }
+        };
+        if self.door.is_none() {
+            self.door = Some(Door::open(&self.network)?);
+        }
+        let keys: Vec<Key> = nodes.iter().map(|node| node.key).collect();
+        self.network.allow(&keys);
+        let RingOptions { heartbeat, patience, .. } = self.options;
+        for node in nodes {
+            self.members.retain(|member| member.node.key != node.key);
+            match Member::connect(self.network.as_ref(), node, &shelf, heartbeat, patience) {
+                Ok(member) => {
+                    let mut names = self.members.iter().map(|member| member.name());
+                    let name = member.name();
+                    if name == self.options.name || names.any(|other| other == name) {
+                        return Err(RingError::TwoNames { name: name.to_owned() });
+                    }
+                    self.members.push(Arc::new(member));
+                }
+                Err(err) => tracing::warn!(address = %node.address, err = %chain(&err), "not in the ring"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes an operation for the others, where there are any.
+    fn note(&mut self, operation: Operation) {
+        if matches!(self.route, Route::Ring(_)) {
+            self.log.push(operation);
+        }
+    }
+
+    fn number(&mut self, seq: SeqId) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.numbers.insert(seq, number);
+        number
+    }
+}
+
+impl Shelf {
+    fn open(path: PathBuf) -> Result<Self, WeightsError> {
+        let manifest = Manifest::of_file(&path, PIECE_BYTES)?;
+        let file = std::fs::File::open(&path).map_err(|err| WeightsError::File {
+            what: "open",
+            path: path.clone(),
+            err,
+        })?;
+        Ok(Self { manifest, path, file })
+    }
+}
+
+impl Sequences for RingHead {
+    fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+
+    /// Only where the head computes everything.
+    fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
+        if !matches!(self.route, Route::Alone) {
+            return Err(RingError::Adapters.into());
+        }
+        Ok(self.engine.add_adapter(adapter)?)
+    }
+
+    fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        if adapter.is_some() && !matches!(self.route, Route::Alone) {
+            return Err(RingError::Adapters.into());
+        }
+        let id = self.engine.create_with(adapter)?;
+        let seq = self.number(id);
+        self.note(Operation::Create { seq });
+        Ok(id)
+    }
+
+    fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
+        let child = self.engine.fork(seq, n_tokens)?;
+        let from = self.numbers[&seq];
+        let seq = self.number(child);
+        self.note(Operation::Fork { from, tokens: n_tokens as u64, seq });
+        Ok(child)
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
+        let cuts = self.engine.len(seq)? != n_tokens;
+        self.engine.truncate(seq, n_tokens)?;
+        if cuts {
+            let seq = self.numbers[&seq];
+            self.note(Operation::Truncate { seq, tokens: n_tokens as u64 });
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, seq: SeqId) {
+        self.engine.release(seq);
+        if let Some(seq) = self.numbers.remove(&seq) {
+            self.note(Operation::Release { seq });
+        }
+    }
+
+    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
+        Ok(self.engine.len(seq)?)
+    }
+
+    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
+        Ok(self.engine.ids(seq)?)
+    }
+
+    fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        let gained = self.engine.reuse_prefix(seq, ids);
+        // Looking up changes nothing where nothing is found.
+        if let (true, Some(seq)) = (gained > 0, self.numbers.get(&seq).copied()) {
+            self.note(Operation::Reuse { seq, ids: ids.to_vec(), gained: gained as u64 });
+        }
+        gained
+    }
+
+    fn step(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, SequenceError> {
+        self.step_through(batch, control)
+    }
+
+    /// Enough for each device to have several chunks of one pass.
+    fn pass_tokens_min(&self) -> usize {
+        match &self.route {
+            Route::Ring(epoch) => self.options.chunk_rows.1 * 2 * (epoch.places.len() + 1),
+            Route::Alone | Route::Down => 1,
+        }
+    }
+
+    fn between_answers(&mut self) {
+        let newcomers = std::mem::take(&mut *locked(&self.board.newcomers));
+        if newcomers.is_empty() {
+            return;
+        }
+        if let Err(err) = self.adopt(&newcomers) {
+            tracing::warn!(err = %chain(&err), "devices cannot join");
+        }
+    }
+}
+
+/// What ended a step.
+#[derive(Debug)]
+enum Broken {
+    /// The step itself: refused by the head's engine, or cancelled.
+    Step(StepError),
+    /// The ring.
+    Ring(configure::Fault),
+}
+
+impl From<StepError> for Broken {
+    fn from(err: StepError) -> Self {
+        Self::Step(err)
+    }
+}
+
+/// An error with its causes.
+fn chain(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut source = err.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

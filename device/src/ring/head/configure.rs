@@ -1,0 +1,294 @@
+//! Forming a ring: a plan for the devices that are there, everybody's part sent out, links opened, an epoch begun.
+//!
+//! Whatever fails is somebody's fault ([`Fault`]): who it is leaves the ring, or, where only a link broke, gets one
+//! more try. So every attempt either succeeds or has fewer devices or fewer tries before it, and forming a ring ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::frame::{Configure, FailureCode, Frame, NextNode};
+use super::super::layout::Layout;
+use super::super::link::{FrameReceiver, FrameSender, Outbox, Purpose};
+use super::super::stats::{DeviceStats, LostDevice};
+use super::door::Inbox;
+use super::member::Member;
+use super::pump::flying_max;
+use super::{Epoch, RingError, RingHead, Route, chain, locked};
+use crate::ring::frame::Heartbeat;
+
+/// Between two looks at what has happened.
+const SLICE: Duration = Duration::from_millis(5);
+/// Broken links of a device before it is left out.
+const STRIKES_MAX: u32 = 2;
+
+/// What went wrong in the ring. Places are those of the epoch; 0 is the head, which is never lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A device is gone.
+    Lost {
+        /// Its place.
+        place: usize,
+        /// What is known.
+        words: String,
+    },
+    /// A device sent what does not fit.
+    Wrong {
+        /// Its place.
+        place: usize,
+        /// What it was.
+        words: String,
+    },
+    /// The link to a device, or from it, broke.
+    Link {
+        /// Its place.
+        place: usize,
+        /// What is known.
+        words: String,
+    },
+}
+
+impl Fault {
+    pub(super) fn words(&self) -> &str {
+        match self {
+            Self::Lost { words, .. } | Self::Wrong { words, .. } | Self::Link { words, .. } => words,
+        }
+    }
+}
+
+impl Epoch {
+    fn name(&self, place: usize) -> &str {
+        self.layout.names.get(place).map_or("", String::as_str)
+    }
+
+    /// What the control channels say is wrong.
+    pub(super) fn trouble(&self, epoch: u64) -> Option<Fault> {
+        trouble(&self.places, epoch)
+    }
+
+    /// Nothing has moved for too long: who has a frame that it did not pass on.
+    pub(super) fn stalled(&self, epoch: u64, limit: Duration) -> Fault {
+        let beats: Vec<Heartbeat> = self.places.iter().map(|member| member.state().beat).collect();
+        let holds = |beat: &Heartbeat| beat.epoch != epoch || beat.received > beat.sent;
+        if let Some(at) = beats.iter().position(holds) {
+            let words = format!("`{}` passed no frame on within {} ms", self.name(at + 1), limit.as_millis());
+            return Fault::Lost { place: at + 1, words };
+        }
+        let lost = beats.windows(2).position(|pair| pair[0].sent > pair[1].received).map(|at| at + 2);
+        let place = lost.unwrap_or(if beats.first().is_some_and(|beat| beat.received > 0) {
+            self.places.len()
+        } else {
+            1
+        });
+        let words = format!("a frame to or from `{}` was lost", self.name(place));
+        Fault::Link { place, words }
+    }
+}
+
+/// What these members' control channels say is wrong.
+fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
+    let lost = |(place, member): (usize, &Arc<Member>)| {
+        let words = member.lost()?;
+        Some(Fault::Lost { place, words })
+    };
+    let failed = |(place, member): (usize, &Arc<Member>)| {
+        let failure = member.failure(epoch)?;
+        let words = format!("`{}` says: {}", member.name(), failure.words);
+        let before = place - 1;
+        let next = (place + 1) % (places.len() + 1);
+        // The head does not fail without knowing it: then whoever accuses it is at fault.
+        let or_itself = |accused: usize| if accused == 0 { place } else { accused };
+        Some(match failure.code {
+            FailureCode::Before => Fault::Link { place: or_itself(before), words },
+            FailureCode::Next => Fault::Link { place: or_itself(next), words },
+            FailureCode::Refused => Fault::Wrong { place: or_itself(before), words },
+            FailureCode::Engine | FailureCode::Weights | FailureCode::Busy => Fault::Lost { place, words },
+        })
+    };
+    let mut failures: Vec<Fault> = (1..).zip(places).filter_map(failed).collect();
+    // What is certain goes before what may only follow from it.
+    let certain = failures.iter().position(|fault| !matches!(fault, Fault::Link { .. }));
+    (1..).zip(places).find_map(lost).or_else(|| match certain {
+        Some(at) => Some(failures.swap_remove(at)),
+        None => failures.into_iter().next(),
+    })
+}
+
+impl RingHead {
+    /// Forms a ring of the devices that are left. Sequences are empty afterwards.
+    pub(super) fn form(&mut self) -> Result<(), RingError> {
+        self.route = Route::Down;
+        self.log.clear();
+        let tries = 2 + STRIKES_MAX as usize * (self.members.len() + 1);
+        let mut words = String::new();
+        for _ in 0..tries {
+            self.bury();
+            let layout = self.plan()?;
+            if layout.is_alone() {
+                self.engine.reset(None)?;
+                self.route = Route::Alone;
+                self.begun(&layout);
+                return Ok(());
+            }
+            let named = |name: &String| self.members.iter().find(|member| member.name() == name);
+            let places: Vec<Arc<Member>> = layout.names[1..].iter().filter_map(named).cloned().collect();
+            if places.len() + 1 != layout.names.len() {
+                let words = "the plan names a device that is not there".to_owned();
+                return Err(RingError::NoPlan { devices: self.names(), words });
+            }
+            self.epoch += 1;
+            match self.enter(&layout, &places)? {
+                Ok((sender, receiver)) => {
+                    let out = Outbox::new(sender, self.options.hop).map_err(RingError::Threads)?;
+                    let room = flying_max(places.len() + 1);
+                    let inbox = Inbox::new(receiver, self.epoch, room, Arc::clone(&self.refused))?;
+                    self.engine.reset(Some(layout.layers_of(0)))?;
+                    self.begun(&layout);
+                    let flying = VecDeque::new();
+                    self.route = Route::Ring(Box::new(Epoch { layout, places, out, inbox, flying }));
+                    return Ok(());
+                }
+                Err(fault) => {
+                    words = fault.words().to_owned();
+                    self.blame(&fault, &places);
+                }
+            }
+        }
+        Err(RingError::GaveUp { times: tries, words })
+    }
+
+    fn names(&self) -> String {
+        let others = self.members.iter().map(|member| member.name());
+        std::iter::once(self.options.name.as_str()).chain(others).collect::<Vec<_>>().join(", ")
+    }
+
+    fn plan(&mut self) -> Result<Layout, RingError> {
+        let hellos: Vec<_> = self.members.iter().map(|member| member.hello.clone()).collect();
+        let plan = (self.planner)(&hellos);
+        let plan = plan.map_err(|words| RingError::NoPlan { devices: self.names(), words })?;
+        Ok(Layout::of_plan(&plan, &self.options.name, self.engine.model().config().n_layers)?)
+    }
+
+    /// Leaves out the devices whose control channel has ended.
+    fn bury(&mut self) {
+        let mut stats = locked(&self.board.stats);
+        self.members.retain(|member| match member.lost() {
+            None => true,
+            Some(words) => {
+                tracing::warn!(device = member.name(), words, "a device of the ring is lost");
+                stats.lost.push(LostDevice { name: member.name().to_owned(), words });
+                false
+            }
+        });
+    }
+
+    /// Draws the consequence of a fault.
+    pub(super) fn blame(&mut self, fault: &Fault, places: &[Arc<Member>]) {
+        let (Fault::Lost { place, words } | Fault::Wrong { place, words } | Fault::Link { place, words }) =
+            fault;
+        let Some(member) = place.checked_sub(1).and_then(|at| places.get(at)) else { return };
+        let key = member.node.key;
+        if matches!(fault, Fault::Link { .. }) {
+            let strikes = self.strikes.entry(key).or_default();
+            *strikes += 1;
+            if *strikes < STRIKES_MAX {
+                tracing::warn!(device = member.name(), words, "a link of the ring broke");
+                return;
+            }
+        }
+        self.strikes.remove(&key);
+        tracing::warn!(device = member.name(), words, "a device leaves the ring");
+        locked(&self.board.stats)
+            .lost
+            .push(LostDevice { name: member.name().to_owned(), words: words.clone() });
+        self.members.retain(|other| other.node.key != key);
+    }
+
+    /// Sends everybody's part out and opens the head's links.
+    #[expect(
+        clippy::type_complexity,
+        reason = "a fault is no error of this device's, and both sides are named here alone"
+    )]
+    fn enter(
+        &mut self,
+        layout: &Layout,
+        places: &[Arc<Member>],
+    ) -> Result<Result<(Box<dyn FrameSender>, Box<dyn FrameReceiver>), Fault>, RingError> {
+        for (place, member) in (1..).zip(places) {
+            let configure = self.part(layout, places, place);
+            if let Err(err) = member.send(&Frame::Configure(Box::new(configure))) {
+                return Ok(Err(Fault::Lost { place, words: chain(&err) }));
+            }
+        }
+        let (begun, mut sender, mut receiver) = (Instant::now(), None, None);
+        loop {
+            if let Some(fault) = trouble(places, self.epoch) {
+                return Ok(Err(fault));
+            }
+            if sender.is_none() {
+                sender = self.first_link(&places[0].node);
+            }
+            if let (None, Some(door)) = (&receiver, &self.door) {
+                let last = places[places.len() - 1].node.key;
+                receiver = door.entrance(last, self.epoch, self.options.patience);
+            }
+            let states: Vec<_> = places.iter().map(|member| member.state()).collect();
+            let waiting = states.iter().position(|state| state.ready != self.epoch);
+            match (sender, receiver) {
+                (Some(sender), Some(receiver)) if waiting.is_none() => return Ok(Ok((sender, receiver))),
+                pair => (sender, receiver) = pair,
+            }
+            let moved = states.iter().map(|state| state.fed).fold(begun, Instant::max);
+            if moved.elapsed() > self.options.patience * 2 {
+                let place = waiting.map_or(if sender.is_none() { 1 } else { places.len() }, |at| at + 1);
+                let words = format!("not ready within {} ms", (self.options.patience * 2).as_millis());
+                return Ok(Err(Fault::Lost { place, words }));
+            }
+            std::thread::sleep(SLICE);
+        }
+    }
+
+    fn first_link(&self, to: &NextNode) -> Option<Box<dyn FrameSender>> {
+        let mut link = self.network.connect(to, Purpose::Ring, self.options.patience).ok()?;
+        let enter = Frame::Enter { epoch: self.epoch, place: 0 };
+        link.sender.send(&enter.encode(), self.options.patience).ok()?;
+        Some(link.sender)
+    }
+
+    /// What a worker has to know.
+    fn part(&self, layout: &Layout, places: &[Arc<Member>], place: usize) -> Configure {
+        let own = self.network.own();
+        let node = |place: usize| place.checked_sub(1).and_then(|at| places.get(at)).map(|m| m.node.clone());
+        let engine = &self.options.engine;
+        Configure {
+            epoch: self.epoch,
+            place: place as u16,
+            n_layers: layout.n_layers as u16,
+            width: self.engine.model().config().d_model as u32,
+            windows: layout.windows.clone(),
+            model: self.shelf.as_ref().map(|shelf| shelf.manifest.digest()).unwrap_or_default(),
+            kv_tokens: engine.kv_tokens as u64,
+            kv_format: engine.kv_format,
+            prefix_percent: engine.prefix_cache_percent,
+            window: engine.window,
+            next: node(place + 1).unwrap_or_else(|| own.clone()),
+            before: node(place - 1).map_or(own.key, |node| node.key),
+            activations: self.options.activations,
+            heartbeat: self.options.heartbeat,
+            hop: self.options.hop,
+        }
+    }
+
+    /// A new epoch's figures.
+    fn begun(&mut self, layout: &Layout) {
+        self.step_us = [0; 2];
+        let mut stats = locked(&self.board.stats);
+        stats.epoch = self.epoch;
+        stats.epoch_steps = 0;
+        stats.rounds = layout.windows.iter().map(|window| window.round + 1).max().unwrap_or(1);
+        let device = |(place, name): (usize, &String)| {
+            DeviceStats::of(name, place, layout.layers_of(place), &Heartbeat::default(), 1)
+        };
+        stats.devices = layout.names.iter().enumerate().map(device).collect();
+    }
+}

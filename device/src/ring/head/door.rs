@@ -1,0 +1,147 @@
+//! Where the ring's last link comes in: links that other devices open to the head, and the frames of the present epoch.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::super::frame::{Frame, Step};
+use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose};
+use super::RingError;
+
+/// Links that may wait.
+const ARRIVALS_MAX: usize = 8;
+/// Between two looks at whether to stop.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Accepts ring links as long as it lives.
+pub(super) struct Door {
+    arrivals: Arc<Mutex<Vec<Link>>>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    pub(super) fn open(network: &Arc<dyn Network>) -> Result<Self, RingError> {
+        let mut door = Self { arrivals: Arc::default(), ended: Arc::default(), thread: None };
+        let (network, arrivals, ended) =
+            (Arc::clone(network), Arc::clone(&door.arrivals), Arc::clone(&door.ended));
+        let watch = move || {
+            while !ended.load(Ordering::Acquire) {
+                match network.accept(SLICE) {
+                    Ok((link, Purpose::Ring)) => {
+                        let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+                        if arrivals.len() == ARRIVALS_MAX {
+                            arrivals.remove(0);
+                        }
+                        arrivals.push(link);
+                    }
+                    // A head takes no orders.
+                    Ok((_, Purpose::Control)) | Err(LinkError::TimedOut) => {}
+                    Err(err) => {
+                        tracing::warn!(%err, "the head takes no more links");
+                        return;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("baton-ring-door".into()).spawn(watch);
+        door.thread = Some(thread.map_err(RingError::Threads)?);
+        Ok(door)
+    }
+
+    /// The link of this epoch's last device, if it has come.
+    pub(super) fn entrance(
+        &self,
+        from: Key,
+        epoch: u64,
+        patience: Duration,
+    ) -> Option<Box<dyn FrameReceiver>> {
+        let come = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut link = come.filter(|link| link.peer == from)?;
+        let first = link.receiver.receive(patience).ok().and_then(|bytes| Frame::decode(&bytes).ok());
+        matches!(first, Some(Frame::Enter { epoch: of, .. }) if of == epoch).then_some(link.receiver)
+    }
+}
+
+/// Links that come from now on are for whoever opens the next door.
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has already printed why.
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// What came.
+pub(super) enum Incoming {
+    /// A frame of the epoch.
+    Step(Step),
+    /// What is no such frame; the link is of no more use.
+    Wrong(String),
+    /// The link has ended.
+    Closed(String),
+}
+
+/// What comes back to the head in one epoch.
+pub(super) struct Inbox {
+    pub(super) frames: Receiver<Incoming>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Reads frames of this epoch as long as it lives; `room` of them may wait. Others are counted in `refused`.
+    pub(super) fn new(
+        receiver: Box<dyn FrameReceiver>,
+        epoch: u64,
+        room: usize,
+        refused: Arc<AtomicU64>,
+    ) -> Result<Self, RingError> {
+        let (sender, frames) = sync_channel(room);
+        let ended = Arc::new(AtomicBool::new(false));
+        let own = Arc::clone(&ended);
+        std::thread::Builder::new()
+            .name("baton-ring-in".into())
+            .spawn(move || read(receiver, epoch, &sender, &own, &refused))
+            .map_err(RingError::Threads)?;
+        Ok(Self { frames, ended })
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+    }
+}
+
+fn read(
+    mut receiver: Box<dyn FrameReceiver>,
+    epoch: u64,
+    frames: &SyncSender<Incoming>,
+    ended: &AtomicBool,
+    refused: &AtomicU64,
+) {
+    while !ended.load(Ordering::Acquire) {
+        let said = match receiver.receive(SLICE) {
+            Ok(bytes) => match Frame::decode(&bytes) {
+                Ok(Frame::Step(step)) if step.epoch == epoch => Incoming::Step(step),
+                Ok(Frame::Step(_)) => {
+                    refused.fetch_add(1, Ordering::AcqRel);
+                    continue;
+                }
+                Ok(_) => Incoming::Wrong("a frame that is no step".to_owned()),
+                Err(err) => Incoming::Wrong(err.to_string()),
+            },
+            Err(LinkError::TimedOut) => continue,
+            Err(err) => Incoming::Closed(err.to_string()),
+        };
+        let last = !matches!(said, Incoming::Step(_));
+        // Where nobody listens any more the epoch is over.
+        if frames.send(said).is_err() || last {
+            return;
+        }
+    }
+}

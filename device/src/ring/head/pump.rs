@@ -1,0 +1,300 @@
+//! One step round the ring: chunks are embedded here, go through the windows of all places round by round, and come
+//! back.
+//!
+//! Chunks of one step follow each other, so that every device has one to work on; how many may be under way is bounded
+//! by the number of places, and the queue that they come back to holds as many, so that the ring never blocks itself.
+//! Chunks pass every place in order; what comes back in another order, or with other shapes, is refused.
+
+use std::ops::Range;
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use baton_engine::engine::{Hidden, OpenStep};
+use baton_engine::{SeqOutput, StepControl, StepError, StepSeq};
+
+use super::super::frame::{Frame, Operation, Span, Step};
+use super::super::stats::DeviceStats;
+use super::configure::Fault;
+use super::door::Incoming;
+use super::{Broken, Epoch, RingHead, Route, locked};
+
+/// Between two looks at what else has happened.
+const SLICE: Duration = Duration::from_millis(20);
+/// Share of a token's predicted time that a further row of a chunk takes, at most.
+const ROW_SHARE: u32 = 4;
+
+/// A chunk under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flight {
+    step: u64,
+    rows: Range<usize>,
+    /// Layers that it has passed when it comes back.
+    back: usize,
+}
+
+/// Chunks that may be under way at once.
+pub(super) fn flying_max(places: usize) -> usize {
+    2 * places + 1
+}
+
+/// Rows of a chunk: enough chunks to keep every device busy, none smaller than is worth its while.
+fn chunk_rows(rows: usize, places: usize, (least, most): (usize, usize)) -> usize {
+    rows.div_ceil(4 * places).clamp(least.max(1), most.max(least.max(1)))
+}
+
+/// A step under way.
+struct Pumping<'a> {
+    open: &'a OpenStep,
+    control: &'a mut dyn StepControl,
+    outputs: Vec<SeqOutput>,
+    /// Chunks that have passed everything.
+    done: usize,
+}
+
+impl RingHead {
+    /// One step of the present epoch's ring.
+    pub(super) fn run_ring(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, Broken> {
+        let begun = Instant::now();
+        let mut spans = Vec::with_capacity(batch.len());
+        for entry in batch {
+            let start = self.engine.len(entry.seq).map_err(StepError::from)? as u64;
+            let seq = self.numbers.get(&entry.seq).copied().unwrap_or_default();
+            spans.push(Span { seq, start, wanted: entry.logits, ids: entry.ids.to_vec() });
+        }
+        let open = self.engine.open_step(batch)?;
+        self.step += 1;
+        let step = self.step;
+        self.log.push(Operation::Open { step, spans });
+        let empty = SeqOutput { logits: Vec::new(), scores: None };
+        let outputs = vec![empty; batch.len()];
+        let mut pumping = Pumping { open: &open, control, outputs, done: 0 };
+        let done = self.pump(&mut pumping);
+        let outputs = pumping.outputs;
+        match done {
+            Ok(()) => {
+                self.engine.commit_step(open);
+                self.log.push(Operation::Commit { step });
+                self.step_us[0] += begun.elapsed().as_micros() as u64;
+                Ok(outputs)
+            }
+            Err(broken) => {
+                self.engine.cancel_step(open);
+                self.log.push(Operation::Cancel { step });
+                Err(broken)
+            }
+        }
+    }
+
+    fn formed(&mut self) -> &mut Epoch {
+        match &mut self.route {
+            Route::Ring(epoch) => epoch,
+            Route::Alone | Route::Down => unreachable!("only a formed ring is pumped"),
+        }
+    }
+
+    fn pump(&mut self, pumping: &mut Pumping<'_>) -> Result<(), Broken> {
+        let total = pumping.open.rows();
+        let places = self.formed().places.len() + 1;
+        let rows = chunk_rows(total, places, self.options.chunk_rows);
+        let chunks: Vec<Range<usize>> =
+            (0..total).step_by(rows).map(|start| start..total.min(start + rows)).collect();
+        let (mut next, mut moved) = (0, Instant::now());
+        while pumping.done < chunks.len() {
+            let incoming = match self.formed().inbox.frames.try_recv() {
+                Ok(incoming) => Some(incoming),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => {
+                    return Err(Broken::Ring(self.closed("the ring's last link has ended")));
+                }
+            };
+            let incoming = match incoming {
+                None if next < chunks.len() && self.formed().flying.len() < flying_max(places) => {
+                    let rows = chunks[next].clone();
+                    next += 1;
+                    let hidden = self.engine.embed(pumping.open, rows.clone())?;
+                    self.advance(pumping, rows, hidden, 0)?;
+                    moved = Instant::now();
+                    continue;
+                }
+                None => self.wait(pumping, moved, rows)?,
+                some => some,
+            };
+            if let Some(incoming) = incoming {
+                moved = Instant::now();
+                self.take(pumping, incoming)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing that comes back, or a look at what else has happened.
+    fn wait(
+        &mut self,
+        pumping: &mut Pumping<'_>,
+        moved: Instant,
+        rows: usize,
+    ) -> Result<Option<Incoming>, Broken> {
+        let limit = self.options.floor
+            + self.options.token * 4 * (1 + u32::try_from(rows).unwrap_or(u32::MAX) / ROW_SHARE);
+        let number = self.epoch;
+        let total = self.formed().layout.n_layers;
+        match self.formed().inbox.frames.recv_timeout(SLICE) {
+            Ok(incoming) => return Ok(Some(incoming)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Broken::Ring(self.closed("the ring's last link has ended")));
+            }
+        }
+        if let Some(fault) = self.formed().trouble(number) {
+            return Err(Broken::Ring(fault));
+        }
+        if moved.elapsed() > limit {
+            return Err(Broken::Ring(self.formed().stalled(number, limit)));
+        }
+        if pumping.control.after_layer(0, total).is_break() {
+            return Err(StepError::Cancelled { done: 0, total }.into());
+        }
+        Ok(None)
+    }
+
+    /// The last link ended: because of what another device said, or by itself.
+    fn closed(&mut self, words: &str) -> Fault {
+        let number = self.epoch;
+        let epoch = self.formed();
+        let last = epoch.places.len();
+        epoch.trouble(number).unwrap_or_else(|| Fault::Link { place: last, words: words.to_owned() })
+    }
+
+    /// A chunk that came back.
+    fn take(&mut self, pumping: &mut Pumping<'_>, incoming: Incoming) -> Result<(), Broken> {
+        let last = self.formed().places.len();
+        let wrong = |words: String| Broken::Ring(Fault::Wrong { place: last, words });
+        let step = match incoming {
+            Incoming::Step(step) => step,
+            Incoming::Closed(words) => return Err(Broken::Ring(self.closed(&words))),
+            Incoming::Wrong(words) => return Err(wrong(words)),
+        };
+        let flight = Flight { step: step.step, rows: step.rows.clone(), back: usize::from(step.layers_done) };
+        let expected = self.formed().flying.pop_front();
+        if expected.as_ref() != Some(&flight) {
+            return Err(wrong(format!("{flight:?} came back, must be {expected:?}")));
+        }
+        if step.step != self.step {
+            // Of a step that was cancelled.
+            return Ok(());
+        }
+        let config = self.engine.model().config();
+        let (n_layers, width) = (config.n_layers, config.d_model);
+        let rows = if flight.back == n_layers { pumping.open.wanted(&step.rows) } else { step.rows.len() };
+        if (step.hidden.rows, step.hidden.width) != (rows, width) {
+            let found = (step.hidden.rows, step.hidden.width);
+            return Err(wrong(format!("hidden states of {found:?}, must be {:?}", (rows, width))));
+        }
+        if !step.hidden.values.iter().all(|value| value.is_finite()) {
+            return Err(wrong("a hidden state is no number".to_owned()));
+        }
+        if pumping.control.after_layer(flight.back, n_layers).is_break() {
+            return Err(StepError::Cancelled { done: flight.back, total: n_layers }.into());
+        }
+        self.advance(pumping, step.rows, step.hidden, flight.back)
+    }
+
+    /// Computes the head's windows that begin here, then sends the chunk on, or makes its logits.
+    fn advance(
+        &mut self,
+        pumping: &mut Pumping<'_>,
+        rows: Range<usize>,
+        mut hidden: Hidden,
+        mut done: usize,
+    ) -> Result<(), Broken> {
+        let begun = Instant::now();
+        let next = loop {
+            match self.formed().layout.from(done) {
+                Some(window) if window.place == 0 => {
+                    let layers = window.begin..window.end;
+                    let (open, control) = (pumping.open, &mut *pumping.control);
+                    hidden = self.engine.run_layers(open, rows.clone(), hidden, layers, control)?;
+                    done = window.end;
+                }
+                next => break next,
+            }
+        };
+        let Some(window) = next else {
+            let outputs = self.engine.logits(pumping.open, rows, hidden)?;
+            for (all, part) in pumping.outputs.iter_mut().zip(outputs) {
+                all.logits.extend(part.logits);
+            }
+            pumping.done += 1;
+            self.step_us[1] += begun.elapsed().as_micros() as u64;
+            return Ok(());
+        };
+        self.step_us[1] += begun.elapsed().as_micros() as u64;
+        let flight = Flight {
+            step: self.step,
+            rows: rows.clone(),
+            back: self.formed().layout.back(window.round, done),
+        };
+        let frame = Frame::Step(Step {
+            epoch: self.epoch,
+            step: self.step,
+            round: window.round as u16,
+            layers_done: done as u16,
+            rows,
+            operations: std::mem::take(&mut self.log),
+            activations: self.options.activations,
+            hidden,
+        });
+        let number = self.epoch;
+        let epoch = self.formed();
+        epoch.flying.push_back(flight);
+        epoch.out.send(frame.encode()).map_err(|err| {
+            let words = super::chain(&err);
+            Broken::Ring(epoch.trouble(number).unwrap_or(Fault::Link { place: 1, words }))
+        })
+    }
+
+    /// Shows the figures after a step of so many tokens.
+    pub(super) fn show(&mut self, tokens: usize) {
+        let mut stats = locked(&self.board.stats);
+        stats.steps += 1;
+        stats.epoch_steps += 1;
+        stats.tokens += tokens as u64;
+        stats.refused = self.refused.load(std::sync::atomic::Ordering::Acquire);
+        let steps = stats.epoch_steps;
+        stats.step_ms = self.step_us[0] as f64 / 1e3 / steps as f64;
+        let Route::Ring(epoch) = &self.route else { return };
+        if let Some(head) = stats.devices.first_mut() {
+            head.compute_ms = self.step_us[1] as f64 / 1e3 / steps as f64;
+            head.wait_ms = (self.step_us[0].saturating_sub(self.step_us[1])) as f64 / 1e3 / steps as f64;
+        }
+        for (place, member) in (1..).zip(&epoch.places) {
+            let (beat, layers) = (member.state().beat, epoch.layout.layers_of(place));
+            if let (true, Some(shown)) = (beat.epoch == self.epoch, stats.devices.get_mut(place)) {
+                *shown = DeviceStats::of(member.name(), place, layers, &beat, steps);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(rows: usize, places: usize, want: usize) {
+        assert_eq!(chunk_rows(rows, places, (16, 128)), want, "{rows} rows on {places} devices");
+    }
+
+    #[test]
+    fn chunks_keep_devices_busy_and_stay_worth_their_while() {
+        check(1, 2, 16);
+        check(512, 2, 64);
+        check(512, 4, 32);
+        check(4096, 2, 128);
+        assert_eq!(chunk_rows(5, 1, (0, 0)), 1);
+    }
+}

@@ -1,0 +1,223 @@
+//! A network in the memory of a test: devices are keys, links are queues, and every frame passes a hook that may lose,
+//! change, delay or add frames, or cut the link.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
+use crate::ring::frame::NextNode;
+
+/// Frames that a link holds before its sender waits.
+const QUEUE: usize = 4;
+
+/// What happens to a frame.
+pub(crate) enum Fate {
+    /// It arrives.
+    Pass,
+    /// These arrive in its place.
+    Instead(Vec<Vec<u8>>),
+    /// The link ends.
+    Cut,
+}
+
+/// One frame on its way.
+pub(crate) struct Passing<'a> {
+    pub(crate) from: Key,
+    pub(crate) to: Key,
+    pub(crate) purpose: Purpose,
+    pub(crate) frame: &'a [u8],
+}
+
+type Hook = Box<dyn FnMut(&Passing<'_>) -> Fate + Send>;
+
+#[derive(Default)]
+struct State {
+    /// Links that wait to be accepted, by device.
+    knocking: BTreeMap<Key, VecDeque<(Link, Purpose)>>,
+    pipes: Vec<(Key, Key, Arc<Pipe>)>,
+    dead: Vec<Key>,
+}
+
+/// All devices and links.
+#[derive(Default)]
+pub(crate) struct Hub {
+    state: Mutex<State>,
+    knock: Condvar,
+    hook: Mutex<Option<Hook>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// A device of this number.
+    pub(crate) fn node(self: &Arc<Self>, number: u8) -> Arc<MemoryNetwork> {
+        locked(&self.state).knocking.entry([number; 32]).or_default();
+        Arc::new(MemoryNetwork { hub: Arc::clone(self), key: [number; 32] })
+    }
+
+    /// What every frame passes from now on.
+    pub(crate) fn hook(&self, hook: impl FnMut(&Passing<'_>) -> Fate + Send + 'static) {
+        *locked(&self.hook) = Some(Box::new(hook));
+    }
+
+    /// Ends a device: its links are cut and it takes no new ones.
+    pub(crate) fn kill(&self, number: u8) {
+        let key = [number; 32];
+        let mut state = locked(&self.state);
+        state.dead.push(key);
+        state.pipes.iter().filter(|(a, b, _)| *a == key || *b == key).for_each(|(_, _, pipe)| pipe.close());
+    }
+}
+
+#[derive(Default)]
+struct Pipe {
+    frames: Mutex<(VecDeque<Vec<u8>>, bool)>,
+    moved: Condvar,
+}
+
+impl Pipe {
+    fn close(&self) {
+        locked(&self.frames).1 = true;
+        self.moved.notify_all();
+    }
+
+    /// Waits until `ready` gives something.
+    fn wait<T>(
+        &self,
+        timeout: Duration,
+        mut ready: impl FnMut(&mut VecDeque<Vec<u8>>, bool) -> Option<Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
+        let end = Instant::now() + timeout;
+        let mut frames = locked(&self.frames);
+        loop {
+            let (queue, closed) = &mut *frames;
+            if let Some(done) = ready(queue, *closed) {
+                self.moved.notify_all();
+                return done;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(LinkError::TimedOut);
+            }
+            frames = self.moved.wait_timeout(frames, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+struct Sending {
+    hub: Arc<Hub>,
+    from: Key,
+    to: Key,
+    purpose: Purpose,
+    pipe: Arc<Pipe>,
+}
+
+impl FrameSender for Sending {
+    fn send(&mut self, frame: &[u8], timeout: Duration) -> Result<(), LinkError> {
+        let passing = Passing { from: self.from, to: self.to, purpose: self.purpose, frame };
+        let fate = locked(&self.hub.hook).as_mut().map_or(Fate::Pass, |hook| hook(&passing));
+        let frames = match fate {
+            Fate::Pass => vec![frame.to_vec()],
+            Fate::Instead(frames) => frames,
+            Fate::Cut => {
+                self.pipe.close();
+                return Err(LinkError::Closed);
+            }
+        };
+        for frame in frames {
+            let mut frame = Some(frame);
+            self.pipe.wait(timeout, |queue, closed| match frame.take() {
+                _ if closed => Some(Err(LinkError::Closed)),
+                Some(own) if queue.len() < QUEUE => {
+                    queue.push_back(own);
+                    Some(Ok(()))
+                }
+                own => {
+                    frame = own;
+                    None
+                }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.pipe.close();
+    }
+}
+
+struct Receiving(Arc<Pipe>);
+
+impl FrameReceiver for Receiving {
+    fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, LinkError> {
+        self.0.wait(timeout, |queue, closed| match queue.pop_front() {
+            Some(frame) => Some(Ok(frame)),
+            None if closed => Some(Err(LinkError::Closed)),
+            None => None,
+        })
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// The hub as one device sees it.
+pub(crate) struct MemoryNetwork {
+    hub: Arc<Hub>,
+    key: Key,
+}
+
+impl MemoryNetwork {
+    fn link(&self, to: Key, purpose: Purpose, there: Arc<Pipe>, back: Arc<Pipe>) -> Link {
+        let sending = Sending { hub: Arc::clone(&self.hub), from: self.key, to, purpose, pipe: there };
+        Link { peer: to, sender: Box::new(sending), receiver: Box::new(Receiving(back)) }
+    }
+}
+
+impl Network for MemoryNetwork {
+    fn own(&self) -> NextNode {
+        NextNode { address: format!("memory:{}", self.key[0]), key: self.key }
+    }
+
+    fn allow(&self, _keys: &[Key]) {}
+
+    fn connect(&self, to: &NextNode, purpose: Purpose, _timeout: Duration) -> Result<Link, LinkError> {
+        let [there, back] = [(); 2].map(|()| Arc::new(Pipe::default()));
+        let other = MemoryNetwork { hub: Arc::clone(&self.hub), key: to.key };
+        let mut state = locked(&self.hub.state);
+        if state.dead.contains(&to.key) || state.dead.contains(&self.key) {
+            return Err(LinkError::Closed);
+        }
+        for pipe in [&there, &back] {
+            state.pipes.push((self.key, to.key, Arc::clone(pipe)));
+        }
+        let knocking = state.knocking.get_mut(&to.key).ok_or(LinkError::Refused)?;
+        let own = self.link(to.key, purpose, Arc::clone(&there), Arc::clone(&back));
+        knocking.push_back((other.link(self.key, purpose, back, there), purpose));
+        self.hub.knock.notify_all();
+        Ok(own)
+    }
+
+    fn accept(&self, timeout: Duration) -> Result<(Link, Purpose), LinkError> {
+        let end = Instant::now() + timeout;
+        let mut state = locked(&self.hub.state);
+        loop {
+            if let Some(link) = state.knocking.get_mut(&self.key).and_then(VecDeque::pop_front) {
+                return Ok(link);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(LinkError::TimedOut);
+            }
+            state = self.hub.knock.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

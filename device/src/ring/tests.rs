@@ -1,0 +1,207 @@
+//! Whole rings in memory: whatever the plan, and whatever breaks, the numbers and the text are those of one engine.
+
+mod answers;
+mod joining;
+mod losses;
+mod plans;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use baton_engine::synthetic::SyntheticModel;
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+use baton_plan::{Plan, Share};
+
+use super::frame::{Hello, NextNode};
+use super::head::{Planner, RingHead, RingOptions};
+use super::link::Network;
+use super::link::memory::Hub;
+use super::worker::{WorkerEvent, WorkerOptions, serve};
+use crate::local::Sequences;
+
+/// Layers of the test's model.
+const LAYERS: usize = 5;
+
+struct Fixture {
+    folder: tempfile::TempDir,
+    model: Arc<Model>,
+}
+
+static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| {
+    let shape = SyntheticModel {
+        n_layers: LAYERS as u32,
+        n_heads: 4,
+        n_kv_heads: 2,
+        d_model: 64,
+        d_head: 16,
+        d_ff: 96,
+        tied: false,
+        ..SyntheticModel::small("llama", Format::F32, 11)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ring.gguf");
+    std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
+    Fixture { model: Model::open(&path).unwrap(), folder }
+});
+
+fn model() -> Arc<Model> {
+    Arc::clone(&FIXTURE.model)
+}
+
+fn model_path() -> PathBuf {
+    FIXTURE.folder.path().join("ring.gguf")
+}
+
+fn engine_options(kv_tokens: usize) -> EngineOptions {
+    EngineOptions { threads: NonZeroUsize::new(1), kv_tokens, ..EngineOptions::default() }
+}
+
+fn one_engine() -> Engine {
+    Engine::new(model(), engine_options(1024)).unwrap()
+}
+
+/// Names and layers in ring order; relays behind a `>`: `desk>router`.
+fn plan(rounds: usize, shares: &[(&str, usize)]) -> Plan {
+    let share = |(name, layers): &(&str, usize)| {
+        let mut names = name.split('>').map(str::to_owned);
+        let device = names.next().unwrap();
+        Share { device, layers: *layers, gpu_layers: 0, prefetch_bytes: 0.0, relays: names.collect() }
+    };
+    let shares: Vec<Share> = shares.iter().map(share).collect();
+    Plan { layers: shares.iter().map(|share| share.layers).sum(), rounds, shares }
+}
+
+/// Layers spread over head and workers as evenly as may be.
+fn even(rounds: usize, layers: usize) -> impl FnMut(&[Hello]) -> Result<Plan, String> + Send {
+    move |workers| {
+        let names: Vec<&str> =
+            std::iter::once("head").chain(workers.iter().map(|hello| hello.name.as_str())).collect();
+        let n = names.len();
+        let own = |at: usize| layers * (at + 1) / n - layers * at / n;
+        let shares: Vec<(&str, usize)> =
+            names.iter().enumerate().map(|(at, name)| (*name, own(at))).collect();
+        Ok(plan(rounds, &shares))
+    }
+}
+
+/// This plan as long as all of its devices are there, then an even one.
+fn first(wanted: Plan) -> impl FnMut(&[Hello]) -> Result<Plan, String> + Send {
+    let mut rest = even(wanted.rounds, wanted.layers);
+    move |workers| {
+        let there = |name: &String| name == "head" || workers.iter().any(|hello| hello.name == *name);
+        let all = wanted.shares.iter().all(|share| there(&share.device) && share.relays.iter().all(there));
+        if all { Ok(wanted.clone()) } else { rest(workers) }
+    }
+}
+
+/// Devices of a home: the head is node 0, worker `w1` is node 1, and so on.
+struct Home {
+    hub: Arc<Hub>,
+    workers: Vec<(Arc<AtomicBool>, Option<JoinHandle<()>>)>,
+    events: Arc<Mutex<Vec<(u8, WorkerEvent)>>>,
+    folders: Vec<tempfile::TempDir>,
+}
+
+impl Home {
+    fn new(workers: u8) -> Self {
+        let mut home =
+            Self { hub: Arc::default(), workers: Vec::new(), events: Arc::default(), folders: Vec::new() };
+        (1..=workers).for_each(|number| home.add(number, vec![model_path()]));
+        home
+    }
+
+    /// A worker with these model files.
+    fn add(&mut self, number: u8, files: Vec<PathBuf>) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = WorkerOptions::new(format!("w{number}"), folder.path());
+        options.threads = NonZeroUsize::new(1);
+        options.files = files;
+        let network: Arc<dyn Network> = self.hub.node(number);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (own, events) = (Arc::clone(&stop), Arc::clone(&self.events));
+        let said: super::worker::Said = Arc::new(move |event| events.lock().unwrap().push((number, event)));
+        let thread = std::thread::spawn(move || {
+            serve(&network, &options, &|key| *key == [0; 32], &said, &own).unwrap();
+        });
+        self.workers.push((stop, Some(thread)));
+        self.folders.push(folder);
+    }
+
+    fn node(number: u8) -> NextNode {
+        NextNode { address: format!("memory:{number}"), key: [number; 32] }
+    }
+
+    fn nodes(&self) -> Vec<NextNode> {
+        (1..=self.workers.len() as u8).map(Self::node).collect()
+    }
+
+    fn head_with(
+        &self,
+        model: Arc<Model>,
+        planner: Planner,
+        change: impl FnOnce(&mut RingOptions),
+    ) -> RingHead {
+        let mut options = RingOptions::new("head", engine_options(1024));
+        // Tests of silence set their own; elsewhere a busy machine must not look like a lost device.
+        options.heartbeat = Duration::from_secs(5);
+        options.floor = Duration::from_secs(60);
+        change(&mut options);
+        RingHead::connect(self.hub.node(0), &self.nodes(), model, planner, options).unwrap()
+    }
+
+    fn head(&self, planner: impl FnMut(&[Hello]) -> Result<Plan, String> + Send + 'static) -> RingHead {
+        self.head_with(model(), Box::new(planner), |_| {})
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.workers.iter().for_each(|(stop, _)| stop.store(true, Ordering::Release));
+        for (_, thread) in &mut self.workers {
+            thread.take().unwrap().join().unwrap();
+        }
+    }
+}
+
+/// Text-like ids that no two seeds share.
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % 256).collect()
+}
+
+fn step(seq: SeqId, ids: &[TokenId], logits: Wanted) -> StepSeq<'_> {
+    StepSeq { seq, ids, logits, capture: None }
+}
+
+fn greedy(logits: &[f32]) -> TokenId {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.unwrap().0 as TokenId
+}
+
+/// Every logit of a prompt, then so many tokens with theirs.
+fn written(sequences: &mut dyn Sequences, ids: &[TokenId], tokens: usize) -> (Vec<f32>, Vec<TokenId>) {
+    let vocab = sequences.model().config().vocab_len;
+    let seq = sequences.create_with(None).unwrap();
+    let mut logits = sequences.step(&[step(seq, ids, Wanted::All)], &mut ()).unwrap().remove(0).logits;
+    let mut text = Vec::new();
+    for _ in 0..tokens {
+        let token = greedy(&logits[logits.len() - vocab..]);
+        text.push(token);
+        let more = sequences.step(&[step(seq, &[token], Wanted::Last)], &mut ()).unwrap().remove(0);
+        logits.extend(more.logits);
+    }
+    sequences.release(seq);
+    (logits, text)
+}
+
+#[track_caller]
+fn assert_same_bits(have: &[f32], want: &[f32], what: &str) {
+    assert_eq!(have.len(), want.len(), "{what}: number of logits");
+    let differs = have.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert_eq!(differs, None, "{what}: first logit that differs");
+}

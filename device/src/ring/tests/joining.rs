@@ -1,0 +1,121 @@
+//! Devices that come: those without the model, those that come later, heads that come back.
+
+use super::*;
+use crate::ring::frame::Frame;
+use crate::ring::head::RingError;
+use crate::ring::link::Purpose;
+use crate::ring::link::memory::Fate;
+
+fn want(ids: &[TokenId]) -> Vec<f32> {
+    written(&mut one_engine(), ids, 3).0
+}
+
+#[test]
+fn a_device_without_the_model_gets_its_layers_and_keeps_them() {
+    let mut home = Home::new(0);
+    home.add(1, Vec::new());
+    let ids = prompt(4, 30);
+    let pieces = Arc::new(Mutex::new(0));
+    let own = Arc::clone(&pieces);
+    home.hub.hook(move |passing| {
+        *own.lock().unwrap() += usize::from(matches!(Frame::decode(passing.frame), Ok(Frame::Piece(_))));
+        Fate::Pass
+    });
+    for again in [false, true] {
+        let mut head = home.head(first(plan(1, &[("head", 2), ("w1", 3)])));
+        assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with fetched weights");
+        let fetched = std::mem::take(&mut *pieces.lock().unwrap());
+        assert_eq!(fetched == 0, again, "{fetched} pieces, again {again}");
+    }
+    let events = home.events.lock().unwrap();
+    assert!(events.iter().any(|(_, event)| matches!(event, WorkerEvent::Fetching { .. })));
+    assert!(events.iter().any(|(_, event)| matches!(event, WorkerEvent::HeadGone { .. })));
+}
+
+#[test]
+fn a_device_that_is_given_forged_weights_takes_no_part() {
+    let mut home = Home::new(0);
+    home.add(1, Vec::new());
+    home.hub.hook(|passing| match Frame::decode(passing.frame) {
+        Ok(Frame::Piece(mut piece)) => {
+            piece.bytes[0] ^= 1;
+            Fate::Instead(vec![Frame::Piece(piece).encode()])
+        }
+        _ => Fate::Pass,
+    });
+    let ids = prompt(4, 30);
+    let mut head = home.head(first(plan(1, &[("head", 2), ("w1", 3)])));
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "alone");
+    let stats = head.handle().stats();
+    assert!(stats.lost[0].words.contains("has other bytes than the list"), "{stats:?}");
+}
+
+#[test]
+fn a_device_that_comes_later_serves_from_the_next_answer_on() {
+    let mut home = Home::new(1);
+    let mut head = home.head(even(2, LAYERS));
+    let ids = prompt(5, 40);
+    let kept = head.create_with(None).unwrap();
+    head.step(&[step(kept, &ids, Wanted::None)], &mut ()).unwrap();
+    home.add(2, vec![model_path()]);
+    let handle = head.handle();
+    handle.join(Home::node(2));
+    assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
+    head.between_answers();
+    assert_eq!(handle.stats().devices.len(), 3);
+    let mut engine = one_engine();
+    let seq = engine.create();
+    engine.step(&[step(seq, &ids, Wanted::None)], &mut ()).unwrap();
+    let want = engine.step(&[step(seq, &[9], Wanted::Last)], &mut ()).unwrap().remove(0).logits;
+    let have = head.step(&[step(kept, &[9], Wanted::Last)], &mut ()).unwrap().remove(0).logits;
+    assert_same_bits(&have, &want, "a sequence from before");
+    assert!(handle.stats().lost.is_empty());
+}
+
+#[test]
+fn devices_that_are_not_there_are_left_out() {
+    let home = Home::new(1);
+    home.hub.kill(1);
+    let mut head = home.head(even(1, LAYERS));
+    let ids = prompt(4, 30);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "alone");
+}
+
+#[test]
+fn a_worker_serves_one_head_at_a_time_and_then_the_next() {
+    let home = Home::new(1);
+    let ids = prompt(4, 30);
+    {
+        let mut head = home.head(even(1, LAYERS));
+        assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "the first head");
+        assert_eq!(head.handle().stats().devices.len(), 2);
+    }
+    let mut head = home.head(even(1, LAYERS));
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "the next");
+    assert_eq!(head.handle().stats().devices.len(), 2);
+}
+
+#[test]
+fn strangers_get_no_control() {
+    let home = Home::new(1);
+    // The worker knows the head's key alone.
+    let stranger: Arc<dyn Network> = home.hub.node(9);
+    let mut link = stranger.connect(&Home::node(1), Purpose::Control, Duration::from_secs(5)).unwrap();
+    let heard = link.receiver.receive(Duration::from_secs(20));
+    assert!(matches!(heard, Err(crate::ring::link::LinkError::Closed)), "{heard:?}");
+}
+
+#[test]
+fn plans_and_names_that_do_not_fit_are_refused() {
+    let home = Home::new(1);
+    let connect = |planner: Planner, name: &str| {
+        let options = RingOptions::new(name, engine_options(64));
+        RingHead::connect(home.hub.node(0), &home.nodes(), model(), planner, options).err().unwrap()
+    };
+    let wrong = connect(Box::new(|_| Ok(plan(1, &[("head", 2), ("w1", 2)]))), "head");
+    assert!(matches!(wrong, RingError::Layout(_)), "{wrong}");
+    let unknown = connect(Box::new(|_| Ok(plan(1, &[("head", 2), ("w7", 3)]))), "head");
+    assert!(unknown.to_string().contains("names a device that is not there"), "{unknown}");
+    let twice = connect(Box::new(even(1, LAYERS)), "w1");
+    assert!(matches!(twice, RingError::TwoNames { name } if name == "w1"));
+}

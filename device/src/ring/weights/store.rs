@@ -1,0 +1,131 @@
+//! A worker's part of a model file: a sparse file of the whole file's layout, and a log of the pieces that are in it.
+//!
+//! The log is appended to only after the pieces were forced to the disk, in records that a torn write cannot fake.
+//! What the log does not name is fetched again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use super::WeightsError;
+use super::manifest::{Manifest, file_name};
+
+/// Bytes of a record: the piece's number, and its complement.
+const RECORD: usize = 8;
+
+/// A sparse model file.
+#[derive(Debug)]
+pub struct Store {
+    manifest: Manifest,
+    path: PathBuf,
+    file: File,
+    log: File,
+    has: Vec<bool>,
+    /// Written, not yet forced to the disk.
+    written: Vec<u32>,
+}
+
+fn record(index: u32) -> [u8; RECORD] {
+    let mut bytes = [0; RECORD];
+    bytes[..4].copy_from_slice(&index.to_le_bytes());
+    bytes[4..].copy_from_slice(&(!index).to_le_bytes());
+    bytes
+}
+
+impl Store {
+    /// Opens the store of a model in this folder, or begins one.
+    ///
+    /// # Errors
+    /// [`WeightsError::File`].
+    pub fn open(folder: &Path, manifest: Manifest) -> Result<Self, WeightsError> {
+        let path = folder.join(file_name(manifest.digest(), "gguf"));
+        let log_path = folder.join(file_name(manifest.digest(), "have"));
+        let named = |what, path: &Path| {
+            let path = path.to_owned();
+            move |err| WeightsError::File { what, path, err }
+        };
+        std::fs::create_dir_all(folder).map_err(named("make the folder of", &path))?;
+        let open = |path: &Path| {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+            file.map_err(named("open", path))
+        };
+        let (file, mut log) = (open(&path)?, open(&log_path)?);
+        let len = file.metadata().map_err(named("look at", &path))?.len();
+        let mut known = Vec::new();
+        if len == manifest.file_len() {
+            log.read_to_end(&mut known).map_err(named("read", &log_path))?;
+        } else {
+            // A file of another length is not the one that the log speaks of.
+            file.set_len(0).map_err(named("empty", &path))?;
+            file.set_len(manifest.file_len()).map_err(named("make", &path))?;
+        }
+        let mut has = vec![false; manifest.count() as usize];
+        let mut good = 0;
+        for bytes in known.as_chunks::<RECORD>().0 {
+            let index = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            if *bytes != record(index) || index >= manifest.count() {
+                break;
+            }
+            has[index as usize] = true;
+            good += RECORD as u64;
+        }
+        // A torn record at the end would put those behind it out of step.
+        log.set_len(good).map_err(named("cut", &log_path))?;
+        let log = OpenOptions::new().append(true).open(&log_path).map_err(named("open", &log_path))?;
+        Ok(Self { manifest, path, file, log, has, written: Vec::new() })
+    }
+
+    /// The list of the whole file's pieces.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The sparse file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a piece is there.
+    pub fn has(&self, index: u32) -> bool {
+        self.has.get(index as usize).copied().unwrap_or(false)
+    }
+
+    /// Checks a piece and writes it; it counts as there after [`Self::sync`]. `missing` is said where the disk is full.
+    ///
+    /// # Errors
+    /// [`WeightsError::Forged`], [`WeightsError::NoSuchPiece`], [`WeightsError::DiskFull`], [`WeightsError::File`].
+    pub fn put(&mut self, index: u32, bytes: &[u8], missing: u64) -> Result<(), WeightsError> {
+        self.manifest.check(index, bytes)?;
+        let written = self.file.write_all_at(bytes, self.manifest.offset_of(index));
+        written.map_err(|err| self.refused(err, missing))?;
+        self.written.push(index);
+        Ok(())
+    }
+
+    /// Forces what was written to the disk, then notes it.
+    ///
+    /// # Errors
+    /// [`WeightsError::DiskFull`], [`WeightsError::File`].
+    pub fn sync(&mut self, missing: u64) -> Result<(), WeightsError> {
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        self.file.sync_data().map_err(|err| self.refused(err, missing))?;
+        let records: Vec<u8> = self.written.iter().flat_map(|index| record(*index)).collect();
+        let noted = self.log.write_all(&records).and_then(|()| self.log.sync_data());
+        noted.map_err(|err| self.refused(err, missing))?;
+        for index in self.written.drain(..) {
+            self.has[index as usize] = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn refused(&self, err: std::io::Error, missing: u64) -> WeightsError {
+        let path = self.path.clone();
+        match err.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => WeightsError::DiskFull { path, missing },
+            _ => WeightsError::File { what: "write", path, err },
+        }
+    }
+}

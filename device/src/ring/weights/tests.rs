@@ -1,0 +1,206 @@
+//! Weights on demand: only what layers need is fetched, once, whatever happens in between.
+
+use super::*;
+use baton_engine::synthetic::SyntheticModel;
+use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+use std::fs::File;
+
+/// Small pieces, so that layers of a small model are several.
+const PIECE: u32 = 4096;
+
+struct Head {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+fn head() -> Head {
+    let model = SyntheticModel { n_layers: 6, tied: false, ..SyntheticModel::small("llama", Format::F32, 3) };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("whole.gguf");
+    std::fs::write(&path, model.to_gguf().unwrap()).unwrap();
+    let manifest = Manifest::of_file(&path, PIECE).unwrap();
+    Head { _folder: folder, path, manifest }
+}
+
+/// Serves pieces of the head's file; may break off, and may lie.
+struct Source<'a> {
+    head: &'a Head,
+    manifests: usize,
+    bytes: u64,
+    /// Pieces until it breaks off.
+    until: usize,
+    forged: Option<u32>,
+}
+
+fn source(head: &Head) -> Source<'_> {
+    Source { head, manifests: 0, bytes: 0, until: usize::MAX, forged: None }
+}
+
+impl PieceSource for Source<'_> {
+    fn manifest(&mut self) -> Result<Vec<u8>, WeightsError> {
+        self.manifests += 1;
+        Ok(self.head.manifest.bytes())
+    }
+
+    fn pieces(&mut self, pieces: Range<u32>, take: Take<'_>) -> Result<(), WeightsError> {
+        assert!(pieces.len() <= BATCH as usize);
+        let file = File::open(&self.head.path).unwrap();
+        for index in pieces {
+            if self.until == 0 {
+                return Err(WeightsError::Source("cut off".into()));
+            }
+            self.until -= 1;
+            let mut bytes = self.head.manifest.piece(&file, &self.head.path, index)?;
+            if self.forged == Some(index) {
+                bytes[0] ^= 1;
+            }
+            self.bytes += bytes.len() as u64;
+            take(index, &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn fetched(folder: &Path, head: &Head, layers: &[usize]) -> (Result<PathBuf, WeightsError>, u64) {
+    let mut source = source(head);
+    let path = provide(folder, head.manifest.digest(), layers, &mut source, &mut |_, _| {});
+    (path, source.bytes)
+}
+
+#[test]
+fn a_device_gets_its_layers_and_computes_with_them() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let mut heard = Vec::new();
+    let mut from = source(&head);
+    let digest = head.manifest.digest();
+    let path = provide(folder.path(), digest, &[1, 4], &mut from, &mut |done, all| heard.push((done, all)));
+    let path = path.unwrap();
+    let whole = head.manifest.file_len();
+    assert!(from.bytes < whole / 2, "{} of {whole} bytes for two of six layers", from.bytes);
+    assert!(heard.windows(2).all(|pair| pair[0].0 < pair[1].0 || pair[0].1 != pair[1].1), "{heard:?}");
+    assert_eq!(heard.last().map(|(done, all)| done == all), Some(true));
+    let [all, part] = [&head.path, &path].map(|path| Model::open(path).unwrap());
+    let run = |model| {
+        let options = EngineOptions { layers: Some(vec![1, 4]), ..EngineOptions::default() };
+        let mut engine = Engine::new(model, options).unwrap();
+        let seq = engine.create();
+        let entry = StepSeq { seq, ids: &[1, 2, 3], logits: Wanted::None, capture: None };
+        let step = engine.open_step(&[entry]).unwrap();
+        let width = engine.model().config().d_model;
+        let values = (0..3 * width).map(|at| (at % 7) as f32 - 3.0).collect();
+        let hidden = baton_engine::engine::Hidden { rows: 3, width, values };
+        let hidden = engine.run_layers(&step, 0..3, hidden, 1..2, &mut ()).unwrap();
+        engine.run_layers(&step, 0..3, hidden, 4..5, &mut ()).unwrap()
+    };
+    let (want, have) = (run(all), run(part));
+    assert!(want.values.iter().any(|value| *value != 0.0));
+    assert_eq!(have, want);
+}
+
+#[test]
+fn a_second_start_moves_nothing_and_more_layers_only_what_is_new() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let (path, first) = fetched(folder.path(), &head, &[0, 1]);
+    assert!(path.is_ok() && first > 0);
+    assert_eq!(fetched(folder.path(), &head, &[0, 1]).1, 0);
+    let mut again = source(&head);
+    provide(folder.path(), head.manifest.digest(), &[1], &mut again, &mut |_, _| {}).unwrap();
+    assert_eq!((again.bytes, again.manifests), (0, 0));
+    let more = fetched(folder.path(), &head, &[1, 2]).1;
+    assert!(more > 0 && more < first, "{more} bytes for one layer more, {first} for two");
+}
+
+#[test]
+fn what_came_before_a_cut_is_not_fetched_again() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let all = fetched(tempfile::tempdir().unwrap().path(), &head, &[2]).1;
+    let mut bytes = 0;
+    for until in [1, 7, 30] {
+        let mut cut = Source { until, ..source(&head) };
+        let broken = provide(folder.path(), head.manifest.digest(), &[2], &mut cut, &mut |_, _| {});
+        assert!(matches!(broken, Err(WeightsError::Source(_))));
+        bytes += cut.bytes;
+    }
+    let (path, rest) = fetched(folder.path(), &head, &[2]);
+    assert!(path.is_ok());
+    assert_eq!(bytes + rest, all);
+}
+
+#[test]
+fn a_log_torn_at_any_byte_names_only_whole_records() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let path = fetched(folder.path(), &head, &[3]).0.unwrap();
+    let log = path.with_extension("have");
+    let whole = std::fs::read(&log).unwrap();
+    for len in (0..whole.len()).step_by(5) {
+        std::fs::write(&log, &whole[..len]).unwrap();
+        let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+        let there = (0..head.manifest.count()).filter(|piece| store.has(*piece)).count();
+        assert_eq!(there, len / 8, "of {len} bytes");
+    }
+    std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();
+    let again = fetched(folder.path(), &head, &[3]).1;
+    assert!(again > 0 && again <= u64::from(PIECE), "{again} bytes for one torn record");
+    assert_eq!(std::fs::read(&log).unwrap().len(), whole.len());
+}
+
+#[test]
+fn a_file_that_was_cut_is_fetched_anew() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let (path, all) = fetched(folder.path(), &head, &[0]);
+    let path = path.unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    let (again, bytes) = fetched(folder.path(), &head, &[0]);
+    assert_eq!((again.unwrap(), bytes), (path, all));
+}
+
+#[test]
+fn forged_pieces_and_lists_are_refused_and_not_kept() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let mut lying = Source { forged: Some(0), ..source(&head) };
+    let refused = provide(folder.path(), head.manifest.digest(), &[0], &mut lying, &mut |_, _| {});
+    assert!(matches!(refused, Err(WeightsError::Forged { index: 0 })));
+    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    assert!(!store.has(0));
+    let other = provide(folder.path(), [7; 32], &[0], &mut source(&head), &mut |_, _| {});
+    assert!(matches!(other, Err(WeightsError::OtherModel)));
+    let bytes = head.manifest.bytes();
+    for end in [0, 10, FIXED_BYTES, bytes.len() - 1] {
+        assert!(matches!(Manifest::read(&bytes[..end]), Err(WeightsError::Manifest(_))), "{end} bytes");
+    }
+    assert_eq!(Manifest::read(&bytes).unwrap(), head.manifest);
+}
+
+/// Of a list without its hashes.
+const FIXED_BYTES: usize = 20;
+
+#[test]
+fn a_list_is_made_once_for_each_state_of_a_file() {
+    let head = head();
+    let cache = head.path.with_file_name("whole.gguf.pieces");
+    let kept = std::fs::read(&cache).unwrap();
+    // A marked copy: what is read must be the kept list, not a new one.
+    let mut marked = kept.clone();
+    *marked.last_mut().unwrap() ^= 1;
+    std::fs::write(&cache, &marked).unwrap();
+    assert_ne!(Manifest::of_file(&head.path, PIECE).unwrap(), head.manifest);
+    std::fs::write(&cache, &kept[..20]).unwrap();
+    assert_eq!(Manifest::of_file(&head.path, PIECE).unwrap(), head.manifest);
+    let mut bytes = std::fs::read(&head.path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&head.path, &bytes).unwrap();
+    assert_ne!(Manifest::of_file(&head.path, PIECE).unwrap().digest(), head.manifest.digest());
+}
+
+#[test]
+fn a_full_disk_is_named_with_what_is_missing() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let said = store.refused(std::io::Error::from(std::io::ErrorKind::StorageFull), 12345);
+    assert!(matches!(&said, WeightsError::DiskFull { missing: 12345, path } if path == store.path()));
+    assert!(said.to_string().contains("12345 bytes"), "{said}");
+    let other = store.refused(std::io::Error::from(std::io::ErrorKind::PermissionDenied), 1);
+    assert!(matches!(other, WeightsError::File { .. }));
+}

@@ -1,0 +1,302 @@
+//! One epoch's work on a worker: frames in, its windows, frames out.
+//!
+//! The same sequences as the head's, by the same operations in the same order; what differs is refused before anything
+//! is computed. Hidden states that are no numbers, or of another shape, are refused where they come in, so that the
+//! device that made them is known.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use baton_engine::engine::OpenStep;
+use baton_engine::{Engine, KvError, SeqId, StepControl, StepError, StepSeq};
+
+use super::super::frame::{Configure, FailureCode, Frame, Heartbeat, Operation, Span, Step};
+use super::super::link::{LinkError, Outbox};
+
+/// Between two looks at whether to stop.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What has been done in an epoch, for heartbeats.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) epoch: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) sent: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) compute_us: AtomicU64,
+    pub(super) wait_us: AtomicU64,
+    pub(super) send_us: AtomicU64,
+    pub(super) bytes_in: AtomicU64,
+    pub(super) bytes_out: AtomicU64,
+}
+
+fn micros(since: Instant) -> u64 {
+    since.elapsed().as_micros() as u64
+}
+
+impl Counters {
+    /// All counts begin again.
+    pub(super) fn begin(&self, epoch: u64) {
+        let counts = [&self.received, &self.sent, &self.compute_us, &self.wait_us, &self.send_us];
+        counts
+            .into_iter()
+            .chain([&self.bytes_in, &self.bytes_out])
+            .for_each(|c| c.store(0, Ordering::Release));
+        self.epoch.store(epoch, Ordering::Release);
+    }
+
+    pub(super) fn beat(&self) -> Heartbeat {
+        let read = |count: &AtomicU64| count.load(Ordering::Acquire);
+        Heartbeat {
+            epoch: read(&self.epoch),
+            received: read(&self.received),
+            sent: read(&self.sent),
+            refused: read(&self.refused),
+            compute_us: read(&self.compute_us),
+            wait_us: read(&self.wait_us),
+            send_us: read(&self.send_us),
+            bytes_in: read(&self.bytes_in),
+            bytes_out: read(&self.bytes_out),
+        }
+    }
+}
+
+/// Why an epoch ends on this device.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    /// A frame that does not fit.
+    #[error("the device before sent a frame that does not fit: {0}")]
+    Refused(String),
+    /// The own engine fails.
+    #[error("compute")]
+    Engine(#[from] StepError),
+    /// The own layers gave what is no number.
+    #[error("layers {begin} to {end} gave a value that is no number")]
+    NoNumber {
+        /// First layer.
+        begin: usize,
+        /// One past the last.
+        end: usize,
+    },
+    /// The next device takes nothing.
+    #[error("the next device takes no frame")]
+    Next(#[source] LinkError),
+    /// The epoch was ended from outside.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl Fault {
+    pub(super) fn code(&self) -> FailureCode {
+        match self {
+            Self::Refused(_) => FailureCode::Refused,
+            Self::Engine(_) | Self::NoNumber { .. } | Self::Stopped => FailureCode::Engine,
+            Self::Next(_) => FailureCode::Next,
+        }
+    }
+}
+
+/// Ends a forward pass when its epoch is over.
+struct UntilStopped<'a>(&'a AtomicBool);
+
+impl StepControl for UntilStopped<'_> {
+    fn after_layer(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
+        if self.0.load(Ordering::Acquire) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// The head's sequences on this device.
+struct Replica {
+    engine: Engine,
+    seqs: BTreeMap<u64, SeqId>,
+    open: Option<(u64, OpenStep)>,
+}
+
+fn refused(words: impl Into<String>) -> Fault {
+    Fault::Refused(words.into())
+}
+
+impl Replica {
+    fn seq(&self, number: u64) -> Result<SeqId, Fault> {
+        self.seqs.get(&number).copied().ok_or_else(|| refused(format!("sequence {number} is not known")))
+    }
+
+    fn add(&mut self, number: u64, seq: SeqId) -> Result<(), Fault> {
+        match self.seqs.insert(number, seq) {
+            None => Ok(()),
+            Some(_) => Err(refused(format!("sequence {number} is there already"))),
+        }
+    }
+
+    /// What the engine refuses was wrong in the frame, for the head's engine has allowed the same.
+    fn apply(&mut self, operation: Operation) -> Result<(), Fault> {
+        let differs = |err: KvError| refused(err.to_string());
+        match operation {
+            Operation::Create { seq } => {
+                let own = self.engine.create();
+                self.add(seq, own)
+            }
+            Operation::Fork { from, tokens, seq } => {
+                let own = self.engine.fork(self.seq(from)?, tokens as usize).map_err(differs)?;
+                self.add(seq, own)
+            }
+            Operation::Truncate { seq, tokens } => {
+                self.engine.truncate(self.seq(seq)?, tokens as usize).map_err(differs)
+            }
+            Operation::Release { seq } => {
+                self.engine.release(self.seq(seq)?);
+                self.seqs.remove(&seq);
+                Ok(())
+            }
+            Operation::Reuse { seq, ids, gained } => {
+                let found = self.engine.reuse_prefix(self.seq(seq)?, &ids) as u64;
+                if found == gained {
+                    return Ok(());
+                }
+                Err(refused(format!("{gained} tokens of a prefix, this device has {found}")))
+            }
+            Operation::Open { step, spans } => self.begin(step, &spans),
+            Operation::Commit { step } => {
+                let open = self.end(step)?;
+                self.engine.commit_step(open);
+                Ok(())
+            }
+            Operation::Cancel { step } => {
+                let open = self.end(step)?;
+                self.engine.cancel_step(open);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, step: u64, spans: &[Span]) -> Result<(), Fault> {
+        if let Some((open, _)) = &self.open {
+            return Err(refused(format!("step {step} begins while step {open} is open")));
+        }
+        let mut batch = Vec::with_capacity(spans.len());
+        for span in spans {
+            let seq = self.seq(span.seq)?;
+            let len = self.engine.len(seq).map_err(|err| refused(err.to_string()))? as u64;
+            if len != span.start {
+                return Err(refused(format!(
+                    "sequence {} begins at {}, has {len} tokens",
+                    span.seq, span.start
+                )));
+            }
+            batch.push(StepSeq { seq, ids: &span.ids, logits: span.wanted, capture: None });
+        }
+        let open = self.engine.open_step(&batch).map_err(|err| refused(err.to_string()))?;
+        self.open = Some((step, open));
+        Ok(())
+    }
+
+    fn end(&mut self, step: u64) -> Result<OpenStep, Fault> {
+        match self.open.take() {
+            Some((open, held)) if open == step => Ok(held),
+            _ => Err(refused(format!("step {step} is not open"))),
+        }
+    }
+}
+
+/// One epoch's work.
+pub(super) struct Work {
+    configure: Configure,
+    replica: Option<Replica>,
+    counters: Arc<Counters>,
+    stop: Arc<AtomicBool>,
+    out: Outbox,
+}
+
+impl Work {
+    /// Work with this engine, or without one: then frames only pass.
+    pub(super) fn new(
+        configure: Configure,
+        engine: Option<Engine>,
+        counters: Arc<Counters>,
+        stop: Arc<AtomicBool>,
+        out: Outbox,
+    ) -> Self {
+        let replica = engine.map(|engine| Replica { engine, seqs: BTreeMap::new(), open: None });
+        Self { configure, replica, counters, stop, out }
+    }
+
+    /// Works until told to stop, or until something is wrong.
+    pub(super) fn run(&mut self, frames: &Receiver<Step>) -> Result<(), Fault> {
+        let mut idle = Instant::now();
+        loop {
+            let step = match frames.recv_timeout(SLICE) {
+                Ok(step) => step,
+                Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::Acquire) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+            self.counters.wait_us.fetch_add(micros(idle), Ordering::AcqRel);
+            let begun = Instant::now();
+            let step = self.pass(step)?;
+            self.counters.compute_us.fetch_add(micros(begun), Ordering::AcqRel);
+            let begun = Instant::now();
+            let bytes = Frame::Step(step).encode();
+            let len = bytes.len() as u64;
+            self.out.send(bytes).map_err(Fault::Next)?;
+            self.counters.send_us.fetch_add(micros(begun), Ordering::AcqRel);
+            self.counters.bytes_out.fetch_add(len, Ordering::AcqRel);
+            self.counters.sent.fetch_add(1, Ordering::AcqRel);
+            idle = Instant::now();
+        }
+    }
+
+    /// A frame after this device's window of its round, if it has one.
+    fn pass(&mut self, mut step: Step) -> Result<Step, Fault> {
+        let Self { configure, replica, stop, .. } = self;
+        let (width, n_layers) = (configure.width as usize, usize::from(configure.n_layers));
+        let done = usize::from(step.layers_done);
+        if step.hidden.width != width || done > n_layers {
+            let words = format!("{} values behind layer {done}, the model has {width}", step.hidden.width);
+            return Err(refused(words));
+        }
+        if !step.hidden.values.iter().all(|value| value.is_finite()) {
+            return Err(refused("a hidden state is no number"));
+        }
+        let Some(replica) = replica else { return Ok(step) };
+        for operation in &step.operations {
+            replica.apply(operation.clone())?;
+        }
+        let (number, open) = match &replica.open {
+            Some((number, open)) if *number == step.step => (*number, open),
+            _ => return Err(refused(format!("step {} is not open", step.step))),
+        };
+        let want = if done == n_layers { open.wanted(&step.rows) } else { step.rows.len() };
+        if step.rows.end > open.rows() || step.hidden.rows != want {
+            return Err(refused(format!(
+                "{} rows for rows {:?} of step {number}, must be {want} of {}",
+                step.hidden.rows,
+                step.rows,
+                open.rows()
+            )));
+        }
+        let place = usize::from(configure.place);
+        let own =
+            |window: &&baton_plan::Window| window.place == place && window.round == usize::from(step.round);
+        let Some(window) = configure.windows.iter().find(own) else { return Ok(step) };
+        if window.begin != done {
+            return Err(refused(format!("{done} layers are done, its window begins at {}", window.begin)));
+        }
+        let hidden = std::mem::take(&mut step.hidden);
+        let layers = window.begin..window.end;
+        let control = &mut UntilStopped(stop);
+        step.hidden = match replica.engine.run_layers(open, step.rows.clone(), hidden, layers, control) {
+            Ok(hidden) => hidden,
+            Err(StepError::Cancelled { .. }) => return Err(Fault::Stopped),
+            Err(err) => return Err(err.into()),
+        };
+        if !step.hidden.values.iter().all(|value| value.is_finite()) {
+            return Err(Fault::NoNumber { begin: window.begin, end: window.end });
+        }
+        step.layers_done = window.end as u16;
+        Ok(step)
+    }
+}

@@ -1,0 +1,466 @@
+//! One head's session on a worker: its control channel, and the epoch that is served.
+//!
+//! What the control channel says is carried out in order by one thread. A newer part ends whatever the older one is at:
+//! fetching, connecting or computing. The session ends with its control channel, or where the head is silent for too
+//! long.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use baton_engine::{Engine, EngineOptions, Model};
+
+use super::compute::{Counters, Work};
+use super::fetch::FromHead;
+use super::{Said, WorkerEvent, WorkerOptions};
+use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
+use crate::ring::layout::layers_of;
+use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
+use crate::ring::weights::{Digest, Manifest, PIECE_BYTES, provide};
+
+/// Frames of the control channel that may wait.
+const CONTROL_QUEUE: usize = 4;
+/// Frames of the ring that may wait to be computed.
+const RING_QUEUE: usize = 2;
+/// Between two looks at what else has happened.
+const SLICE: Duration = Duration::from_millis(20);
+/// Time between heartbeats before a plan says.
+const HEARTBEAT: Duration = Duration::from_millis(300);
+
+/// The way to the head, shared by the threads that write to it.
+pub(super) struct Outgoing {
+    sender: Mutex<Box<dyn FrameSender>>,
+    patience: Duration,
+}
+
+impl Outgoing {
+    pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(&frame.encode(), self.patience)
+    }
+}
+
+/// What the session's threads share.
+struct Shared {
+    outgoing: Outgoing,
+    counters: Arc<Counters>,
+    /// Ring links that came and were not asked for yet.
+    arrivals: Mutex<Vec<Link>>,
+    heartbeat: Mutex<Duration>,
+    ended: AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A head's session; dropping it ends it.
+pub(super) struct Session {
+    head: Key,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Ring links that may wait; more come from nobody who means well.
+const ARRIVALS_MAX: usize = 4;
+
+impl Session {
+    pub(super) fn start(
+        network: &Arc<dyn Network>,
+        link: Link,
+        options: &WorkerOptions,
+        said: &Said,
+    ) -> std::io::Result<Self> {
+        let Link { peer: head, sender, receiver } = link;
+        let shared = Arc::new(Shared {
+            outgoing: Outgoing { sender: Mutex::new(sender), patience: options.patience },
+            counters: Arc::default(),
+            arrivals: Mutex::default(),
+            heartbeat: Mutex::new(HEARTBEAT),
+            ended: AtomicBool::new(false),
+        });
+        let own = Arc::clone(&shared);
+        let (network, options, said) = (Arc::clone(network), options.clone(), Arc::clone(said));
+        let thread = std::thread::Builder::new().name("baton-ring-session".into()).spawn(move || {
+            said(WorkerEvent::Head { key: head });
+            let (frames, inbox) = sync_channel(CONTROL_QUEUE);
+            std::thread::scope(|scope| {
+                scope.spawn(|| beat(&own));
+                let (heard, silence) = (&own, options.silence);
+                scope.spawn(move || listen(heard, receiver, frames, silence));
+                let said = Arc::clone(&said);
+                Serving {
+                    network,
+                    options,
+                    said,
+                    shared: &own,
+                    inbox,
+                    held: None,
+                    running: None,
+                    newer: None,
+                    last: 0,
+                }
+                .run();
+                own.ended.store(true, Ordering::Release);
+            });
+            said(WorkerEvent::HeadGone { key: head });
+        })?;
+        Ok(Self { head, shared, thread: Some(thread) })
+    }
+
+    pub(super) fn head(&self) -> Key {
+        self.head
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        !self.shared.ended.load(Ordering::Acquire)
+    }
+
+    /// A ring link came.
+    pub(super) fn arrived(&self, link: Link) {
+        let mut arrivals = locked(&self.shared.arrivals);
+        if arrivals.len() == ARRIVALS_MAX {
+            arrivals.remove(0);
+        }
+        arrivals.push(link);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has already printed why.
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// Sends heartbeats until the session ends.
+fn beat(shared: &Shared) {
+    while !shared.ended.load(Ordering::Acquire) {
+        if shared.outgoing.send(&Frame::Heartbeat(shared.counters.beat())).is_err() {
+            shared.ended.store(true, Ordering::Release);
+        }
+        let end = Instant::now() + *locked(&shared.heartbeat);
+        while Instant::now() < end && !shared.ended.load(Ordering::Acquire) {
+            std::thread::sleep(SLICE.min(end.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+/// Reads the control channel until the head is gone.
+fn listen(
+    shared: &Shared,
+    mut receiver: Box<dyn FrameReceiver>,
+    frames: SyncSender<Frame>,
+    silence: Duration,
+) {
+    let mut heard = Instant::now();
+    while !shared.ended.load(Ordering::Acquire) {
+        match receiver.receive(SLICE) {
+            Ok(bytes) => {
+                heard = Instant::now();
+                match Frame::decode(&bytes) {
+                    Ok(Frame::Heartbeat(_)) => {}
+                    // The session's thread may be gone already.
+                    Ok(frame) => {
+                        if frames.send(frame).is_err() {
+                            break;
+                        }
+                    }
+                    Err(err) => {
+                        tracing::warn!(%err, "the head sent what is no frame");
+                        break;
+                    }
+                }
+            }
+            Err(LinkError::TimedOut) if heard.elapsed() < silence => {}
+            Err(_) => break,
+        }
+    }
+    shared.ended.store(true, Ordering::Release);
+}
+
+/// A model that is open.
+struct Held {
+    digest: Digest,
+    layers: Vec<usize>,
+    model: Arc<Model>,
+}
+
+/// An epoch's threads.
+struct Running {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    fn end(self) {
+        self.stop.store(true, Ordering::Release);
+        for thread in self.threads {
+            // A thread that panicked has already printed why.
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// Why a part cannot be taken.
+struct Unable(FailureCode, String);
+
+struct Serving<'a> {
+    network: Arc<dyn Network>,
+    options: WorkerOptions,
+    said: Said,
+    shared: &'a Arc<Shared>,
+    inbox: Receiver<Frame>,
+    held: Option<Held>,
+    running: Option<Running>,
+    newer: Option<Box<Configure>>,
+    /// The newest epoch.
+    last: u64,
+}
+
+impl Serving<'_> {
+    fn run(mut self) {
+        let hello = Hello { name: self.options.name.clone(), device: self.options.device.clone() };
+        if self.shared.outgoing.send(&Frame::Hello(hello)).is_err() {
+            return;
+        }
+        while !self.shared.ended.load(Ordering::Acquire) {
+            let configure = match self.newer.take() {
+                Some(configure) => configure,
+                None => match self.inbox.recv_timeout(SLICE) {
+                    Ok(Frame::Configure(configure)) => configure,
+                    // Answers that come too late, to questions of an older part.
+                    Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => continue,
+                    Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+                },
+            };
+            self.take(*configure);
+        }
+        if let Some(running) = self.running.take() {
+            running.end();
+        }
+    }
+
+    /// Takes a part: says that it is ready, or why not.
+    fn take(&mut self, configure: Configure) {
+        let epoch = configure.epoch;
+        if epoch <= self.last {
+            let words = format!("epoch {epoch} is not newer than {}", self.last);
+            return fail(self.shared, &self.said, epoch, FailureCode::Engine, words);
+        }
+        self.last = epoch;
+        if let Some(running) = self.running.take() {
+            running.end();
+        }
+        let layers = layers_of(&configure.windows, usize::from(configure.place));
+        let place = usize::from(configure.place);
+        let done = self.prepare(configure, &layers).and_then(|()| {
+            let ready = self.shared.outgoing.send(&Frame::Ready { epoch });
+            ready.map_err(|err| Unable(FailureCode::Engine, err.to_string()))
+        });
+        match done {
+            Ok(()) => (self.said)(WorkerEvent::Ready { epoch, place, layers }),
+            Err(Unable(code, words)) => fail(self.shared, &self.said, epoch, code, words),
+        }
+    }
+
+    fn prepare(&mut self, configure: Configure, layers: &[usize]) -> Result<(), Unable> {
+        *locked(&self.shared.heartbeat) = configure.heartbeat.max(SLICE);
+        self.network.allow(&[configure.before]);
+        let engine = if layers.is_empty() { None } else { Some(self.engine(&configure, layers)?) };
+        let sender = self.connect(&configure)?;
+        let receiver = self.entrance(&configure)?;
+        self.shared.counters.begin(configure.epoch);
+        self.start(configure, engine, sender, receiver)
+    }
+
+    /// An engine of these layers, without sequences.
+    fn engine(&mut self, configure: &Configure, layers: &[usize]) -> Result<Engine, Unable> {
+        let same = |held: &Held| held.digest == configure.model && held.layers == layers;
+        if !self.held.as_ref().is_some_and(same) {
+            // What is mapped must keep still while more of the file is written.
+            self.held = None;
+            let path = self.file(configure, layers)?;
+            let model = Model::open(&path).map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
+            self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), model });
+        }
+        let held = self.held.as_ref().expect("set on the lines above");
+        let config = held.model.config();
+        if (config.n_layers, config.d_model) != (usize::from(configure.n_layers), configure.width as usize) {
+            let words = format!(
+                "the plan is of {} layers of {} values, the model has {} of {}",
+                configure.n_layers, configure.width, config.n_layers, config.d_model
+            );
+            return Err(Unable(FailureCode::Weights, words));
+        }
+        let options = EngineOptions {
+            threads: self.options.threads,
+            kv_tokens: configure.kv_tokens as usize,
+            kv_format: configure.kv_format,
+            window: configure.window,
+            prefix_cache_percent: configure.prefix_percent,
+            layers: Some(layers.to_vec()),
+        };
+        Engine::new(Arc::clone(&held.model), options).map_err(|err| Unable(FailureCode::Engine, chain(&err)))
+    }
+
+    /// A file with these layers: a whole one that is here, or this device's part.
+    fn file(&mut self, configure: &Configure, layers: &[usize]) -> Result<PathBuf, Unable> {
+        for path in &self.options.files {
+            match Manifest::of_file(path, PIECE_BYTES) {
+                Ok(manifest) if manifest.digest() == configure.model => return Ok(path.clone()),
+                Ok(_) => {}
+                Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
+            }
+        }
+        let Self { options, said, shared, inbox, newer, .. } = self;
+        let patience = options.patience;
+        let mut source = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
+        let mut progress = |done, total| said(WorkerEvent::Fetching { done, total });
+        provide(&options.folder, configure.model, layers, &mut source, &mut progress)
+            .map_err(|err| Unable(FailureCode::Weights, chain(&err)))
+    }
+
+    /// Whether something else has come that is to be done instead.
+    fn superseded(&mut self) -> bool {
+        if let Ok(Frame::Configure(newer)) = self.inbox.try_recv() {
+            self.newer = Some(newer);
+        }
+        self.newer.is_some() || self.shared.ended.load(Ordering::Acquire)
+    }
+
+    /// Opens the link to the next device, which may not know of this one yet.
+    fn connect(&mut self, configure: &Configure) -> Result<Box<dyn FrameSender>, Unable> {
+        let end = Instant::now() + self.options.patience;
+        loop {
+            let tried = self.network.connect(&configure.next, Purpose::Ring, self.options.patience);
+            let tried = tried.and_then(|mut link| {
+                let enter = Frame::Enter { epoch: configure.epoch, place: configure.place };
+                link.sender.send(&enter.encode(), self.options.patience)?;
+                Ok(link.sender)
+            });
+            match tried {
+                Ok(sender) => return Ok(sender),
+                Err(_) if self.superseded() => {
+                    return Err(Unable(FailureCode::Engine, "a newer plan came".into()));
+                }
+                Err(err) if Instant::now() > end => return Err(Unable(FailureCode::Next, chain(&err))),
+                Err(_) => std::thread::sleep(SLICE),
+            }
+        }
+    }
+
+    /// Waits for the link from the device before, which may still be fetching weights: the head decides how long.
+    fn entrance(&mut self, configure: &Configure) -> Result<Box<dyn FrameReceiver>, Unable> {
+        loop {
+            let come = locked(&self.shared.arrivals).pop();
+            if let Some(mut link) = come.filter(|link| link.peer == configure.before) {
+                let first = link.receiver.receive(self.options.patience);
+                let first = first.ok().and_then(|bytes| Frame::decode(&bytes).ok());
+                match first {
+                    Some(Frame::Enter { epoch, .. }) if epoch == configure.epoch => return Ok(link.receiver),
+                    _ => {
+                        self.shared.counters.refused.fetch_add(1, Ordering::AcqRel);
+                        continue;
+                    }
+                }
+            }
+            if self.superseded() {
+                return Err(Unable(FailureCode::Engine, "a newer plan came".into()));
+            }
+            std::thread::sleep(SLICE / 4);
+        }
+    }
+
+    fn start(
+        &mut self,
+        configure: Configure,
+        engine: Option<Engine>,
+        sender: Box<dyn FrameSender>,
+        receiver: Box<dyn FrameReceiver>,
+    ) -> Result<(), Unable> {
+        let unable = |err: std::io::Error| Unable(FailureCode::Engine, err.to_string());
+        let stop = Arc::new(AtomicBool::new(false));
+        let out = Outbox::new(sender, configure.hop.max(SLICE)).map_err(unable)?;
+        let (frames, inbox) = sync_channel(RING_QUEUE);
+        let epoch = configure.epoch;
+        let counters = Arc::clone(&self.shared.counters);
+        let mut work = Work::new(configure, engine, counters, Arc::clone(&stop), out);
+        let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let (own, said, stopped) = (Arc::clone(self.shared), Arc::clone(&self.said), Arc::clone(&stop));
+        let computing = spawn("baton-ring-compute").spawn(move || {
+            let done = work.run(&inbox);
+            if let (Err(fault), false) = (&done, stopped.load(Ordering::Acquire)) {
+                fail(&own, &said, epoch, fault.code(), chain(fault));
+            }
+        });
+        let (own, said, stopped) = (Arc::clone(self.shared), Arc::clone(&self.said), Arc::clone(&stop));
+        let receiving = spawn("baton-ring-in").spawn(move || {
+            let done = receive(&own, receiver, &frames, epoch, &stopped);
+            if let (Err(Unable(code, words)), false) = (done, stopped.load(Ordering::Acquire)) {
+                fail(&own, &said, epoch, code, words);
+            }
+        });
+        let threads = [computing, receiving].into_iter().collect::<std::io::Result<Vec<_>>>();
+        self.running = Some(Running { stop, threads: threads.map_err(unable)? });
+        Ok(())
+    }
+}
+
+/// Takes frames of this epoch in, as long as there is room.
+fn receive(
+    shared: &Shared,
+    mut receiver: Box<dyn FrameReceiver>,
+    frames: &SyncSender<Step>,
+    epoch: u64,
+    stop: &AtomicBool,
+) -> Result<(), Unable> {
+    let counters = &shared.counters;
+    while !stop.load(Ordering::Acquire) && !shared.ended.load(Ordering::Acquire) {
+        let bytes = match receiver.receive(SLICE) {
+            Ok(bytes) => bytes,
+            Err(LinkError::TimedOut) => continue,
+            Err(err) => return Err(Unable(FailureCode::Before, chain(&err))),
+        };
+        counters.bytes_in.fetch_add(bytes.len() as u64, Ordering::AcqRel);
+        match Frame::decode(&bytes) {
+            Ok(Frame::Step(step)) if step.epoch == epoch => {
+                counters.received.fetch_add(1, Ordering::AcqRel);
+                if frames.send(step).is_err() {
+                    return Ok(());
+                }
+            }
+            Ok(Frame::Step(_)) => {
+                counters.refused.fetch_add(1, Ordering::AcqRel);
+            }
+            Ok(_) => return Err(Unable(FailureCode::Refused, "a frame that is no step".into())),
+            Err(err) => return Err(Unable(FailureCode::Refused, chain(&err))),
+        }
+    }
+    Ok(())
+}
+
+/// Tells head and person that this epoch is over here.
+fn fail(shared: &Shared, said: &Said, epoch: u64, code: FailureCode, words: String) {
+    // Where the head does not hear it, its own deadline tells it.
+    let _unheard = shared.outgoing.send(&Frame::Failed(Failure { epoch, code, words: words.clone() }));
+    said(WorkerEvent::Failed { epoch, words });
+}
+
+/// An error with its causes.
+fn chain(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut source = err.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
