@@ -191,7 +191,7 @@ impl Cli {
             Command::Serve(args) => serve::run(args).await,
             Command::Model(args) => model::run(args).await,
             Command::Profile(args) => profile::run(args).await,
-            Command::Ring(args) => ring::run(args),
+            Command::Ring(args) => ring::run(args).await,
         }
     }
 }

@@ -1,18 +1,27 @@
 //! The home ring: the devices of a home that run one model together.
 //!
 //! What a plan must know of a model file ([`shape`]) and of this device ([`profile`], [`memory`], [`disk`]); plans
-//! themselves are `baton-plan`'s. Then the ring itself: what devices say to each other ([`frame`]) and over what
-//! ([`link`]), a plan as it is run ([`layout`]), the device that has the text ([`head`]) and those that compute for it
-//! ([`worker`]), parts of model files where they are needed ([`weights`]), and what it all took ([`stats`]).
+//! themselves are `baton-plan`'s. Who belongs to a ring ([`identity`], [`state`], [`peers`]), how strangers become
+//! peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not ([`doctor`]), and what they speak
+//! over ([`channel`]). Then the ring at work: what devices say to each other ([`frame`]) and over what ([`link`]), a
+//! plan as it is run ([`layout`]), the device that has the text ([`head`]) and those that compute for it ([`worker`]),
+//! parts of model files where they are needed ([`weights`]), and what it all took ([`stats`]).
 
+pub mod channel;
+pub mod discovery;
 pub mod disk;
+pub mod doctor;
 pub mod frame;
 pub mod head;
+pub mod identity;
 pub mod layout;
 pub mod link;
 pub mod memory;
+pub mod pairing;
+pub mod peers;
 pub mod profile;
 pub mod shape;
+pub mod state;
 pub mod stats;
 pub mod weights;
 pub mod worker;

@@ -54,7 +54,7 @@ pub struct Settings {
 }
 
 /// The platform's folder for settings, by its usual environment variables.
-fn platform_folder() -> Option<PathBuf> {
+pub(crate) fn platform_folder() -> Option<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if cfg!(windows) {
         return var("APPDATA").map(|dir| dir.join("baton"));

@@ -1,8 +1,22 @@
-//! `baton ring`: running one model over several devices of a home. So far: planning.
+//! `baton ring`: running one model over several devices of a home. So far: planning, and who belongs to a ring.
 
+mod doctor;
+mod init;
+mod join;
+mod leave;
 mod plan;
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::ring::discovery::Interfaces;
+use crate::ring::state::{STATE_DIR_ENV, StateError, StateFolder};
 
 #[derive(Debug, Args)]
 pub(super) struct RingArgs {
@@ -12,13 +26,138 @@ pub(super) struct RingArgs {
 
 #[derive(Debug, Subcommand)]
 enum RingCommand {
+    /// Begin a ring on this device, or admit more devices to it: shows a code and waits for them
+    #[command(after_help = init::HELP)]
+    Init(init::InitArgs),
+    /// Join the ring that another device began, by the code on its screen
+    #[command(after_help = join::HELP)]
+    Join(join::JoinArgs),
+    /// Leave the ring, or remove another device from it
+    Leave(leave::LeaveArgs),
+    /// Say why devices of the ring do not see each other, and what to do
+    Doctor(doctor::DoctorArgs),
     /// Who would compute which layers, and what a token would take: from a description of devices alone
     #[command(after_help = plan::HELP)]
     Plan(plan::PlanArgs),
 }
 
-pub(super) fn run(args: RingArgs) -> anyhow::Result<()> {
+/// Where a ring's state is kept.
+#[derive(Debug, Args)]
+struct StateArgs {
+    /// Folder for this device's key, its ring and the keys that it has pinned [default: `ring` in the settings' folder]
+    #[arg(long, env = STATE_DIR_ENV, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+impl StateArgs {
+    fn open(&self) -> Result<StateFolder, StateError> {
+        StateFolder::open(self.state.clone())
+    }
+}
+
+/// How devices find each other.
+#[derive(Debug, Args)]
+struct NetworkArgs {
+    /// Network interface to use, whatever it is (may be given several times) [default: all but loopback, containers,
+    /// virtual machines and tunnels]
+    #[arg(long, value_name = "NAME")]
+    interface: Vec<String>,
+}
+
+impl NetworkArgs {
+    fn interfaces(&self) -> Interfaces {
+        Interfaces::of(&self.interface)
+    }
+}
+
+/// Where rings listen unless told otherwise.
+const PORT: u16 = 8018;
+
+pub(super) async fn run(args: RingArgs) -> anyhow::Result<()> {
     match args.command {
+        RingCommand::Init(args) => until_stopped(move |stop| init::run(&args, stop)).await,
+        RingCommand::Join(args) => until_stopped(move |stop| join::run(&args, stop)).await,
+        RingCommand::Leave(args) => leave::run(&args),
+        RingCommand::Doctor(args) => until_stopped(move |_| doctor::run(&args)).await,
         RingCommand::Plan(args) => plan::run(&args),
+    }
+}
+
+/// Runs what waits on a thread of its own; Ctrl-C asks it to end, so that it says goodbye to other devices.
+async fn until_stopped(
+    work: impl FnOnce(&AtomicBool) -> anyhow::Result<()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    let watch = tokio::spawn(async move {
+        super::serve::stop_signal().await;
+        asked.store(true, Ordering::Relaxed);
+    });
+    let done = tokio::task::spawn_blocking(move || work(&stop)).await.context("run the ring's command")?;
+    watch.abort();
+    done
+}
+
+/// A time as people write it: `90`, `90s`, `10m`, `2h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time: want a number with s, m or h behind it, such as 10m");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u32 = digits.parse().map_err(|_| wrong())?;
+    Ok(Duration::from_secs(u64::from(number) * unit))
+}
+
+/// One JSON object on one line.
+fn print_line(value: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(value).context("write JSON")?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser as _;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, seconds) in [("90", 90), ("0", 0), ("90s", 90), ("10m", 600), ("2h", 7200)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in ["", "m", "-1s", "1d", "1.5h", "99999999999", "10 m", "1mm"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_ring_commands_are_read() {
+        for good in [
+            &["init"][..],
+            &["init", "--for", "10m", "--devices", "2", "--listen", "127.0.0.1:0", "--no-mdns", "--json"],
+            &["join", "482 913", "--head", "192.168.1.2"],
+            &["join", "482913", "--state", "x", "--interface", "lo", "--name", "my phone"],
+            &["leave"],
+            &["leave", "--device", "phone"],
+            &["doctor", "--json", "--for", "0s"],
+        ] {
+            let line = ["baton", "ring"].iter().chain(good);
+            assert!(Cli::try_parse_from(line).is_ok(), "{good:?}");
+        }
+        for bad in [
+            &["join"][..],
+            &["join", "48291"],
+            &["join", "482913", "--name", "a/b"],
+            &["init", "--for", "soon"],
+            &["init", "--devices", "0"],
+            &["leave", "--device", "phone", "--forget-key"],
+        ] {
+            let line = ["baton", "ring"].iter().chain(bad);
+            assert!(Cli::try_parse_from(line).is_err(), "{bad:?}");
+        }
     }
 }

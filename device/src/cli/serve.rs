@@ -81,7 +81,7 @@ pub(super) async fn run(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Ctrl-C, or a request to terminate.
-async fn stop_signal() {
+pub(super) async fn stop_signal() {
     let interrupt = async {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,0 +1,78 @@
+//! `baton ring doctor`: prints what keeps devices from seeing each other.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::json;
+
+use super::{NetworkArgs, StateArgs, duration, print_line};
+use crate::ring::doctor::{Finding, Look, Weight, diagnose, observe};
+
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Listen so long for devices that announce themselves; 0 does not listen
+    #[arg(long = "for", default_value = "3s", value_name = "TIME", value_parser = duration)]
+    listen: Duration,
+    /// How long a device may take to answer
+    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = duration)]
+    answer: Duration,
+    /// Print one JSON object: what was seen, and what follows
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    network: NetworkArgs,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let folder = args.state.open()?;
+    let look =
+        Look { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer, model: None };
+    let seen = observe(&folder, &look);
+    let findings = diagnose(&seen);
+    let broken = findings.iter().filter(|finding| finding.weight() == Weight::Broken).count();
+    if args.json {
+        print_line(&json!({ "findings": findings, "seen": seen }))?;
+    } else {
+        print!("{}", text(&findings));
+    }
+    if broken > 0 {
+        bail!("{broken} {} to be mended", if broken == 1 { "thing is" } else { "things are" });
+    }
+    Ok(())
+}
+
+fn text(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    for finding in findings {
+        let mark = match finding.weight() {
+            Weight::Fine => "ok    ",
+            Weight::Odd => "note  ",
+            Weight::Broken => "BROKEN",
+        };
+        out += &format!("{mark}  {finding}\n");
+        if !finding.advice().is_empty() {
+            out += &format!("        -> {}\n", finding.advice());
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_printed_with_what_to_do() {
+        let phone = || "phone".parse().unwrap();
+        let at = std::net::SocketAddr::from(([10, 0, 0, 2], 8018));
+        let shown =
+            text(&[Finding::Reached { name: phone(), at, ms: 2.0 }, Finding::PortClosed(phone(), at)]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0], "ok      phone answers at 10.0.0.2:8018 and both keys are pinned (2.0 ms)");
+        assert_eq!(lines[1], "BROKEN  phone: nothing listens on 10.0.0.2:8018");
+        assert!(lines[2].starts_with("        -> ") && lines.len() == 3, "{shown}");
+    }
+}

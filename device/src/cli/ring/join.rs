@@ -1,0 +1,209 @@
+//! `baton ring join`: becomes a device of the ring that another one began.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use serde_json::json;
+
+use super::{NetworkArgs, PORT, StateArgs, print_line};
+use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
+use crate::ring::discovery::{Discovery, Found};
+use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
+use crate::ring::pairing::{self, Code, Profile};
+use crate::ring::peers::{Membership, Peers, Role};
+use crate::ring::state::StateFolder;
+
+/// What stands below the options.
+pub(super) const HELP: &str = "\
+The code is on the screen of the device that runs `baton ring init`. Where the network passes no multicast, name
+that device: `--head 192.168.1.20` or `--head 192.168.1.20:8018`. `baton ring doctor` says why two devices do not
+meet. So far joining ends with the pairing: no layers are computed yet.";
+
+/// How long heads are listened for at least, so that a second one is noticed, and at most.
+const SEARCH_LEAST: Duration = Duration::from_secs(2);
+const SEARCH_MOST: Duration = Duration::from_secs(15);
+/// How long one address of a head may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+pub(super) struct JoinArgs {
+    /// The six digits on the head's screen
+    code: Code,
+    /// Address of the head [default: found by multicast DNS]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    head: Option<String>,
+    /// What to call this device [default: its host name]
+    #[arg(long)]
+    name: Option<DeviceName>,
+    /// Address to listen on for the ring; port 0 takes a free one
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
+    listen: SocketAddr,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    network: NetworkArgs,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    let folder = args.state.open()?;
+    if let Some(place) = Membership::load(&folder)? {
+        bail!("this device already belongs to ring {}; `baton ring leave` leaves it", place.ring);
+    }
+    let identity = Identity::open(&folder, args.name.clone()).context("open this device's identity")?;
+    // Bound before pairing: the head is told the port.
+    let listener = TcpListener::bind(args.listen).with_context(|| format!("listen on {}", args.listen))?;
+    let port = listener.local_addr().context("read the bound address")?.port();
+    let addresses = match &args.head {
+        Some(head) => resolve(head)?,
+        None => find(args, stop)?,
+    };
+    let channel = connect(&addresses, &identity)?;
+    let (address, key) = (channel.address(), *channel.peer());
+    let own = Profile { name: identity.name().clone(), port, ring: RingId([0; 8]) };
+    let mut pin = |key: &PublicKey, head: &Profile| {
+        let mut peers = Peers::load(&folder)?;
+        peers.pin(*key, &head.name, SocketAddr::new(address.ip(), head.port))?;
+        peers.save(&folder)?;
+        Membership::new(head.ring, Role::Worker, *key).save(&folder)
+    };
+    let head = pairing::join(channel, &identity, &args.code, &own, &mut pin).context("pair with the head")?;
+    tell(args, &identity, &head, &key, address)
+}
+
+fn tell(
+    args: &JoinArgs,
+    identity: &Identity,
+    head: &Profile,
+    key: &PublicKey,
+    address: SocketAddr,
+) -> anyhow::Result<()> {
+    let (own, theirs) = (identity.public().fingerprint(), key.fingerprint());
+    if args.json {
+        let head = json!({
+            "name": head.name, "key": key, "fingerprint": theirs, "address": address, "ring": head.ring,
+        });
+        return print_line(&json!({
+            "event": "paired", "name": identity.name(), "key": identity.public(), "fingerprint": own,
+            "head": head,
+        }));
+    }
+    println!(
+        "`{}` ({own}) belongs to ring {}, headed by `{}` ({theirs}) at {address}",
+        identity.name(),
+        head.ring,
+        head.name
+    );
+    Ok(())
+}
+
+/// Addresses of a host, with the usual port where none is named.
+fn resolve(head: &str) -> anyhow::Result<Vec<SocketAddr>> {
+    let named = head.to_socket_addrs().or_else(|_| (head, PORT).to_socket_addrs());
+    let addresses: Vec<SocketAddr> =
+        named.with_context(|| format!("find the address of `{head}`"))?.collect();
+    if addresses.is_empty() {
+        bail!("`{head}` has no address");
+    }
+    Ok(addresses)
+}
+
+/// Addresses of the one head that admits devices on this network.
+fn find(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<Vec<SocketAddr>> {
+    let discovery = Discovery::open(args.network.interfaces())
+        .context("look for the head (or name it: --head ADDRESS)")?;
+    let begun = Instant::now();
+    loop {
+        // In short turns, so that Ctrl-C is heard; what was heard before is known at once.
+        let heard = discovery.search(Duration::from_secs(1), &mut |_| false)?;
+        if stop.load(Ordering::Relaxed) {
+            bail!("stopped");
+        }
+        let mut heads: Vec<Found> =
+            heard.into_iter().filter(|found| found.pairing && !found.addresses.is_empty()).collect();
+        if begun.elapsed() >= SEARCH_LEAST && !heads.is_empty() {
+            return one_head(&mut heads);
+        }
+        if begun.elapsed() >= SEARCH_MOST {
+            bail!(
+                "no device that admits others was found in {} s: run `baton ring init` on the head, or name \
+                 it: --head ADDRESS; `baton ring doctor` says more",
+                SEARCH_MOST.as_secs()
+            );
+        }
+    }
+}
+
+fn one_head(heads: &mut Vec<Found>) -> anyhow::Result<Vec<SocketAddr>> {
+    if heads.len() > 1 {
+        // A code that is tried at the wrong one would be used up there.
+        let named: Vec<String> = heads
+            .iter()
+            .map(|found| format!("`{}` ({}) at {}", found.name, found.fingerprint, found.addresses[0]))
+            .collect();
+        bail!("several devices admit others: {}; say which: --head ADDRESS", named.join(", "));
+    }
+    let head = heads.pop().context("a head was found")?;
+    if head.version != PROTOCOL_VERSION {
+        bail!(ChannelError::Version { ours: PROTOCOL_VERSION, theirs: head.version });
+    }
+    Ok(head.addresses)
+}
+
+/// The first address that answers.
+fn connect(addresses: &[SocketAddr], identity: &Identity) -> anyhow::Result<Channel> {
+    let mut failed = Vec::new();
+    for address in addresses {
+        match Channel::connect_stranger(*address, identity, CONNECT) {
+            Ok(channel) => return Ok(channel),
+            Err(ChannelError::Unproven) => {
+                bail!("the device at {address} admits nobody: run `baton ring init` there")
+            }
+            Err(err @ (ChannelError::Version { .. } | ChannelError::Cloned)) => return Err(err.into()),
+            Err(err) => failed.push(format!("{address}: {err}")),
+        }
+    }
+    bail!("no address of the head answers ({})", failed.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str, version: u16) -> Found {
+        let identity = Identity::generate(name.parse().unwrap()).unwrap();
+        Found {
+            name: identity.name().clone(),
+            fingerprint: identity.public().fingerprint(),
+            instance: "0123456789abcdef".to_owned(),
+            ring: None,
+            version,
+            pairing: true,
+            model: None,
+            addresses: vec![SocketAddr::from(([10, 0, 0, 1], 1))],
+        }
+    }
+
+    #[test]
+    fn one_head_is_taken_and_several_are_named() {
+        let addresses = one_head(&mut vec![found("a", PROTOCOL_VERSION)]).unwrap();
+        assert_eq!(addresses, [SocketAddr::from(([10, 0, 0, 1], 1))]);
+        let error =
+            one_head(&mut vec![found("a", PROTOCOL_VERSION), found("b", PROTOCOL_VERSION)]).unwrap_err();
+        assert!(error.to_string().contains("`a` (") && error.to_string().contains("`b` ("), "{error}");
+        let error = one_head(&mut vec![found("a", 9)]).unwrap_err().to_string();
+        assert!(error.contains("version 1") && error.contains("the other 9"), "{error}");
+    }
+
+    #[test]
+    fn addresses_are_named_with_or_without_a_port() {
+        assert_eq!(resolve("127.0.0.1").unwrap(), [SocketAddr::from(([127, 0, 0, 1], PORT))]);
+        assert_eq!(resolve("127.0.0.1:9").unwrap(), [SocketAddr::from(([127, 0, 0, 1], 9))]);
+        assert!(resolve("127.0.0.1:port").is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! Which processes have channels open here, so that two devices with one copied key are noticed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::super::identity::{InstanceId, PublicKey};
+
+type Open = HashMap<PublicKey, (InstanceId, usize)>;
+
+/// The processes of peers that have channels open; copies share one list.
+#[derive(Debug, Clone, Default)]
+pub struct Instances(Arc<Mutex<Open>>);
+
+impl Instances {
+    /// Whether another process of this key has a channel open.
+    pub(super) fn taken(&self, key: &PublicKey, instance: InstanceId) -> bool {
+        let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.get(key).is_some_and(|(found, _)| *found != instance)
+    }
+
+    /// Takes note of a channel; none where another process of the same key has one open.
+    pub(super) fn enter(&self, key: PublicKey, instance: InstanceId) -> Option<Presence> {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (found, channels) = open.entry(key).or_insert((instance, 0));
+        if *found != instance {
+            return None;
+        }
+        *channels += 1;
+        drop(open);
+        Some(Presence { instances: self.clone(), key })
+    }
+}
+
+/// One open channel; gone from the list when dropped.
+#[derive(Debug)]
+pub(super) struct Presence {
+    instances: Instances,
+    key: PublicKey,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let mut open = self.instances.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, channels)) = open.get_mut(&self.key) {
+            *channels -= 1;
+            if *channels == 0 {
+                open.remove(&self.key);
+            }
+        }
+    }
+}
