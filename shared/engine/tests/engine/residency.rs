@@ -116,6 +116,45 @@ fn a_walk_in_another_order_than_announced_changes_no_bit() {
 }
 
 #[test]
+fn devices_that_stream_only_their_own_layers_give_the_same_bits_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &SyntheticModel { n_layers: 4, ..tiny("llama", Format::Q8_0) });
+    let ids = prompt(2, 20);
+    let whole = Model::open(&path).unwrap();
+    let mut reference = engine(&whole, 1, EngineOptions::default());
+    let own = reference.create();
+    let want = all_logits(&mut reference, own, &ids);
+    // The head computes layers 0 and 3, the other device those between.
+    let device = |layers: &[usize], ends| {
+        let layers = Some(layers.to_vec());
+        let residency =
+            Residency { budget_bytes: 10_000, layers: layers.clone(), ends, read_bytes: 4 << 10, ..Residency::default() };
+        let mut engine = engine(&within(&path, &residency), 1, EngineOptions { layers, ..EngineOptions::default() });
+        let seq = engine.create();
+        (engine, seq)
+    };
+    let (mut devices, mut have) = ([device(&[0, 3], true), device(&[1, 2], false)], Vec::new());
+    for ids in ids.chunks(3) {
+        let steps = devices.each_mut().map(|(engine, seq)| {
+            engine.open_step(&[StepSeq { seq: *seq, ids, logits: Wanted::All, capture: None }]).unwrap()
+        });
+        let rows = 0..ids.len();
+        let mut hidden = devices[0].0.embed(&steps[0], rows.clone()).unwrap();
+        for (at, layers) in [(0, 0..1), (1, 1..3), (0, 3..4)] {
+            hidden = devices[at].0.run_layers(&steps[at], rows.clone(), hidden, layers, &mut ()).unwrap();
+        }
+        have.extend(devices[0].0.logits(&steps[0], rows, hidden).unwrap().remove(0).logits);
+        for ((engine, _), step) in devices.iter_mut().zip(steps) {
+            engine.commit_step(step);
+        }
+    }
+    assert_same_bits(&have, &want, "two devices");
+    let [head, other] = devices.map(|(engine, _)| stats(engine.model()));
+    assert!(head.reads_in_vain == 0 && other.reads_in_vain == 0, "{head:?} {other:?}");
+    assert!(head.weight_bytes > other.weight_bytes && other.passes == 7, "{head:?} {other:?}");
+}
+
+#[test]
 fn engines_that_share_a_model_do_not_disturb_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), &family("qwen2moe", Format::Q8_0));
