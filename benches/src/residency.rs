@@ -212,13 +212,26 @@ fn checks(figures: &[Value], least: f64, bytes_per_s: f64, limit: f64, report: &
     let bound_ms = compute_ms.max(number(streamed, "/streamed/bytes_per_token") / bytes_per_s * 1e3);
     let took_ms = number(streamed, "/ms_per_token");
     report.check_at_most("bytes read a token, of the least possible", read / least, READ_MAX);
-    report.check_at_most("time a token, of the larger of reading and computing", took_ms / bound_ms, TIME_MAX);
+    report.check_at_most(
+        "time a token, of the larger of reading and computing",
+        took_ms / bound_ms,
+        TIME_MAX,
+    );
     let beside = number(streamed, "/unreclaimable_bytes") - number(streamed, "/kv_bytes");
-    report.check_at_most("unreclaimable beside the KV cache, of the limit", beside / limit, UNRECLAIMABLE_MAX);
+    report.check_at_most(
+        "unreclaimable beside the KV cache, of the limit",
+        beside / limit,
+        UNRECLAIMABLE_MAX,
+    );
     for (what, other) in [("mapped", mapped), ("without reading ahead", waiting), ("nothing stays", none)] {
-        report.check_at_least(format!("times as fast as {what}"), number(other, "/ms_per_token") / took_ms, 1.0);
+        report.check_at_least(
+            format!("times as fast as {what}"),
+            number(other, "/ms_per_token") / took_ms,
+            1.0,
+        );
     }
-    let digests: Vec<_> = figures.iter().map(|figure| figure["digest"].as_str().unwrap_or_default()).collect();
+    let digests: Vec<_> =
+        figures.iter().map(|figure| figure["digest"].as_str().unwrap_or_default()).collect();
     let other = digests.iter().filter(|digest| **digest != digests[0] || digest.is_empty()).count();
     report.check_equal("ways whose logits differ", other as f64, 0.0);
 }

@@ -46,9 +46,17 @@ impl FromStr for MemoryFor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let units = [("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("KiB", 1024.0), ("MiB", 1048576.0), ("GiB", 1073741824.0)];
+        let units = [
+            ("KB", 1e3),
+            ("MB", 1e6),
+            ("GB", 1e9),
+            ("KiB", 1024.0),
+            ("MiB", 1048576.0),
+            ("GiB", 1073741824.0),
+        ];
         let size = || {
-            let (number, unit) = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)))?;
+            let (number, unit) =
+                units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)))?;
             let number: f64 = number.trim().parse().ok()?;
             (number.is_finite() && number >= 0.0 && number * unit < 1e18).then_some((number * unit) as u64)
         };
@@ -103,7 +111,9 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, kv_tokens: usize) -> Re
     if let Some((needs, _)) = follows {
         let (watched, keeper) = (Arc::downgrade(&model), Keeper::new(budget_bytes));
         // Where no thread can be had the budget stays as it is.
-        let _ = std::thread::Builder::new().name("residency".into()).spawn(move || follow(&watched, needs, keeper));
+        let _ = std::thread::Builder::new()
+            .name("residency".into())
+            .spawn(move || follow(&watched, needs, keeper));
     }
     Ok(model)
 }

@@ -203,7 +203,11 @@ impl Gguf {
             map.expect_use(range.clone());
         }
         let whole = map::whole_huge_pages(&range);
-        if whole.is_empty() { [range.clone(), range.end..range.end] } else { [range.start..whole.start, whole.end..range.end] }
+        if whole.is_empty() {
+            [range.clone(), range.end..range.end]
+        } else {
+            [range.start..whole.start, whole.end..range.end]
+        }
     }
 
     /// Advice: reads these bytes of file `part` into memory. Takes as long as that takes.

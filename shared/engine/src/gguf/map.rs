@@ -86,8 +86,9 @@ impl MappedFile {
         let _ = self.map.advise_range(Advice::NoHugePage, range.start, range.len());
         // SAFETY: the mapping is of a file, read-only, and nothing was ever written to its pages, so those that are
         // dropped come back with the same bytes; borrowed slices stay valid.
-        let dropped =
-            unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+        let dropped = unsafe {
+            self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+        };
         let _ = dropped; // Refused, the pages stay until the system wants them.
     }
 

@@ -106,9 +106,10 @@ impl FfnAt {
             Self::Experts { router, shared, .. } => {
                 let router = weight(router, 0..router.rows)?;
                 let shared = match shared {
-                    Some((gate, network)) => {
-                        Some(SharedExpert { gate: weight(gate, 0..gate.rows)?, network: network.all(weight)? })
-                    }
+                    Some((gate, network)) => Some(SharedExpert {
+                        gate: weight(gate, 0..gate.rows)?,
+                        network: network.all(weight)?,
+                    }),
                     None => None,
                 };
                 Ok(FfnBody::Experts { router, shared })
@@ -306,7 +307,10 @@ impl MappedWeights {
     }
 
     /// What turns the last hidden state into logits, with the matrix as `weight` gives it.
-    pub(super) fn output_part<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<OutputWeights<'a>, WeightError> {
+    pub(super) fn output_part<'a>(
+        &'a self,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<OutputWeights<'a>, WeightError> {
         let head = self.head_at();
         Ok(OutputWeights { norm: &self.output_norm, head: weight(head, 0..head.rows)? })
     }

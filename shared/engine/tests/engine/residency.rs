@@ -49,9 +49,8 @@ fn budgets_change_no_bit() {
     let small = |name, quant: Quant| SyntheticModel::small(name, quant, 5);
     let q4km = SyntheticModel { n_layers: 8, tied: false, ..small("llama", Quant::Q4KM) };
     let mut models = vec![q4km, small("qwen2", Format::F16.into()), tiny("llama", Format::Q8_0)];
-    models.extend(
-        ["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"].map(|name| family(name, Format::Q8_0)),
-    );
+    models
+        .extend(["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"].map(|name| family(name, Format::Q8_0)));
     for synthetic in &models {
         let path = write(folder.path(), synthetic);
         let want = walk(&Model::open(&path).unwrap());
@@ -76,7 +75,8 @@ fn budgets_change_no_bit() {
 fn a_token_reads_what_does_not_fit_and_no_more() {
     const BLOCK: u64 = 4096;
     let folder = tempfile::tempdir().unwrap();
-    let synthetic = SyntheticModel { n_layers: 12, tied: false, ..SyntheticModel::small("llama", Format::Q8_0, 5) };
+    let synthetic =
+        SyntheticModel { n_layers: 12, tied: false, ..SyntheticModel::small("llama", Format::Q8_0, 5) };
     let path = write(folder.path(), &synthetic);
     let all = stats(&within(&path, &Residency::default())).weight_bytes;
     for percent in [0, 30, 70, 95] {
@@ -127,9 +127,15 @@ fn devices_that_stream_only_their_own_layers_give_the_same_bits_together() {
     // The head computes layers 0 and 3, the other device those between.
     let device = |layers: &[usize], ends| {
         let layers = Some(layers.to_vec());
-        let residency =
-            Residency { budget_bytes: 10_000, layers: layers.clone(), ends, read_bytes: 4 << 10, ..Residency::default() };
-        let mut engine = engine(&within(&path, &residency), 1, EngineOptions { layers, ..EngineOptions::default() });
+        let residency = Residency {
+            budget_bytes: 10_000,
+            layers: layers.clone(),
+            ends,
+            read_bytes: 4 << 10,
+            ..Residency::default()
+        };
+        let mut engine =
+            engine(&within(&path, &residency), 1, EngineOptions { layers, ..EngineOptions::default() });
         let seq = engine.create();
         (engine, seq)
     };
@@ -218,7 +224,8 @@ fn layers_of_other_devices_are_refused_and_nothing_has_happened() {
         let config = ModelConfig::from_gguf(&gguf, vocab_len(&gguf).unwrap()).unwrap();
         StreamedWeights::new(MappedWeights::new(gguf, &config).unwrap(), &residency).unwrap_err().to_string()
     };
-    let layers = |layers: &[usize]| refused(Residency { layers: Some(layers.to_vec()), ..Residency::default() });
+    let layers =
+        |layers: &[usize]| refused(Residency { layers: Some(layers.to_vec()), ..Residency::default() });
     assert_eq!(layers(&[1, 3]), "layer 3 of 3");
     assert_eq!(layers(&[1, 0, 1]), "layer 1 is listed twice");
     let reads = refused(Residency { read_bytes: 100, ..Residency::default() });

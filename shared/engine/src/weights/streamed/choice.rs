@@ -149,7 +149,8 @@ mod tests {
     fn layers(count: usize) -> Vec<Walked> {
         let matrix = |rows, row_bytes| Walked { rows, row_bytes, sometimes: false };
         let q4 = 4096 / 256 * 144;
-        let layer = [(4096, q4), (1024, q4), (1024, q4), (4096, q4), (14336, q4), (14336, q4), (4096, 56 * 144)];
+        let layer =
+            [(4096, q4), (1024, q4), (1024, q4), (4096, q4), (14336, q4), (14336, q4), (4096, 56 * 144)];
         (0..count).flat_map(|_| layer.map(|(rows, bytes)| matrix(rows, bytes))).collect()
     }
 

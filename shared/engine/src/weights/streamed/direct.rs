@@ -173,7 +173,8 @@ mod tests {
     fn any_range_of_a_file_is_read() {
         let (file, bytes) = file(300_001);
         let opened = DirectFile::open(file.path()).unwrap();
-        let cached = DirectFile { file: File::open(file.path()).unwrap(), direct: false, path: PathBuf::new() };
+        let cached =
+            DirectFile { file: File::open(file.path()).unwrap(), direct: false, path: PathBuf::new() };
         let mut buffer = Buffer::new(100_000);
         assert_eq!(buffer.memory[buffer.start..].as_ptr() as usize % ALIGNED, 0);
         for range in [0..1, 0..4096, 4095..4097, 32..100_032, 200_001..300_001, 299_999..300_001, 5..5] {

@@ -174,12 +174,14 @@ impl<B> Queue<B> {
 
     /// The next read, where there is one to be made and a buffer for it.
     pub(super) fn start(&mut self) -> Option<(Ticket, Extent, B)> {
-        let waits = |claimed| {
-            move |entry: &Entry<B>| matches!(entry.state, State::Waits) && entry.claimed == claimed
-        };
+        let waits =
+            |claimed| move |entry: &Entry<B>| matches!(entry.state, State::Waits) && entry.claimed == claimed;
         let asked = match self.asked.iter().position(waits(true)) {
             Some(at) => Some((at, self.free.pop().or_else(|| self.steal())?)),
-            None => self.asked.iter().position(waits(false)).zip(self.free.pop()),
+            None => match self.asked.iter().position(waits(false)) {
+                Some(at) => Some((at, self.free.pop()?)),
+                None => None,
+            },
         };
         if let Some((at, buffer)) = asked {
             let entry = &mut self.asked[at];

@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::direct::{Buffer, DirectFile};
-use super::queue::{Extent, Queue, Taken};
+use super::queue::{Extent, Queue, Taken, Ticket};
 use crate::gguf::Gguf;
 use crate::weights::WeightError;
 
@@ -77,7 +77,7 @@ pub(super) struct ReaderOptions {
 }
 
 enum Work {
-    Read(super::queue::Ticket, Extent, Buffer),
+    Read(Ticket, Extent, Buffer),
     Warm(Extent),
 }
 
@@ -159,7 +159,11 @@ impl Reader {
     ///
     /// # Errors
     /// [`WeightError::Read`].
-    pub(super) fn with<T>(&self, extent: &Extent, use_bytes: impl FnOnce(&[u8]) -> T) -> Result<T, WeightError> {
+    pub(super) fn with<T>(
+        &self,
+        extent: &Extent,
+        use_bytes: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, WeightError> {
         let mut state = self.shared.lock();
         let ticket = state.queue.claim(extent);
         self.shared.work.notify_all();
@@ -167,7 +171,8 @@ impl Reader {
         let taken = loop {
             match state.queue.take(ticket) {
                 Taken::NotYet => {}
-                taken => break taken,
+                Taken::Here(buffer) => break Ok(buffer),
+                Taken::Failed(err) => break Err(err),
             }
             since.get_or_insert_with(Instant::now);
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -175,16 +180,15 @@ impl Reader {
         state.counts.waited += since.map_or(Duration::ZERO, |since| since.elapsed());
         drop(state);
         match taken {
-            Taken::Here(buffer) => {
+            Ok(buffer) => {
                 let held = Held { shared: &self.shared, buffer: Some(buffer) };
                 Ok(use_bytes(held.bytes()))
             }
-            Taken::Failed(err) => {
+            Err(err) => {
                 let path = self.shared.files[extent.part].path().to_owned();
                 let (offset, len) = (extent.bytes.start as u64, extent.bytes.len());
                 Err(WeightError::Read { path, offset, len, err })
             }
-            Taken::NotYet => unreachable!("the loop ends with something taken"),
         }
     }
 
