@@ -81,20 +81,34 @@ pub enum OpenError {
     Model(#[from] ModelError),
 }
 
-/// Opens the model for one engine with so many tokens of KV cache. Where not all of it stays in memory, says so in one
+/// What a device computes of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Tokens of KV cache.
+    pub kv_tokens: usize,
+    /// The layers of a device of a ring that is not its head, in the order in which a token passes them; `None` for all
+    /// layers and logits.
+    pub layers: Option<Vec<usize>>,
+}
+
+/// Opens the model for one engine that computes this share of it. Where not all of that stays in memory, says so in one
 /// line, and follows what the system can give for as long as the model lives.
 ///
 /// # Errors
 /// [`OpenError`].
-pub fn open(path: &Path, memory: MemoryFor, repack: u64, kv_tokens: usize) -> Result<Arc<Model>, OpenError> {
+pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Result<Arc<Model>, OpenError> {
     let (budget_bytes, follows) = match memory {
         MemoryFor::All => return Ok(Model::open_repacked(path, repack)?),
         MemoryFor::Bytes(bytes) => (bytes, None),
         MemoryFor::Auto => {
             let shape = shape_of(path)?;
-            let kv = shape.kv_bytes * KV_FACTOR * shape.layers as f64 * kv_tokens as f64;
+            let (layers, ends) = match &share.layers {
+                Some(layers) => (layers.len(), 0.0),
+                None => (shape.layers, shape.output_bytes),
+            };
+            let kv = shape.kv_bytes * KV_FACTOR * layers as f64 * share.kv_tokens as f64;
             let needs = Needs { bytes: kv as u64 + STREAM_BYTES + BESIDE_BYTES, had: unreclaimable_bytes() };
-            let weights = shape.layer_bytes * shape.layers as f64 + shape.output_bytes;
+            let weights = shape.layer_bytes * layers as f64 + ends;
             // Without rules for this system's memory the file is mapped, as ever.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
             let possible = needs.left_for_weights(found.available_bytes, needs.had);
@@ -104,7 +118,8 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, kv_tokens: usize) -> Re
             (possible, Some((needs, found)))
         }
     };
-    let model = Model::open_within(path, &Residency { budget_bytes, ..Residency::default() })?;
+    let (layers, ends) = (share.layers.clone(), share.layers.is_none());
+    let model = Model::open_within(path, &Residency { budget_bytes, layers, ends, ..Residency::default() })?;
     if let Some(weights) = model.streamed() {
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
@@ -324,10 +339,16 @@ mod tests {
     #[test]
     fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        assert!(open(&path, MemoryFor::All, 0, 128).unwrap().streamed().is_none());
-        let model = open(&path, MemoryFor::Bytes(1_000_000), 0, 128).unwrap();
-        let stats = model.streamed().unwrap().stats();
-        assert!(stats.resident_bytes <= 1_000_000 && stats.streamed_bytes > 0, "{stats:?}");
-        assert!(open(Path::new("missing.gguf"), MemoryFor::Auto, 0, 128).is_err());
+        let share = Share { kv_tokens: 128, layers: None };
+        assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
+        let stats = |share: &Share| {
+            let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();
+            model.streamed().unwrap().stats()
+        };
+        let whole = stats(&share);
+        assert!(whole.resident_bytes <= 1_000_000 && whole.streamed_bytes > 0, "{whole:?}");
+        let part = stats(&Share { layers: Some(vec![1]), ..share.clone() });
+        assert!(part.weight_bytes < whole.weight_bytes, "{part:?}");
+        assert!(open(Path::new("missing.gguf"), MemoryFor::Auto, 0, &share).is_err());
     }
 }

@@ -6,7 +6,7 @@ use crate::client::CloudClient;
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
-use crate::residency;
+use crate::residency::{self, Share};
 use crate::scene;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
@@ -64,7 +64,8 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let files = common.adapter.clone();
     let memory = common.memory;
     let load = move || -> anyhow::Result<DeviceModel> {
-        let model = residency::open(&path, memory, repack, options.kv_tokens)
+        let share = Share { kv_tokens: options.kv_tokens, layers: None };
+        let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
         let mut engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
