@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod cgroup;
 mod clock;
 mod cloud;
 mod engine;
@@ -23,6 +24,7 @@ mod quality;
 mod random;
 mod refiner;
 mod report;
+mod residency;
 mod segmenter;
 
 #[derive(Debug, Parser)]
@@ -61,6 +63,11 @@ enum Bench {
     Quality(quality::Args),
     /// What a sentence mask costs beside prefill; layers and windows; an early mask
     Refiner(refiner::Args),
+    /// A model that is larger than the memory it may use: streamed beside plainly mapped
+    Residency(residency::Args),
+    /// Decodes for `residency`
+    #[command(hide = true)]
+    ResidencyWorker(residency::worker::Args),
     /// Answers that sentence boundaries cut in two, and how fast boundaries are found
     Segmenter(segmenter::Args),
 }
@@ -80,6 +87,8 @@ fn main() -> ExitCode {
         Bench::Prefix(args) => prefix::run(&args),
         Bench::Quality(args) => quality::run(&args),
         Bench::Refiner(args) => refiner::run(&args),
+        Bench::Residency(args) => residency::run(&args),
+        Bench::ResidencyWorker(args) => return report::exit(residency::worker::run(&args)),
         Bench::Segmenter(args) => segmenter::run(&args),
     };
     report::finish(result)

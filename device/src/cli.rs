@@ -85,6 +85,10 @@ struct CommonArgs {
     /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     repack_mib: u32,
+    /// Memory for the model's weights: auto (what the system can give), all (map the whole file), or a size (2GB, 800MB).
+    /// What does not fit is read from the disk for every token; --repack-mib then does nothing
+    #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
+    memory: crate::residency::MemoryFor,
     /// Tokens of prompt and answer that the device holds
     #[arg(long, default_value_t = 8192, value_name = "N")]
     kv_tokens: usize,
@@ -219,6 +223,10 @@ mod tests {
         assert!(Cli::try_parse_from(draft).is_ok());
         let err = Cli::try_parse_from(["baton", "ask", "d", "q", "--speculate", "fast"]).unwrap_err();
         assert!(err.to_string().contains("want auto, off, lookup or draft=FILE"), "{err}");
+        let memory = |size: &str| Cli::try_parse_from(["baton", "ask", "d", "q", "--memory", size]);
+        assert!(memory("1500MB").is_ok() && memory("all").is_ok());
+        let err = memory("much").unwrap_err();
+        assert!(err.to_string().contains("want auto, all or a size like 2GB or 800MB"), "{err}");
         let adapter = ["baton", "ask", "d", "q", "--adapter", "law=a.gguf", "--adapter", "med=b=c.gguf"];
         let Command::Ask(_) = Cli::try_parse_from(adapter).unwrap().command else {
             panic!("the command is ask")

@@ -11,6 +11,7 @@ pub mod client;
 pub mod local;
 pub mod privacy;
 pub mod relay;
+pub mod residency;
 pub mod ring;
 pub mod scene;
 pub mod segments;

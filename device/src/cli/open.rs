@@ -6,12 +6,13 @@ use crate::client::CloudClient;
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
+use crate::residency::{self, Share};
 use crate::scene;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, EngineOptions, Model};
+use baton_engine::{Adapter, EngineOptions};
 use baton_pacing::PaceMode;
 use baton_protocol::{RefineOptions, Sampling, SceneInfo, Segment};
 use std::collections::BTreeMap;
@@ -61,8 +62,10 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
+    let memory = common.memory;
     let load = move || -> anyhow::Result<DeviceModel> {
-        let model = Model::open_repacked(&path, repack)
+        let share = Share { kv_tokens: options.kv_tokens, layers: None };
+        let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
         let mut engine = LocalEngine::new(model.clone(), options).context("start the engine")?;

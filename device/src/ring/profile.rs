@@ -126,25 +126,26 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     Ok(Profile { device, model, memory, direct_reads: disk.direct })
 }
 
+/// Memory of this device by its system's rules.
 #[cfg(target_os = "linux")]
-fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Ok((Os::Linux, memory::of_linux(Path::new("/"), false)?))
 }
 
 #[cfg(target_os = "android")]
-fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Ok((Os::Android, memory::of_linux(Path::new("/"), true)?))
 }
 
 #[cfg(target_os = "macos")]
-fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     let printed = std::process::Command::new("vm_stat").output();
     let printed = printed.map_err(|source| MemoryError::Read { path: PathBuf::from("vm_stat"), source })?;
     Ok((Os::Macos, memory::of_vm_stat(&String::from_utf8_lossy(&printed.stdout))?))
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
-fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Err(ProfileError::System(std::env::consts::OS))
 }
 

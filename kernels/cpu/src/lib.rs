@@ -39,7 +39,7 @@ pub use dispatch::Dispatch;
 pub use error::KernelError;
 pub use exp::exp;
 pub use format::{Format, Matrix};
-pub use matmul::{matmul, matmuls};
+pub use matmul::{RowsInto, matmul, matmul_rows};
 pub use pool::Pool;
 pub use quantize::quantize_row;
 pub use rows::{

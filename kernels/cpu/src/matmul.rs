@@ -48,11 +48,25 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32])
     matmul_at(Dispatch::current(), pool, w, x, out);
 }
 
-/// [`matmul`] with several matrices that read the same activations, as one job.
+/// Some rows of a matrix `[rows, cols]`, and the output of all of it.
+#[derive(Debug)]
+pub struct RowsInto<'a> {
+    /// Rows `first..first + w.rows()`.
+    pub w: Matrix<'a>,
+    /// The first of them.
+    pub first: usize,
+    /// Rows of the whole matrix.
+    pub rows: usize,
+    /// `[t, rows]`, of which only columns `first..first + w.rows()` are written.
+    pub out: &'a mut [f32],
+}
+
+/// [`matmul`] with several matrices that read the same activations, as one job, and of which only some rows may be at
+/// hand: an element is the same bits as in a product with all of them.
 ///
 /// # Panics
-/// As [`matmul`].
-pub fn matmuls(pool: &Pool, x: &Activations<'_>, products: &mut [(&Matrix<'_>, &mut [f32])]) {
+/// Where a matrix and `x` differ in columns, or its rows do not lie in an output of `t * rows` numbers.
+pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>) {
     matmuls_at(Dispatch::current(), pool, x, products);
 }
 
@@ -61,23 +75,28 @@ pub fn matmuls(pool: &Pool, x: &Activations<'_>, products: &mut [(&Matrix<'_>, &
 /// # Panics
 /// As [`matmul`].
 pub fn matmul_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
-    matmuls_at(level, pool, x, &mut [(w, out)]);
+    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }]);
 }
 
-fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, products: &mut [(&Matrix<'_>, &mut [f32])]) {
-    let total: usize = products.iter().map(|(w, _)| w.rows()).sum();
+fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: Vec<RowsInto<'_>>) {
+    let total: usize = products.iter().map(|product| product.w.rows()).sum();
     let mut jobs = Vec::with_capacity(products.len());
     let mut first = 0;
-    for (w, out) in products.iter_mut() {
+    for RowsInto { w, first: first_row, rows, out } in &mut products {
         assert_eq!(w.cols(), x.cols(), "columns of the weights and of the activations");
-        assert_eq!(out.len(), x.rows() * w.rows(), "length of the output of a matrix product");
-        if out.is_empty() {
+        assert_eq!(out.len(), x.rows() * *rows, "length of the output of a matrix product");
+        assert!(
+            first_row.checked_add(w.rows()).is_some_and(|end| end <= *rows),
+            "rows from {first_row} on, {} of them, in an output of {rows}",
+            w.rows()
+        );
+        if out.is_empty() || w.rows() == 0 {
             continue;
         }
         // The byte form is made before the work is split, by all threads together.
         x.prepare(pool, w.format().block_len());
         let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols());
-        jobs.push((Product { level, w, x, out: Output::new(out, w.rows()) }, tasks, first));
+        jobs.push((Product { level, w: &*w, x, out: Output::new(out, *rows, *first_row) }, tasks, first));
         first += tasks.count();
     }
     pool.run(first, |i| {

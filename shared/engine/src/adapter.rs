@@ -152,8 +152,8 @@ impl Adapter {
     pub(crate) fn change(&self, layer: usize, projection: Projection) -> Option<Change<'_>> {
         let at = self.layers.get(layer)?[projection as usize].as_ref()?;
         let matrix = |at: &MatrixAt| {
-            Matrix::new(at.format, at.rows, at.cols, at.bytes(&self.gguf))
-                .expect("both halves were checked at open")
+            let matrix = Matrix::new(at.format, at.rows, at.cols, at.bytes(&self.gguf));
+            Weight::from(matrix.expect("both halves were checked at open"))
         };
         Some(Change { a: matrix(&at.a), b: matrix(&at.b), factor: at.factor })
     }

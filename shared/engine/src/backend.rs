@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use baton_kernels_cpu::RopeStyle;
+use baton_kernels_cpu::{Matrix, RopeStyle};
 
 use crate::config::SlidingWindow;
 use crate::eviction::Kept;
@@ -14,7 +14,7 @@ use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
-use crate::weights::Weight;
+use crate::weights::{Weight, WeightError};
 
 pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
@@ -90,7 +90,7 @@ pub(crate) trait Backend: Send + Sync {
     fn keep(&self, kv: &mut Self::Kv, kept: &Kept, from: &[BlockId], to: &[BlockId]);
 
     /// Row `i` becomes the embedding of `ids[i]`.
-    fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut Self::Rows);
+    fn embed(&self, table: &Matrix<'_>, ids: &[TokenId], out: &mut Self::Rows);
 
     /// Chosen rows of `x`, in the order given.
     fn gather(&self, x: &Self::Rows, rows: &[usize]) -> Self::Rows;
@@ -104,8 +104,12 @@ pub(crate) trait Backend: Send + Sync {
     /// `x *= factor`.
     fn scale(&self, x: &mut Self::Rows, factor: f32);
 
-    /// Each output becomes `x W^T`.
-    fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]);
+    /// Each output becomes `x W^T`: first with the rows of the weights that are at hand, then, in order, with those that
+    /// are waited for.
+    ///
+    /// # Errors
+    /// [`WeightError`] where weights cannot be read; what the outputs hold then means nothing.
+    fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]) -> Result<(), WeightError>;
 
     /// Adds the bias to each row; nothing where it is empty.
     fn add_bias(&self, x: &mut Self::Rows, bias: &[f32]);

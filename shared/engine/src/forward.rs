@@ -84,8 +84,13 @@ impl<R> Gated<R> {
     }
 
     /// `gate = x gate^T`, `up = x up^T`.
-    fn project<B: Backend<Rows = R>>(&mut self, backend: &B, weights: &GatedWeights<'_>, x: &R) {
-        backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)]);
+    fn project<B: Backend<Rows = R>>(
+        &mut self,
+        backend: &B,
+        weights: &GatedWeights<'_>,
+        x: &R,
+    ) -> Result<(), WeightError> {
+        backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)])
     }
 
     /// `gate = act(gate) * up`: after it, all but the projection down.
@@ -140,7 +145,7 @@ impl<'a, B: Backend> Pass<'a, B> {
             source.hint(layer, Part::Ffn);
         }
         let weights = source.acquire(layer, Part::Attention)?.attention()?;
-        self.keys_and_values(kv, layer, &weights);
+        self.keys_and_values(kv, layer, &weights)?;
         self.attend(kv, layer, last);
         if last {
             self.keep_wanted();
@@ -148,25 +153,30 @@ impl<'a, B: Backend> Pass<'a, B> {
         if ends_here {
             return Ok(());
         }
-        self.mix(layer, &weights);
+        self.mix(layer, &weights)?;
         let weights = source.acquire(layer, Part::Ffn)?.ffn()?;
         self.feed_forward(layer, &weights)
     }
 
     /// Queries, and keys and values into the cache, of every row.
-    fn keys_and_values(&mut self, kv: &mut B::Kv, layer: usize, weights: &AttentionWeights<'_>) {
+    fn keys_and_values(
+        &mut self,
+        kv: &mut B::Kv,
+        layer: usize,
+        weights: &AttentionWeights<'_>,
+    ) -> Result<(), WeightError> {
         let PassInput { backend, config, spans, .. } = self.input;
         backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
         backend.project(
             &self.normed,
             &mut [(weights.q, &mut self.q), (weights.k, &mut self.k), (weights.v, &mut self.v)],
-        );
+        )?;
         let changed = &mut [
             (Projection::Query, &mut self.q),
             (Projection::Key, &mut self.k),
             (Projection::Value, &mut self.v),
         ];
-        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed);
+        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
         let [q_bias, k_bias, v_bias] = weights.biases;
         backend.add_bias(&mut self.q, q_bias);
         backend.add_bias(&mut self.k, k_bias);
@@ -179,6 +189,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         backend.rope(&mut self.q, config.d_head, table, config.family.rope_style);
         backend.rope(&mut self.k, config.d_head, table, config.family.rope_style);
         backend.append(kv, layer, &self.k, &self.v, spans);
+        Ok(())
     }
 
     /// Attention, and the scores that are asked for.
@@ -237,13 +248,14 @@ impl<'a, B: Backend> Pass<'a, B> {
     }
 
     /// Adds what attention found to the residual stream.
-    fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) {
+    fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) -> Result<(), WeightError> {
         let PassInput { backend, config, .. } = self.input;
-        backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)]);
+        backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)])?;
         let changed = &mut [(Projection::Output, &mut self.normed)];
-        self.adapted.add(backend, layer, (&self.mixed, self.n_rows), changed);
+        self.adapted.add(backend, layer, (&self.mixed, self.n_rows), changed)?;
         backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
         backend.add(&mut self.x, &self.normed);
+        Ok(())
     }
 
     fn feed_forward(&mut self, layer: usize, weights: &FfnWeights<'_>) -> Result<(), WeightError> {
@@ -252,14 +264,14 @@ impl<'a, B: Backend> Pass<'a, B> {
         match &weights.body {
             FfnBody::Dense(network) => {
                 self.hint_next_layer(layer);
-                self.scratch.project(backend, network, &self.normed);
+                self.scratch.project(backend, network, &self.normed)?;
                 let Gated { gate, up } = &mut self.scratch;
                 let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
-                self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed);
+                self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
                 self.scratch.activate(backend, config.family.activation);
-                backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)]);
+                backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)])?;
                 let changed = &mut [(Projection::Down, &mut self.normed)];
-                self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed);
+                self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed)?;
             }
             FfnBody::Experts { router, shared } => {
                 if let Some(experts) = &config.experts {
@@ -288,33 +300,37 @@ impl<'a, B: Backend> Pass<'a, B> {
     ) -> Result<B::Rows, WeightError> {
         let PassInput { backend, config, source, .. } = self.input;
         let mut logits = backend.rows(self.n_rows, experts.count);
-        backend.project(&self.normed, &mut [(router, &mut logits)]);
+        backend.project(&self.normed, &mut [(router, &mut logits)])?;
         let routes = route(backend.read(logits), experts);
         let mut sum = backend.rows(self.n_rows, config.d_model);
         let add = |sum: &mut B::Rows, weights: &GatedWeights<'_>, f, rows: &[usize], factors: &[f32]| {
             let x = backend.gather(&self.normed, rows);
             let mut scratch = Gated::new(backend, rows.len(), f);
-            scratch.project(backend, weights, &x);
+            scratch.project(backend, weights, &x)?;
             scratch.activate(backend, config.family.activation);
             let mut out = backend.rows(rows.len(), config.d_model);
-            backend.project(&scratch.gate, &mut [(weights.down, &mut out)]);
+            backend.project(&scratch.gate, &mut [(weights.down, &mut out)])?;
             backend.add_scaled(sum, rows, factors, &out);
+            Ok::<(), WeightError>(())
         };
+        if let Some(first) = routes.first() {
+            source.hint(layer, Part::Expert(first.expert));
+        }
         for (at, route) in routes.iter().enumerate() {
             match routes.get(at + 1) {
                 Some(next) => source.hint(layer, Part::Expert(next.expert)),
                 None => self.hint_next_layer(layer),
             }
             let weights = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
-            add(&mut sum, &weights, experts.d_ff, &route.rows, &route.factors);
+            add(&mut sum, &weights, experts.d_ff, &route.rows, &route.factors)?;
         }
         if let (Some(shared), Some(f)) = (shared, experts.shared_d_ff) {
             let mut gate = backend.rows(self.n_rows, 1);
-            backend.project(&self.normed, &mut [(shared.gate, &mut gate)]);
+            backend.project(&self.normed, &mut [(shared.gate, &mut gate)])?;
             let mut factors = backend.read(gate);
             sigmoid(&mut factors);
             let rows: Vec<usize> = (0..self.n_rows).collect();
-            add(&mut sum, &shared.network, f, &rows, &factors);
+            add(&mut sum, &shared.network, f, &rows, &factors)?;
         }
         Ok(sum)
     }
@@ -386,7 +402,7 @@ pub(crate) fn logits<B: Backend>(
     let mut normed = backend.rows(n_rows, config.d_model);
     backend.rms_norm(&x, output.norm, config.norm_eps, &mut normed);
     let mut logits = backend.rows(n_rows, config.vocab_len);
-    backend.project(&normed, &mut [(output.head, &mut logits)]);
+    backend.project(&normed, &mut [(output.head, &mut logits)])?;
     Ok(backend.read(logits))
 }
 

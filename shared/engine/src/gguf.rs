@@ -17,6 +17,7 @@ mod tests;
 mod writer;
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use error::{GgufError, GgufWriteError};
@@ -36,15 +37,22 @@ const ALIGNMENT_MAX: u64 = 1 << 20;
 /// Where the file's bytes are.
 #[derive(Debug)]
 enum Source {
-    Mapped(MappedFile),
+    Mapped { map: MappedFile, path: PathBuf },
     Owned(Vec<u8>),
 }
 
 impl Source {
     fn bytes(&self) -> &[u8] {
         match self {
-            Source::Mapped(map) => map.bytes(),
+            Source::Mapped { map, .. } => map.bytes(),
             Source::Owned(bytes) => bytes,
+        }
+    }
+
+    fn map(&self) -> Option<&MappedFile> {
+        match self {
+            Source::Mapped { map, .. } => Some(map),
+            Source::Owned(_) => None,
         }
     }
 }
@@ -171,6 +179,51 @@ impl Gguf {
         &self.parts[place.part].bytes()[place.range()]
     }
 
+    /// The path of each file, in order; `None` where bytes in memory were given.
+    pub fn part_paths(&self) -> Option<Vec<&Path>> {
+        fn path(part: &Source) -> Option<&Path> {
+            match part {
+                Source::Mapped { path, .. } => Some(path.as_path()),
+                Source::Owned(_) => None,
+            }
+        }
+        self.parts.iter().map(path).collect()
+    }
+
+    /// Advice: from now on only pages that are touched are read, without their neighbours. For a model of which a part
+    /// stays in memory ([`Self::read_ahead`]) and the rest is read otherwise.
+    pub fn read_only_what_is_touched(&self) {
+        self.parts.iter().filter_map(Source::map).for_each(MappedFile::read_only_what_is_touched);
+    }
+
+    /// Advice: these bytes of file `part` will be needed again and again. Gives those at both ends that do not come in
+    /// huge pages, which the system reads faster when it is told of them ahead.
+    pub fn expect_use(&self, part: usize, range: Range<usize>) -> [Range<usize>; 2] {
+        if let Some(map) = self.parts.get(part).and_then(Source::map) {
+            map.expect_use(range.clone());
+        }
+        let whole = map::whole_huge_pages(&range);
+        if whole.is_empty() {
+            [range.clone(), range.end..range.end]
+        } else {
+            [range.start..whole.start, whole.end..range.end]
+        }
+    }
+
+    /// Advice: reads these bytes of file `part` into memory. Takes as long as that takes.
+    pub fn read_ahead(&self, part: usize, range: Range<usize>) {
+        if let Some(map) = self.parts.get(part).and_then(Source::map) {
+            map.read_ahead(range);
+        }
+    }
+
+    /// Advice: the pages inside these bytes of file `part` are not needed any more.
+    pub fn let_go(&self, part: usize, range: Range<usize>) {
+        if let Some(map) = self.parts.get(part).and_then(Source::map) {
+            map.let_go(range);
+        }
+    }
+
     fn info(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by(|&i| self.tensors[i].name().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[found]])
@@ -186,7 +239,7 @@ impl Part {
             return Err(GgufError::NotAFile { path: path.to_owned() });
         }
         let map = MappedFile::map(&file).map_err(|err| GgufError::Map { path: path.to_owned(), err })?;
-        Part::parse(Source::Mapped(map), no)
+        Part::parse(Source::Mapped { map, path: path.to_owned() }, no)
     }
 
     fn parse(source: Source, no: usize) -> Result<Part, GgufError> {

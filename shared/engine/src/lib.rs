@@ -1,7 +1,7 @@
 //! The inference engine: model files, tokenizers, chat templates, and the forward pass over a paged KV cache.
 //!
-//! Synchronous: owns its compute threads, reads no clock, opens no socket; async programs talk to it through
-//! channels. What always holds: a token's logits do not depend on batch, chunking, threads or weight source.
+//! Synchronous: owns its threads, reads no clock but to count what weights were waited for, opens no socket; async
+//! programs talk to it through channels. What always holds: a token's logits do not depend on batch, chunking, threads or weight source.
 
 pub mod adapter;
 mod backend;
@@ -44,3 +44,4 @@ pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message, ToolChat};
 pub use token_set::TokenSet;
 pub use tokenizer::{TokenId, Tokenizer};
+pub use weights::{Residency, ResidencyStats, STREAM_BYTES};

@@ -11,7 +11,9 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::gguf::{Gguf, GgufError};
 use crate::template::{ChatTemplate, TemplateError};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
-use crate::weights::{self, MappedWeights, TensorError, WeightSource};
+use crate::weights::{
+    self, MappedWeights, Residency, ResidencyError, StreamedWeights, TensorError, WeightSource,
+};
 
 /// Why a file is no model that the engine can run.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,9 @@ pub enum ModelError {
     /// Its chat template cannot be used.
     #[error("model chat template")]
     Template(#[from] TemplateError),
+    /// Its weights cannot be streamed.
+    #[error("model residency")]
+    Residency(#[from] ResidencyError),
     /// The tokenizer gives ids that the embedding table does not have.
     #[error("tokenizer has {tokens} tokens, the embedding table has {rows} rows")]
     VocabularyTooLarge {
@@ -42,11 +47,25 @@ pub enum ModelError {
     },
 }
 
+/// Where a model's weights are.
+enum Weights {
+    Mapped(MappedWeights),
+    Streamed(Box<StreamedWeights>),
+}
+
+/// What is to be done with a model's weights when it is opened.
+enum Keep<'a> {
+    /// They are mapped, with copies of so many bytes.
+    Repacked(u64),
+    /// What does not stay is read for every token.
+    Within(&'a Residency),
+}
+
 /// A model, ready to run.
 pub struct Model {
     gguf: Arc<Gguf>,
     config: ModelConfig,
-    weights: MappedWeights,
+    weights: Weights,
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
     name: String,
@@ -72,7 +91,17 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_repacked(path: &Path, budget: u64) -> Result<Arc<Self>, ModelError> {
-        Self::read(Gguf::open(path)?, budget)
+        Self::read(Gguf::open(path)?, &Keep::Repacked(budget))
+    }
+
+    /// [`Self::open`], for a device whose memory does not hold all weights that it computes with: as many of them as
+    /// `residency` allows stay in memory, the others are read from the disk for every token. Not one logit depends on
+    /// it. Of layers that are not listed nothing is read; they cannot be run.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and [`ModelError::Residency`].
+    pub fn open_within(path: &Path, residency: &Residency) -> Result<Arc<Self>, ModelError> {
+        Self::read(Gguf::open(path)?, &Keep::Within(residency))
     }
 
     /// A model of an opened file, which may be bytes in memory.
@@ -80,15 +109,25 @@ impl Model {
     /// # Errors
     /// [`ModelError`], whatever the file holds.
     pub fn from_gguf(gguf: Gguf) -> Result<Arc<Self>, ModelError> {
-        Self::read(gguf, 0)
+        Self::read(gguf, &Keep::Repacked(0))
     }
 
-    fn read(gguf: Gguf, repack_budget: u64) -> Result<Arc<Self>, ModelError> {
+    fn read(gguf: Gguf, keep: &Keep<'_>) -> Result<Arc<Self>, ModelError> {
         let gguf = Arc::new(gguf);
+        if let Keep::Within(_) = keep {
+            // Before norms are read, which lie between large matrices.
+            gguf.read_only_what_is_touched();
+        }
         let mut config = ModelConfig::from_gguf(&gguf, weights::vocab_len(&gguf)?)?;
         config.rope.freq_divisors = weights::rope_divisors(&gguf, &config)?;
         let mut weights = MappedWeights::new(Arc::clone(&gguf), &config)?;
-        weights.repack(repack_budget);
+        let weights = match keep {
+            Keep::Repacked(budget) => {
+                weights.repack(*budget);
+                Weights::Mapped(weights)
+            }
+            Keep::Within(residency) => Weights::Streamed(Box::new(StreamedWeights::new(weights, residency)?)),
+        };
         let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
         let (tokens, rows) = (tokenizer.vocab_len(), config.vocab_len);
         if tokens > rows {
@@ -106,7 +145,18 @@ impl Model {
 
     /// Where its weights come from.
     pub fn weights(&self) -> &dyn WeightSource {
-        &self.weights
+        match &self.weights {
+            Weights::Mapped(weights) => weights,
+            Weights::Streamed(weights) => &**weights,
+        }
+    }
+
+    /// What of it stays in memory, to be asked and to be changed, where it was opened by [`Self::open_within`].
+    pub fn streamed(&self) -> Option<&StreamedWeights> {
+        match &self.weights {
+            Weights::Mapped(_) => None,
+            Weights::Streamed(weights) => Some(weights),
+        }
     }
 
     /// Its tokenizer.

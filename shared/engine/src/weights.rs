@@ -2,19 +2,26 @@
 //!
 //! The forward pass asks a [`WeightSource`] for the attention or feed-forward half of a layer, or for one of its
 //! experts, and says what it needs next; whether the bytes are mapped from a file, repacked or streamed is the
-//! source's business. The source here, [`MappedWeights`], borrows every matrix from the mapped model file.
+//! source's business. [`MappedWeights`] borrows every matrix from the mapped model file; [`StreamedWeights`] does so
+//! with what fits into its budget, and reads the rest from the disk for every token.
 //!
 //! Invariant: every tensor has been checked against the model's shape when the source was made, so acquiring
 //! cannot meet a wrong one.
 
-use baton_kernels_cpu::{KernelError, Matrix};
+use std::path::PathBuf;
+
+use baton_kernels_cpu::{Format, KernelError, Matrix};
 
 use crate::gguf::GgufError;
 
 mod mapped;
+mod streamed;
 
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
+pub use streamed::{
+    Residency, ResidencyError, ResidencyStats, STREAM_BYTES, StreamedMatrix, StreamedWeights,
+};
 
 /// Half of a transformer layer, or an expert of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,6 +63,28 @@ pub enum WeightError {
     /// The bytes do not make a matrix.
     #[error("weight matrix")]
     Matrix(#[from] KernelError),
+    /// A layer that another device computes.
+    #[error("layer {layer} is not among the layers that this device computes")]
+    LayerElsewhere {
+        /// The layer asked for.
+        layer: usize,
+    },
+    /// Embedding or logits where another device computes them.
+    #[error("this device computes neither embeddings nor logits")]
+    EndsElsewhere,
+    /// Weights that are read for every token could not be read.
+    #[error("read {len} bytes of weights at byte {offset} of `{}`", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where the bytes begin.
+        offset: u64,
+        /// How many they are.
+        len: usize,
+        /// What the system says.
+        #[source]
+        err: std::io::Error,
+    },
 }
 
 /// What is wrong with a model's tensors.
@@ -105,7 +134,63 @@ pub enum TensorError {
 }
 
 /// One weight matrix `[rows, cols]`, borrowed from its source.
-pub type Weight<'a> = Matrix<'a>;
+///
+/// A product with it is made of two steps, in this order: with the rows that are [`Self::at_hand`], then with those that
+/// are [waited for](Self::wait). An element is the same bits whichever rows come with it.
+#[derive(Debug, Clone, Copy)]
+pub enum Weight<'a> {
+    /// All rows are at hand.
+    Whole(Matrix<'a>),
+    /// Some rows are read when their turn comes.
+    Streamed(StreamedMatrix<'a>),
+}
+
+impl<'a> Weight<'a> {
+    /// The storage format.
+    pub fn format(&self) -> Format {
+        match self {
+            Self::Whole(matrix) => matrix.format(),
+            Self::Streamed(matrix) => matrix.format(),
+        }
+    }
+
+    /// Rows: the length of an output vector.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Whole(matrix) => matrix.rows(),
+            Self::Streamed(matrix) => matrix.rows(),
+        }
+    }
+
+    /// The first rows, as many as need not be waited for; none, some or all.
+    ///
+    /// # Errors
+    /// [`WeightError::Matrix`] where bytes and shape disagree.
+    pub fn at_hand(&self) -> Result<Matrix<'a>, WeightError> {
+        match self {
+            Self::Whole(matrix) => Ok(*matrix),
+            Self::Streamed(matrix) => matrix.resident(),
+        }
+    }
+
+    /// Calls `each(first, rows)` for the other rows, a piece at a time and in order, with the first row's number.
+    /// A piece's memory is taken back when the call returns.
+    ///
+    /// # Errors
+    /// [`WeightError::Read`] where the disk fails.
+    pub fn wait(&self, each: impl FnMut(usize, Matrix<'_>)) -> Result<(), WeightError> {
+        match self {
+            Self::Whole(_) => Ok(()),
+            Self::Streamed(matrix) => matrix.wait(each),
+        }
+    }
+}
+
+impl<'a> From<Matrix<'a>> for Weight<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Self::Whole(matrix)
+    }
+}
 
 /// The attention half of a layer.
 #[derive(Debug)]
@@ -230,17 +315,19 @@ impl<'a> PartWeights<'a> {
 
 /// Gives weights to the forward pass.
 pub trait WeightSource: Send + Sync {
-    /// The weights of one part of a layer, valid while the borrow lasts.
+    /// The weights of one part of a layer, valid while the borrow lasts. Acquiring reads nothing: rows that are
+    /// streamed are waited for one piece at a time ([`Weight::wait`]), so that a part may be larger than the memory
+    /// that it streams through.
     ///
     /// # Errors
     /// [`WeightError`]; a source that reads or receives may fail at any time.
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError>;
 
-    /// The embedding table, `[v, e]`.
+    /// The embedding table, `[v, e]`, of which a token needs one row.
     ///
     /// # Errors
     /// As [`Self::acquire`].
-    fn embedding(&self) -> Result<Weight<'_>, WeightError>;
+    fn embedding(&self) -> Result<Matrix<'_>, WeightError>;
 
     /// What turns the last hidden state into logits.
     ///

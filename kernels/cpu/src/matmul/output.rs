@@ -4,11 +4,12 @@
 
 use std::marker::PhantomData;
 
-/// A borrowed output `[t, rows]` that is written through a shared reference.
+/// A borrowed output `[t, rows]` that is written through a shared reference, from row `first` on.
 pub(super) struct Output<'a> {
     start: *mut f32,
     len: usize,
     rows: usize,
+    first: usize,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
@@ -17,14 +18,15 @@ pub(super) struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// Takes `out` (`[t, rows]`) for as long as the product runs.
-    pub fn new(out: &'a mut [f32], rows: usize) -> Self {
-        Self { start: out.as_mut_ptr(), len: out.len(), rows, borrow: PhantomData }
+    /// Takes `out` (`[t, rows]`) for as long as the product runs; row 0 of the product is row `first` of it.
+    pub fn new(out: &'a mut [f32], rows: usize, first: usize) -> Self {
+        Self { start: out.as_mut_ptr(), len: out.len(), rows, first, borrow: PhantomData }
     }
 
     /// Writes `values` to rows `row..` of token `t`. A task calls it only for elements of its own rectangle.
     #[inline(always)]
     pub fn write(&self, t: usize, row: usize, values: &[f32]) {
+        let row = self.first + row;
         let at = t * self.rows + row;
         assert!(
             row + values.len() <= self.rows && at + values.len() <= self.len,
@@ -40,6 +42,6 @@ impl<'a> Output<'a> {
     /// Where row `row` of token `t` lies, to be asked for ahead of [`Self::write`].
     #[inline(always)]
     pub fn address(&self, t: usize, row: usize) -> *const u8 {
-        self.start.wrapping_add(t * self.rows + row).cast()
+        self.start.wrapping_add(t * self.rows + self.first + row).cast()
     }
 }

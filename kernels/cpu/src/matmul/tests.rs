@@ -212,9 +212,46 @@ fn products_of_one_job_equal_products_of_their_own() {
         .map(|((rows, format), data)| Matrix::new(*format, *rows, 512, data).unwrap())
         .collect();
     let mut outs: Vec<Vec<f32>> = shapes.iter().map(|(rows, _)| vec![f32::NAN; 9 * rows]).collect();
-    let mut products: Vec<_> = matrices.iter().zip(outs.iter_mut().map(Vec::as_mut_slice)).collect();
-    matmuls(&threads_of(3), &Activations::new(&x, 512), &mut products);
+    let outputs = outs.iter_mut().map(Vec::as_mut_slice);
+    let products = matrices.iter().zip(outputs);
+    let products = products.map(|(w, out)| RowsInto { w: *w, first: 0, rows: w.rows(), out }).collect();
+    matmul_rows(&threads_of(3), &Activations::new(&x, 512), products);
     for (w, out) in matrices.iter().zip(&outs) {
         assert_eq!(bits(out), bits(&product(Dispatch::best(), w, &x)), "{:?}", w.format());
     }
+}
+
+#[test]
+fn products_with_some_rows_at_a_time_equal_the_product_with_all() {
+    let mut noise = Noise(6);
+    for (format, cuts) in
+        [(Format::Q4K, &[0, 1, 33, 100][..]), (Format::Q8_0, &[0, 48, 100]), (Format::F16, &[0, 100])]
+    {
+        let data = weights(&mut noise, format, 100, 512);
+        let row_bytes = data.len() / 100;
+        let w = Matrix::new(format, 100, 512, &data).unwrap();
+        for tokens in [1, 2, 9, 70] {
+            let x = noise.row(tokens * 512);
+            let want = product(Dispatch::current(), &w, &x);
+            let mut out = vec![f32::NAN; tokens * 100];
+            // The last rows first, since any order must do.
+            for cut in cuts.windows(2).rev() {
+                let bytes = &data[cut[0] * row_bytes..cut[1] * row_bytes];
+                let some = Matrix::new(format, cut[1] - cut[0], 512, bytes).unwrap();
+                let into = RowsInto { w: some, first: cut[0], rows: 100, out: &mut out };
+                matmul_rows(&threads_of(2), &Activations::new(&x, 512), vec![into]);
+            }
+            assert_eq!(bits(&out), bits(&want), "{format:?}, {tokens} tokens, cut at {cuts:?}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rows from 5 on, 4 of them, in an output of 8")]
+fn rows_outside_of_the_output_are_refused() {
+    let data = [0; 4 * 34];
+    let w = Matrix::new(Format::Q8_0, 4, 32, &data).unwrap();
+    let (x, mut out) = ([0.0; 32], [0.0; 8]);
+    let into = RowsInto { w, first: 5, rows: 8, out: &mut out };
+    matmul_rows(&Pool::single(), &Activations::new(&x, 32), vec![into]);
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use baton_kernels_cpu::{
-    Activations, Pool, Queries, RopeStyle, RowLayout, Visible, add_assign, add_scaled, attend_rows, geglu,
-    matmuls, rms_norm, rms_norm_heads, rope, scale, score_rows, swiglu,
+    Activations, Matrix, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible, add_assign, add_scaled,
+    attend_rows, geglu, matmul_rows, rms_norm, rms_norm_heads, rope, scale, score_rows, swiglu,
 };
 
 use super::cpu_kv::CpuKv;
@@ -14,7 +14,7 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
-use crate::weights::Weight;
+use crate::weights::{Weight, WeightError};
 
 /// The threads that compute.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ impl Backend for CpuBackend {
         kv.keep(kept, from, to);
     }
 
-    fn embed(&self, table: &Weight<'_>, ids: &[TokenId], out: &mut CpuRows) {
+    fn embed(&self, table: &Matrix<'_>, ids: &[TokenId], out: &mut CpuRows) {
         out.for_each(&self.pool, |row, numbers| {
             table
                 .dequantize_row(ids[row] as usize, numbers)
@@ -183,11 +183,21 @@ impl Backend for CpuBackend {
         x.for_each(&self.pool, |_, numbers| scale(numbers, factor));
     }
 
-    fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) {
+    fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) -> Result<(), WeightError> {
         let activations = Activations::new(&x.data, x.width);
-        let mut products: Vec<_> =
-            into.iter_mut().map(|(weight, out)| (&*weight, out.data.as_mut_slice())).collect();
-        matmuls(&self.pool, &activations, &mut products);
+        let mut at_hand = Vec::with_capacity(into.len());
+        for (weight, out) in into.iter_mut() {
+            let w = weight.at_hand()?;
+            at_hand.push(RowsInto { w, first: 0, rows: weight.rows(), out: &mut out.data });
+        }
+        matmul_rows(&self.pool, &activations, at_hand);
+        for (weight, out) in into {
+            let rows = weight.rows();
+            weight.wait(|first, w| {
+                matmul_rows(&self.pool, &activations, vec![RowsInto { w, first, rows, out: &mut out.data }]);
+            })?;
+        }
+        Ok(())
     }
 
     fn add_bias(&self, x: &mut CpuRows, bias: &[f32]) {

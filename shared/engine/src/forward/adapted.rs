@@ -6,6 +6,7 @@
 
 use crate::adapter::{Adapter, Projection};
 use crate::backend::Backend;
+use crate::weights::WeightError;
 
 /// Rows of one adapter, in order, and how many rows the pass has.
 pub(crate) struct AdaptedRows<'a> {
@@ -40,7 +41,7 @@ impl<'a> Adapted<'a> {
         layer: usize,
         (x, n_rows): (&B::Rows, usize),
         into: &mut [(Projection, &mut B::Rows)],
-    ) {
+    ) -> Result<(), WeightError> {
         for part in &self.0 {
             let mut changes = Vec::with_capacity(into.len());
             for (projection, out) in into.iter_mut() {
@@ -57,12 +58,13 @@ impl<'a> Adapted<'a> {
                 changes.iter().map(|(change, _)| backend.rows(t, change.a.rows())).collect();
             let mut products: Vec<_> =
                 changes.iter().zip(&mut low).map(|((change, _), low)| (change.a, low)).collect();
-            backend.project(own.as_ref().unwrap_or(x), &mut products);
+            backend.project(own.as_ref().unwrap_or(x), &mut products)?;
             for ((change, out), low) in changes.iter_mut().zip(&low) {
                 let mut high = backend.rows(t, change.b.rows());
-                backend.project(low, &mut [(change.b, &mut high)]);
+                backend.project(low, &mut [(change.b, &mut high)])?;
                 backend.add_scaled(out, &part.rows, &vec![change.factor; t], &high);
             }
         }
+        Ok(())
     }
 }

@@ -84,6 +84,11 @@ pub struct TensorPlace {
 }
 
 impl TensorPlace {
+    /// The number of the file, 0 where a model is whole.
+    pub fn part(&self) -> usize {
+        self.part
+    }
+
     /// The bytes of the file.
     pub fn range(&self) -> Range<usize> {
         self.start..self.end

@@ -37,15 +37,54 @@ impl MatrixAt {
 
     /// Its stored bytes in the file that it was found in.
     pub(crate) fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
-        let row_bytes = self.format.row_bytes(self.cols).unwrap_or(0);
+        let row_bytes = self.row_bytes();
         &gguf.bytes_at(self.place)[self.first_row * row_bytes..(self.first_row + self.rows) * row_bytes]
     }
+
+    /// Stored bytes of a row.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.cols).unwrap_or(0)
+    }
+
+    /// Where its bytes lie: the number of the file, and their range in it.
+    pub(crate) fn extent(&self) -> (usize, Range<usize>) {
+        let first = self.place.range().start + self.first_row * self.row_bytes();
+        (self.place.part(), first..first + self.rows * self.row_bytes())
+    }
 }
+
+/// How a source gives some rows of a matrix.
+pub(super) type WeightOf<'a, 'f> = &'f dyn Fn(&MatrixAt, Range<usize>) -> Result<Weight<'a>, WeightError>;
 
 struct GatedAt {
     gate: MatrixAt,
     up: MatrixAt,
     down: MatrixAt,
+}
+
+impl GatedAt {
+    fn matrices(&self) -> [MatrixAt; 3] {
+        [self.gate, self.up, self.down]
+    }
+
+    fn all<'a>(&self, weight: WeightOf<'a, '_>) -> Result<GatedWeights<'a>, WeightError> {
+        let all = |at: &MatrixAt| weight(at, 0..at.rows);
+        Ok(GatedWeights { gate: all(&self.gate)?, up: all(&self.up)?, down: all(&self.down)? })
+    }
+
+    /// One of `count` networks whose matrices lie one below the other.
+    fn one<'a>(
+        &self,
+        expert: usize,
+        count: usize,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<GatedWeights<'a>, WeightError> {
+        let one = |at: &MatrixAt| {
+            let rows = at.rows / count;
+            weight(at, expert * rows..(expert + 1) * rows)
+        };
+        Ok(GatedWeights { gate: one(&self.gate)?, up: one(&self.up)?, down: one(&self.down)? })
+    }
 }
 
 #[expect(clippy::large_enum_variant, reason = "one for each layer, whichever it is")]
@@ -58,6 +97,40 @@ enum FfnAt {
         count: usize,
         shared: Option<(MatrixAt, GatedAt)>,
     },
+}
+
+impl FfnAt {
+    fn body<'a>(&self, weight: WeightOf<'a, '_>) -> Result<FfnBody<'a>, WeightError> {
+        match self {
+            Self::Dense(network) => Ok(FfnBody::Dense(network.all(weight)?)),
+            Self::Experts { router, shared, .. } => {
+                let router = weight(router, 0..router.rows)?;
+                let shared = match shared {
+                    Some((gate, network)) => Some(SharedExpert {
+                        gate: weight(gate, 0..gate.rows)?,
+                        network: network.all(weight)?,
+                    }),
+                    None => None,
+                };
+                Ok(FfnBody::Experts { router, shared })
+            }
+        }
+    }
+
+    fn expert<'a>(
+        &self,
+        layer: usize,
+        expert: usize,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<GatedWeights<'a>, WeightError> {
+        match self {
+            Self::Experts { stacked, count, .. } if expert < *count => stacked.one(expert, *count, weight),
+            Self::Experts { count, .. } => {
+                Err(WeightError::NoSuchExpert { expert, n_experts: *count, layer })
+            }
+            Self::Dense(_) => Err(WeightError::NoSuchExpert { expert, n_experts: 0, layer }),
+        }
+    }
 }
 
 struct LayerAt {
@@ -196,52 +269,90 @@ impl MappedWeights {
         }
     }
 
-    fn gated(&self, at: &GatedAt) -> Result<GatedWeights<'_>, WeightError> {
-        Ok(GatedWeights {
-            gate: self.matrix(&at.gate)?,
-            up: self.matrix(&at.up)?,
-            down: self.matrix(&at.down)?,
-        })
+    /// One part of a layer, with matrices as `weight` gives them: it is called with each matrix of the part and with
+    /// the rows of it that are meant, all but for an expert, whose rows lie among those of others.
+    ///
+    /// # Errors
+    /// [`WeightError::NoSuchLayer`], [`WeightError::NoSuchExpert`], or what `weight` says.
+    pub(super) fn part<'a>(
+        &'a self,
+        layer: usize,
+        part: Part,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<PartWeights<'a>, WeightError> {
+        let n_layers = self.layers.len();
+        let at = self.layers.get(layer).ok_or(WeightError::NoSuchLayer { layer, n_layers })?;
+        match part {
+            Part::Attention => {
+                let [q, k, v, o] = &at.qkvo;
+                let all = |at: &MatrixAt| weight(at, 0..at.rows);
+                Ok(PartWeights::Attention(AttentionWeights {
+                    norm: &at.attn_norm,
+                    q: all(q)?,
+                    k: all(k)?,
+                    v: all(v)?,
+                    o: all(o)?,
+                    biases: at.biases.each_ref().map(Vec::as_slice),
+                    head_norms: at.head_norms.each_ref().map(Vec::as_slice),
+                    post_norm: &at.attn_post_norm,
+                }))
+            }
+            Part::Ffn => Ok(PartWeights::Ffn(FfnWeights {
+                norm: &at.ffn_norm,
+                body: at.ffn.body(weight)?,
+                post_norm: &at.ffn_post_norm,
+            })),
+            Part::Expert(expert) => Ok(PartWeights::Expert(at.ffn.expert(layer, expert, weight)?)),
+        }
     }
 
-    fn attention(&self, at: &LayerAt) -> Result<[Weight<'_>; 4], WeightError> {
-        let [q, k, v, o] = &at.qkvo;
-        Ok([self.matrix(q)?, self.matrix(k)?, self.matrix(v)?, self.matrix(o)?])
+    /// What turns the last hidden state into logits, with the matrix as `weight` gives it.
+    pub(super) fn output_part<'a>(
+        &'a self,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<OutputWeights<'a>, WeightError> {
+        let head = self.head_at();
+        Ok(OutputWeights { norm: &self.output_norm, head: weight(head, 0..head.rows)? })
     }
 
-    fn ffn(&self, at: &FfnAt) -> Result<FfnBody<'_>, WeightError> {
-        match at {
-            FfnAt::Dense(gated) => Ok(FfnBody::Dense(self.gated(gated)?)),
+    /// The projection to logits.
+    pub(super) fn head_at(&self) -> &MatrixAt {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Layers of the model.
+    pub(super) fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The matrices of a layer that every token needs, in the order in which a pass multiplies with them.
+    pub(super) fn matrices(&self, layer: usize) -> Vec<MatrixAt> {
+        let Some(at) = self.layers.get(layer) else { return Vec::new() };
+        let mut matrices = at.qkvo.to_vec();
+        match &at.ffn {
+            FfnAt::Dense(network) => matrices.extend(network.matrices()),
             FfnAt::Experts { router, shared, .. } => {
-                let shared = match shared {
-                    Some((gate, network)) => {
-                        Some(SharedExpert { gate: self.matrix(gate)?, network: self.gated(network)? })
-                    }
-                    None => None,
-                };
-                Ok(FfnBody::Experts { router: self.matrix(router)?, shared })
+                matrices.push(*router);
+                if let Some((gate, network)) = shared {
+                    matrices.push(*gate);
+                    matrices.extend(network.matrices());
+                }
             }
+        }
+        matrices
+    }
+
+    /// The matrices of all experts of a layer, one below the other; none where it has no experts.
+    pub(super) fn expert_matrices(&self, layer: usize) -> Vec<MatrixAt> {
+        match self.layers.get(layer).map(|at| &at.ffn) {
+            Some(FfnAt::Experts { stacked, .. }) => stacked.matrices().to_vec(),
+            _ => Vec::new(),
         }
     }
 
-    fn expert(&self, at: &FfnAt, layer: usize, expert: usize) -> Result<GatedWeights<'_>, WeightError> {
-        match at {
-            FfnAt::Experts { stacked, count, .. } if expert < *count => {
-                let one = |all: &MatrixAt| {
-                    let rows = all.rows / count;
-                    self.matrix(&all.rows(expert * rows..(expert + 1) * rows))
-                };
-                Ok(GatedWeights {
-                    gate: one(&stacked.gate)?,
-                    up: one(&stacked.up)?,
-                    down: one(&stacked.down)?,
-                })
-            }
-            FfnAt::Experts { count, .. } => {
-                Err(WeightError::NoSuchExpert { expert, n_experts: *count, layer })
-            }
-            FfnAt::Dense(_) => Err(WeightError::NoSuchExpert { expert, n_experts: 0, layer }),
-        }
+    /// The file.
+    pub(super) fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
     }
 }
 
@@ -253,38 +364,15 @@ impl std::fmt::Debug for MappedWeights {
 
 impl WeightSource for MappedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
-        let n_layers = self.layers.len();
-        let at = self.layers.get(layer).ok_or(WeightError::NoSuchLayer { layer, n_layers })?;
-        match part {
-            Part::Attention => {
-                let [q, k, v, o] = self.attention(at)?;
-                Ok(PartWeights::Attention(AttentionWeights {
-                    norm: &at.attn_norm,
-                    q,
-                    k,
-                    v,
-                    o,
-                    biases: at.biases.each_ref().map(Vec::as_slice),
-                    head_norms: at.head_norms.each_ref().map(Vec::as_slice),
-                    post_norm: &at.attn_post_norm,
-                }))
-            }
-            Part::Ffn => Ok(PartWeights::Ffn(FfnWeights {
-                norm: &at.ffn_norm,
-                body: self.ffn(&at.ffn)?,
-                post_norm: &at.ffn_post_norm,
-            })),
-            Part::Expert(expert) => Ok(PartWeights::Expert(self.expert(&at.ffn, layer, expert)?)),
-        }
+        self.part(layer, part, &|at, rows| Ok(self.matrix(&at.rows(rows))?.into()))
     }
 
-    fn embedding(&self) -> Result<Weight<'_>, WeightError> {
+    fn embedding(&self) -> Result<Matrix<'_>, WeightError> {
         self.matrix(&self.embedding)
     }
 
     fn output(&self) -> Result<OutputWeights<'_>, WeightError> {
-        let head = self.matrix(self.head.as_ref().unwrap_or(&self.embedding))?;
-        Ok(OutputWeights { norm: &self.output_norm, head })
+        self.output_part(&|at, rows| Ok(self.matrix(&at.rows(rows))?.into()))
     }
 
     /// Nothing: the operating system reads mapped pages ahead by itself.

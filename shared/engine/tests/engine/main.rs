@@ -8,6 +8,7 @@ mod invariance;
 mod pieces;
 mod reference;
 mod refusals;
+mod residency;
 mod sequences;
 
 use std::num::NonZeroUsize;

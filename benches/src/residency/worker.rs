@@ -1,0 +1,165 @@
+//! Decodes some tokens with a model of which a part stays in memory, and says what it cost in one JSON object.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use baton_engine::engine::KvFormat;
+use baton_engine::{Engine, EngineOptions, Model, Residency, SeqId, StepSeq, Wanted};
+use serde_json::{Value, json};
+
+use crate::engine::machine;
+
+/// Options of the hidden subcommand.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model file
+    model: PathBuf,
+    /// Threads
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
+    /// Bytes of weights that stay in memory; the file is mapped as a whole where not given
+    #[arg(long)]
+    budget: Option<u64>,
+    /// Wait for each read
+    #[arg(long)]
+    no_read_ahead: bool,
+    /// Bytes of one read
+    #[arg(long)]
+    read_bytes: Option<usize>,
+    /// Tokens that are measured
+    #[arg(long, default_value_t = 12)]
+    tokens: usize,
+    /// Tokens before them
+    #[arg(long, default_value_t = 3)]
+    warm: usize,
+}
+
+/// Decodes and prints.
+pub fn run(args: &Args) -> Result<()> {
+    if args.tokens == 0 {
+        bail!("0 tokens to measure, must be at least 1");
+    }
+    let residency = args.budget.map(|budget_bytes| {
+        let usual = Residency::default();
+        let read_bytes = args.read_bytes.unwrap_or(usual.read_bytes);
+        Residency { budget_bytes, reads_ahead: !args.no_read_ahead, read_bytes, ..usual }
+    });
+    let opened = match &residency {
+        Some(residency) => Model::open_within(&args.model, residency),
+        None => Model::open(&args.model),
+    };
+    let model = opened.with_context(|| format!("open {}", args.model.display()))?;
+    let options = EngineOptions {
+        threads: Some(args.threads),
+        kv_tokens: (args.warm + args.tokens).max(32),
+        kv_format: KvFormat::F16,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
+    println!("{}", Decoder::new(engine).measure(args)?);
+    Ok(())
+}
+
+struct Decoder {
+    engine: Engine,
+    seq: SeqId,
+    drawn: u32,
+    /// Of the bits of all logits so far: FNV-1a.
+    digest: u64,
+}
+
+/// Readings of counters.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    /// Bytes that this process had the disk read.
+    disk: u64,
+    waited_ms: f64,
+    reading_ms: f64,
+    streamed: u64,
+    reads: u64,
+    in_vain: u64,
+    faults: Option<u64>,
+}
+
+impl Decoder {
+    fn new(mut engine: Engine) -> Self {
+        let seq = engine.create();
+        Self { engine, seq, drawn: 0, digest: 0xcbf2_9ce4_8422_2325 }
+    }
+
+    fn token(&mut self) -> Result<f64> {
+        let vocab = self.engine.model().config().vocab_len as u64;
+        let id = (u64::from(self.drawn).wrapping_mul(2_654_435_761) >> 7) % vocab;
+        self.drawn += 1;
+        let ids = [id as u32];
+        let batch = [StepSeq { seq: self.seq, ids: &ids, logits: Wanted::Last, capture: None }];
+        let begun = Instant::now();
+        let logits = self.engine.step(&batch, &mut ()).context("decode")?.remove(0).logits;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        for logit in logits {
+            self.digest = (self.digest ^ u64::from(logit.to_bits())).wrapping_mul(0x100_0000_01b3);
+        }
+        Ok(ms)
+    }
+
+    fn read(&self) -> Result<Reading> {
+        let stats = self.engine.model().streamed().map(|weights| weights.stats());
+        let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+        Ok(Reading {
+            disk: disk_bytes()?,
+            waited_ms: stats.map_or(0.0, |stats| ms(stats.waited)),
+            reading_ms: stats.map_or(0.0, |stats| ms(stats.reading)),
+            streamed: stats.map_or(0, |stats| stats.bytes_read),
+            reads: stats.map_or(0, |stats| stats.reads),
+            in_vain: stats.map_or(0, |stats| stats.reads_in_vain),
+            faults: stats.and_then(|stats| stats.major_faults),
+        })
+    }
+
+    fn measure(mut self, args: &Args) -> Result<Value> {
+        let first_ms = (0..args.warm).map(|_| self.token()).collect::<Result<Vec<_>>>()?;
+        let before = self.read()?;
+        let mut ms = (0..args.tokens).map(|_| self.token()).collect::<Result<Vec<_>>>()?;
+        let after = self.read()?;
+        let memory = machine::memory(std::process::id())?;
+        let config = self.engine.model().config();
+        let kv_bytes = 4 * config.n_layers * config.d_kv() * (args.warm + args.tokens).next_multiple_of(32);
+        let n = args.tokens as f64;
+        let mean_ms = ms.iter().sum::<f64>() / n;
+        ms.sort_by(f64::total_cmp);
+        let a_token = |before: u64, after: u64| (after - before) as f64 / n;
+        let mut figures = json!({
+            "ms_per_token": ms[ms.len() / 2],
+            "mean_ms_per_token": mean_ms,
+            "first_ms": first_ms,
+            "disk_bytes_per_token": a_token(before.disk, after.disk),
+            "unreclaimable_bytes": memory.unreclaimable,
+            "kv_bytes": kv_bytes,
+            "digest": format!("{:016x}", self.digest),
+        });
+        if let Some(stats) = self.engine.model().streamed().map(|weights| weights.stats()) {
+            figures["streamed"] = json!({
+                "weight_bytes": stats.weight_bytes,
+                "resident_bytes": stats.resident_bytes,
+                "bytes_per_token": a_token(before.streamed, after.streamed),
+                "reads_per_token": a_token(before.reads, after.reads),
+                "reads_in_vain_per_token": a_token(before.in_vain, after.in_vain),
+                "waited_ms_per_token": (after.waited_ms - before.waited_ms) / n,
+                "reading_ms_per_token": (after.reading_ms - before.reading_ms) / n,
+                "major_faults_per_token": before.faults.zip(after.faults).map(|(before, after)| a_token(before, after)),
+                "direct": stats.direct,
+            });
+        }
+        Ok(figures)
+    }
+}
+
+/// Bytes that this process had a disk read, by reading or by touching mapped pages.
+fn disk_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").context("read /proc/self/io")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
+    line.context("/proc/self/io says no read_bytes")?.trim().parse().context("read /proc/self/io")
+}

@@ -1,0 +1,354 @@
+//! How much memory a device's model takes: the whole file where it fits, else as much as the system can give, more and
+//! less as other programs come and go.
+//!
+//! [`Keeper`] decides and has no clock and no I/O; a thread looks once a second and tells the engine. What always holds:
+//! a budget falls as soon as less memory is there, and grows only after that has been so for a while; nothing of a
+//! model is locked in memory.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use baton_engine::weights::StreamedWeights;
+use baton_engine::{Model, ModelError, Residency, STREAM_BYTES};
+
+use crate::ring::memory::Memory;
+use crate::ring::profile::this_memory;
+use crate::ring::shape::{ShapeError, shape_of};
+
+/// What the program takes beside weights, KV cache and reading buffers: vocabulary, activations, code.
+const BESIDE_BYTES: u64 = 96 << 20;
+/// Bytes of a key or value in the device's cache (f32), by those that a shape counts (f16).
+const KV_FACTOR: f64 = 2.0;
+/// How often the memory is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// For how long there must be more memory before more is taken.
+const GROW_AFTER: Duration = Duration::from_secs(10);
+/// Changes of fewer hundredths are not worth reading other pages.
+const SHRINK_PERCENT: u64 = 2;
+const GROW_PERCENT: u64 = 5;
+/// Page faults a pass above which the system is taking the model's pages, whatever it says that it can give.
+const FAULTS_MAX: u64 = 64;
+
+/// What `--memory` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryFor {
+    /// What the system can give.
+    Auto,
+    /// The whole file is mapped, as much of it as there may be memory for.
+    All,
+    /// Bytes of weights.
+    Bytes(u64),
+}
+
+impl FromStr for MemoryFor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let units = [
+            ("KB", 1e3),
+            ("MB", 1e6),
+            ("GB", 1e9),
+            ("KiB", 1024.0),
+            ("MiB", 1048576.0),
+            ("GiB", 1073741824.0),
+        ];
+        let size = || {
+            let (number, unit) =
+                units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)))?;
+            let number: f64 = number.trim().parse().ok()?;
+            (number.is_finite() && number >= 0.0 && number * unit < 1e18).then_some((number * unit) as u64)
+        };
+        match text {
+            "auto" => Ok(Self::Auto),
+            "all" => Ok(Self::All),
+            _ => size().map(Self::Bytes).ok_or_else(|| {
+                format!("`{text}` is no amount of memory: want auto, all or a size like 2GB or 800MB")
+            }),
+        }
+    }
+}
+
+/// Why a model cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its shape cannot be read.
+    #[error("read the model's shape")]
+    Shape(#[from] ShapeError),
+    /// The engine refuses it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// What a device computes of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Tokens of KV cache.
+    pub kv_tokens: usize,
+    /// The layers of a device of a ring that is not its head, in the order in which a token passes them; `None` for all
+    /// layers and logits.
+    pub layers: Option<Vec<usize>>,
+}
+
+/// Opens the model for one engine that computes this share of it. Where not all of that stays in memory, says so in one
+/// line, and follows what the system can give for as long as the model lives.
+///
+/// # Errors
+/// [`OpenError`].
+pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Result<Arc<Model>, OpenError> {
+    let (budget_bytes, follows) = match memory {
+        MemoryFor::All => return Ok(Model::open_repacked(path, repack)?),
+        MemoryFor::Bytes(bytes) => (bytes, None),
+        MemoryFor::Auto => {
+            let shape = shape_of(path)?;
+            let (layers, ends) = match &share.layers {
+                Some(layers) => (layers.len(), 0.0),
+                None => (shape.layers, shape.output_bytes),
+            };
+            let kv = shape.kv_bytes * KV_FACTOR * layers as f64 * share.kv_tokens as f64;
+            let needs = Needs { bytes: kv as u64 + STREAM_BYTES + BESIDE_BYTES, had: unreclaimable_bytes() };
+            let weights = shape.layer_bytes * layers as f64 + ends;
+            // Without rules for this system's memory the file is mapped, as ever.
+            let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
+            let possible = needs.left_for_weights(found.available_bytes, needs.had);
+            if weights as u64 + repack <= possible {
+                return Ok(Model::open_repacked(path, repack)?);
+            }
+            (possible, Some((needs, found)))
+        }
+    };
+    let (layers, ends) = (share.layers.clone(), share.layers.is_none());
+    let model = Model::open_within(path, &Residency { budget_bytes, layers, ends, ..Residency::default() })?;
+    if let Some(weights) = model.streamed() {
+        say(weights, follows.as_ref().map(|(_, found)| found));
+    }
+    if let Some((needs, _)) = follows {
+        let (watched, keeper) = (Arc::downgrade(&model), Keeper::new(budget_bytes));
+        // Where no thread can be had the budget stays as it is.
+        let _ = std::thread::Builder::new()
+            .name("residency".into())
+            .spawn(move || follow(&watched, needs, keeper));
+    }
+    Ok(model)
+}
+
+/// One line, where anything is streamed.
+fn say(weights: &StreamedWeights, found: Option<&Memory>) {
+    let stats = weights.stats();
+    let read = stats.weight_bytes - stats.resident_bytes;
+    if read == 0 {
+        return;
+    }
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let bound = found.map_or_else(|| "--memory".to_owned(), |found| found.bound_by.clone());
+    eprintln!(
+        "{:.2} GB of the model's {:.2} GB of weights stay in memory ({bound} sets the bound); the other {:.2} GB are \
+         read from the disk for every token{}",
+        gigabytes(stats.resident_bytes),
+        gigabytes(stats.weight_bytes),
+        gigabytes(read),
+        if stats.direct { "" } else { ", through the page cache, since its file system has no direct reads" },
+    );
+}
+
+/// What a program takes beside weights, and what of that it had taken when it was counted.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    bytes: u64,
+    had: u64,
+}
+
+impl Needs {
+    /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
+    fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
+        let to_come = self.bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
+        available.saturating_sub(to_come)
+    }
+}
+
+/// Anonymous memory of this process; 0 where the system does not say.
+fn unreclaimable_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kilobytes.map_or(0, |kilobytes| kilobytes * 1024)
+}
+
+/// Looks once a second, until the model is gone.
+fn follow(model: &Weak<Model>, needs: Needs, mut keeper: Keeper) {
+    let begun = Instant::now();
+    loop {
+        std::thread::sleep(LOOK);
+        let Some(model) = model.upgrade() else { return };
+        let (Some(weights), Ok((_, found))) = (model.streamed(), this_memory()) else { return };
+        let stats = weights.stats();
+        let seen = Seen {
+            possible_bytes: needs.left_for_weights(found.available_bytes, unreclaimable_bytes()),
+            passes: stats.passes,
+            // Pages that come for the first time are no sign of pressure.
+            major_faults: stats.major_faults.filter(|_| stats.cold_bytes == 0),
+        };
+        if let Some(bytes) = keeper.step(seen, begun.elapsed()) {
+            tracing::info!(bytes, bound_by = found.bound_by, "weights in memory");
+            weights.set_budget(bytes);
+        }
+    }
+}
+
+/// What is known at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Bytes of weights that the memory rules allow.
+    pub possible_bytes: u64,
+    /// Passes so far.
+    pub passes: u64,
+    /// Page faults so far that waited for a disk, where that is known and says something.
+    pub major_faults: Option<u64>,
+}
+
+/// Decides how many bytes of weights stay in memory. Time is since any fixed moment.
+#[derive(Debug, Clone)]
+pub struct Keeper {
+    budget: u64,
+    /// More has been possible since then, and at least so much.
+    room: Option<(Duration, u64)>,
+    /// Passes and faults at the last look.
+    last: Option<(u64, u64)>,
+}
+
+impl Keeper {
+    /// With the budget that a model was opened with.
+    pub fn new(budget: u64) -> Self {
+        Self { budget, room: None, last: None }
+    }
+
+    /// The new budget, where it changes.
+    pub fn step(&mut self, seen: Seen, now: Duration) -> Option<u64> {
+        let pressed = self.pressed(seen);
+        let next = if seen.possible_bytes < self.budget - self.budget / 100 * SHRINK_PERCENT {
+            seen.possible_bytes
+        } else if pressed {
+            self.budget - self.budget / 16
+        } else {
+            let since = self.room_since(seen.possible_bytes, now)?;
+            if now.saturating_sub(since.0) < GROW_AFTER {
+                return None;
+            }
+            since.1
+        };
+        self.budget = next;
+        self.room = None;
+        self.last = None;
+        Some(next)
+    }
+
+    /// Whether the passes since the last look read pages again that should have stayed.
+    fn pressed(&mut self, seen: Seen) -> bool {
+        let Some(faults) = seen.major_faults else {
+            self.last = None;
+            return false;
+        };
+        let (passes_before, faults_before) = *self.last.get_or_insert((seen.passes, faults));
+        self.last = Some((seen.passes, faults));
+        let passes = seen.passes - passes_before;
+        passes > 0 && faults.saturating_sub(faults_before) > FAULTS_MAX * passes
+    }
+
+    /// Since when there is more room, and how much at least; none where there is no more than a little.
+    fn room_since(&mut self, possible: u64, now: Duration) -> Option<(Duration, u64)> {
+        if possible < self.budget + self.budget / 100 * GROW_PERCENT + 1 {
+            self.room = None;
+            return None;
+        }
+        let (since, least) = self.room.unwrap_or((now, possible));
+        self.room = Some((since, least.min(possible)));
+        self.room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+
+    fn seen(possible_bytes: u64) -> Seen {
+        Seen { possible_bytes, passes: 0, major_faults: None }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn it_shrinks_at_once_and_grows_after_a_while() {
+        let mut keeper = Keeper::new(2 * GB);
+        assert_eq!(keeper.step(seen(2 * GB - GB / 100), at(1)), None, "half a percent is nothing");
+        assert_eq!(keeper.step(seen(GB), at(2)), Some(GB));
+        assert_eq!(keeper.step(seen(GB + GB / 50), at(3)), None);
+        for second in 4..14 {
+            let possible = if second == 8 { 2 * GB } else { 3 * GB };
+            assert_eq!(keeper.step(seen(possible), at(second)), None, "second {second}");
+        }
+        assert_eq!(keeper.step(seen(3 * GB), at(14)), Some(2 * GB), "the least of the last ten seconds");
+        assert_eq!(keeper.step(seen(3 * GB), at(15)), None);
+        assert_eq!(keeper.step(seen(2 * GB), at(16)), None, "the room has gone");
+        assert_eq!(keeper.step(seen(3 * GB), at(17)), None);
+        assert_eq!(keeper.step(seen(3 * GB), at(26)), None);
+        assert_eq!(keeper.step(seen(3 * GB), at(27)), Some(3 * GB));
+        assert_eq!(keeper.step(seen(0), at(28)), Some(0));
+        assert_eq!(keeper.step(seen(0), at(29)), None);
+        assert_eq!(keeper.step(seen(GB), at(30)), None);
+        assert_eq!(keeper.step(seen(GB), at(40)), Some(GB), "from nothing, too");
+    }
+
+    #[test]
+    fn pages_that_are_read_again_shrink_it_whatever_the_system_says() {
+        let mut keeper = Keeper::new(16 * GB);
+        let with = |passes, faults| Seen { passes, major_faults: Some(faults), ..seen(16 * GB) };
+        assert_eq!(keeper.step(with(10, 5_000), at(1)), None, "what was before says nothing");
+        assert_eq!(keeper.step(with(20, 5_100), at(2)), None, "a few are the rows of the embedding");
+        assert_eq!(keeper.step(with(20, 9_000), at(3)), None, "nor do those between passes");
+        assert_eq!(keeper.step(with(22, 9_200), at(4)), Some(15 * GB));
+        assert_eq!(keeper.step(with(24, 19_200), at(5)), None, "what the change itself reads");
+        assert_eq!(keeper.step(with(26, 19_201), at(6)), None);
+    }
+
+    #[test]
+    fn what_the_program_takes_itself_is_counted_once() {
+        let needs = Needs { bytes: 500, had: 100 };
+        assert_eq!(needs.left_for_weights(2_000, 100), 1_500);
+        assert_eq!(needs.left_for_weights(1_700, 400), 1_500, "300 of its own are taken");
+        assert_eq!(needs.left_for_weights(1_200, 900), 1_200);
+        assert_eq!(needs.left_for_weights(300, 100), 0);
+    }
+
+    #[test]
+    fn sizes_are_read_as_they_are_written() {
+        let read = |text: &str| text.parse::<MemoryFor>();
+        assert_eq!(read("auto"), Ok(MemoryFor::Auto));
+        assert_eq!(read("all"), Ok(MemoryFor::All));
+        assert_eq!(read("2GB"), Ok(MemoryFor::Bytes(2 * GB)));
+        assert_eq!(read("1.5 MiB"), Ok(MemoryFor::Bytes(3 << 19)));
+        for bad in ["", "2", "GB", "-1GB", "NaNGB", "1e30GB", "2TB", "2gb"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
+        let share = Share { kv_tokens: 128, layers: None };
+        assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
+        let stats = |share: &Share| {
+            let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();
+            model.streamed().unwrap().stats()
+        };
+        let whole = stats(&share);
+        assert!(whole.resident_bytes <= 1_000_000 && whole.streamed_bytes > 0, "{whole:?}");
+        let part = stats(&Share { layers: Some(vec![1]), ..share.clone() });
+        assert!(part.weight_bytes < whole.weight_bytes, "{part:?}");
+        assert!(open(Path::new("missing.gguf"), MemoryFor::Auto, 0, &share).is_err());
+    }
+}

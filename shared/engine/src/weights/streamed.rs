@@ -1,0 +1,433 @@
+//! Weights of a model that does not fit into memory: a fixed part stays, the rest is read for every token.
+//!
+//! Every token walks the same matrices in the same order. Under such a walk a page cache that is one page too small
+//! keeps nothing, so that a mapped file is read wholly for each token; the least possible is what does not fit. Here the
+//! first rows of each matrix stay mapped (in the page cache, never locked: the system can still take them), as many as
+//! the budget allows, and the other rows are read past the page cache into a few buffers, in the order of the walk,
+//! while the rows that stay are computed with ([`choice`], [`queue`], [`reader`]; the scheme is PIPO's, sections 3.2 and
+//! 3.3). Streamed rows are never touched through the mapping, embedding rows always: a token needs one.
+//!
+//! What always holds: not one bit of a result depends on the budget; unreclaimable memory is that of the buffers,
+//! 64 MiB at most; a budget that changes takes effect where the next token begins.
+
+mod choice;
+mod direct;
+mod queue;
+mod reader;
+mod stats;
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use baton_kernels_cpu::{Format, Matrix};
+
+use super::mapped::{MappedWeights, MatrixAt};
+use super::{OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
+use choice::{Cut, Walked, choose};
+use direct::DirectFile;
+use queue::Extent;
+use reader::{Reader, ReaderOptions};
+
+pub use stats::ResidencyStats;
+
+/// Buffers that weights are read into.
+const BUFFERS: usize = 8;
+/// Bytes of a read where nothing else is said. PIPO finds reads near 8 MB best for one at a time; three at a time of
+/// half of that are as fast, and their buffers are free again sooner.
+const READ_BYTES: usize = 4 << 20;
+/// What a read may be set to.
+const READ_BYTES_MIN: usize = 4 << 10;
+const READ_BYTES_MAX: usize = 8_000_000;
+/// Rows are cut at multiples of these: what the kernels take at a time.
+const UNIT_ROWS: usize = 32;
+
+/// Memory that streaming takes beside its budget, with reads of the usual size; none where everything fits.
+pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + (16 << 10))) as u64;
+
+/// How much of a model stays in memory, and which part of it is computed with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Residency {
+    /// Bytes of weights that may stay in memory. Whole pages count, so that up to two pages a matrix come on top.
+    pub budget_bytes: u64,
+    /// The layers that this device computes, in the order in which a token walks them; all where `None`.
+    pub layers: Option<Vec<usize>>,
+    /// Whether this device also computes embeddings and logits.
+    pub ends: bool,
+    /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
+    pub reads_ahead: bool,
+    /// Bytes of one read at most, 4 KiB to 8 MB; eight buffers of that size are held.
+    pub read_bytes: usize,
+}
+
+impl Default for Residency {
+    /// Everything stays.
+    fn default() -> Self {
+        Self { budget_bytes: u64::MAX, layers: None, ends: true, reads_ahead: true, read_bytes: READ_BYTES }
+    }
+}
+
+/// Why weights cannot be streamed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidencyError {
+    /// A layer that the model does not have.
+    #[error("layer {layer} of {n_layers}")]
+    NoSuchLayer {
+        /// The layer.
+        layer: usize,
+        /// The model's layers.
+        n_layers: usize,
+    },
+    /// A layer that is listed twice.
+    #[error("layer {layer} is listed twice")]
+    LayerTwice {
+        /// The layer.
+        layer: usize,
+    },
+    /// Reads of no useful size.
+    #[error("reads of {found} bytes, must be {min} to {max}")]
+    ReadBytes {
+        /// The bytes asked for.
+        found: usize,
+        /// The fewest.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A model in memory, which has no file to be read from.
+    #[error("a model without a file cannot be streamed")]
+    NotAFile,
+    /// A file cannot be opened once more.
+    #[error("open `{}` for reading past the page cache", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        err: io::Error,
+    },
+    /// The system gives no threads.
+    #[error("start reading threads")]
+    Threads(#[source] io::Error),
+}
+
+/// A matrix of the walk.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    at: MatrixAt,
+    sometimes: bool,
+}
+
+impl Place {
+    fn walked(&self) -> Walked {
+        Walked { rows: self.at.rows, row_bytes: self.at.row_bytes(), sometimes: self.sometimes }
+    }
+}
+
+/// What stays, of a walk.
+#[derive(Debug)]
+struct Choice {
+    budget: u64,
+    /// Rows of each matrix of the walk.
+    rows: Vec<usize>,
+    /// The same by where the matrix begins: file and byte.
+    by_place: HashMap<(usize, usize), usize>,
+    resident_bytes: u64,
+    streamed_bytes: u64,
+}
+
+/// Weights of which a part stays in memory and the rest is read for every token.
+pub struct StreamedWeights {
+    mapped: MappedWeights,
+    layers: Vec<usize>,
+    ends: bool,
+    walk: Vec<Place>,
+    cut: Cut,
+    choice: RwLock<Arc<Choice>>,
+    wanted_budget: AtomicU64,
+    passes: AtomicU64,
+    reader: Reader,
+}
+
+/// One matrix `[rows, cols]` of which the first rows are at hand and the others are waited for.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamedMatrix<'a> {
+    source: &'a StreamedWeights,
+    at: MatrixAt,
+    resident: usize,
+}
+
+impl StreamedMatrix<'_> {
+    /// The storage format.
+    pub fn format(&self) -> Format {
+        self.at.format
+    }
+
+    /// Rows: the length of an output vector.
+    pub fn rows(&self) -> usize {
+        self.at.rows
+    }
+}
+
+impl<'a> StreamedMatrix<'a> {
+    /// The rows that stay in memory: the first ones, or none.
+    pub(super) fn resident(&self) -> Result<Matrix<'a>, WeightError> {
+        self.source.map_matrix(&self.at.rows(0..self.resident))
+    }
+
+    /// The others, a piece at a time.
+    pub(super) fn wait(&self, mut each: impl FnMut(usize, Matrix<'_>)) -> Result<(), WeightError> {
+        for rows in self.source.cut.pieces(self.resident..self.at.rows, self.at.row_bytes()) {
+            let (format, cols) = (self.at.format, self.at.cols);
+            let some = self.at.rows(rows.clone());
+            self.source.reader.with(&extent(&some), |bytes| {
+                each(rows.start, Matrix::new(format, rows.len(), cols, bytes)?);
+                Ok::<(), WeightError>(())
+            })??;
+        }
+        Ok(())
+    }
+}
+
+/// Where the rows lie.
+fn extent(at: &MatrixAt) -> Extent {
+    let (part, bytes) = at.extent();
+    Extent { part, bytes }
+}
+
+impl StreamedWeights {
+    /// Chooses what stays, and starts reading: first what the first token needs, then what stays.
+    ///
+    /// # Errors
+    /// [`ResidencyError`].
+    pub fn new(mapped: MappedWeights, residency: &Residency) -> Result<Self, ResidencyError> {
+        let n_layers = mapped.n_layers();
+        let layers = residency.layers.clone().unwrap_or_else(|| (0..n_layers).collect());
+        check_layers(&layers, n_layers)?;
+        let (found, min, max) = (residency.read_bytes, READ_BYTES_MIN, READ_BYTES_MAX);
+        if !(min..=max).contains(&found) {
+            return Err(ResidencyError::ReadBytes { found, min, max });
+        }
+        let gguf = Arc::clone(mapped.gguf());
+        let paths = gguf.part_paths().ok_or(ResidencyError::NotAFile)?;
+        let open = |path: &std::path::Path| {
+            let named = |err| ResidencyError::Open { path: path.to_owned(), err };
+            DirectFile::open(path).map_err(named)
+        };
+        let files = paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let walk = walk(&mapped, &layers, residency.ends);
+        let cut = Cut { read_bytes_max: found, unit_rows: UNIT_ROWS, worth_bytes: found as u64 / 4 };
+        let spared = if walk.iter().any(|place| place.sometimes) { BUFFERS / 2 } else { 0 };
+        let options = ReaderOptions {
+            buffers: BUFFERS,
+            buffer_bytes: found,
+            spared,
+            reads_ahead: residency.reads_ahead,
+        };
+        let reader = Reader::new(gguf, files, options).map_err(ResidencyError::Threads)?;
+        let none = Choice::none(&walk);
+        let source = Self {
+            mapped,
+            layers,
+            ends: residency.ends,
+            walk,
+            cut,
+            choice: RwLock::new(Arc::new(none)),
+            wanted_budget: AtomicU64::new(residency.budget_bytes),
+            passes: AtomicU64::new(0),
+            reader,
+        };
+        source.apply_budget();
+        Ok(source)
+    }
+
+    /// Changes how many bytes of weights may stay in memory. Takes effect where the next token begins.
+    pub fn set_budget(&self, bytes: u64) {
+        self.wanted_budget.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Figures so far.
+    pub fn stats(&self) -> ResidencyStats {
+        let (choice, counts) = (self.choice(), self.reader.counts());
+        ResidencyStats {
+            weight_bytes: self.walk.iter().map(|place| place.at.extent().1.len() as u64).sum(),
+            budget_bytes: choice.budget,
+            resident_bytes: choice.resident_bytes,
+            streamed_bytes: choice.streamed_bytes,
+            cold_bytes: counts.cold_bytes,
+            passes: self.passes.load(Ordering::Relaxed),
+            reads: counts.reads,
+            bytes_read: counts.bytes_read,
+            reads_in_vain: counts.reads_in_vain,
+            waited: counts.waited,
+            reading: counts.reading,
+            major_faults: stats::major_faults(),
+            direct: self.reader.is_direct(),
+        }
+    }
+
+    fn choice(&self) -> Arc<Choice> {
+        Arc::clone(&self.choice.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where a token's walk begins.
+    fn begin_pass(&self) {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+        self.reader.begin_pass();
+        if self.choice().budget != self.wanted_budget.load(Ordering::Relaxed) {
+            self.apply_budget();
+        }
+    }
+
+    /// Chooses anew, and tells the reader what has changed.
+    fn apply_budget(&self) {
+        let mut choice = self.choice.write().unwrap_or_else(PoisonError::into_inner);
+        let next = Choice::new(&self.walk, self.wanted_budget.load(Ordering::Relaxed), &self.cut);
+        let (mut cycle, mut keep, mut let_go) = (Vec::new(), Vec::new(), Vec::new());
+        for ((place, rows), before) in self.walk.iter().zip(&next.rows).zip(&choice.rows) {
+            let part = |rows: Range<usize>| extent(&place.at.rows(rows));
+            if !place.sometimes {
+                let pieces = self.cut.pieces(*rows..place.at.rows, place.at.row_bytes());
+                cycle.extend(pieces.into_iter().map(part));
+            }
+            if before < rows {
+                keep.push(part(*before..*rows));
+            } else if rows < before {
+                let_go.push(part(*rows..*before));
+            }
+        }
+        self.reader.set(cycle, keep, &let_go);
+        *choice = Arc::new(next);
+    }
+
+    /// A matrix through the mapping.
+    fn map_matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
+        Ok(Matrix::new(at.format, at.rows, at.cols, at.bytes(self.mapped.gguf()))?)
+    }
+
+    /// Some rows of a matrix of the walk.
+    fn weight(&self, choice: &Choice, at: &MatrixAt, rows: Range<usize>) -> Result<Weight<'_>, WeightError> {
+        let whole = extent(at);
+        let resident = choice.by_place.get(&(whole.part, whole.bytes.start)).copied().unwrap_or(at.rows);
+        let resident = resident.clamp(rows.start, rows.end) - rows.start;
+        let at = at.rows(rows);
+        if resident == at.rows {
+            return Ok(self.map_matrix(&at)?.into());
+        }
+        Ok(Weight::Streamed(StreamedMatrix { source: self, at, resident }))
+    }
+
+    fn part(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
+        let n_layers = self.mapped.n_layers();
+        if layer < n_layers && !self.layers.contains(&layer) {
+            return Err(WeightError::LayerElsewhere { layer });
+        }
+        let choice = self.choice();
+        self.mapped.part(layer, part, &|at, rows| self.weight(&choice, at, rows))
+    }
+}
+
+impl Choice {
+    /// Nothing stays, and nothing is said about reading.
+    fn none(walk: &[Place]) -> Self {
+        Self {
+            budget: 0,
+            rows: vec![0; walk.len()],
+            by_place: HashMap::new(),
+            resident_bytes: 0,
+            streamed_bytes: 0,
+        }
+    }
+
+    fn new(walk: &[Place], budget: u64, cut: &Cut) -> Self {
+        let walked: Vec<Walked> = walk.iter().map(Place::walked).collect();
+        let rows = choose(&walked, budget, cut);
+        let mut choice = Self { budget, rows, ..Self::none(walk) };
+        for (place, rows) in walk.iter().zip(&choice.rows) {
+            let (whole, row_bytes) = (extent(&place.at), place.at.row_bytes());
+            choice.by_place.insert((whole.part, whole.bytes.start), *rows);
+            choice.resident_bytes += (rows * row_bytes) as u64;
+            if !place.sometimes {
+                choice.streamed_bytes += ((place.at.rows - rows) * row_bytes) as u64;
+            }
+        }
+        choice
+    }
+}
+
+fn check_layers(layers: &[usize], n_layers: usize) -> Result<(), ResidencyError> {
+    let mut seen = vec![false; n_layers];
+    for &layer in layers {
+        match seen.get_mut(layer) {
+            None => return Err(ResidencyError::NoSuchLayer { layer, n_layers }),
+            Some(true) => return Err(ResidencyError::LayerTwice { layer }),
+            Some(seen) => *seen = true,
+        }
+    }
+    Ok(())
+}
+
+/// The matrices that a token walks, in order.
+fn walk(mapped: &MappedWeights, layers: &[usize], ends: bool) -> Vec<Place> {
+    let mut walk = Vec::new();
+    for &layer in layers {
+        walk.extend(mapped.matrices(layer).into_iter().map(|at| Place { at, sometimes: false }));
+        walk.extend(mapped.expert_matrices(layer).into_iter().map(|at| Place { at, sometimes: true }));
+    }
+    if ends {
+        walk.push(Place { at: *mapped.head_at(), sometimes: false });
+    }
+    walk
+}
+
+impl WeightSource for StreamedWeights {
+    fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
+        if part == Part::Attention && self.layers.first() == Some(&layer) {
+            self.begin_pass();
+        }
+        self.part(layer, part)
+    }
+
+    /// Through the mapping: a token needs one row.
+    fn embedding(&self) -> Result<Matrix<'_>, WeightError> {
+        if self.ends { self.mapped.embedding() } else { Err(WeightError::EndsElsewhere) }
+    }
+
+    fn output(&self) -> Result<OutputWeights<'_>, WeightError> {
+        if !self.ends {
+            return Err(WeightError::EndsElsewhere);
+        }
+        if self.layers.is_empty() {
+            self.begin_pass();
+        }
+        let choice = self.choice();
+        self.mapped.output_part(&|at, rows| self.weight(&choice, at, rows))
+    }
+
+    /// Asks for what an expert streams; all else is known beforehand.
+    fn hint(&self, layer: usize, part: Part) {
+        if !matches!(part, Part::Expert(_)) {
+            return;
+        }
+        // A part that is not there is refused when it is acquired.
+        let Ok(PartWeights::Expert(network)) = self.part(layer, part) else { return };
+        let mut extents = Vec::new();
+        for weight in [network.gate, network.up, network.down] {
+            if let Weight::Streamed(StreamedMatrix { at, resident, .. }) = weight {
+                let pieces = self.cut.pieces(resident..at.rows, at.row_bytes());
+                extents.extend(pieces.into_iter().map(|rows| extent(&at.rows(rows))));
+            }
+        }
+        self.reader.ask(extents);
+    }
+}
+
+impl std::fmt::Debug for StreamedWeights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamedWeights").field("layers", &self.layers).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,201 @@
+//! Reading stretches of model files past the page cache.
+//!
+//! Direct reads begin, end and land at multiples of [`ALIGNED`], so what is read is the smallest such range around the
+//! bytes that are wanted. Where a file system refuses them, pages are read as usual and given back at once, and
+//! [`DirectFile::is_direct`] says so.
+//! Never: writes, or keeps more memory than the buffer that it is given.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, fadvise};
+
+/// What direct reads are aligned to: the largest block of any disk in use.
+const ALIGNED: usize = 4096;
+/// What the system reads ahead at one word, at least (`read_ahead_kb` as Linux sets it).
+const AHEAD: usize = 128 << 10;
+
+/// Memory for one read.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    memory: Vec<u8>,
+    /// The first aligned byte.
+    start: usize,
+    /// Of `memory`, what was asked for at the last read.
+    held: Range<usize>,
+}
+
+impl Buffer {
+    /// Room for any `len` bytes of a file. Not touched, so not taken from the system, before the first read.
+    pub(super) fn new(len: usize) -> Self {
+        let memory = vec![0; len.next_multiple_of(ALIGNED) + 3 * ALIGNED];
+        let start = memory.as_ptr().align_offset(ALIGNED).min(ALIGNED);
+        Self { memory, start, held: 0..0 }
+    }
+
+    /// The bytes of the last read.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.memory[self.held.clone()]
+    }
+}
+
+/// A model file that is read past the page cache.
+#[derive(Debug)]
+pub(super) struct DirectFile {
+    file: File,
+    path: PathBuf,
+    direct: bool,
+}
+
+impl DirectFile {
+    /// Opens the file, for direct reads where they work.
+    ///
+    /// # Errors
+    /// What the system says when it cannot open the file.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let direct = open_direct(path)?.filter(reads_directly);
+        let is_direct = direct.is_some();
+        let file = match direct {
+            Some(file) => file,
+            None => File::open(path)?,
+        };
+        Ok(Self { file, path: path.to_owned(), direct: is_direct })
+    }
+
+    /// Whether reads go past the page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the bytes `range` into `buffer`, which must have room for them; returns how many bytes were read.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` where the file is shorter.
+    pub(super) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
+        let first = range.start / ALIGNED * ALIGNED;
+        let wanted = range.end - first;
+        let room = wanted.next_multiple_of(ALIGNED);
+        let memory = &mut buffer.memory[buffer.start..buffer.start + room];
+        let mut done = 0;
+        while done < wanted {
+            match self.file.read_at(&mut memory[done..], (first + done) as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                // A read that ends early goes on at a multiple again, unless it has all that is wanted.
+                Ok(more) if done + more >= wanted => done += more,
+                Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
+                Ok(_) if self.direct => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(more) => done += more,
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) => return Err(err),
+            }
+        }
+        if !self.direct {
+            self.forget(range.clone());
+        }
+        let start = buffer.start + range.start - first;
+        buffer.held = start..start + range.len();
+        Ok(done)
+    }
+
+    /// Asks the system to read these bytes into the page cache, and does not wait.
+    pub(super) fn read_ahead(&self, range: Range<usize>) {
+        for at in range.clone().step_by(AHEAD) {
+            advise(&self.file, at..range.end.min(at + AHEAD), Advice::WillNeed);
+        }
+    }
+
+    /// Lets the system drop what it keeps of these bytes, where nobody has it mapped.
+    pub(super) fn forget(&self, range: Range<usize>) {
+        advise(&self.file, range, Advice::DontNeed);
+    }
+}
+
+/// Advice that is refused changes nothing.
+fn advise(file: &File, range: Range<usize>, advice: Advice) {
+    if let Some(len) = NonZeroU64::new(range.len() as u64) {
+        let _ = fadvise(file, range.start as u64, Some(len), advice);
+    }
+}
+
+/// The file, for reads past the page cache; `None` where the file system has none. Some take the flag and refuse each
+/// read, hence [`reads_directly`].
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
+    match File::options().read(true).custom_flags(flag).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(err) if err.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(err) => Err(err),
+    }
+}
+
+#[cfg(target_vendor = "apple")]
+fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    let file = File::open(path)?;
+    Ok(rustix::fs::fcntl_nocache(&file, true).is_ok().then_some(file))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn open_direct(_path: &Path) -> io::Result<Option<File>> {
+    Ok(None)
+}
+
+fn reads_directly(file: &File) -> bool {
+    let mut buffer = Buffer::new(ALIGNED);
+    let start = buffer.start;
+    file.read_at(&mut buffer.memory[start..start + ALIGNED], 0).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    fn file(len: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..len as u32).map(|at| (at % 251) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        file.as_file().sync_all().unwrap();
+        (file, bytes)
+    }
+
+    #[test]
+    fn any_range_of_a_file_is_read() {
+        let (file, bytes) = file(300_001);
+        let opened = DirectFile::open(file.path()).unwrap();
+        let cached =
+            DirectFile { file: File::open(file.path()).unwrap(), direct: false, path: PathBuf::new() };
+        let mut buffer = Buffer::new(100_000);
+        assert_eq!(buffer.memory[buffer.start..].as_ptr() as usize % ALIGNED, 0);
+        for range in [0..1, 0..4096, 4095..4097, 32..100_032, 200_001..300_001, 299_999..300_001, 5..5] {
+            for file in [&opened, &cached] {
+                let read = file.read(&range, &mut buffer).unwrap();
+                assert!(buffer.bytes() == &bytes[range.clone()], "{range:?}, direct: {}", file.direct);
+                assert!(read <= range.len() + 2 * ALIGNED, "{range:?}: {read} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_past_the_end_is_an_error() {
+        let (file, _) = file(10_000);
+        let opened = DirectFile::open(file.path()).unwrap();
+        let mut buffer = Buffer::new(8192);
+        for range in [9_000..10_001, 12_000..12_001, 40_960..40_970] {
+            let err = opened.read(&range, &mut buffer).unwrap_err();
+            assert_eq!(err.kind(), io::ErrorKind::UnexpectedEof, "{range:?}");
+        }
+        let missing = DirectFile::open(Path::new("missing")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,287 @@
+//! Which stretch of a file is read next, into which buffer, and who waits for it.
+//!
+//! A core without threads or I/O: readers [`Queue::start`] reads and say what became of them ([`Queue::finish`]), a
+//! pass [claims](Queue::claim) what it needs next and [takes](Queue::take) it once it is there. Reads run ahead in the
+//! fixed order in which a token walks its weights, from the end to the beginning again, as far as there are buffers.
+//! What nobody can foresee (experts, the order of another pass) is asked for by itself and goes before.
+//!
+//! Always holds: a buffer is free, in one entry, with one reader or with one pass; a claimed entry stays until it is
+//! taken, and gets a buffer as soon as passes give theirs back, so that no pass waits for ever.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+
+/// A stretch of one of the model's files.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Extent {
+    pub(super) part: usize,
+    pub(super) bytes: Range<usize>,
+}
+
+impl Extent {
+    /// Whether any byte lies in both.
+    pub(super) fn meets(&self, other: &Self) -> bool {
+        self.part == other.part && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
+    }
+}
+
+/// A read that was started or claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket(u64);
+
+/// How a claimed read stands.
+#[derive(Debug)]
+pub(super) enum Taken<B> {
+    /// Not there yet.
+    NotYet,
+    /// The buffer with its bytes.
+    Here(B),
+    /// It failed.
+    Failed(io::Error),
+}
+
+#[derive(Debug)]
+enum State<B> {
+    /// For a buffer.
+    Waits,
+    Reading,
+    Here(B),
+    Failed(io::Error),
+}
+
+#[derive(Debug)]
+struct Entry<B> {
+    ticket: Ticket,
+    extent: Extent,
+    /// Its place in the cycle, where it was read ahead.
+    place: usize,
+    claimed: bool,
+    state: State<B>,
+}
+
+/// The reads of one model.
+#[derive(Debug)]
+pub(super) struct Queue<B> {
+    /// What every token needs, in order.
+    cycle: Vec<Extent>,
+    places: HashMap<Extent, usize>,
+    /// The place in the cycle that is read next.
+    next: usize,
+    /// Read ahead along the cycle.
+    ahead: VecDeque<Entry<B>>,
+    /// Asked for.
+    asked: VecDeque<Entry<B>>,
+    free: Vec<B>,
+    /// Buffers that reading ahead leaves free.
+    spared: usize,
+    reads_ahead: bool,
+    tickets: u64,
+    /// Reads whose bytes nobody took.
+    in_vain: u64,
+}
+
+impl<B> Queue<B> {
+    /// Nothing to read so far. `spared` of the buffers are left to what is asked for.
+    pub(super) fn new(buffers: Vec<B>, spared: usize, reads_ahead: bool) -> Self {
+        Self {
+            cycle: Vec::new(),
+            places: HashMap::new(),
+            next: 0,
+            ahead: VecDeque::new(),
+            asked: VecDeque::new(),
+            free: buffers,
+            spared,
+            reads_ahead,
+            tickets: 0,
+            in_vain: 0,
+        }
+    }
+
+    /// What is read for every token from now on, in order. What is claimed stays.
+    pub(super) fn set_cycle(&mut self, cycle: Vec<Extent>) {
+        self.places = cycle.iter().cloned().zip(0..).collect();
+        self.cycle = cycle;
+        self.seek(0);
+    }
+
+    /// Reads whose bytes nobody took.
+    pub(super) fn in_vain(&self) -> u64 {
+        self.in_vain
+    }
+
+    /// Forgets what was asked for and never claimed.
+    pub(super) fn forget_asked(&mut self) {
+        let left = self.asked.len();
+        self.drop_asked(left);
+    }
+
+    /// Asks for a stretch that a claim will follow for.
+    pub(super) fn ask(&mut self, extent: Extent) {
+        if !self.asked.iter().any(|entry| entry.extent == extent) {
+            let entry = self.entry(extent, 0, State::Waits);
+            self.asked.push_back(entry);
+        }
+    }
+
+    /// What a pass needs next: in place or not, it will be read, and it stays until it is taken.
+    pub(super) fn claim(&mut self, extent: &Extent) -> Ticket {
+        let of = |entry: &Entry<B>| entry.extent == *extent && !entry.claimed;
+        if let Some(at) = self.ahead.iter().position(of) {
+            // The walk has gone past what comes before it.
+            self.drop_ahead(at);
+            return self.claim_first(true, extent);
+        }
+        if let Some(at) = self.asked.iter().position(of) {
+            self.drop_asked(at);
+            return self.claim_first(false, extent);
+        }
+        self.forget_asked();
+        if let Some(&place) = self.places.get(extent)
+            && self.reads_ahead
+        {
+            self.seek(place + 1);
+        }
+        let mut entry = self.entry(extent.clone(), 0, State::Waits);
+        entry.claimed = true;
+        let ticket = entry.ticket;
+        self.asked.push_back(entry);
+        ticket
+    }
+
+    /// The claimed stretch, once: afterwards its ticket is unknown.
+    ///
+    /// # Panics
+    /// For a ticket that was not claimed, or is taken.
+    pub(super) fn take(&mut self, ticket: Ticket) -> Taken<B> {
+        let of = |entry: &Entry<B>| entry.ticket == ticket;
+        let (entries, at) = match self.asked.iter().position(of) {
+            Some(at) => (&mut self.asked, at),
+            None => {
+                let at = self.ahead.iter().position(of).expect("a claimed entry stays until it is taken");
+                (&mut self.ahead, at)
+            }
+        };
+        if matches!(entries[at].state, State::Waits | State::Reading) {
+            return Taken::NotYet;
+        }
+        match entries.remove(at).map(|entry| entry.state) {
+            Some(State::Here(buffer)) => Taken::Here(buffer),
+            Some(State::Failed(err)) => Taken::Failed(err),
+            _ => Taken::NotYet,
+        }
+    }
+
+    /// The next read, where there is one to be made and a buffer for it.
+    pub(super) fn start(&mut self) -> Option<(Ticket, Extent, B)> {
+        let waits =
+            |claimed| move |entry: &Entry<B>| matches!(entry.state, State::Waits) && entry.claimed == claimed;
+        let asked = match self.asked.iter().position(waits(true)) {
+            Some(at) => Some((at, self.free.pop().or_else(|| self.steal())?)),
+            None => match self.asked.iter().position(waits(false)) {
+                Some(at) => Some((at, self.free.pop()?)),
+                None => None,
+            },
+        };
+        if let Some((at, buffer)) = asked {
+            let entry = &mut self.asked[at];
+            entry.state = State::Reading;
+            return Some((entry.ticket, entry.extent.clone(), buffer));
+        }
+        // A cycle shorter than the buffers is held once.
+        let ahead = self.reads_ahead && self.ahead.len() < self.cycle.len() && self.free.len() > self.spared;
+        let buffer = ahead.then(|| self.free.pop())??;
+        let entry = self.entry(self.cycle[self.next].clone(), self.next, State::Reading);
+        self.next = (self.next + 1) % self.cycle.len();
+        let started = (entry.ticket, entry.extent.clone(), buffer);
+        self.ahead.push_back(entry);
+        Some(started)
+    }
+
+    /// What became of a read.
+    pub(super) fn finish(&mut self, ticket: Ticket, buffer: B, result: io::Result<()>) {
+        let entry = self.ahead.iter_mut().chain(&mut self.asked).find(|entry| entry.ticket == ticket);
+        match (entry, result) {
+            (Some(entry), Ok(())) => entry.state = State::Here(buffer),
+            (Some(entry), Err(err)) => {
+                entry.state = State::Failed(err);
+                self.free.push(buffer);
+            }
+            // Dropped meanwhile.
+            (None, _) => self.free.push(buffer),
+        }
+    }
+
+    /// A buffer that a pass has done with.
+    pub(super) fn give_back(&mut self, buffer: B) {
+        self.free.push(buffer);
+    }
+
+    fn entry(&mut self, extent: Extent, place: usize, state: State<B>) -> Entry<B> {
+        self.tickets += 1;
+        Entry { ticket: Ticket(self.tickets), extent, place, claimed: false, state }
+    }
+
+    /// Claims the first entry of that stretch that nobody has claimed.
+    fn claim_first(&mut self, ahead: bool, extent: &Extent) -> Ticket {
+        let entries = if ahead { &mut self.ahead } else { &mut self.asked };
+        let entry = entries.iter_mut().find(|entry| entry.extent == *extent && !entry.claimed);
+        let entry = entry.expect("the entry was found by the caller, and only others were dropped");
+        entry.claimed = true;
+        entry.ticket
+    }
+
+    /// Reads ahead from another place of the cycle on.
+    fn seek(&mut self, place: usize) {
+        let left = self.ahead.len();
+        self.drop_ahead(left);
+        self.next = if place < self.cycle.len() { place } else { 0 };
+    }
+
+    fn drop_ahead(&mut self, first: usize) {
+        let Self { ahead, free, in_vain, .. } = self;
+        drop_unclaimed(ahead, first, free, in_vain);
+    }
+
+    fn drop_asked(&mut self, first: usize) {
+        let Self { asked, free, in_vain, .. } = self;
+        drop_unclaimed(asked, first, free, in_vain);
+    }
+
+    /// A buffer for what a pass waits for: of the read that is needed last, which will be made again.
+    fn steal(&mut self) -> Option<B> {
+        let stolen = |entry: &Entry<B>| !entry.claimed && matches!(entry.state, State::Here(_));
+        let state = if self.ahead.back().is_some_and(stolen) {
+            let entry = self.ahead.pop_back()?;
+            self.next = entry.place;
+            entry.state
+        } else {
+            let entry = self.asked.iter_mut().rev().find(|entry| stolen(entry))?;
+            std::mem::replace(&mut entry.state, State::Waits)
+        };
+        self.in_vain += 1;
+        match state {
+            State::Here(buffer) => Some(buffer),
+            State::Waits | State::Reading | State::Failed(_) => None,
+        }
+    }
+}
+
+/// Drops those of the first `first` entries that nobody has claimed; their buffers are free, or will be when their
+/// reads end.
+fn drop_unclaimed<B>(entries: &mut VecDeque<Entry<B>>, first: usize, free: &mut Vec<B>, in_vain: &mut u64) {
+    let mut at = 0;
+    for _ in 0..first {
+        if entries[at].claimed {
+            at += 1;
+        } else if let Some(entry) = entries.remove(at) {
+            *in_vain += u64::from(matches!(entry.state, State::Here(_) | State::Reading));
+            if let State::Here(buffer) = entry.state {
+                free.push(buffer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

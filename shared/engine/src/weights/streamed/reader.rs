@@ -1,0 +1,289 @@
+//! The threads that read weights, and how a pass waits for them.
+//!
+//! Up to three threads, none bound to a kind of work (PIPO, section 3.2.1): each takes the next read of the
+//! [`Queue`], else a stretch of the resident set to be read into the page cache. A pass never reads; it waits, and what
+//! it waits is counted.
+//! What always holds: dropping the reader ends its threads after the reads that they are in.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::direct::{Buffer, DirectFile};
+use super::queue::{Extent, Queue, Taken, Ticket};
+use crate::gguf::Gguf;
+use crate::weights::WeightError;
+
+/// As PIPO has them: enough that the disk always has a next request.
+const THREADS: usize = 3;
+/// Bytes of the resident set that a thread reads before it looks for something more urgent.
+const WARM_BYTES: usize = 8 << 20;
+
+/// Counts of a reader since its start.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    /// Bytes that direct reads brought, with those around what was wanted.
+    pub(super) bytes_read: u64,
+    pub(super) reads: u64,
+    pub(super) reads_in_vain: u64,
+    /// Passes stood still for a read.
+    pub(super) waited: Duration,
+    /// At least one read was under way.
+    pub(super) reading: Duration,
+    /// Of the resident set, still to be read into the page cache.
+    pub(super) cold_bytes: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue<Buffer>,
+    /// Of the resident set, still to be read into the page cache.
+    warm: VecDeque<Extent>,
+    counts: Counts,
+    /// Reads under way, and since when there is one.
+    under_way: usize,
+    since: Instant,
+    stop: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    gguf: Arc<Gguf>,
+    files: Vec<DirectFile>,
+    state: Mutex<State>,
+    /// There may be something to read.
+    work: Condvar,
+    /// A read has ended, or a buffer is free.
+    done: Condvar,
+}
+
+/// Reads weights for the passes of one model.
+#[derive(Debug)]
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// How a reader is set up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReaderOptions {
+    pub(super) buffers: usize,
+    pub(super) buffer_bytes: usize,
+    /// Buffers left to what is asked for.
+    pub(super) spared: usize,
+    pub(super) reads_ahead: bool,
+}
+
+enum Work {
+    Read(Ticket, Extent, Buffer),
+    Warm(Extent),
+}
+
+impl Reader {
+    /// Threads that wait for work.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub(super) fn new(gguf: Arc<Gguf>, files: Vec<DirectFile>, options: ReaderOptions) -> io::Result<Self> {
+        let buffers = (0..options.buffers).map(|_| Buffer::new(options.buffer_bytes)).collect();
+        let state = State {
+            queue: Queue::new(buffers, options.spared, options.reads_ahead),
+            warm: VecDeque::new(),
+            counts: Counts::default(),
+            under_way: 0,
+            since: Instant::now(),
+            stop: false,
+        };
+        let (work, done) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { gguf, files, state: Mutex::new(state), work, done });
+        let mut reader = Self { shared, threads: Vec::new() };
+        for i in 0..THREADS {
+            let shared = Arc::clone(&reader.shared);
+            let thread = Builder::new().name(format!("weights-{i}")).spawn(move || shared.work());
+            reader.threads.push(thread?);
+        }
+        Ok(reader)
+    }
+
+    /// Whether all files are read past the page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.shared.files.iter().all(DirectFile::is_direct)
+    }
+
+    /// What is read for every token from now on; what is to come into the page cache, and what may leave it.
+    pub(super) fn set(&self, cycle: Vec<Extent>, keep: Vec<Extent>, let_go: &[Extent]) {
+        for Extent { part, bytes } in let_go {
+            self.shared.gguf.let_go(*part, bytes.clone());
+            self.shared.files[*part].forget(bytes.clone());
+        }
+        let mut warm = Vec::new();
+        for Extent { part, bytes } in keep {
+            // The ends, which come page by page, first.
+            for end in self.shared.gguf.expect_use(part, bytes.clone()) {
+                self.shared.files[part].read_ahead(end);
+            }
+            let mut first = bytes.start;
+            while first < bytes.end {
+                // Cut where huge pages are not.
+                let end = bytes.end.min((first + 1).next_multiple_of(WARM_BYTES));
+                warm.push(Extent { part, bytes: first..end });
+                first = end;
+            }
+        }
+        let mut state = self.shared.lock();
+        state.queue.set_cycle(cycle);
+        // What has left the resident set must not be read into it any more.
+        state.warm.retain(|cold| !let_go.iter().any(|gone| gone.meets(cold)));
+        state.warm.extend(warm);
+        drop(state);
+        self.shared.work.notify_all();
+    }
+
+    /// A pass begins: what was asked for and not used is forgotten.
+    pub(super) fn begin_pass(&self) {
+        self.shared.lock().queue.forget_asked();
+        self.shared.work.notify_all();
+    }
+
+    /// Announces what a pass will wait for.
+    pub(super) fn ask(&self, extents: impl IntoIterator<Item = Extent>) {
+        let mut state = self.shared.lock();
+        extents.into_iter().for_each(|extent| state.queue.ask(extent));
+        drop(state);
+        self.shared.work.notify_all();
+    }
+
+    /// Waits for a stretch, and lends its bytes to `use_bytes`; its buffer is free again afterwards.
+    ///
+    /// # Errors
+    /// [`WeightError::Read`].
+    pub(super) fn with<T>(
+        &self,
+        extent: &Extent,
+        use_bytes: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, WeightError> {
+        let mut state = self.shared.lock();
+        let ticket = state.queue.claim(extent);
+        self.shared.work.notify_all();
+        let mut since = None;
+        let taken = loop {
+            match state.queue.take(ticket) {
+                Taken::NotYet => {}
+                Taken::Here(buffer) => break Ok(buffer),
+                Taken::Failed(err) => break Err(err),
+            }
+            since.get_or_insert_with(Instant::now);
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        state.counts.waited += since.map_or(Duration::ZERO, |since| since.elapsed());
+        drop(state);
+        match taken {
+            Ok(buffer) => {
+                let held = Held { shared: &self.shared, buffer: Some(buffer) };
+                Ok(use_bytes(held.bytes()))
+            }
+            Err(err) => {
+                let path = self.shared.files[extent.part].path().to_owned();
+                let (offset, len) = (extent.bytes.start as u64, extent.bytes.len());
+                Err(WeightError::Read { path, offset, len, err })
+            }
+        }
+    }
+
+    /// Counts so far.
+    pub(super) fn counts(&self) -> Counts {
+        let state = self.shared.lock();
+        let open = if state.under_way > 0 { state.since.elapsed() } else { Duration::ZERO };
+        Counts {
+            reads_in_vain: state.queue.in_vain(),
+            reading: state.counts.reading + open,
+            cold_bytes: state.warm.iter().map(|extent| extent.bytes.len() as u64).sum(),
+            ..state.counts
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so; there is nothing left to be done about it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A buffer lent to a pass; gives it back however the pass ends.
+struct Held<'a> {
+    shared: &'a Shared,
+    buffer: Option<Buffer>,
+}
+
+impl Held<'_> {
+    fn bytes(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], Buffer::bytes)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.shared.lock().queue.give_back(buffer);
+            self.shared.work.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn work(&self) {
+        while let Some(work) = self.next() {
+            match work {
+                Work::Read(ticket, extent, mut buffer) => {
+                    let result = self.files[extent.part].read(&extent.bytes, &mut buffer);
+                    let mut state = self.lock();
+                    state.under_way -= 1;
+                    if state.under_way == 0 {
+                        let open = state.since.elapsed();
+                        state.counts.reading += open;
+                    }
+                    state.counts.reads += 1;
+                    state.counts.bytes_read += result.as_ref().map_or(0, |read| *read as u64);
+                    state.queue.finish(ticket, buffer, result.map(drop));
+                    drop(state);
+                    self.done.notify_all();
+                }
+                // Into the page cache, and mapped.
+                Work::Warm(Extent { part, bytes }) => self.gguf.read_ahead(part, bytes),
+            }
+        }
+    }
+
+    /// What to do next; waits for it. `None`: nothing any more.
+    fn next(&self) -> Option<Work> {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some((ticket, extent, buffer)) = state.queue.start() {
+                if state.under_way == 0 {
+                    state.since = Instant::now();
+                }
+                state.under_way += 1;
+                return Some(Work::Read(ticket, extent, buffer));
+            }
+            if let Some(extent) = state.warm.pop_front() {
+                return Some(Work::Warm(extent));
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

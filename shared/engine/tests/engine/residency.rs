@@ -1,0 +1,298 @@
+//! Weights of which a part stays in memory: the same bits whatever the budget, as few bytes read as can be, and errors
+//! that leave everything as it was.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_engine::engine::StepError;
+use baton_engine::gguf::Gguf;
+use baton_engine::synthetic::{Quant, SyntheticModel};
+use baton_engine::weights::{
+    MappedWeights, Residency, ResidencyError, StreamedWeights, WeightError, vocab_len,
+};
+use baton_engine::{Engine, EngineOptions, Model, ModelConfig, ResidencyStats, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+use proptest::prelude::*;
+
+use crate::{all_logits, assert_same_bits, engine, family, prompt, tiny};
+
+fn write(folder: &Path, synthetic: &SyntheticModel) -> PathBuf {
+    let path = folder.join(format!("{}.gguf", synthetic.family));
+    std::fs::write(&path, synthetic.to_gguf().unwrap()).unwrap();
+    path
+}
+
+fn within(path: &Path, residency: &Residency) -> Arc<Model> {
+    Model::open_within(path, residency).unwrap()
+}
+
+fn stats(model: &Model) -> ResidencyStats {
+    model.streamed().unwrap().stats()
+}
+
+/// A prompt whose first chunk wants no logits (its last layer ends early), then token by token.
+fn walk(model: &Arc<Model>) -> Vec<f32> {
+    let ids = prompt(3, 44);
+    let mut engine = engine(model, 2, EngineOptions::default());
+    let seq = engine.create();
+    engine.step(&[StepSeq { seq, ids: &ids[..37], logits: Wanted::None, capture: None }], &mut ()).unwrap();
+    let mut logits = all_logits(&mut engine, seq, &ids[37..40]);
+    for id in &ids[40..] {
+        logits.extend(all_logits(&mut engine, seq, &[*id]));
+    }
+    logits
+}
+
+#[test]
+fn budgets_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = |name, quant: Quant| SyntheticModel::small(name, quant, 5);
+    let q4km = SyntheticModel { n_layers: 8, tied: false, ..small("llama", Quant::Q4KM) };
+    let mut models = vec![q4km, small("qwen2", Format::F16.into()), tiny("llama", Format::Q8_0)];
+    models
+        .extend(["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"].map(|name| family(name, Format::Q8_0)));
+    for synthetic in &models {
+        let path = write(folder.path(), synthetic);
+        let want = walk(&Model::open(&path).unwrap());
+        let all = stats(&within(&path, &Residency::default())).weight_bytes;
+        for budget_bytes in [0, all / 10, all / 2, all - 1, all] {
+            for (reads_ahead, read_bytes) in [(true, 4 << 10), (false, 64 << 10)] {
+                let residency = Residency { budget_bytes, reads_ahead, read_bytes, ..Residency::default() };
+                let model = within(&path, &residency);
+                let what = format!("{} within {budget_bytes} of {all} bytes", synthetic.family);
+                assert_same_bits(&walk(&model), &want, &what);
+                let stats = stats(&model);
+                assert!(stats.resident_bytes <= budget_bytes, "{what}: {stats:?}");
+                assert_eq!(stats.passes, 6, "{what}");
+                assert!(budget_bytes != all || stats.reads == 0, "{what}: {stats:?}");
+                assert!(budget_bytes != 0 || stats.reads > 0, "{what}: {stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_reads_what_does_not_fit_and_no_more() {
+    const BLOCK: u64 = 4096;
+    let folder = tempfile::tempdir().unwrap();
+    let synthetic =
+        SyntheticModel { n_layers: 12, tied: false, ..SyntheticModel::small("llama", Format::Q8_0, 5) };
+    let path = write(folder.path(), &synthetic);
+    let all = stats(&within(&path, &Residency::default())).weight_bytes;
+    for percent in [0, 30, 70, 95] {
+        let budget_bytes = all * percent / 100;
+        let residency = Residency { budget_bytes, read_bytes: 64 << 10, ..Residency::default() };
+        let model = within(&path, &residency);
+        let mut engine = engine(&model, 2, EngineOptions::default());
+        let seq = engine.create();
+        let mut step = |id: u32| drop(all_logits(&mut engine, seq, &[id]));
+        (0..4).for_each(&mut step);
+        let before = stats(&model);
+        (0..20).for_each(&mut step);
+        let after = stats(&model);
+        let (reads, bytes) = (after.reads - before.reads, after.bytes_read - before.bytes_read);
+        assert_eq!(after.reads_in_vain, 0, "{percent} %");
+        // Rows are cut at 32 of them, and 8 buffers may be ahead of where the counting began or ended.
+        assert!(after.streamed_bytes <= all - budget_bytes + 32 * 544, "{percent} %: {after:?}");
+        assert!(after.streamed_bytes + after.resident_bytes == all, "{after:?}");
+        let most = 20 * after.streamed_bytes + reads * 2 * BLOCK + 8 * (64 << 10);
+        assert!(bytes <= most, "{percent} %: {bytes} bytes, {most} at most");
+        assert!(bytes + 8 * (64 << 10) >= 20 * after.streamed_bytes, "{percent} %: {bytes} bytes");
+    }
+}
+
+#[test]
+fn a_walk_in_another_order_than_announced_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &SyntheticModel { n_layers: 5, ..tiny("llama", Format::Q8_0) });
+    let want = walk(&Model::open(&path).unwrap());
+    let residency = Residency {
+        budget_bytes: 20_000,
+        layers: Some(vec![3, 1, 4, 0, 2]),
+        read_bytes: 4 << 10,
+        ..Residency::default()
+    };
+    assert_same_bits(&walk(&within(&path, &residency)), &want, "layers announced as 3, 1, 4, 0, 2");
+}
+
+#[test]
+fn devices_that_stream_only_their_own_layers_give_the_same_bits_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &SyntheticModel { n_layers: 4, ..tiny("llama", Format::Q8_0) });
+    let ids = prompt(2, 20);
+    let whole = Model::open(&path).unwrap();
+    let mut reference = engine(&whole, 1, EngineOptions::default());
+    let own = reference.create();
+    let want = all_logits(&mut reference, own, &ids);
+    // The head computes layers 0 and 3, the other device those between.
+    let device = |layers: &[usize], ends| {
+        let layers = Some(layers.to_vec());
+        let residency = Residency {
+            budget_bytes: 10_000,
+            layers: layers.clone(),
+            ends,
+            read_bytes: 4 << 10,
+            ..Residency::default()
+        };
+        let mut engine =
+            engine(&within(&path, &residency), 1, EngineOptions { layers, ..EngineOptions::default() });
+        let seq = engine.create();
+        (engine, seq)
+    };
+    let (mut devices, mut have) = ([device(&[0, 3], true), device(&[1, 2], false)], Vec::new());
+    for ids in ids.chunks(3) {
+        let steps = devices.each_mut().map(|(engine, seq)| {
+            engine.open_step(&[StepSeq { seq: *seq, ids, logits: Wanted::All, capture: None }]).unwrap()
+        });
+        let rows = 0..ids.len();
+        let mut hidden = devices[0].0.embed(&steps[0], rows.clone()).unwrap();
+        for (at, layers) in [(0, 0..1), (1, 1..3), (0, 3..4)] {
+            hidden = devices[at].0.run_layers(&steps[at], rows.clone(), hidden, layers, &mut ()).unwrap();
+        }
+        have.extend(devices[0].0.logits(&steps[0], rows, hidden).unwrap().remove(0).logits);
+        for ((engine, _), step) in devices.iter_mut().zip(steps) {
+            engine.commit_step(step);
+        }
+    }
+    assert_same_bits(&have, &want, "two devices");
+    let [head, other] = devices.map(|(engine, _)| stats(engine.model()));
+    assert!(head.reads_in_vain == 0 && other.reads_in_vain == 0, "{head:?} {other:?}");
+    assert!(head.weight_bytes > other.weight_bytes && other.passes == 7, "{head:?} {other:?}");
+}
+
+#[test]
+fn engines_that_share_a_model_do_not_disturb_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &family("qwen2moe", Format::Q8_0));
+    let want = walk(&Model::open(&path).unwrap());
+    let residency = Residency { budget_bytes: 30_000, read_bytes: 4 << 10, ..Residency::default() };
+    let model = within(&path, &residency);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert_same_bits(&walk(&model), &want, "one of three engines"));
+        }
+    });
+}
+
+#[test]
+fn a_changed_budget_takes_effect_with_the_next_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &tiny("llama", Format::Q8_0));
+    let plain = Model::open(&path).unwrap();
+    let ids = prompt(3, 24);
+    let mut reference = engine(&plain, 1, EngineOptions::default());
+    let own = reference.create();
+    let want = all_logits(&mut reference, own, &ids);
+    let model = within(&path, &Residency { read_bytes: 4 << 10, ..Residency::default() });
+    let all = stats(&model).weight_bytes;
+    let mut engine = engine(&model, 2, EngineOptions::default());
+    let seq = engine.create();
+    let mut have = Vec::new();
+    for (at, id) in ids.iter().enumerate() {
+        let budget = all * [4, 1, 0, 3, 2][at % 5] / 4;
+        let before = stats(&model).budget_bytes;
+        model.streamed().unwrap().set_budget(budget);
+        assert_eq!(stats(&model).budget_bytes, before, "nothing changes between tokens");
+        have.extend(all_logits(&mut engine, seq, &[*id]));
+        let stats = stats(&model);
+        assert_eq!(stats.budget_bytes, budget);
+        assert_eq!(stats.resident_bytes + stats.streamed_bytes, all);
+        assert!(stats.resident_bytes <= budget);
+    }
+    assert_same_bits(&have, &want, "budgets from all to nothing");
+}
+
+#[test]
+fn layers_of_other_devices_are_refused_and_nothing_has_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &tiny("llama", Format::Q8_0));
+    let check = |residency: Residency, want: &dyn Fn(&WeightError) -> bool| {
+        let model = within(&path, &residency);
+        let mut engine = engine(&model, 1, EngineOptions::default());
+        let seq = engine.create();
+        let step = [StepSeq { seq, ids: &[1, 2], logits: Wanted::Last, capture: None }];
+        let err = engine.step(&step, &mut ()).unwrap_err();
+        assert!(matches!(&err, StepError::Weights(err) if want(err)), "{err:?}");
+        assert_eq!(engine.len(seq).unwrap(), 0);
+    };
+    let some = Residency { layers: Some(vec![0, 2]), ..Residency::default() };
+    check(some, &|err| matches!(err, WeightError::LayerElsewhere { layer: 1 }));
+    let no_ends = Residency { ends: false, ..Residency::default() };
+    check(no_ends, &|err| matches!(err, WeightError::EndsElsewhere));
+    let refused = |residency: Residency| {
+        let gguf = Arc::new(Gguf::open(&path).unwrap());
+        let config = ModelConfig::from_gguf(&gguf, vocab_len(&gguf).unwrap()).unwrap();
+        StreamedWeights::new(MappedWeights::new(gguf, &config).unwrap(), &residency).unwrap_err().to_string()
+    };
+    let layers =
+        |layers: &[usize]| refused(Residency { layers: Some(layers.to_vec()), ..Residency::default() });
+    assert_eq!(layers(&[1, 3]), "layer 3 of 3");
+    assert_eq!(layers(&[1, 0, 1]), "layer 1 is listed twice");
+    let reads = refused(Residency { read_bytes: 100, ..Residency::default() });
+    assert_eq!(reads, "reads of 100 bytes, must be 4096 to 8000000");
+}
+
+#[test]
+fn a_model_in_memory_cannot_be_streamed() {
+    let bytes = tiny("llama", Format::Q8_0).to_gguf().unwrap();
+    let gguf = Arc::new(Gguf::from_bytes(bytes).unwrap());
+    let config = ModelConfig::from_gguf(&gguf, vocab_len(&gguf).unwrap()).unwrap();
+    let mapped = MappedWeights::new(gguf, &config).unwrap();
+    let err = StreamedWeights::new(mapped, &Residency::default()).unwrap_err();
+    assert!(matches!(err, ResidencyError::NotAFile), "{err}");
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_an_error_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &SyntheticModel { tied: false, ..tiny("llama", Format::Q8_0) });
+    let model = within(&path, &Residency { budget_bytes: 0, ..Residency::default() });
+    let mut engine = engine(&model, 1, EngineOptions::default());
+    let seq = engine.create();
+    all_logits(&mut engine, seq, &[1, 2, 3]);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    // The head of the file, with the embedding table, is still there.
+    let gguf = Gguf::open(&path).unwrap();
+    let end = gguf.tensor("token_embd.weight").unwrap().place.range().end;
+    drop(gguf);
+    file.set_len(end as u64).unwrap();
+    let step = [StepSeq { seq, ids: &[4], logits: Wanted::Last, capture: None }];
+    // What was read ahead may still serve the first layers of a token.
+    let err = (0..2).find_map(|_| engine.step(&step, &mut ()).err()).expect("most weights are gone");
+    let StepError::Weights(WeightError::Read { path: named, .. }) = &err else { panic!("{err:?}") };
+    assert_eq!(named, &path);
+    assert!(engine.len(seq).unwrap() <= 4);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_budget_and_any_order_give_the_same_bits(
+        percent in 0..101_u64,
+        order in Just(vec![0_usize, 1, 2]).prop_shuffle(),
+        read_bytes in 4096..40_000_usize,
+        name in prop::sample::select(vec!["llama", "mixtral", "gemma3"]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), &family(name, Format::Q8_0));
+        let want = walk(&Model::open(&path).unwrap());
+        let all = stats(&within(&path, &Residency::default())).weight_bytes;
+        let budget_bytes = all * percent / 100;
+        let residency = Residency { budget_bytes, layers: Some(order), read_bytes, ..Residency::default() };
+        assert_same_bits(&walk(&within(&path, &residency)), &want, name);
+    }
+}
+
+#[test]
+fn repacked_and_streamed_weights_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &SyntheticModel::small("llama", Format::Q4K, 3));
+    let logits = |model: Arc<Model>| {
+        let mut engine = Engine::new(model, EngineOptions::default()).unwrap();
+        let seq = engine.create();
+        all_logits(&mut engine, seq, &prompt(1, 70))
+    };
+    let repacked = logits(Model::open_repacked(&path, u64::MAX).unwrap());
+    let streamed = logits(within(&path, &Residency { budget_bytes: 100_000, ..Residency::default() }));
+    assert_same_bits(&streamed, &repacked, "streamed against repacked");
+}
