@@ -13,10 +13,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+use crate::engine::SubjectArgs;
 use crate::engine::letters::Letters;
 use crate::engine::process::Worker;
 use crate::engine::samples::{median, percentile};
-use crate::engine::{machine, subject, target_folder};
 use crate::report::Report;
 
 mod load;
@@ -40,12 +40,8 @@ pub struct Args {
     /// Print nothing but the JSON object
     #[arg(long)]
     pub json: bool,
-    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file whose tokens are letters
-    #[arg(long, default_value = "llama-1b")]
-    model: String,
-    /// Threads, bound to the first CPUs
-    #[arg(long, default_value = "2")]
-    threads: NonZeroUsize,
+    #[command(flatten)]
+    on: SubjectArgs,
     /// Slots, and clients of the closed loop
     #[arg(long, default_value = "8")]
     slots: NonZeroUsize,
@@ -104,14 +100,13 @@ struct Cell {
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Report> {
     let (prompts, lengths, alone, rounds) = args.looked_at()?;
-    machine::bound_to_first_cpus(args.threads.get())?;
-    let subject = subject(&args.model, &target_folder()?)?;
+    let subject = args.on.ready()?;
     let longest =
         prompts.iter().max().zip(lengths.iter().max()).map(|(p, l)| p + l).context("no prompts, no L")?;
     let slots = args.slots.get();
     let mut engine = engine(args, &subject.path, slots * (longest + 64))?;
     let options = [
-        ("--threads", args.threads.get()),
+        ("--threads", args.on.threads.get()),
         ("--slots", slots),
         ("--kv-tokens", (slots + 1) * (longest + 64)),
         ("--prefix-cache", 0),
@@ -125,7 +120,7 @@ pub fn run(args: &Args) -> Result<Report> {
     if args.json {
         report.print_only_json();
     }
-    report.note(format!("{}: {slots} slots, {} threads", subject.name, args.threads));
+    report.note(format!("{}: {slots} slots, {} threads", subject.name, args.on.threads));
     for &prompt_tokens in &prompts {
         let mut step_n = vec![step_of_many(&mut engine, slots, prompt_tokens)?];
         let mut cells = Vec::new();
@@ -141,7 +136,7 @@ pub fn run(args: &Args) -> Result<Report> {
         add(&mut report, &cells, step_n_s, slots, !args.quick)?;
     }
     report.data("slots", slots);
-    report.data("threads", args.threads.get());
+    report.data("threads", args.on.threads.get());
     Ok(report)
 }
 
@@ -150,7 +145,7 @@ fn engine(args: &Args, model: &std::path::Path, context: usize) -> Result<Worker
     let own = std::env::current_exe().context("find the running program")?;
     let mut command = Command::new(own);
     command.arg("engine-worker").arg(model).args(["--kv", "f32"]);
-    command.args(["--threads", &args.threads.to_string(), "--context", &context.to_string()]);
+    command.args(["--threads", &args.on.threads.to_string(), "--context", &context.to_string()]);
     Worker::start("engine", &mut command)
 }
 

@@ -24,7 +24,7 @@ mod perplexity;
 pub mod process;
 pub mod samples;
 mod scores;
-mod server;
+pub mod server;
 mod speed;
 mod streams;
 pub mod worker;
@@ -94,6 +94,25 @@ impl Args {
 
 /// Fewer are no measurement.
 const ALTERNATIONS_MIN: f64 = 5.0;
+
+/// What a bench of the service runs on.
+#[derive(Debug, clap::Args)]
+pub struct SubjectArgs {
+    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file whose tokens are letters
+    #[arg(long, default_value = "llama-1b")]
+    model: String,
+    /// Threads, bound to the first CPUs
+    #[arg(long, default_value = "2")]
+    pub threads: NonZeroUsize,
+}
+
+impl SubjectArgs {
+    /// Binds this program to the CPUs; the model, which is made where it is a shape.
+    pub fn ready(&self) -> Result<Subject> {
+        machine::bound_to_first_cpus(self.threads.get())?;
+        subject(&self.model, &target_folder()?)
+    }
+}
 
 /// A model of the run.
 pub struct Subject {

@@ -4,15 +4,13 @@
 //! alone, so that a machine whose speed drifts does so for both. The mean counts the first request too, which finds
 //! nothing.
 
-use std::num::NonZeroUsize;
-
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
 use crate::cloud::service::{Ask, SYSTEM_TOKENS, Service, TEMPLATE_TOKENS, Took};
+use crate::engine::SubjectArgs;
 use crate::engine::letters::Letters;
 use crate::engine::samples::{median, percentile};
-use crate::engine::{machine, subject, target_folder};
 use crate::report::Report;
 
 /// Own tokens, and the largest share of the time to the first token that may be left.
@@ -24,12 +22,8 @@ pub struct Args {
     /// Print nothing but the JSON object
     #[arg(long)]
     pub json: bool,
-    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file whose tokens are letters
-    #[arg(long, default_value = "llama-1b")]
-    model: String,
-    /// Threads, bound to the first CPUs
-    #[arg(long, default_value = "2")]
-    threads: NonZeroUsize,
+    #[command(flatten)]
+    on: SubjectArgs,
     /// Tokens that all prompts begin with
     #[arg(long, default_value_t = 1024)]
     prefix: usize,
@@ -47,10 +41,9 @@ pub fn run(args: &Args) -> Result<Report> {
     if requests == 0 || args.prefix < 64 {
         bail!("{requests} requests and a prefix of {} tokens, must be at least 1 and 64", args.prefix);
     }
-    machine::bound_to_first_cpus(args.threads.get())?;
-    let subject = subject(&args.model, &target_folder()?)?;
+    let subject = args.on.ready()?;
     let start = |percent: &str| {
-        let threads = args.threads.to_string();
+        let threads = args.on.threads.to_string();
         let kv_tokens = (8 * (args.prefix + 1024)).to_string();
         let options = ["--threads", &threads, "--prefix-cache", percent, "--kv-tokens", &kv_tokens];
         Service::start(&subject.path, &options.map(str::to_owned))

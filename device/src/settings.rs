@@ -1,4 +1,4 @@
-//! What the device remembers between runs: consent to use the cloud, and scenes with their tags.
+//! What the device remembers between runs: consent to use the cloud, scenes with their tags, profiles of itself.
 //!
 //! Small JSON files in one folder, written whole and renamed into place; a broken or missing file means "not known".
 //! Never holds user text or keys.
@@ -105,6 +105,23 @@ impl Settings {
             Some(file) => self.write(&file, scene),
             None => Ok(()),
         }
+    }
+
+    /// What is kept of a profile of this device in a file of this plain name.
+    pub(crate) fn profile<T: for<'a> Deserialize<'a>>(&self, file: &str) -> Option<T> {
+        self.read(&Path::new("profiles").join(file))
+    }
+
+    /// Keeps a profile of this device.
+    ///
+    /// # Errors
+    /// [`SettingsError::Write`].
+    pub(crate) fn remember_profile<T: Serialize>(
+        &self,
+        file: &str,
+        profile: &T,
+    ) -> Result<(), SettingsError> {
+        self.write(&Path::new("profiles").join(file), profile)
     }
 
     fn read<T: for<'a> Deserialize<'a>>(&self, file: &Path) -> Option<T> {

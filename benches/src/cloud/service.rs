@@ -1,8 +1,7 @@
 //! `baton-cloud serve` as a process, and one assist request as its client sees it.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use crate::engine::http;
+use crate::engine::server::baton_cloud;
 
 /// What the chat layout of made models adds to a prompt of one user message: the beginning, the role, the message's
 /// end, the role of the answer.
@@ -53,24 +53,8 @@ impl Service {
     pub fn start(model: &Path, options: &[String]) -> Result<Self> {
         let own = std::env::current_exe().context("find the running program")?;
         let program = own.with_file_name("baton-cloud");
-        let mut child = Command::new(&program)
-            .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
-            .arg(model)
-            .args(options)
-            .env("RUST_LOG", "error")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
-        let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
-        let mut service = Self { child, address: String::new(), asked: AtomicU64::new(1) };
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).context("read the address of baton-cloud")?;
-        let hello: Value =
-            serde_json::from_str(&line).with_context(|| format!("read the address from `{line}`"))?;
-        let address = hello["listening"].as_str().context("baton-cloud named no address")?;
-        service.address = address.trim_start_matches("http://").to_owned();
-        Ok(service)
+        let (child, address) = baton_cloud(&program, model, options)?;
+        Ok(Self { child, address, asked: AtomicU64::new(1) })
     }
 
     /// Asks without refinement and waits for the whole answer, which must have all its tokens.

@@ -30,6 +30,35 @@ enum Kind {
     LlamaCpp,
 }
 
+/// Starts `baton-cloud serve` on a free port and an empty database; the process, and where it listens.
+pub fn baton_cloud(program: &Path, model: &Path, options: &[String]) -> Result<(Child, String)> {
+    let mut child = Command::new(program)
+        .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
+        .arg(model)
+        .args(options)
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {}", program.display()))?;
+    let address = address_of(&mut child);
+    if address.is_err() {
+        let _ended = child.kill().and_then(|()| child.wait());
+    }
+    Ok((child, address?))
+}
+
+/// The address that `baton-cloud` prints once it listens.
+fn address_of(child: &mut Child) -> Result<String> {
+    let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).context("read the address of baton-cloud")?;
+    let hello: Value =
+        serde_json::from_str(&line).with_context(|| format!("read the address from `{line}`"))?;
+    let address = hello["listening"].as_str().context("baton-cloud named no address")?;
+    Ok(address.trim_start_matches("http://").to_owned())
+}
+
 impl Server {
     /// `baton-cloud serve` beside the running program.
     pub fn baton(
@@ -39,25 +68,16 @@ impl Server {
         streams: usize,
         tokens: usize,
     ) -> Result<Self> {
-        let mut child = Command::new(program)
-            .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
-            .arg(model)
-            .args(["--threads", &threads.to_string(), "--slots", &streams.to_string()])
-            .args(["--kv-tokens", &tokens.to_string(), "--model-name", MODEL_NAME])
-            .env("RUST_LOG", "error")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
-        let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
-        let mut server = Self { child, address: String::new(), kind: Kind::Baton };
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).context("read the address of baton-cloud")?;
-        let hello: Value =
-            serde_json::from_str(&line).with_context(|| format!("read the address from `{line}`"))?;
-        let address = hello["listening"].as_str().context("baton-cloud named no address")?;
-        server.address = address.trim_start_matches("http://").to_owned();
-        Ok(server)
+        let options = [
+            ("--threads", threads.to_string()),
+            ("--slots", streams.to_string()),
+            ("--kv-tokens", tokens.to_string()),
+            ("--model-name", MODEL_NAME.to_owned()),
+        ];
+        let options: Vec<String> =
+            options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        let (child, address) = baton_cloud(program, model, &options)?;
+        Ok(Self { child, address, kind: Kind::Baton })
     }
 
     /// `llama-server` with `flags`.

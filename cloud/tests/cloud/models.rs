@@ -9,13 +9,12 @@ use baton_cloud::service::{CloudService, ModelSetup, ServiceError, SetupError};
 use baton_cloud::tools::ChatMessage;
 use baton_cloud::worker::Worker;
 use baton_engine::gguf::Gguf;
-use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::synthetic::{SyntheticAdapter, SyntheticModel};
-use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, Wanted};
+use baton_engine::{Adapter, Model};
 use baton_kernels_cpu::Format;
 use baton_protocol::{AssistEvent, AssistRequest, Role};
 
-use crate::world::{document, drain, model, options, request, run_all, tokens};
+use crate::world::{document, drain, greedy, model, options, prompt_ids, request, run_all, tokens};
 
 /// Another model than that of all tests: other weights, other widths, the same bytes as tokens.
 fn other_model() -> Arc<Model> {
@@ -91,37 +90,6 @@ impl World {
     }
 }
 
-/// What the engine alone writes after the request's prompt.
-fn reference(
-    model: &Arc<Model>,
-    adapter: Option<&Arc<Adapter>>,
-    request: &AssistRequest,
-    n: usize,
-) -> Vec<u32> {
-    let parts: Vec<_> = request
-        .segments
-        .iter()
-        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
-        .collect();
-    let mut ids = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
-    let mut engine = Engine::new(model.clone(), EngineOptions::default()).unwrap();
-    let adapter = adapter.map(|adapter| engine.add_adapter(adapter.clone()).unwrap());
-    let seq = engine.create_with(adapter).unwrap();
-    let mut written = Vec::new();
-    for _ in 0..n {
-        let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
-        let logits = engine.step(&[step], &mut ()).unwrap().remove(0).logits;
-        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
-        let best = best.unwrap() as u32;
-        if model.tokenizer().is_end(best) {
-            break;
-        }
-        written.push(best);
-        ids = vec![best];
-    }
-    written
-}
-
 #[test]
 fn scenes_run_on_their_model_with_their_adapter_beside_each_other() {
     let mut world = world();
@@ -139,7 +107,7 @@ fn scenes_run_on_their_model_with_their_adapter_beside_each_other() {
     for (scene, (request, events)) in asked.iter().zip(requests.iter().zip(&answers)) {
         let (model, adapter, name, adapter_name) = of(scene);
         let have: Vec<u32> = tokens(events).into_iter().map(|(id, _)| id).collect();
-        assert_eq!(have, reference(model, adapter, request, 8), "{scene}");
+        assert_eq!(have, greedy(model, adapter, prompt_ids(model, request), 8), "{scene}");
         let first = events.iter().find_map(|event| match event {
             AssistEvent::First(first) => Some(first),
             _ => None,

@@ -6,14 +6,12 @@ use baton_cloud::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ServiceError, ServiceOptions};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::prompt::{PromptSegment, assemble};
-use baton_engine::{Engine, EngineOptions, StepSeq, Wanted};
 use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
 use baton_refine::Mode;
 
 use crate::world::{
-    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, model, options, request, run_all,
-    setup, tokens,
+    HandClock, QUESTION, answer, by_hand, chunks, document, drain, end, greedy, model, options, prompt_ids,
+    request, run_all, setup, tokens,
 };
 
 fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {
@@ -172,30 +170,14 @@ fn an_answer_goes_on_from_its_accepted_part() {
     let AssistEvent::First(first) = &events[0] else { panic!("{events:?}") };
 
     let model = model();
-    let parts: Vec<_> = request
-        .segments
-        .iter()
-        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
-        .collect();
-    let mut ids = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
+    let mut ids = prompt_ids(&model, &request);
     let continued = model.tokenizer().encode("abc");
     assert_eq!(first.index as usize, continued.len());
     ids.extend(&continued);
     assert_eq!(end(&events).usage.prompt_tokens as usize, ids.len());
-    let mut engine = Engine::new(model.clone(), EngineOptions::default()).unwrap();
-    let seq = engine.create();
-    let mut want = Vec::new();
-    let mut next = ids;
-    for _ in 0..6 {
-        let step = StepSeq { seq, ids: &next, logits: Wanted::Last, capture: None };
-        let logits = engine.step(&[step], &mut ()).unwrap().remove(0).logits;
-        let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
-        want.push(best);
-        next = vec![best];
-    }
+    let want = greedy(&model, None, ids, 6);
     let got: Vec<u32> = tokens(&events).into_iter().map(|(id, _)| id).collect();
-    assert_eq!(got[..], want[..got.len()], "the engine's own greedy continuation");
-    assert!(got.len() == 6 || model.tokenizer().is_end(want[got.len()]));
+    assert_eq!(got, want, "the engine's own greedy continuation");
 }
 
 #[test]

@@ -11,9 +11,11 @@ use baton_cloud::scheduler::{MixedTokens, StepBudget};
 use baton_cloud::service::{CloudService, ModelSetup, ServiceOptions};
 use baton_cloud::stream::AssistStream;
 use baton_cloud::worker::Worker;
-use baton_engine::Model;
 use baton_engine::gguf::Gguf;
+use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::synthetic::SyntheticModel;
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_protocol::{AssistEvent, AssistRequest, EndEvent, PROTOCOL_VERSION, Role, Segment};
 
@@ -170,4 +172,39 @@ pub fn end(events: &[AssistEvent]) -> EndEvent {
         Some(AssistEvent::End(end)) => end.clone(),
         other => panic!("the last event is {other:?}"),
     }
+}
+
+/// The ids that the request's prompt becomes, unrefined.
+pub fn prompt_ids(model: &Model, request: &AssistRequest) -> Vec<TokenId> {
+    let parts: Vec<_> = request
+        .segments
+        .iter()
+        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
+        .collect();
+    assemble(model.tokenizer(), model.template(), &parts).unwrap().ids
+}
+
+/// The `n` tokens that the engine alone writes after these, as far as it does not end before.
+pub fn greedy(
+    model: &Arc<Model>,
+    adapter: Option<&Arc<Adapter>>,
+    mut ids: Vec<TokenId>,
+    n: usize,
+) -> Vec<TokenId> {
+    let mut engine = Engine::new(model.clone(), EngineOptions::default()).unwrap();
+    let adapter = adapter.map(|adapter| engine.add_adapter(adapter.clone()).unwrap());
+    let seq = engine.create_with(adapter).unwrap();
+    let mut written = Vec::new();
+    for _ in 0..n {
+        let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
+        let logits = engine.step(&[step], &mut ()).unwrap().remove(0).logits;
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
+        let best = best.unwrap() as TokenId;
+        if model.tokenizer().is_end(best) {
+            break;
+        }
+        written.push(best);
+        ids = vec![best];
+    }
+    written
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::ring::profile::{Profile, ProfileOptions, profile};
+use crate::ring::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
+use crate::settings::{CONFIG_DIR_ENV, Settings};
 
 #[derive(Debug, Args)]
 pub(super) struct ProfileArgs {
@@ -20,6 +21,12 @@ pub(super) struct ProfileArgs {
     /// What to call this device
     #[arg(long, default_value = "this device", value_name = "NAME")]
     name: String,
+    /// Measure again, also where a kept profile still holds
+    #[arg(long)]
+    again: bool,
+    /// Folder that profiles are kept in [default: the platform's]
+    #[arg(long, env = CONFIG_DIR_ENV, value_name = "DIR")]
+    config_dir: Option<PathBuf>,
     /// Print one JSON object; its `device` is an entry of the description that `baton ring plan` reads
     #[arg(long)]
     json: bool,
@@ -29,20 +36,42 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let options = ProfileOptions { model: args.model, threads: args.threads.unwrap_or(all), name: args.name };
     let loud = std::io::stderr().is_terminal();
+    let (settings, again) = (Settings::open(args.config_dir)?, args.again);
     let work = tokio::task::spawn_blocking(move || {
-        profile(&options, &mut |what| {
+        kept_or_measured(&options, &settings, again, &mut |what| {
             if loud {
                 eprintln!("measuring {what}");
             }
         })
     });
-    let measured = work.await.context("measure this device")??;
+    let (measured, origin) = work.await.context("measure this device")??;
     if args.json {
-        println!("{}", serde_json::to_string(&measured).context("write the profile")?);
+        let answer = Answer { profile: &measured, origin: &origin };
+        println!("{}", serde_json::to_string(&answer).context("write the profile")?);
     } else {
-        print!("{}", text(&measured));
+        print!("{}{}", text(&measured), said(&origin));
     }
     Ok(())
+}
+
+/// What `--json` prints.
+#[derive(Debug, serde::Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    profile: &'a Profile,
+    origin: &'a Origin,
+}
+
+fn said(origin: &Origin) -> String {
+    match origin {
+        Origin::Kept => {
+            "Kept from an earlier run, memory as it is now; measure again with --again.\n".to_owned()
+        }
+        Origin::New | Origin::Asked => String::new(),
+        Origin::Drifted { figure, then, now } => {
+            format!("Measured again: {figure} was {:.1} G/s, now {:.1} G/s.\n", then / 1e9, now / 1e9)
+        }
+    }
 }
 
 fn text(profile: &Profile) -> String {

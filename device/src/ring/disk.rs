@@ -72,6 +72,17 @@ pub fn measure(path: &Path) -> Result<DiskRates, DiskError> {
     Ok(DiskRates { sequential_bytes_per_s: median(sequential), random_bytes_per_s: median(random), direct })
 }
 
+/// Bytes a second in order, of one run: a look at whether a disk is still as it was.
+///
+/// # Errors
+/// [`DiskError`] naming the file.
+pub fn look(path: &Path) -> Result<f64, DiskError> {
+    let read = |source| DiskError::Read { path: path.to_owned(), source };
+    let (file, _) = open(path).map_err(read)?;
+    let bytes = file.metadata().map_err(read)?.len();
+    in_order(&file, bytes.max(1)).map_err(read)
+}
+
 /// The file, for direct reads where its file system has them.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn open(path: &Path) -> std::io::Result<(File, bool)> {

@@ -9,13 +9,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Of what a system calls available, the share that is used: the rest is for what other programs ask for meanwhile.
 const USED_SHARE: f64 = 0.9;
 
 /// Memory for a model, in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     /// What may be taken without swapping.
     pub available_bytes: u64,

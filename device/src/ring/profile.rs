@@ -2,7 +2,10 @@
 //!
 //! Products with one vector run on the model's own weights, so that they are the shapes and formats that count: once on
 //! a piece that stays in the caches (arithmetic alone), once over more weights than caches hold (memory). The disk is
-//! read where the model lies, past the page cache. Every figure is the median of several runs. Nothing is written.
+//! read where the model lies, past the page cache. Every figure is the median of several runs. Nothing but the profile itself is
+//! written, and that only where it is to be kept ([`kept_or_measured`]).
+
+mod kept;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -17,6 +20,8 @@ use baton_plan::{Device, Disk, ModelShape, Os, Processor};
 use super::disk::{self, DiskError};
 use super::memory::{self, Memory, MemoryError};
 use super::shape::{ShapeError, shape_of};
+
+pub use kept::{Origin, kept_or_measured};
 
 /// Weights of a product that should stay in the caches, for each thread.
 const CACHED_BYTES: usize = 256 << 10;
@@ -40,7 +45,7 @@ pub struct ProfileOptions {
 }
 
 /// A device as measured.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Profile {
     /// The entry of a description that `baton ring plan` reads.
     pub device: Device,
@@ -95,8 +100,7 @@ pub enum ProfileError {
 pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<Profile, ProfileError> {
     let model = shape_of(&options.model)?;
     let gguf = Gguf::open(&options.model)?;
-    let threads = options.threads.get();
-    let pool = Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })?;
+    let pool = pool_of(options)?;
     said("memory");
     let (os, memory) = this_memory()?;
     let mut flops = ByFormat::new();
@@ -124,6 +128,11 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
         },
     };
     Ok(Profile { device, model, memory, direct_reads: disk.direct })
+}
+
+fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
+    let threads = options.threads.get();
+    Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })
 }
 
 /// Memory of this device by its system's rules.
