@@ -8,6 +8,9 @@ mod chat;
 mod error;
 mod guard;
 mod request;
+mod ring;
+
+pub use ring::RingView;
 
 use crate::agent::Agent;
 use crate::relay::RelayMode;
@@ -42,6 +45,8 @@ pub struct ApiState {
     pub model_name: String,
     /// Key that clients must send; needed off loopback.
     pub key: Option<String>,
+    /// The ring that computes, if one does.
+    pub ring: Option<RingView>,
     /// Further host names (without port) that are served.
     pub hosts: Vec<String>,
     /// Places for answers.
@@ -72,6 +77,8 @@ pub fn router(state: Arc<ApiState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/models", get(models))
+        .route("/ring", get(ring::page))
+        .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))
         .route("/healthz", get(|| async { "ok" }))
         .layer(middleware::from_fn_with_state(state.clone(), guard::origin))

@@ -89,6 +89,8 @@ struct CommonArgs {
     /// What does not fit is read from the disk for every token; --repack-mib then does nothing
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: crate::residency::MemoryFor,
+    #[command(flatten)]
+    ring: ring::HeadArgs,
     /// Tokens of prompt and answer that the device holds
     #[arg(long, default_value_t = 8192, value_name = "N")]
     kv_tokens: usize,

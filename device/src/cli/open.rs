@@ -1,7 +1,9 @@
 //! From options to an agent: consent, model, cloud client, scene.
 
+use super::ring::{Formed, form};
 use super::{AdapterFile, AnswerArgs, CommonArgs, ModeArg};
 use crate::agent::{Agent, DeviceModel, Question};
+use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
@@ -14,6 +16,7 @@ use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Adapter, EngineOptions};
 use baton_pacing::PaceMode;
+use baton_plan::Workload;
 use baton_protocol::{RefineOptions, Sampling, SceneInfo, Segment};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -29,6 +32,8 @@ pub(super) struct Opened {
     pub(super) settings: Settings,
     pub(super) cloud_url: String,
     pub(super) mode: RelayMode,
+    /// Where devices compute together.
+    pub(super) ring: Option<RingView>,
 }
 
 pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
@@ -63,12 +68,24 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
     let memory = common.memory;
-    let load = move || -> anyhow::Result<DeviceModel> {
+    let (ring, kept) = (common.ring.clone(), settings.clone());
+    let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let share = Share { kv_tokens: options.kv_tokens, layers: None };
+        // Of a ring's head the layers are not known before there is a plan: its file is mapped whole.
+        let memory = if ring.ring { MemoryFor::All } else { memory };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
-        let mut engine = LocalEngine::new(model.clone(), options).context("start the engine")?;
+        let (mut engine, view) = if ring.ring {
+            let workload =
+                Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
+            let tokens = options.kv_tokens;
+            let mut said = |what: &str| eprintln!("ring: {what}");
+            let Formed { head, handle, board } = form(&model, options, workload, &ring, &kept, &mut said)?;
+            (LocalEngine::over(Box::new(head), tokens)?, Some(RingView { handle, board }))
+        } else {
+            (LocalEngine::new(model.clone(), options).context("start the engine")?, None)
+        };
         let mut adapters = BTreeMap::new();
         for AdapterFile { name, path } in files {
             let opened =
@@ -78,13 +95,13 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
             }
         }
         let engine = engine.with_speculation(speculator);
-        Ok(DeviceModel { worker: EngineWorker::start(engine, emulate)?, model, adapters })
+        Ok((DeviceModel { worker: EngineWorker::start(engine, emulate)?, model, adapters }, view))
     };
-    let device = tokio::task::spawn_blocking(load).await.context("load the model")??;
+    let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
-    Ok(Opened { agent, settings, cloud_url, mode })
+    Ok(Opened { agent, settings, cloud_url, mode, ring })
 }
 
 /// Asks once whether the cloud may be used.

@@ -1,10 +1,16 @@
-//! `baton ring`: running one model over several devices of a home. So far: planning, and who belongs to a ring.
+//! `baton ring`: running one model over several devices of a home.
 
+mod bench;
 mod doctor;
+mod head;
 mod init;
 mod join;
 mod leave;
 mod plan;
+mod status;
+mod work;
+
+pub(super) use head::{Formed, HeadArgs, form};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +42,11 @@ enum RingCommand {
     Leave(leave::LeaveArgs),
     /// Say why devices of the ring do not see each other, and what to do
     Doctor(doctor::DoctorArgs),
+    /// The ring as it stands: its devices, and what each does if the agent runs here
+    Status(status::StatusArgs),
+    /// What a prompt and a token take on this ring, beside what was predicted
+    #[command(after_help = bench::HELP)]
+    Bench(bench::BenchArgs),
     /// Who would compute which layers, and what a token would take: from a description of devices alone
     #[command(after_help = plan::HELP)]
     Plan(plan::PlanArgs),
@@ -79,6 +90,8 @@ pub(super) async fn run(args: RingArgs) -> anyhow::Result<()> {
         RingCommand::Join(args) => until_stopped(move |stop| join::run(&args, stop)).await,
         RingCommand::Leave(args) => leave::run(&args),
         RingCommand::Doctor(args) => until_stopped(move |_| doctor::run(&args)).await,
+        RingCommand::Status(args) => status::run(&args).await,
+        RingCommand::Bench(args) => until_stopped(move |_| bench::run(&args)).await,
         RingCommand::Plan(args) => plan::run(&args),
     }
 }
@@ -149,8 +162,7 @@ mod tests {
             assert!(Cli::try_parse_from(line).is_ok(), "{good:?}");
         }
         for bad in [
-            &["join"][..],
-            &["join", "48291"],
+            &["join", "48291"][..],
             &["join", "482913", "--name", "a/b"],
             &["init", "--for", "soon"],
             &["init", "--devices", "0"],

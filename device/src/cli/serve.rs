@@ -57,6 +57,7 @@ pub(super) async fn run(args: ServeArgs) -> anyhow::Result<()> {
         pace: if args.pace { PaceMode::Paced } else { PaceMode::Instant },
         model_name: "baton".to_owned(),
         key: args.key.filter(|key| !key.is_empty()),
+        ring: opened.ring,
         hosts,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
     });

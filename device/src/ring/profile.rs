@@ -5,6 +5,7 @@
 //! read where the model lies, past the page cache. Every figure is the median of several runs. Nothing but the profile itself is
 //! written, and that only where it is to be kept ([`kept_or_measured`]).
 
+mod general;
 mod kept;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use super::disk::{self, DiskError};
 use super::memory::{self, Memory, MemoryError};
 use super::shape::{ShapeError, shape_of};
 
+pub use general::general;
 pub use kept::{Origin, kept_or_measured};
 
 /// Weights of a product that should stay in the caches, for each thread.
@@ -111,7 +113,7 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
         }
     }
     said("reading weights from memory");
-    let read_bytes_per_s = streamed_rate(&gguf, &pool, memory.available_bytes)?;
+    let read_bytes_per_s = streamed_rate(&layers(&gguf, memory.available_bytes)?, &pool);
     said("disk");
     let disk = disk::measure(&options.model)?;
     let device = Device {
@@ -133,6 +135,16 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
 fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
     let threads = options.threads.get();
     Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })
+}
+
+/// Sets the device's memory to what is free now.
+///
+/// # Errors
+/// [`ProfileError::Memory`], [`ProfileError::System`].
+pub fn remember_memory(device: &mut Device) -> Result<(), ProfileError> {
+    let (_, memory) = this_memory()?;
+    (device.memory_bytes, device.swap_bytes) = (memory.available_bytes as f64, memory.swap_bytes as f64);
+    Ok(())
 }
 
 /// Memory of this device by its system's rules.
@@ -188,25 +200,29 @@ impl Vectors {
 fn cached_rate(gguf: &Gguf, format: &str, pool: &Pool) -> Result<f64, ProfileError> {
     let named = gguf.tensors().filter(|tensor| tensor.type_name() == format && tensor.dims().len() > 1);
     let Some(largest) = named.max_by_key(|tensor| tensor.data_len()) else { return Ok(f64::NAN) };
-    let matrix = rows_of(&gguf.tensor(largest.name())?, CACHED_BYTES * pool.threads())?;
+    Ok(rate(&rows_of(&gguf.tensor(largest.name())?, CACHED_BYTES * pool.threads())?, pool))
+}
+
+/// Operations a second of products with this matrix, which stays in the caches.
+fn rate(matrix: &Matrix<'_>, pool: &Pool) -> f64 {
     let mut vectors = Vectors::default();
     let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
     let mut out = vec![0.0; matrix.rows()];
     let mut run = || {
         let (begun, mut products) = (Instant::now(), 0_u32);
         while begun.elapsed() < RUN {
-            matmul(pool, &matrix, &x, &mut out);
+            matmul(pool, matrix, &x, &mut out);
             products += 1;
         }
         let operations = 2.0 * matrix.rows() as f64 * matrix.cols() as f64 * f64::from(products);
         operations / begun.elapsed().as_secs_f64()
     };
     run(); // Into the caches.
-    Ok(median((0..RUNS).map(|_| run()).collect()))
+    median((0..RUNS).map(|_| run()).collect())
 }
 
-/// Bytes of weights a second, of products with more weights than caches hold.
-fn streamed_rate(gguf: &Gguf, pool: &Pool, available: u64) -> Result<f64, ProfileError> {
+/// Weights of layers, as many as no cache holds and memory does.
+fn layers(gguf: &Gguf, available: u64) -> Result<Vec<Matrix<'_>>, ProfileError> {
     let most = STREAMED_BYTES.min((available / 2) as usize);
     let (mut matrices, mut bytes) = (Vec::new(), 0);
     let layers = gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.") && tensor.dims().len() > 1);
@@ -218,17 +234,26 @@ fn streamed_rate(gguf: &Gguf, pool: &Pool, available: u64) -> Result<f64, Profil
         bytes += view.data.len();
         matrices.push(rows_of(&view, usize::MAX)?);
     }
+    Ok(matrices)
+}
+
+/// Bytes of weights a second, of products with these.
+fn streamed_rate(matrices: &[Matrix<'_>], pool: &Pool) -> f64 {
+    let bytes = |matrix: &Matrix<'_>| {
+        matrix.rows() as f64 * matrix.format().row_bytes(matrix.cols()).unwrap_or(0) as f64
+    };
+    let bytes: f64 = matrices.iter().map(bytes).sum();
     let mut vectors = Vectors::default();
     let mut run = || {
         let begun = Instant::now();
-        for matrix in &matrices {
+        for matrix in matrices {
             let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
             matmul(pool, matrix, &x, &mut vec![0.0; matrix.rows()]);
         }
-        bytes as f64 / begun.elapsed().as_secs_f64()
+        bytes / begun.elapsed().as_secs_f64()
     };
     run(); // From the disk into memory.
-    Ok(median((0..RUNS).map(|_| run()).collect()))
+    median((0..RUNS).map(|_| run()).collect())
 }
 
 /// Seconds to append one token's keys and values to a cache that lies in no processor cache.

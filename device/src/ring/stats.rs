@@ -3,7 +3,7 @@
 use super::frame::Heartbeat;
 
 /// One device of the ring.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct DeviceStats {
     /// Its name.
     pub name: String,
@@ -41,7 +41,7 @@ impl DeviceStats {
 }
 
 /// A device that was lost.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LostDevice {
     /// Its name.
     pub name: String,
@@ -50,7 +50,7 @@ pub struct LostDevice {
 }
 
 /// The ring as it stands.
-#[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct RingStats {
     /// The present epoch; 0 where the head has always been alone.
     pub epoch: u64,

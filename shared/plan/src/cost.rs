@@ -15,7 +15,7 @@
 //!
 //! With `k = 1` reading ahead gains nothing; `k` rounds cost `k` times the hops.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::{ByFormat, Cluster, ClusterError, Device, GpuKind, ModelShape, Os, Processor, Workload};
 use crate::network::Hops;
@@ -358,7 +358,7 @@ impl<'a> Costs<'a> {
 }
 
 /// What one device adds to a token, in seconds by cause, and what it reads.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTime {
     /// Its name.
     pub device: String,
@@ -388,7 +388,7 @@ impl DeviceTime {
 }
 
 /// What a token takes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// TPOT in seconds: the sum over all devices and causes.
     pub token_s: f64,

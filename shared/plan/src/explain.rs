@@ -3,7 +3,7 @@
 //!
 //! Every figure is a plan of its own, searched under the changed description; nothing is estimated from the first.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, DEVICES_MAX, ModelShape, Workload};
 use crate::cost::{Costs, DeviceTime, Prediction};
@@ -11,7 +11,7 @@ use crate::plan::{Plan, PlanError};
 use crate::search::{ROUNDS_MAX, SearchOptions, search};
 
 /// What takes most of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Arithmetic.
@@ -25,7 +25,7 @@ pub enum Cause {
 }
 
 /// A changed description, and what a token takes under it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WhatIf {
     /// The device that goes or comes.
     pub device: String,
@@ -34,7 +34,7 @@ pub struct WhatIf {
 }
 
 /// One number of rounds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
     /// `k`.
     pub rounds: usize,
@@ -43,7 +43,7 @@ pub struct Rounds {
 }
 
 /// Everything about one plan.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// What a token takes, device by device.
     pub prediction: Prediction,

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::json;
 
+use super::work::{WorkArgs, work};
 use super::{NetworkArgs, PORT, StateArgs, print_line};
 use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
 use crate::ring::discovery::{Discovery, Found};
@@ -20,7 +21,7 @@ use crate::ring::state::StateFolder;
 pub(super) const HELP: &str = "\
 The code is on the screen of the device that runs `baton ring init`. Where the network passes no multicast, name
 that device: `--head 192.168.1.20` or `--head 192.168.1.20:8018`. `baton ring doctor` says why two devices do not
-meet. So far joining ends with the pairing: no layers are computed yet.";
+meet. Then this device computes for the head until Ctrl-C; later, `baton ring join` without a code goes on.";
 
 /// How long heads are listened for at least, so that a second one is noticed, and at most.
 const SEARCH_LEAST: Duration = Duration::from_secs(2);
@@ -30,8 +31,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct JoinArgs {
-    /// The six digits on the head's screen
-    code: Code,
+    /// The six digits on the head's screen; none where this device has joined before
+    code: Option<Code>,
     /// Address of the head [default: found by multicast DNS]
     #[arg(long, value_name = "HOST[:PORT]")]
     head: Option<String>,
@@ -44,6 +45,11 @@ pub(super) struct JoinArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// End when this device is paired
+    #[arg(long)]
+    pair_only: bool,
+    #[command(flatten)]
+    work: WorkArgs,
     #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
@@ -52,28 +58,52 @@ pub(super) struct JoinArgs {
 
 pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let folder = args.state.open()?;
-    if let Some(place) = Membership::load(&folder)? {
-        bail!("this device already belongs to ring {}; `baton ring leave` leaves it", place.ring);
-    }
+    let place = Membership::load(&folder)?;
     let identity = Identity::open(&folder, args.name.clone()).context("open this device's identity")?;
     // Bound before pairing: the head is told the port.
     let listener = TcpListener::bind(args.listen).with_context(|| format!("listen on {}", args.listen))?;
     let port = listener.local_addr().context("read the bound address")?.port();
+    let head = match (place, &args.code) {
+        (Some(place), None) if place.role == Role::Worker => place.head,
+        (Some(place), _) => {
+            bail!("this device already belongs to ring {}; `baton ring leave` leaves it", place.ring)
+        }
+        (None, Some(code)) => paired(args, code, &folder, &identity, port, stop)?,
+        (None, None) => {
+            bail!("this device belongs to no ring yet: give the code that `baton ring init` shows")
+        }
+    };
+    if args.pair_only {
+        return Ok(());
+    }
+    work(&args.work, args.json, &folder, identity, head, listener, stop)
+}
+
+/// Pairs with the head that shows this code; its key.
+fn paired(
+    args: &JoinArgs,
+    code: &Code,
+    folder: &StateFolder,
+    identity: &Identity,
+    port: u16,
+    stop: &AtomicBool,
+) -> anyhow::Result<PublicKey> {
     let addresses = match &args.head {
         Some(head) => resolve(head)?,
         None => find(args, stop)?,
     };
-    let channel = connect(&addresses, &identity)?;
+    let channel = connect(&addresses, identity)?;
     let (address, key) = (channel.address(), *channel.peer());
     let own = Profile { name: identity.name().clone(), port, ring: RingId([0; 8]) };
     let mut pin = |key: &PublicKey, head: &Profile| {
-        let mut peers = Peers::load(&folder)?;
+        let mut peers = Peers::load(folder)?;
         peers.pin(*key, &head.name, SocketAddr::new(address.ip(), head.port))?;
-        peers.save(&folder)?;
-        Membership::new(head.ring, Role::Worker, *key).save(&folder)
+        peers.save(folder)?;
+        Membership::new(head.ring, Role::Worker, *key).save(folder)
     };
-    let head = pairing::join(channel, &identity, &args.code, &own, &mut pin).context("pair with the head")?;
-    tell(args, &identity, &head, &key, address)
+    let head = pairing::join(channel, identity, code, &own, &mut pin).context("pair with the head")?;
+    tell(args, identity, &head, &key, address)?;
+    Ok(key)
 }
 
 fn tell(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use baton_plan::baselines::Baseline;
-use baton_plan::explain::{Cause, Explanation, WhatIf, explain};
+use baton_plan::explain::{Explanation, explain};
 use baton_plan::halda::halda;
 use baton_plan::{
     Cluster, Costs, DeviceTime, ModelShape, Plan, Prediction, SearchOptions, Workload, draw, search,
@@ -13,6 +13,7 @@ use baton_plan::{
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::ring::explained;
 use crate::ring::shape::shape_of;
 
 /// What stands below the options.
@@ -209,38 +210,8 @@ fn text(answer: &Answer) -> String {
     out += &draw::text(plan, prediction, columns());
     out += "# GPU layers, = CPU layers, . waiting for the disk\n";
     if let Some(explanation) = &answer.explanation {
-        out += &why(explanation, plan.rounds);
+        out += &explained::lines(explanation, plan.rounds);
     }
-    out
-}
-
-/// The explanation's lines.
-fn why(explanation: &Explanation, chosen: usize) -> String {
-    let token_s = explanation.prediction.token_s;
-    let cause = match explanation.bound_by.1 {
-        Cause::Compute => "computing",
-        Cause::Memory => "reading its memory",
-        Cause::Disk => "waiting for its disk",
-        Cause::Network => "handing on",
-    };
-    let mut out = format!("\nMost of a token: {} {cause}.\n", explanation.bound_by.0);
-    let rounds = explanation.rounds.iter().filter_map(|rounds| Some((rounds.rounds, rounds.token_s?)));
-    let rounds: Vec<String> = rounds
-        .map(|(k, token_s)| format!("{k}: {}{}", ms(token_s), if k == chosen { " (chosen)" } else { "" }))
-        .collect();
-    out += &format!("Rounds, ms: {}\n", rounds.join(", "));
-    let mut lines = |title: &str, all: &[WhatIf]| {
-        for what in all {
-            let change = what.token_s.map_or_else(
-                || "no plan".to_owned(),
-                |new| format!("{} ms ({:+.0} %)", ms(new), (new / token_s - 1.0) * 100.0),
-            );
-            out += &format!("{title} {}: {change}\n", what.device);
-        }
-    };
-    lines("Without", &explanation.without);
-    lines("Left out, since with it:", &explanation.left_out);
-    lines("With a second", &explanation.twice);
     out
 }
 

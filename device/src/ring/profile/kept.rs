@@ -10,7 +10,9 @@ use std::time::UNIX_EPOCH;
 use baton_engine::gguf::Gguf;
 use serde::{Deserialize, Serialize};
 
-use super::{Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, this_memory};
+use super::{
+    Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, remember_memory, this_memory,
+};
 use crate::ring::disk;
 use crate::settings::{Settings, SettingsError};
 
@@ -79,11 +81,9 @@ pub fn kept_or_measured(
             said("whether kept figures still hold");
             match drift(&profile, options)? {
                 None => {
-                    let (_, memory) = this_memory()?;
                     profile.device.name.clone_from(&options.name);
-                    profile.device.memory_bytes = memory.available_bytes as f64;
-                    profile.device.swap_bytes = memory.swap_bytes as f64;
-                    profile.memory = memory;
+                    profile.memory = this_memory()?.1;
+                    remember_memory(&mut profile.device)?;
                     return Ok((profile, Origin::Kept));
                 }
                 Some(drifted) => drifted,

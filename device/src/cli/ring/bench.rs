@@ -1,0 +1,197 @@
+//! `baton ring bench`: what a prompt and a token take on this ring, beside what was predicted.
+
+use std::io::IsTerminal as _;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use baton_engine::{Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
+use baton_plan::Workload;
+use clap::Args;
+use serde::Serialize;
+
+use super::head::{Formed, HeadArgs, form};
+use super::print_line;
+use crate::local::Sequences;
+use crate::ring::planning::Planned;
+use crate::ring::stats::RingStats;
+use crate::settings::{CONFIG_DIR_ENV, Settings};
+
+/// What stands below the options.
+pub(super) const HELP: &str = "\
+Runs a prompt of made-up tokens through the model, then writes greedily, every sequence one token a step:
+  baton ring bench --model model.gguf --prompt 512 --tokens 32
+  baton ring bench --model model.gguf --alone        the same without the other devices
+The tokens written are part of --json: a ring's are those of one device.";
+
+#[derive(Debug, Args)]
+pub(super) struct BenchArgs {
+    /// GGUF model
+    #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
+    model: PathBuf,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    prompt: usize,
+    /// Tokens to write
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    tokens: usize,
+    /// Sequences at a time
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    sequences: usize,
+    /// Compute threads [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// This device's engine alone, whatever ring there is
+    #[arg(long)]
+    alone: bool,
+    /// Folder for settings [default: the platform's]
+    #[arg(long, env = CONFIG_DIR_ENV, value_name = "DIR")]
+    config_dir: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    head: HeadArgs,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Answer {
+    prompt: usize,
+    sequences: usize,
+    /// Tokens a second of the prompts, all sequences.
+    prefill_tokens_per_s: f64,
+    /// Median milliseconds of a step, which writes one token of every sequence.
+    step_ms: f64,
+    /// Of every sequence, what it wrote.
+    written: Vec<Vec<u32>>,
+    /// Of rings.
+    ring: Option<RingStats>,
+    /// Of rings.
+    planned: Option<Planned>,
+}
+
+pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    if args.prompt == 0 || args.tokens == 0 || args.sequences == 0 {
+        bail!("--prompt, --tokens and --sequences must be at least 1");
+    }
+    let model = Model::open(&args.model).with_context(|| format!("open model `{}`", args.model.display()))?;
+    let each = args.prompt + args.tokens;
+    // Room for whole blocks of every sequence.
+    let kv_tokens = args.sequences * (each.next_multiple_of(32) + 32);
+    let engine = EngineOptions { threads: args.threads, kv_tokens, ..EngineOptions::default() };
+    let workload = Workload { context: each, sequences: args.sequences };
+    let loud = std::io::stderr().is_terminal();
+    let answer = if args.alone {
+        measure(&mut Engine::new(model, engine)?, args, None)?
+    } else {
+        let settings = Settings::open(args.config_dir.clone())?;
+        let mut said = |what: &str| {
+            if loud {
+                eprintln!("{what}");
+            }
+        };
+        let Formed { mut head, handle, board } =
+            form(&model, engine, workload, &args.head, &settings, &mut said)?;
+        let mut answer = measure(&mut head, args, loud.then_some(&mut said))?;
+        answer.ring = Some(handle.stats());
+        answer.planned = board.planned();
+        answer
+    };
+    if args.json {
+        print_line(&answer)
+    } else {
+        print(&answer);
+        Ok(())
+    }
+}
+
+fn measure(
+    engine: &mut dyn Sequences,
+    args: &BenchArgs,
+    mut said: Option<&mut dyn FnMut(&str)>,
+) -> anyhow::Result<Answer> {
+    let mut say = |what: &str| {
+        if let Some(said) = &mut said {
+            said(what);
+        }
+    };
+    let vocab_len = engine.model().config().vocab_len;
+    // Made-up tokens; another beginning for every sequence, so that nothing is shared.
+    let id = |sequence: usize, at: usize| {
+        ((at as u64 + 1).wrapping_mul(2_654_435_761).wrapping_add(sequence as u64 * 40_503) >> 7) as usize
+            % vocab_len
+    };
+    let mut seqs = Vec::new();
+    let mut next = Vec::new();
+    say("prefilling");
+    let begun = Instant::now();
+    for sequence in 0..args.sequences {
+        let seq = engine.create_with(None)?;
+        let ids: Vec<u32> = (0..args.prompt).map(|at| id(sequence, at) as u32).collect();
+        let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
+        let output = engine.step(&[step], &mut ())?;
+        next.push(best(&output[0].logits));
+        seqs.push(seq);
+    }
+    let prefill_s = begun.elapsed().as_secs_f64();
+    say("writing");
+    let mut written: Vec<Vec<u32>> = next.iter().map(|id| vec![*id]).collect();
+    let mut steps = Vec::new();
+    for _ in 1..args.tokens {
+        let begun = Instant::now();
+        step(engine, &seqs, &mut written)?;
+        steps.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    steps.sort_by(f64::total_cmp);
+    Ok(Answer {
+        prompt: args.prompt,
+        sequences: args.sequences,
+        prefill_tokens_per_s: (args.prompt * args.sequences) as f64 / prefill_s,
+        step_ms: steps.get(steps.len() / 2).copied().unwrap_or(0.0),
+        written,
+        ring: None,
+        planned: None,
+    })
+}
+
+/// One token of every sequence.
+fn step(engine: &mut dyn Sequences, seqs: &[SeqId], written: &mut [Vec<u32>]) -> anyhow::Result<()> {
+    let last: Vec<[u32; 1]> = written.iter().filter_map(|ids| ids.last().map(|id| [*id])).collect();
+    let entry = |(seq, ids): (&SeqId, &'_ [u32; 1])| (*seq, *ids);
+    let entries: Vec<(SeqId, [u32; 1])> = seqs.iter().zip(&last).map(entry).collect();
+    let batch: Vec<StepSeq<'_>> = entries
+        .iter()
+        .map(|(seq, ids)| StepSeq { seq: *seq, ids, logits: Wanted::Last, capture: None })
+        .collect();
+    for (output, ids) in engine.step(&batch, &mut ())?.iter().zip(written) {
+        ids.push(best(&output.logits));
+    }
+    Ok(())
+}
+
+/// The first of the largest.
+fn best(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (at, value) in logits.iter().enumerate() {
+        if *value > logits[best] {
+            best = at;
+        }
+    }
+    best as u32
+}
+
+fn print(answer: &Answer) {
+    println!(
+        "prompt of {} tokens: {:.1} tokens/s; {} sequence{}: {:.1} ms a step",
+        answer.prompt,
+        answer.prefill_tokens_per_s,
+        answer.sequences,
+        if answer.sequences == 1 { "" } else { "s" },
+        answer.step_ms
+    );
+    if let Some(stats) = &answer.ring {
+        print!("{}", super::status::table(stats, answer.planned.as_ref()));
+    }
+}

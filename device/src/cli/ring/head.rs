@@ -1,0 +1,169 @@
+//! The head's side of a ring on the command line: which devices are asked, what they are planned to do, and the ring
+//! that comes of it.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use baton_engine::{EngineOptions, Model};
+use baton_plan::{Device, Edge, Network, Plan, SearchOptions, Workload};
+use clap::Args;
+
+use super::PORT;
+use crate::ring::frame::{Activations, Hello, NextNode};
+use crate::ring::head::{RingHandle, RingHead, RingOptions};
+use crate::ring::identity::Identity;
+use crate::ring::link::HomeNetwork;
+use crate::ring::peers::{Membership, Peer, Peers, Role};
+use crate::ring::planning::{PlanBoard, Planning, Wanted};
+use crate::ring::profile::{ProfileOptions, kept_or_measured};
+use crate::ring::shape::shape_of;
+use crate::ring::state::{STATE_DIR_ENV, StateFolder};
+use crate::settings::Settings;
+
+/// How long a device may take to answer at one of its addresses.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Bytes a second between two devices, as long as nothing is known: a good wireless network.
+const BYTES_PER_S: f64 = 5e7;
+/// The usual latency between two devices of a home.
+const LATENCY_S: f64 = 2e-3;
+
+/// Whether and how this device computes together with its ring.
+#[derive(Debug, Clone, Args)]
+pub(in crate::cli) struct HeadArgs {
+    /// Compute together with the devices of the ring that this one heads (see `baton ring init`)
+    #[arg(long)]
+    pub(in crate::cli) ring: bool,
+    /// Folder of the ring's state [default: `ring` in the settings' folder]
+    #[arg(long, env = STATE_DIR_ENV, value_name = "DIR")]
+    ring_state: Option<PathBuf>,
+    /// Address at which the ring's last device reaches this one; port 0 takes a free one
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
+    ring_listen: SocketAddr,
+    /// Rounds of a token [default: the best]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
+    ring_rounds: Option<u8>,
+    /// Plan to use as long as its devices are there: a file with the object that `baton ring plan --json` prints as `plan`
+    #[arg(long, value_name = "FILE")]
+    ring_plan: Option<PathBuf>,
+    /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
+    #[arg(long)]
+    ring_f16: bool,
+}
+
+/// A ring, and views of it for other threads.
+pub(in crate::cli) struct Formed {
+    pub(in crate::cli) head: RingHead,
+    pub(in crate::cli) handle: RingHandle,
+    pub(in crate::cli) board: PlanBoard,
+}
+
+/// Forms the ring of this device's peers; `said` hears what takes a while and who is not there.
+pub(in crate::cli) fn form(
+    model: &Arc<Model>,
+    engine: EngineOptions,
+    workload: Workload,
+    args: &HeadArgs,
+    settings: &Settings,
+    said: &mut dyn FnMut(&str),
+) -> anyhow::Result<Formed> {
+    let folder = StateFolder::open(args.ring_state.clone())?;
+    match Membership::load(&folder)? {
+        Some(place) if place.role == Role::Head => {}
+        Some(place) => {
+            bail!("this device is a worker of ring {}; ask its head, or `baton ring leave`", place.ring)
+        }
+        None => bail!("this device heads no ring; begin one with `baton ring init`"),
+    }
+    let identity = Identity::open(&folder, None).context("open this device's identity")?;
+    let name = identity.name().as_str().to_owned();
+    let peers = Peers::load(&folder)?;
+    let listener = TcpListener::bind(args.ring_listen)
+        .with_context(|| format!("listen on {} for the ring (--ring-listen)", args.ring_listen))?;
+    let file = model.path().context("the model is not in a file")?;
+    let own = own_device(&name, file, engine.threads, settings, said)?;
+    let (nodes, network) = there(&name, &peers, said);
+    let wanted = Wanted {
+        model: shape_of(file)?,
+        workload,
+        options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
+        given: args.ring_plan.as_deref().map(read_plan).transpose()?,
+    };
+    let planning = Planning::new(own, network, wanted);
+    let board = planning.board();
+    let planner = move |workers: &[Hello]| {
+        let devices: Vec<Device> = workers.iter().filter_map(|hello| hello.device.clone()).collect();
+        planning.plan(&devices).map_err(|err| err.to_string())
+    };
+    let paired = {
+        let peers = peers.clone();
+        Box::new(move |key: &_| peers.knows(key))
+    };
+    let network = HomeNetwork::open(identity, listener, paired).context("listen for the ring")?;
+    let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
+    let options = RingOptions { activations, ..RingOptions::new(name, engine) };
+    let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
+        .context("form the ring")?;
+    Ok(Formed { handle: head.handle(), board, head })
+}
+
+fn own_device(
+    name: &str,
+    file: &Path,
+    threads: Option<NonZeroUsize>,
+    settings: &Settings,
+    said: &mut dyn FnMut(&str),
+) -> anyhow::Result<Device> {
+    let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let options =
+        ProfileOptions { model: file.to_owned(), threads: threads.unwrap_or(all), name: name.to_owned() };
+    let measured =
+        kept_or_measured(&options, settings, false, &mut |what| said(&format!("measuring {what}")));
+    Ok(measured.context("measure this device")?.0.device)
+}
+
+fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("read `{}`", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("read the plan in `{}`", path.display()))
+}
+
+/// The peers that answer, each at its first address that does, and what lies between them and this device.
+fn there(own: &str, peers: &Peers, said: &mut dyn FnMut(&str)) -> (Vec<NextNode>, Network) {
+    let mut nodes = Vec::new();
+    let mut network = Network { latency_s: 0.0, bytes_per_s: BYTES_PER_S, edges: Vec::new() };
+    for peer in peers.iter() {
+        let Some((address, round_trip)) = peer.addresses.iter().find_map(|address| {
+            let begun = Instant::now();
+            TcpStream::connect_timeout(address, ANSWER).ok().map(|_| (*address, begun.elapsed()))
+        }) else {
+            said(&absent(peer));
+            continue;
+        };
+        let latency_s = round_trip.as_secs_f64() / 2.0;
+        // Between two others lies about what lies between each of them and this device.
+        network.latency_s = network.latency_s.max(latency_s);
+        network.edges.push(Edge {
+            from: own.to_owned(),
+            to: peer.name.as_str().to_owned(),
+            latency_s: Some(latency_s),
+            bytes_per_s: None,
+        });
+        nodes.push(NextNode { address: address.to_string(), key: peer.key.0 });
+    }
+    if nodes.is_empty() {
+        network.latency_s = LATENCY_S;
+    }
+    (nodes, network)
+}
+
+fn absent(peer: &Peer) -> String {
+    let addresses: Vec<String> = peer.addresses.iter().map(SocketAddr::to_string).collect();
+    format!(
+        "`{}` does not answer at {}; the ring goes on without it (`baton ring doctor` says more)",
+        peer.name,
+        addresses.join(" or ")
+    )
+}

@@ -1,0 +1,124 @@
+//! A worker's side of a ring on the command line: it is there for its head, and says what it is doing.
+
+use std::net::TcpListener;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use baton_plan::Device;
+use clap::Args;
+use serde_json::json;
+
+use crate::ring::identity::{Identity, PublicKey};
+use crate::ring::link::{HomeNetwork, Network};
+use crate::ring::profile::general;
+use crate::ring::state::StateFolder;
+use crate::ring::worker::{Said, WorkerEvent, WorkerOptions, serve};
+
+/// Kept beside the ring's state; removed by hand where the device has changed.
+const DEVICE_FILE: &str = "device.json";
+
+/// How this device works for a head.
+#[derive(Debug, Clone, Args)]
+pub(super) struct WorkArgs {
+    /// Whole model file that is here already, so that nothing of it is fetched (may be given several times)
+    #[arg(long, value_name = "FILE")]
+    model: Vec<PathBuf>,
+    /// Only pass on what others compute
+    #[arg(long)]
+    relay: bool,
+    /// Compute threads [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Folder for parts of models [default: `models` in the ring's state]
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
+}
+
+/// Serves the head until `stop`.
+pub(super) fn work(
+    args: &WorkArgs,
+    json: bool,
+    folder: &StateFolder,
+    identity: Identity,
+    head: PublicKey,
+    listener: TcpListener,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let name = identity.name().as_str().to_owned();
+    let weights = args.weights.clone().unwrap_or_else(|| folder.path().join("models"));
+    let device = if args.relay { None } else { Some(device(&name, args, folder, json)?) };
+    let address = listener.local_addr().context("read the bound address")?;
+    let network =
+        HomeNetwork::open(identity, listener, Box::new(move |key| *key == head)).context("listen")?;
+    let network: Arc<dyn Network> = Arc::new(network);
+    let options = WorkerOptions {
+        device,
+        files: args.model.clone(),
+        threads: args.threads,
+        ..WorkerOptions::new(name, weights)
+    };
+    if json {
+        println!("{}", json!({ "event": "waiting", "address": address }));
+    } else {
+        println!("waiting for the head on {address} (Ctrl-C ends)");
+    }
+    let said: Said = Arc::new(move |event| say(&event, json));
+    serve(&network, &options, &|key| *key == head.0, &said, stop).context("serve the head")
+}
+
+/// What this device measured of itself, now or before; memory is as it is now.
+fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyhow::Result<Device> {
+    let path = folder.path().join(DEVICE_FILE);
+    let threads =
+        args.threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
+    let kept = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Device>(&bytes).ok());
+    if let Some(mut device) = kept {
+        name.clone_into(&mut device.name);
+        crate::ring::profile::remember_memory(&mut device).context("see how much memory is free")?;
+        return Ok(device);
+    }
+    let measured = general(name, threads, folder.path(), &mut |what| {
+        if !json {
+            println!("measuring {what}");
+        }
+    });
+    let device = measured.context("measure this device")?;
+    let text = serde_json::to_vec_pretty(&device).context("write what was measured")?;
+    std::fs::write(&path, text).with_context(|| format!("write `{}`", path.display()))?;
+    Ok(device)
+}
+
+/// One line for each thing that happens.
+fn say(event: &WorkerEvent, json: bool) {
+    let fingerprint = |key: &[u8; 32]| PublicKey(*key).fingerprint().to_string();
+    let (object, text) = match event {
+        WorkerEvent::Head { key } => {
+            let head = fingerprint(key);
+            (json!({ "event": "head", "head": head }), format!("head {head} is here"))
+        }
+        WorkerEvent::Fetching { done, total } => (
+            json!({ "event": "fetching", "done": done, "total": total }),
+            format!("weights: {:.1} of {:.1} MB", *done as f64 / 1e6, *total as f64 / 1e6),
+        ),
+        WorkerEvent::Ready { epoch, place, layers } => (
+            json!({ "event": "ready", "epoch": epoch, "place": place, "layers": layers }),
+            format!("epoch {epoch}: place {place}, {} layers", layers.len()),
+        ),
+        WorkerEvent::Failed { epoch, words } => (
+            json!({ "event": "failed", "epoch": epoch, "words": words }),
+            format!("epoch {epoch} is over: {words}"),
+        ),
+        WorkerEvent::HeadGone { key } => {
+            let head = fingerprint(key);
+            (json!({ "event": "head_gone", "head": head }), format!("head {head} is gone"))
+        }
+    };
+    if json {
+        println!("{object}");
+    } else {
+        println!("{text}");
+    }
+}

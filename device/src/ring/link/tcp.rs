@@ -1,0 +1,230 @@
+//! The home's network: links are encrypted channels over TCP between devices that know each other's keys.
+//!
+//! A thread takes connections; each handshake has a thread of its own, of which there are few, so that who connects
+//! and says nothing holds up nobody. What a stranger sends is never a frame: the channel ends before.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
+use crate::ring::channel::{self, Channel, ChannelError};
+use crate::ring::frame::NextNode;
+use crate::ring::identity::{Identity, PublicKey};
+
+/// Handshakes under way at once.
+const HANDSHAKES_MAX: usize = 8;
+/// Links that may wait to be taken.
+const QUEUE: usize = 16;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Between two looks at the listener.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// Whether a key is that of a paired device.
+pub type Paired = Box<dyn Fn(&PublicKey) -> bool + Send + Sync>;
+
+/// What the threads share.
+struct Shared {
+    identity: Identity,
+    paired: Paired,
+    /// Devices of the present ring that are not paired with this one: they may open ring links.
+    guests: Mutex<Vec<Key>>,
+    /// Where devices were when they connected.
+    seen: Mutex<BTreeMap<Key, IpAddr>>,
+    handshakes: AtomicUsize,
+    ended: AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This device on the home's network. Dropping it takes no more connections; links that are open stay.
+pub struct HomeNetwork {
+    shared: Arc<Shared>,
+    own: NextNode,
+    links: Mutex<Receiver<(Link, Purpose)>>,
+}
+
+impl From<ChannelError> for LinkError {
+    fn from(err: ChannelError) -> Self {
+        match err {
+            ChannelError::TimedOut => Self::TimedOut,
+            ChannelError::Closed => Self::Closed,
+            ChannelError::Refused => Self::Refused,
+            err => Self::Network(Box::new(err)),
+        }
+    }
+}
+
+impl FrameSender for channel::Sender {
+    fn send(&mut self, frame: &[u8], timeout: Duration) -> Result<(), LinkError> {
+        Ok(channel::Sender::send(self, frame, timeout)?)
+    }
+}
+
+impl FrameReceiver for channel::Receiver {
+    fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, LinkError> {
+        Ok(channel::Receiver::receive(self, timeout)?)
+    }
+}
+
+/// Ends the channel with its link, also for a thread that waits on the other half.
+struct Closing<T: Close>(T);
+
+trait Close {
+    fn close(&mut self);
+}
+
+impl Close for channel::Sender {
+    fn close(&mut self) {
+        channel::Sender::close(self);
+    }
+}
+
+impl Close for channel::Receiver {
+    fn close(&mut self) {
+        channel::Receiver::close(self);
+    }
+}
+
+impl<T: Close> Drop for Closing<T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl<T: Close + FrameSender> FrameSender for Closing<T> {
+    fn send(&mut self, frame: &[u8], timeout: Duration) -> Result<(), LinkError> {
+        self.0.send(frame, timeout)
+    }
+}
+
+impl<T: Close + FrameReceiver> FrameReceiver for Closing<T> {
+    fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, LinkError> {
+        self.0.receive(timeout)
+    }
+}
+
+/// A ring link goes one way: its sender drops the receiving half, and the channel must not end with that.
+fn link(channel: Channel, purpose: Purpose, called: bool) -> Link {
+    let peer = channel.peer().0;
+    let (sender, receiver) = channel.split();
+    let (sender, receiver): (Box<dyn FrameSender>, Box<dyn FrameReceiver>) = match (purpose, called) {
+        (Purpose::Control, _) => (Box::new(Closing(sender)), Box::new(Closing(receiver))),
+        (Purpose::Ring, true) => (Box::new(Closing(sender)), Box::new(receiver)),
+        (Purpose::Ring, false) => (Box::new(sender), Box::new(Closing(receiver))),
+    };
+    Link { peer, sender, receiver }
+}
+
+impl HomeNetwork {
+    /// Takes connections at `listener` from devices that are paired, and from guests of the present ring.
+    ///
+    /// # Errors
+    /// What the system says of the listener, or where it gives no thread.
+    pub fn open(identity: Identity, listener: TcpListener, paired: Paired) -> std::io::Result<Self> {
+        let own = NextNode { address: listener.local_addr()?.to_string(), key: identity.public().0 };
+        listener.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            identity,
+            paired,
+            guests: Mutex::default(),
+            seen: Mutex::default(),
+            handshakes: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+        });
+        let (sender, links) = sync_channel(QUEUE);
+        let watching = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("baton-ring-listen".into())
+            .spawn(move || listen(&watching, &listener, &sender))?;
+        Ok(Self { shared, own, links: Mutex::new(links) })
+    }
+}
+
+impl Drop for HomeNetwork {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+    }
+}
+
+fn listen(shared: &Arc<Shared>, listener: &TcpListener, links: &SyncSender<(Link, Purpose)>) {
+    while !shared.ended.load(Ordering::Acquire) {
+        let Ok((stream, _)) = listener.accept() else {
+            // None is there, or the system is short of something for now.
+            std::thread::sleep(SLICE);
+            continue;
+        };
+        if shared.handshakes.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES_MAX {
+            shared.handshakes.fetch_sub(1, Ordering::AcqRel);
+            continue;
+        }
+        let (own, links) = (Arc::clone(shared), links.clone());
+        let greeted = std::thread::Builder::new().name("baton-ring-greet".into()).spawn(move || {
+            if let Err(err) = greet(&own, stream, &links) {
+                tracing::debug!(%err, "a connection was not taken");
+            }
+            own.handshakes.fetch_sub(1, Ordering::AcqRel);
+        });
+        if greeted.is_err() {
+            shared.handshakes.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn greet(
+    shared: &Shared,
+    stream: TcpStream,
+    links: &SyncSender<(Link, Purpose)>,
+) -> Result<(), ChannelError> {
+    let allowed = |key: &PublicKey| (shared.paired)(key) || locked(&shared.guests).contains(&key.0);
+    let (channel, purpose) = Channel::accept(stream, &shared.identity, &allowed, HANDSHAKE)?;
+    let purpose = match purpose {
+        channel::Purpose::Control if (shared.paired)(channel.peer()) => Purpose::Control,
+        channel::Purpose::Ring => Purpose::Ring,
+        channel::Purpose::Control | channel::Purpose::Pairing => return Err(ChannelError::Refused),
+    };
+    locked(&shared.seen).insert(channel.peer().0, channel.address().ip());
+    // Where too many wait already this one is dropped, which its sender sees.
+    let _full = links.try_send((link(channel, purpose, false), purpose));
+    Ok(())
+}
+
+impl Network for HomeNetwork {
+    fn own(&self) -> NextNode {
+        self.own.clone()
+    }
+
+    fn allow(&self, keys: &[Key]) {
+        *locked(&self.shared.guests) = keys.to_vec();
+    }
+
+    fn connect(&self, to: &NextNode, purpose: Purpose, timeout: Duration) -> Result<Link, LinkError> {
+        let failed = |err: std::io::Error| LinkError::Network(Box::new(err));
+        let address: Option<SocketAddr> = to.address.to_socket_addrs().map_err(failed)?.next();
+        let mut address = address.ok_or(LinkError::Refused)?;
+        if address.ip().is_unspecified() {
+            // A device that listens everywhere does not know how others call it.
+            address.set_ip(*locked(&self.shared.seen).get(&to.key).ok_or(LinkError::Refused)?);
+        }
+        let meant = match purpose {
+            Purpose::Control => channel::Purpose::Control,
+            Purpose::Ring => channel::Purpose::Ring,
+        };
+        let channel = Channel::connect(address, &self.shared.identity, &PublicKey(to.key), meant, timeout)?;
+        Ok(link(channel, purpose, true))
+    }
+
+    fn accept(&self, timeout: Duration) -> Result<(Link, Purpose), LinkError> {
+        match locked(&self.links).recv_timeout(timeout) {
+            Ok(link) => Ok(link),
+            Err(RecvTimeoutError::Timeout) => Err(LinkError::TimedOut),
+            Err(RecvTimeoutError::Disconnected) => Err(LinkError::Closed),
+        }
+    }
+}
