@@ -22,7 +22,7 @@ const COLS: usize = 4096;
 /// Bytes of one token's keys and values in one layer: 8 heads of 128 values in f16.
 const KV_BYTES: usize = 2 * 8 * 128 * 2;
 /// Bytes of the file that the disk is measured by.
-const FILE_BYTES: usize = 256 << 20;
+const FILE_BYTES: usize = 64 << 20;
 
 /// Measures this device without a model; `folder` lies on the disk that weights will be on. `said` hears what is being
 /// measured.

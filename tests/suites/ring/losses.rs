@@ -1,0 +1,74 @@
+//! A worker is killed, stopped or cut off at every phase of an answer.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::devices::{Home, alone, finish};
+
+/// Tokens of each answer.
+const TOKENS: usize = 64;
+
+/// What happens to the worker `phone`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Killed,
+    Stopped,
+}
+
+/// When, from the moment at which the worker has its part: while the prompt is computed, and between tokens.
+const MOMENTS: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(600),
+];
+
+/// Sends a signal to a process of this test's.
+fn signal(pid: u32, name: &str) {
+    let sent = std::process::Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    assert!(sent.expect("run kill").success(), "kill -{name} {pid}");
+}
+
+/// One answer during which the worker meets its fate; what the head's bench says.
+async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
+    let plan = [("head", 1), ("desk", 2), ("phone", 2)];
+    let mut head = home.begin(&plan, 2, TOKENS).expect("start the head");
+    let phone = &mut home.workers[1];
+    phone.says("ready").await.expect("the worker has its part");
+    tokio::time::sleep(moment).await;
+    let pid = phone.child.id().expect("the worker runs");
+    signal(pid, if fate == Fate::Killed { "KILL" } else { "STOP" });
+    finish(&mut head).await.expect("the head goes on and its answer is whole")
+}
+
+async fn at_every_moment(fate: Fate) {
+    let want = alone(TOKENS).await.expect("one device alone");
+    let mut recovered = 0;
+    for moment in MOMENTS {
+        let mut home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
+        let have = answer(&mut home, fate, moment).await;
+        assert_eq!(have["written"], want["written"], "{fate:?} after {moment:?}");
+        let stats = &have["ring"];
+        let lost: Vec<&str> =
+            stats["lost"].as_array().into_iter().flatten().filter_map(|lost| lost["name"].as_str()).collect();
+        assert!(lost.iter().all(|name| *name == "phone"), "{stats}");
+        recovered += usize::from(stats["recoveries"] != 0);
+        if fate == Fate::Stopped {
+            // So that it can be ended.
+            signal(home.workers[1].child.id().expect("the worker is there"), "CONT");
+        }
+    }
+    assert!(recovered > 0, "no moment fell into an answer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_killed_costs_time_and_no_token() {
+    at_every_moment(Fate::Killed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_stands_still_costs_time_and_no_token() {
+    at_every_moment(Fate::Stopped).await;
+}
