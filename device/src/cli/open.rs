@@ -8,7 +8,7 @@ use crate::client::CloudClient;
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
-use crate::residency::{self, Share};
+use crate::residency::{self, MemoryFor, Share};
 use crate::scene;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;

@@ -10,7 +10,6 @@
 mod configure;
 mod door;
 mod member;
-mod planner;
 mod pump;
 mod recovery;
 
@@ -33,7 +32,6 @@ use super::link::{Key, LinkError, Network, Outbox};
 use super::stats::RingStats;
 use super::weights::{Manifest, PIECE_BYTES, WeightsError};
 use crate::local::{SequenceError, Sequences};
-pub use planner::searched;
 
 use door::{Door, Inbox};
 use member::{Member, Shelf};

@@ -84,20 +84,25 @@ impl Home {
     pub fn head_arguments(&self) -> Vec<String> {
         let state = self.scratch.path().join("head").display().to_string();
         let config = self.scratch.path().join("config").display().to_string();
-        ["--ring-state", &state, "--ring-listen", "127.0.0.1:0", "--config-dir", &config].map(str::to_owned).into()
+        ["--ring-state", &state, "--ring-listen", "127.0.0.1:0", "--config-dir", &config]
+            .map(str::to_owned)
+            .into()
     }
 
     /// The ring under this plan: what its bench prints.
-    pub async fn bench(&self, shares: &[(&str, usize)], rounds: usize, tokens: usize) -> anyhow::Result<Value> {
+    pub async fn bench(
+        &self,
+        shares: &[(&str, usize)],
+        rounds: usize,
+        tokens: usize,
+    ) -> anyhow::Result<Value> {
         let mut child = self.begin(shares, rounds, tokens)?;
         finish(&mut child).await
     }
 
     /// The same, begun.
     pub fn begin(&self, shares: &[(&str, usize)], rounds: usize, tokens: usize) -> anyhow::Result<Child> {
-        let share = |(name, layers): &(&str, usize)| {
-            json!({ "device": name, "layers": layers, "gpu_layers": 0, "prefetch_bytes": 0.0 })
-        };
+        let share = |(name, layers): &(&str, usize)| json!({ "device": name, "layers": layers, "gpu_layers": 0, "prefetch_bytes": 0.0 });
         let layers: usize = shares.iter().map(|(_, layers)| layers).sum();
         let shares: Vec<Value> = shares.iter().map(share).collect();
         let plan = self.scratch.path().join("plan.json");
@@ -114,7 +119,10 @@ impl Home {
             let mut folders = vec![worker.folder.join("models")];
             while let Some(folder) = folders.pop() {
                 for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-                    let (entry, path) = (entry.as_ref().map(std::fs::DirEntry::metadata), entry.as_ref().map(std::fs::DirEntry::path));
+                    let (entry, path) = (
+                        entry.as_ref().map(std::fs::DirEntry::metadata),
+                        entry.as_ref().map(std::fs::DirEntry::path),
+                    );
                     let (Ok(Ok(about)), Ok(path)) = (entry, path) else { continue };
                     if about.is_dir() {
                         folders.push(path);
@@ -153,7 +161,18 @@ impl Worker {
 fn bench(tokens: usize) -> anyhow::Result<Command> {
     let mut command = baton()?;
     let tokens = tokens.to_string();
-    command.args(["ring", "bench", "--json", "--threads", "1", "--prompt", "96", "--tokens", &tokens, "--model"]);
+    command.args([
+        "ring",
+        "bench",
+        "--json",
+        "--threads",
+        "1",
+        "--prompt",
+        "96",
+        "--tokens",
+        &tokens,
+        "--model",
+    ]);
     command.arg(model());
     Ok(command)
 }
@@ -178,7 +197,17 @@ pub async fn finish(child: &mut Child) -> anyhow::Result<Value> {
 /// The text of an answer, of one device or of a ring.
 pub async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> {
     let mut command = baton()?;
-    command.args(["ask", "--no-cloud", "--instant", "--json", "--max-tokens", "48", "--threads", "1", "--model"]);
+    command.args([
+        "ask",
+        "--no-cloud",
+        "--instant",
+        "--json",
+        "--max-tokens",
+        "48",
+        "--threads",
+        "1",
+        "--model",
+    ]);
     command.arg(model());
     if let Some(home) = home {
         command.arg("--ring").args(home.head_arguments());

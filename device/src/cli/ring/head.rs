@@ -95,7 +95,9 @@ pub(in crate::cli) fn form(
     let planning = Planning::new(own, network, wanted);
     let board = planning.board();
     let planner = move |workers: &[Hello]| {
-        let devices: Vec<Device> = workers.iter().filter_map(|hello| hello.device.clone()).collect();
+        // Planned under the names that they go by in this ring.
+        let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
+        let devices: Vec<Device> = workers.iter().filter_map(named).collect();
         planning.plan(&devices).map_err(|err| err.to_string())
     };
     let paired = {
