@@ -26,6 +26,7 @@ async fn serve(key: Option<&str>) -> String {
         pace: PaceMode::Instant,
         model_name: "baton".into(),
         key: key.map(str::to_owned),
+        ring: None,
         hosts: Vec::new(),
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
     };

@@ -69,6 +69,8 @@ pub struct Observations {
     pub membership: Option<Membership>,
     /// Its addresses.
     pub links: Vec<Link>,
+    /// Whether announcements were listened for.
+    pub listened: bool,
     /// Why nothing could be heard of announcements.
     pub deaf: Option<String>,
     /// Devices that announce themselves.
@@ -347,7 +349,7 @@ fn of_network(seen: &Observations) -> Vec<Finding> {
     findings.extend(others.map(|found| Finding::Cloned { at: found.addresses.clone() }));
     if let Some(what) = &seen.deaf {
         findings.push(Finding::Deaf(what.clone()));
-    } else if seen.heard.is_empty() && !seen.peers.is_empty() {
+    } else if seen.listened && seen.heard.is_empty() && !seen.peers.is_empty() {
         findings.push(Finding::NothingHeard);
     }
     findings

@@ -20,7 +20,6 @@ pub fn model() -> PathBuf {
 
 /// A worker's process.
 pub struct Worker {
-    pub name: String,
     pub child: Child,
     folder: PathBuf,
     lines: Lines<BufReader<ChildStdout>>,
@@ -149,7 +148,7 @@ impl Worker {
             .spawn()?;
         let mut lines = lines(&mut child)?;
         event(&mut lines, "waiting").await?;
-        Ok(Self { name: name.to_owned(), child, folder: folder.to_owned(), lines })
+        Ok(Self { child, folder: folder.to_owned(), lines })
     }
 
     /// Waits until the worker says this.

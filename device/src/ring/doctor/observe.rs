@@ -35,7 +35,8 @@ pub fn observe(folder: &StateFolder, look: &Look) -> Observations {
     seen.membership = kept(Membership::load(folder), &mut seen.damaged).flatten();
     let peers = kept(Peers::load(folder), &mut seen.damaged).unwrap_or_default();
     seen.links = links(&look.interfaces).unwrap_or_default();
-    if !look.listen.is_zero() {
+    seen.listened = !look.listen.is_zero();
+    if seen.listened {
         match listen(look) {
             Ok((heard, complaint)) => (seen.heard, seen.deaf) = (heard, complaint),
             Err(err) => seen.deaf = Some(err.to_string()),

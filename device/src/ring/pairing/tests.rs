@@ -147,6 +147,7 @@ fn codes_expire_and_one_device_pairs_at_a_time() {
 
 #[test]
 fn someone_between_the_two_pairs_with_neither() {
+    let never = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
     let (joiner, head, between) = (identity("phone"), identity("laptop"), identity("evil"));
     let desk = Desk::default();
     desk.offer(code("482913"), Duration::ZERO).unwrap();
@@ -154,7 +155,6 @@ fn someone_between_the_two_pairs_with_neither() {
     let (second, called) = strangers(&between, &head);
     let ((mut to_joiner, mut from_joiner), (mut to_head, mut from_head)) = (first.split(), second.split());
     thread::scope(|scope| {
-        let never = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
         scope.spawn(move || {
             while let Ok(frame) = from_joiner.receive(LONG) {
                 if to_head.send(&frame, LONG).is_err() {
@@ -279,6 +279,15 @@ impl Events {
     }
 }
 
+/// Stops a head when dropped.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A head that runs in a thread beside its guests: how many joined, and whom it has pinned.
 fn with_host(limits: HostLimits, guests: impl FnOnce(SocketAddr, &mut Events)) -> (usize, Peers) {
     let dir = tempfile::tempdir().unwrap();
@@ -296,8 +305,11 @@ fn with_host(limits: HostLimits, guests: impl FnOnce(SocketAddr, &mut Events)) -
                 let _gone = tell.send(event);
             })
         });
-        guests(address, &mut Events { coming, seen: Vec::new() });
-        stop.store(true, Ordering::Relaxed);
+        {
+            // Also where a guest fails: the head would wait for ever.
+            let _stopping = Stopping(&stop);
+            guests(address, &mut Events { coming, seen: Vec::new() });
+        }
         running.join().unwrap().unwrap()
     });
     (joined, Peers::load(&folder).unwrap())
