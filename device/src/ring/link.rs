@@ -7,13 +7,12 @@
 #[cfg(test)]
 pub(crate) mod memory;
 mod outbox;
-mod tcp;
+pub mod tcp;
 
 use std::time::Duration;
 
 use super::frame::NextNode;
 pub use outbox::Outbox;
-pub use tcp::{HomeNetwork, Paired};
 
 /// A device's public key: its name among devices.
 pub type Key = [u8; 32];

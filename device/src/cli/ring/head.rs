@@ -16,7 +16,7 @@ use super::PORT;
 use crate::ring::frame::{Activations, Hello, NextNode};
 use crate::ring::head::{RingHandle, RingHead, RingOptions};
 use crate::ring::identity::Identity;
-use crate::ring::link::HomeNetwork;
+use crate::ring::link::tcp::HomeNetwork;
 use crate::ring::peers::{Membership, Peer, Peers, Role};
 use crate::ring::planning::{PlanBoard, Planning, Wanted};
 use crate::ring::profile::{ProfileOptions, kept_or_measured};

@@ -12,7 +12,8 @@ use clap::Args;
 use serde_json::json;
 
 use crate::ring::identity::{Identity, PublicKey};
-use crate::ring::link::{HomeNetwork, Network};
+use crate::ring::link::Network;
+use crate::ring::link::tcp::HomeNetwork;
 use crate::ring::profile::general;
 use crate::ring::state::StateFolder;
 use crate::ring::worker::{Said, WorkerEvent, WorkerOptions, serve};

@@ -1,0 +1,104 @@
+//! The same ring over encrypted channels on loopback.
+
+use std::net::TcpListener;
+
+use super::*;
+use crate::ring::identity::{DeviceName, Identity, PublicKey};
+use crate::ring::link::tcp::HomeNetwork;
+use crate::ring::link::{LinkError, Purpose};
+
+fn identity(name: &str) -> Identity {
+    Identity::generate(DeviceName::nearest(name)).unwrap()
+}
+
+/// A device at a free port that is paired with these.
+fn network(own: Identity, paired: Vec<PublicKey>) -> Arc<dyn Network> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    Arc::new(HomeNetwork::open(own, listener, Box::new(move |key| paired.contains(key))).unwrap())
+}
+
+struct Workers {
+    stops: Vec<Arc<AtomicBool>>,
+    threads: Vec<JoinHandle<()>>,
+    nodes: Vec<NextNode>,
+    folder: tempfile::TempDir,
+}
+
+/// Workers that know the head and nobody else.
+fn workers(identities: &[Identity], head: PublicKey) -> Workers {
+    let folder = tempfile::tempdir().unwrap();
+    let mut workers = Workers { stops: Vec::new(), threads: Vec::new(), nodes: Vec::new(), folder };
+    for identity in identities {
+        let network = network(identity.clone(), vec![head]);
+        workers.nodes.push(network.own());
+        let mut options = WorkerOptions::new(
+            identity.name().as_str(),
+            workers.folder.path().join(identity.name().as_str()),
+        );
+        options.threads = NonZeroUsize::new(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        workers.stops.push(Arc::clone(&stop));
+        let said: super::super::worker::Said = Arc::new(|_| {});
+        workers.threads.push(std::thread::spawn(move || {
+            serve(&network, &options, &|key| *key == head.0, &said, &stop).unwrap();
+        }));
+    }
+    workers
+}
+
+#[test]
+fn a_ring_over_encrypted_channels_fetches_computes_and_outlives_a_worker() {
+    let own = identity("head");
+    let others = [identity("w1"), identity("w2")];
+    let mut home = workers(&others, *own.public());
+    let paired = others.iter().map(|identity| *identity.public()).collect();
+    let mut options = RingOptions::new("head", engine_options(1024));
+    options.heartbeat = Duration::from_secs(5);
+    options.floor = Duration::from_secs(60);
+    let planner = Box::new(first(plan(2, &[("head", 1), ("w1", 2), ("w2", 2)])));
+    let network = network(own, paired);
+    let mut head = RingHead::connect(network, &home.nodes, model(), planner, options).unwrap();
+    let ids = prompt(6, 80);
+    let want = written(&mut one_engine(), &ids, 4);
+    let have = written(&mut head, &ids, 4);
+    assert_same_bits(&have.0, &want.0, "over channels");
+    let stats = head.handle().stats();
+    assert_eq!((stats.devices.len(), stats.recoveries), (3, 0), "{stats:?}");
+    // The second worker ends, as a program that is stopped.
+    home.stops[1].store(true, Ordering::Release);
+    home.threads.remove(1).join().unwrap();
+    let have = written(&mut head, &ids, 4);
+    assert_same_bits(&have.0, &want.0, "after a loss");
+    let stats = head.handle().stats();
+    assert_eq!(stats.lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["w2"]);
+    drop(head);
+    home.stops.iter().for_each(|stop| stop.store(true, Ordering::Release));
+    home.threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn only_paired_devices_get_control_and_only_guests_a_ring_link() {
+    let (own, friend, stranger) = (identity("own"), identity("friend"), identity("stranger"));
+    let home = network(own, vec![*friend.public()]);
+    let wait = Duration::from_secs(20);
+    let connect =
+        |from: &Identity, purpose| network(from.clone(), Vec::new()).connect(&home.own(), purpose, wait);
+    assert!(connect(&friend, Purpose::Control).is_ok());
+    assert!(matches!(home.accept(wait), Ok((_, Purpose::Control))));
+    assert!(matches!(connect(&stranger, Purpose::Ring), Err(LinkError::Refused | LinkError::Closed)));
+    home.allow(&[stranger.public().0]);
+    let mut link = connect(&stranger, Purpose::Ring).unwrap();
+    let (mut there, purpose) = home.accept(wait).unwrap();
+    assert_eq!((purpose, there.peer), (Purpose::Ring, stranger.public().0));
+    link.sender.send(b"a frame", wait).unwrap();
+    drop(link.receiver);
+    assert_eq!(there.receiver.receive(wait).unwrap(), b"a frame");
+    assert!(matches!(there.receiver.receive(Duration::ZERO), Err(LinkError::TimedOut)));
+    drop(link.sender);
+    assert!(matches!(there.receiver.receive(wait), Err(LinkError::Closed)));
+    // A guest of the ring gives no orders.
+    let control = connect(&stranger, Purpose::Control);
+    let heard = control.and_then(|mut link| link.receiver.receive(wait));
+    assert!(heard.is_err());
+    assert!(matches!(home.accept(Duration::from_millis(1)), Err(LinkError::TimedOut)));
+}
