@@ -167,7 +167,11 @@ mod tests {
             planned.prediction.unwrap().token_s < slow / 2.0,
             "the second device's memory saves the disk"
         );
-        assert_eq!(planned.explanation.unwrap().without[0].device, "desk");
+        let without = planned.explanation.unwrap().without;
+        assert!(
+            without.iter().any(|what| what.device == "desk" && what.token_s > Some(slow / 2.0)),
+            "{without:?}"
+        );
     }
 
     #[test]
