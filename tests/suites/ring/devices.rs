@@ -111,29 +111,20 @@ impl Home {
         Ok(command.spawn()?)
     }
 
-    /// Bytes that the workers' parts of models take on disk, and when they were changed.
-    pub fn fetched(&self) -> anyhow::Result<Vec<(PathBuf, u64, std::time::SystemTime)>> {
+    /// The workers' parts of models, and when they were written to.
+    pub fn fetched(&self) -> anyhow::Result<Vec<(PathBuf, std::time::SystemTime)>> {
         let mut found = Vec::new();
         for worker in &self.workers {
-            let mut folders = vec![worker.folder.join("models")];
-            while let Some(folder) = folders.pop() {
-                for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-                    let (entry, path) = (
-                        entry.as_ref().map(std::fs::DirEntry::metadata),
-                        entry.as_ref().map(std::fs::DirEntry::path),
-                    );
-                    let (Ok(Ok(about)), Ok(path)) = (entry, path) else { continue };
-                    if about.is_dir() {
-                        folders.push(path);
-                    } else {
-                        found.push((path, about.len(), about.modified()?));
-                    }
+            for entry in std::fs::read_dir(worker.folder.join("models")).context("list a worker's models")? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|extension| extension == "gguf") {
+                    found.push((path.clone(), std::fs::metadata(&path)?.modified()?));
                 }
             }
         }
         found.sort();
-        if found.is_empty() {
-            bail!("no worker has fetched anything");
+        if found.len() != self.workers.len() {
+            bail!("{} of {} workers have fetched something", found.len(), self.workers.len());
         }
         Ok(found)
     }
