@@ -1,6 +1,6 @@
 //! Why two devices of a ring do not see each other, in words that say what to do.
 //!
-//! [`observe`] looks: at the state folder, the interfaces, what is announced, and how each pinned device answers when
+//! [`observe()`] looks: at the state folder, the interfaces, what is announced, and how each pinned device answers when
 //! it is called. [`diagnose`] judges what was seen, and nothing else, so that every finding can be had in a test.
 //! Nothing is changed by either. Clocks play no part: nothing here depends on the time of day.
 
