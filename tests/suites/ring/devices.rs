@@ -60,6 +60,8 @@ impl Home {
     pub async fn of(names: &[&str]) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir()?;
         let head = scratch.path().join("head");
+        // The head writes hashes beside its model.
+        std::fs::copy(model(), scratch.path().join("model.gguf")).context("copy the model")?;
         let devices = names.len().to_string();
         let mut init = baton()?
             .args(["ring", "init", "--json", "--no-mdns", "--name", "head", "--listen", "127.0.0.1:0"])
@@ -88,6 +90,11 @@ impl Home {
             .into()
     }
 
+    /// The head's model.
+    fn model(&self) -> PathBuf {
+        self.scratch.path().join("model.gguf")
+    }
+
     /// The ring under this plan: what its bench prints.
     pub async fn bench(
         &self,
@@ -106,7 +113,7 @@ impl Home {
         let shares: Vec<Value> = shares.iter().map(share).collect();
         let plan = self.scratch.path().join("plan.json");
         std::fs::write(&plan, json!({ "layers": layers, "rounds": rounds, "shares": shares }).to_string())?;
-        let mut command = bench(tokens)?;
+        let mut command = bench(&self.model(), tokens)?;
         command.args(self.head_arguments()).arg("--ring-plan").arg(plan);
         Ok(command.spawn()?)
     }
@@ -148,7 +155,7 @@ impl Worker {
     }
 }
 
-fn bench(tokens: usize) -> anyhow::Result<Command> {
+fn bench(model: &Path, tokens: usize) -> anyhow::Result<Command> {
     let mut command = baton()?;
     let tokens = tokens.to_string();
     command.args([
@@ -163,13 +170,13 @@ fn bench(tokens: usize) -> anyhow::Result<Command> {
         &tokens,
         "--model",
     ]);
-    command.arg(model());
+    command.arg(model);
     Ok(command)
 }
 
 /// What one device writes.
 pub async fn alone(tokens: usize) -> anyhow::Result<Value> {
-    let mut child = bench(tokens)?.arg("--alone").spawn()?;
+    let mut child = bench(&model(), tokens)?.arg("--alone").spawn()?;
     finish(&mut child).await
 }
 
@@ -198,7 +205,7 @@ pub async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> 
         "1",
         "--model",
     ]);
-    command.arg(model());
+    command.arg(home.map_or_else(model, Home::model));
     if let Some(home) = home {
         command.arg("--ring").args(home.head_arguments());
     }
