@@ -49,7 +49,7 @@ pub enum ModelError {
 
 /// Where a model's weights are.
 enum Weights {
-    Mapped(MappedWeights),
+    Mapped(Box<MappedWeights>),
     Streamed(Box<StreamedWeights>),
 }
 
@@ -124,7 +124,7 @@ impl Model {
         let weights = match keep {
             Keep::Repacked(budget) => {
                 weights.repack(*budget);
-                Weights::Mapped(weights)
+                Weights::Mapped(Box::new(weights))
             }
             Keep::Within(residency) => Weights::Streamed(Box::new(StreamedWeights::new(weights, residency)?)),
         };
@@ -146,7 +146,7 @@ impl Model {
     /// Where its weights come from.
     pub fn weights(&self) -> &dyn WeightSource {
         match &self.weights {
-            Weights::Mapped(weights) => weights,
+            Weights::Mapped(weights) => &**weights,
             Weights::Streamed(weights) => &**weights,
         }
     }
