@@ -25,6 +25,7 @@ use super::link::Network;
 use super::link::memory::Hub;
 use super::worker::{WorkerEvent, WorkerOptions, serve};
 use crate::local::Sequences;
+use crate::residency::MemoryFor;
 
 /// Layers of the test's model.
 const LAYERS: usize = 5;
@@ -119,10 +120,16 @@ impl Home {
 
     /// A worker with these model files.
     fn add(&mut self, number: u8, files: Vec<PathBuf>) {
+        self.add_within(number, files, MemoryFor::Auto);
+    }
+
+    /// The same with so much memory for weights.
+    fn add_within(&mut self, number: u8, files: Vec<PathBuf>, memory: MemoryFor) {
         let folder = tempfile::tempdir().unwrap();
         let mut options = WorkerOptions::new(format!("w{number}"), folder.path());
         options.threads = NonZeroUsize::new(1);
         options.files = files;
+        options.memory = memory;
         let network: Arc<dyn Network> = self.hub.node(number);
         let stop = Arc::new(AtomicBool::new(false));
         let (own, events) = (Arc::clone(&stop), Arc::clone(&self.events));

@@ -21,6 +21,7 @@ use baton_plan::Device;
 
 use super::frame::{Failure, FailureCode, Frame};
 use super::link::{Key, Link, LinkError, Network, Purpose};
+use crate::residency::MemoryFor;
 use session::Session;
 
 /// Between two looks at whether to stop.
@@ -39,6 +40,8 @@ pub struct WorkerOptions {
     pub files: Vec<PathBuf>,
     /// Threads that compute.
     pub threads: Option<NonZeroUsize>,
+    /// Memory for weights; what does not fit is read from the disk for every token.
+    pub memory: MemoryFor,
     /// How long opening a link or sending one frame of the control channel may take.
     pub patience: Duration,
     /// How long a head may be silent before it counts as gone.
@@ -54,6 +57,7 @@ impl WorkerOptions {
             folder: folder.into(),
             files: Vec::new(),
             threads: None,
+            memory: MemoryFor::Auto,
             patience: Duration::from_secs(10),
             silence: Duration::from_secs(15),
         }

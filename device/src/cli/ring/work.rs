@@ -11,6 +11,7 @@ use baton_plan::Device;
 use clap::Args;
 use serde_json::json;
 
+use crate::residency::MemoryFor;
 use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::link::Network;
 use crate::ring::link::tcp::HomeNetwork;
@@ -33,6 +34,10 @@ pub(super) struct WorkArgs {
     /// Compute threads [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
+    /// Memory for the weights of this device's layers: auto (what the system can give), all (map them), or a size (2GB).
+    /// What does not fit is read from the disk for every token
+    #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
+    memory: MemoryFor,
     /// Folder for parts of models [default: `models` in the ring's state]
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
@@ -59,6 +64,7 @@ pub(super) fn work(
         device,
         files: args.model.clone(),
         threads: args.threads,
+        memory: args.memory,
         ..WorkerOptions::new(name, weights)
     };
     if json {

@@ -5,16 +5,34 @@
 //! it took longer. Keys and values are a function of the tokens alone, so that the text goes on as if nothing had
 //! happened.
 
+use std::time::{Duration, Instant};
+
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{SeqId, SeqOutput, StepControl, StepSeq, Wanted};
 
 use super::super::frame::Operation;
 use super::configure::Fault;
-use super::{Broken, RingError, RingHead, Route, locked};
+use super::{Broken, Epoch, RingError, RingHead, Route, locked};
 use crate::local::{SequenceError, Sequences as _};
 
 /// Tokens of a sequence that are computed again in one step.
 const REBUILD_TOKENS: usize = 512;
+
+/// How long a broken link waits for the word of whoever broke it, and between two looks.
+const SETTLE: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Why a link broke, where some device says so soon: who refuses a frame ends its links, and these are seen first.
+fn certain(epoch: &Epoch, number: u64, fault: &Fault) -> Option<Fault> {
+    let begun = Instant::now();
+    while matches!(fault, Fault::Link { .. }) && begun.elapsed() < SETTLE {
+        match epoch.trouble(number) {
+            Some(found) if !matches!(found, Fault::Link { .. }) => return Some(found),
+            _ => std::thread::sleep(LOOK),
+        }
+    }
+    None
+}
 
 impl RingHead {
     /// A step, through as many rings as it takes.
@@ -70,7 +88,8 @@ impl RingHead {
     /// The epoch is over; whose fault it was is drawn from.
     fn fall(&mut self, fault: &Fault) {
         if let Route::Ring(epoch) = std::mem::replace(&mut self.route, Route::Down) {
-            self.blame(fault, &epoch.places);
+            let certain = certain(&epoch, self.epoch, fault);
+            self.blame(certain.as_ref().unwrap_or(fault), &epoch.places);
         }
     }
 

@@ -33,6 +33,19 @@ fn a_device_without_the_model_gets_its_layers_and_keeps_them() {
 }
 
 #[test]
+fn devices_whose_layers_do_not_fit_their_memory_read_them_and_change_no_bit() {
+    let mut home = Home::new(0);
+    home.add_within(1, vec![model_path()], MemoryFor::Bytes(0));
+    home.add_within(2, Vec::new(), MemoryFor::Bytes(40_000));
+    let ids = prompt(6, 50);
+    for rounds in [1, 2] {
+        let mut head = home.head(first(plan(rounds, &[("head", 1), ("w1", 2), ("w2", 2)])));
+        assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "weights from the disk");
+        assert_eq!(head.handle().stats().recoveries, 0);
+    }
+}
+
+#[test]
 fn a_device_that_is_given_forged_weights_takes_no_part() {
     let mut home = Home::new(0);
     home.add(1, Vec::new());

@@ -16,6 +16,7 @@ use baton_engine::{Engine, EngineOptions, Model};
 use super::compute::{Counters, Work};
 use super::fetch::FromHead;
 use super::{Said, WorkerEvent, WorkerOptions};
+use crate::residency::{self, Share};
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
 use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
@@ -287,7 +288,10 @@ impl Serving<'_> {
             // What is mapped must keep still while more of the file is written.
             self.held = None;
             let path = self.file(configure, layers)?;
-            let model = Model::open(&path).map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
+            // Ascending layers are those of a token in the order in which it passes them.
+            let share = Share { kv_tokens: configure.kv_tokens as usize, layers: Some(layers.to_vec()) };
+            let model = residency::open(&path, self.options.memory, 0, &share);
+            let model = model.map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
             self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), model });
         }
         let held = self.held.as_ref().expect("set on the lines above");
