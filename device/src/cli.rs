@@ -89,8 +89,12 @@ struct CommonArgs {
     /// What does not fit is read from the disk for every token; --repack-mib then does nothing
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: crate::residency::MemoryFor,
+    /// Compute together with the devices of the ring that this one heads (see `baton ring init`); this device's own
+    /// model is then mapped whole, whatever --memory says
+    #[arg(long)]
+    ring: bool,
     #[command(flatten)]
-    ring: ring::HeadArgs,
+    head: ring::HeadArgs,
     /// Tokens of prompt and answer that the device holds
     #[arg(long, default_value_t = 8192, value_name = "N")]
     kv_tokens: usize,

@@ -21,6 +21,7 @@ pub use command::{
 pub use sequences::{SequenceError, Sequences};
 pub use speculate::{Decoded, Speculation, SpeculationError};
 
+use crate::error_chain::chain;
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::Sampler;
@@ -380,18 +381,6 @@ fn end_of_prefill(job: &Job, reports: &mut Vec<EngineReport>) -> Stage {
         reports.push(EngineReport::Ready { prompt: job.prompt });
     }
     Stage::Ready
-}
-
-/// An error with its causes, for a report.
-fn chain(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut source = err.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

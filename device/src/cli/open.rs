@@ -68,21 +68,22 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
     let memory = common.memory;
-    let (ring, kept) = (common.ring.clone(), settings.clone());
+    let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let share = Share { kv_tokens: options.kv_tokens, layers: None };
         // Of a ring's head the layers are not known before there is a plan: its file is mapped whole.
-        let memory = if ring.ring { MemoryFor::All } else { memory };
+        let memory = if ring { MemoryFor::All } else { memory };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
-        let (mut engine, view) = if ring.ring {
+        let (mut engine, view) = if ring {
             let workload =
                 Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
             let tokens = options.kv_tokens;
             let mut said = |what: &str| eprintln!("ring: {what}");
-            let Formed { head, handle, board } = form(&model, options, workload, &ring, &kept, &mut said)?;
-            (LocalEngine::over(Box::new(head), tokens)?, Some(RingView { handle, board }))
+            let Formed { head: ring, handle, board } =
+                form(&model, options, workload, &head, &kept, &mut said)?;
+            (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, board }))
         } else {
             (LocalEngine::new(model.clone(), options).context("start the engine")?, None)
         };

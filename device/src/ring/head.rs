@@ -31,6 +31,7 @@ use super::layout::{Layout, LayoutError};
 use super::link::{Key, LinkError, Network, Outbox};
 use super::stats::RingStats;
 use super::weights::{Manifest, PIECE_BYTES, WeightsError};
+use crate::error_chain::chain;
 use crate::local::{SequenceError, Sequences};
 
 use door::{Door, Inbox};
@@ -444,16 +445,4 @@ impl From<StepError> for Broken {
     fn from(err: StepError) -> Self {
         Self::Step(err)
     }
-}
-
-/// An error with its causes.
-fn chain(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut source = err.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -141,7 +141,7 @@ fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
 ///
 /// # Errors
 /// [`ProfileError::Memory`], [`ProfileError::System`].
-pub fn remember_memory(device: &mut Device) -> Result<(), ProfileError> {
+pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
     let (_, memory) = this_memory()?;
     (device.memory_bytes, device.swap_bytes) = (memory.available_bytes as f64, memory.swap_bytes as f64);
     Ok(())

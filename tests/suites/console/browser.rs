@@ -125,16 +125,20 @@ impl Browser {
         let found = self.client.wait().at_most(HANG).for_element(Locator::Css(css)).await;
         match found {
             Ok(found) => found,
-            Err(err) => panic!("no `{css}`: {err}; the page: {}", self.text("body").await),
+            Err(err) => panic!("no `{css}`: {err}; the page: {}", self.page().await),
         }
     }
 
-    /// What an element shows.
+    /// What an element shows, as soon as the page has it (a click returns before the next page is there).
     pub async fn text(&self, css: &str) -> String {
-        let found = self.client.find(Locator::Css(css)).await;
-        match found {
-            Ok(found) => found.text().await.expect("its text"),
-            Err(err) => panic!("no `{css}`: {err}"),
+        self.until(css, |_| true).await
+    }
+
+    /// The whole page's text, to tell what was there instead.
+    async fn page(&self) -> String {
+        match self.client.find(Locator::Css("body")).await {
+            Ok(body) => body.text().await.unwrap_or_else(|err| err.to_string()),
+            Err(err) => err.to_string(),
         }
     }
 
@@ -153,7 +157,7 @@ impl Browser {
         };
         match tokio::time::timeout(HANG, shown).await {
             Ok(text) => text,
-            Err(_) => panic!("`{css}` does not show it; the page: {}", self.text("body").await),
+            Err(_) => panic!("`{css}` does not show it; the page: {}", self.page().await),
         }
     }
 

@@ -31,12 +31,9 @@ const BYTES_PER_S: f64 = 5e7;
 /// The usual latency between two devices of a home.
 const LATENCY_S: f64 = 2e-3;
 
-/// Whether and how this device computes together with its ring.
+/// How this device computes together with the ring that it heads.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct HeadArgs {
-    /// Compute together with the devices of the ring that this one heads (see `baton ring init`)
-    #[arg(long)]
-    pub(in crate::cli) ring: bool,
     /// Folder of the ring's state [default: `ring` in the settings' folder]
     #[arg(long, env = STATE_DIR_ENV, value_name = "DIR")]
     ring_state: Option<PathBuf>,

@@ -84,7 +84,7 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
     let kept = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Device>(&bytes).ok());
     if let Some(mut device) = kept {
         name.clone_into(&mut device.name);
-        crate::ring::profile::remember_memory(&mut device).context("see how much memory is free")?;
+        crate::ring::profile::refresh_memory(&mut device).context("see how much memory is free")?;
         return Ok(device);
     }
     let measured = general(name, threads, folder.path(), &mut |what| {

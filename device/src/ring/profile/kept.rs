@@ -11,7 +11,7 @@ use baton_engine::gguf::Gguf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, remember_memory, this_memory,
+    Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, refresh_memory, this_memory,
 };
 use crate::ring::disk;
 use crate::settings::{Settings, SettingsError};
@@ -83,7 +83,7 @@ pub fn kept_or_measured(
                 None => {
                     profile.device.name.clone_from(&options.name);
                     profile.memory = this_memory()?.1;
-                    remember_memory(&mut profile.device)?;
+                    refresh_memory(&mut profile.device)?;
                     return Ok((profile, Origin::Kept));
                 }
                 Some(drifted) => drifted,

@@ -16,6 +16,7 @@ use baton_engine::{Engine, EngineOptions, Model};
 use super::compute::{Counters, Work};
 use super::fetch::FromHead;
 use super::{Said, WorkerEvent, WorkerOptions};
+use crate::error_chain::chain;
 use crate::residency::{self, Share};
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
 use crate::ring::layout::layers_of;
@@ -455,16 +456,4 @@ fn fail(shared: &Shared, said: &Said, epoch: u64, code: FailureCode, words: Stri
     // Where the head does not hear it, its own deadline tells it.
     let _unheard = shared.outgoing.send(&Frame::Failed(Failure { epoch, code, words: words.clone() }));
     said(WorkerEvent::Failed { epoch, words });
-}
-
-/// An error with its causes.
-fn chain(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut source = err.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

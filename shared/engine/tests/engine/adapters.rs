@@ -142,7 +142,7 @@ proptest! {
             engine.create_with(id).unwrap()
         });
         let have = ragged(&mut engine, seqs, &prompts, &script);
-        for at in 0..4 {
+        for at in (0..4).filter(|&at| !have[at].is_empty()) {
             let done = have[at].len() / vocab_len;
             let want = alone(&model, of[at], &prompts[at][..done]);
             assert_same_bits(&have[at], &want, "a sequence among others");
