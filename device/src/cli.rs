@@ -89,8 +89,7 @@ struct CommonArgs {
     /// What does not fit is read from the disk for every token; --repack-mib then does nothing
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: crate::residency::MemoryFor,
-    /// Compute together with the devices of the ring that this one heads (see `baton ring init`); this device's own
-    /// model is then mapped whole, whatever --memory says
+    /// Compute together with the devices of the ring that this one heads (see `baton ring init`)
     #[arg(long)]
     ring: bool,
     #[command(flatten)]

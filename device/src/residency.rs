@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use baton_engine::weights::StreamedWeights;
 use baton_engine::{Model, ModelError, Residency, STREAM_BYTES};
+use baton_plan::Device;
 
 use crate::ring::memory::Memory;
 use crate::ring::profile::this_memory;
@@ -81,14 +82,34 @@ pub enum OpenError {
     Model(#[from] ModelError),
 }
 
+impl MemoryFor {
+    /// What a planner may count on: the sizes that a person gave are of weights, and more than them and the device's
+    /// buffers is not planned with.
+    pub fn bound(self, device: &mut Device) {
+        if let Self::Bytes(bytes) = self {
+            device.memory_bytes = device.memory_bytes.min(bytes as f64 + device.buffer_bytes);
+        }
+    }
+}
+
 /// What a device computes of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// Tokens of KV cache.
     pub kv_tokens: usize,
-    /// The layers of a device of a ring that is not its head, in the order in which a token passes them; `None` for all
-    /// layers and logits.
-    pub layers: Option<Vec<usize>>,
+    /// Which layers.
+    pub layers: Layers,
+}
+
+/// Which layers a device computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layers {
+    /// All, and the logits.
+    All,
+    /// Those of a ring's head, and the logits: which, each plan says ([`StreamedWeights::set_layers`]); none before.
+    Planned,
+    /// Those of another device of a ring, in the order in which a token passes them.
+    Of(Vec<usize>),
 }
 
 /// Opens the model for one engine that computes this share of it. Where not all of that stays in memory, says so in one
@@ -103,11 +124,11 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         MemoryFor::Auto => {
             let shape = shape_of(path)?;
             let (layers, ends) = match &share.layers {
-                Some(layers) => (layers.len(), 0.0),
-                None => (shape.layers, shape.output_bytes),
+                Layers::Of(layers) => (layers.len(), 0.0),
+                Layers::All | Layers::Planned => (shape.layers, shape.output_bytes),
             };
-            let kv = shape.kv_bytes * KV_FACTOR * layers as f64 * share.kv_tokens as f64;
-            let needs = Needs { bytes: kv as u64 + STREAM_BYTES + BESIDE_BYTES, had: unreclaimable_bytes() };
+            let layer_kv_bytes = (shape.kv_bytes * KV_FACTOR * share.kv_tokens as f64) as u64;
+            let needs = Needs { layers, layer_kv_bytes, had: unreclaimable_bytes() };
             let weights = shape.layer_bytes * layers as f64 + ends;
             // Without rules for this system's memory the file is mapped, as ever.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
@@ -118,9 +139,13 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
             (possible, Some((needs, found)))
         }
     };
-    let (layers, ends) = (share.layers.clone(), share.layers.is_none());
+    let (layers, ends) = match &share.layers {
+        Layers::All => (None, true),
+        Layers::Planned => (Some(Vec::new()), true),
+        Layers::Of(layers) => (Some(layers.clone()), false),
+    };
     let model = Model::open_within(path, &Residency { budget_bytes, layers, ends, ..Residency::default() })?;
-    if let Some(weights) = model.streamed() {
+    if let (Some(weights), Layers::All | Layers::Of(_)) = (model.streamed(), &share.layers) {
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
     if let Some((needs, _)) = follows {
@@ -155,14 +180,16 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
 /// What a program takes beside weights, and what of that it had taken when it was counted.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
-    bytes: u64,
+    layers: usize,
+    layer_kv_bytes: u64,
     had: u64,
 }
 
 impl Needs {
     /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
     fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
-        let to_come = self.bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
+        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + STREAM_BYTES + BESIDE_BYTES;
+        let to_come = bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
         available.saturating_sub(to_come)
     }
 }
@@ -176,13 +203,14 @@ fn unreclaimable_bytes() -> u64 {
 }
 
 /// Looks once a second, until the model is gone.
-fn follow(model: &Weak<Model>, needs: Needs, mut keeper: Keeper) {
+fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
     let begun = Instant::now();
     loop {
         std::thread::sleep(LOOK);
         let Some(model) = model.upgrade() else { return };
         let (Some(weights), Ok((_, found))) = (model.streamed(), this_memory()) else { return };
         let stats = weights.stats();
+        needs.layers = weights.layers().len();
         let seen = Seen {
             possible_bytes: needs.left_for_weights(found.available_bytes, unreclaimable_bytes()),
             passes: stats.passes,
@@ -317,11 +345,13 @@ mod tests {
 
     #[test]
     fn what_the_program_takes_itself_is_counted_once() {
-        let needs = Needs { bytes: 500, had: 100 };
-        assert_eq!(needs.left_for_weights(2_000, 100), 1_500);
-        assert_eq!(needs.left_for_weights(1_700, 400), 1_500, "300 of its own are taken");
-        assert_eq!(needs.left_for_weights(1_200, 900), 1_200);
+        let beside = STREAM_BYTES + BESIDE_BYTES;
+        let needs = Needs { layers: 4, layer_kv_bytes: 100, had: 100 };
+        assert_eq!(needs.left_for_weights(beside + 2_000, 100), 1_600);
+        assert_eq!(needs.left_for_weights(beside + 1_700, 400), 1_600, "300 of its own are taken");
+        assert_eq!(needs.left_for_weights(1_200, beside + 500), 1_200);
         assert_eq!(needs.left_for_weights(300, 100), 0);
+        assert_eq!(Needs { layers: 1, ..needs }.left_for_weights(beside + 2_000, 100), 1_900);
     }
 
     #[test]
@@ -339,7 +369,7 @@ mod tests {
     #[test]
     fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        let share = Share { kv_tokens: 128, layers: None };
+        let share = Share { kv_tokens: 128, layers: Layers::All };
         assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
         let stats = |share: &Share| {
             let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();
@@ -347,8 +377,10 @@ mod tests {
         };
         let whole = stats(&share);
         assert!(whole.resident_bytes <= 1_000_000 && whole.streamed_bytes > 0, "{whole:?}");
-        let part = stats(&Share { layers: Some(vec![1]), ..share.clone() });
+        let part = stats(&Share { layers: Layers::Of(vec![1]), ..share.clone() });
+        let head = stats(&Share { layers: Layers::Planned, ..share.clone() });
         assert!(part.weight_bytes < whole.weight_bytes, "{part:?}");
+        assert!(head.weight_bytes < whole.weight_bytes - part.weight_bytes, "the logits alone: {head:?}");
         assert!(open(Path::new("missing.gguf"), MemoryFor::Auto, 0, &share).is_err());
     }
 }

@@ -8,7 +8,7 @@ use crate::client::CloudClient;
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
-use crate::residency::{self, MemoryFor, Share};
+use crate::residency::{self, Layers, Share};
 use crate::scene;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
@@ -70,9 +70,8 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let memory = common.memory;
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
-        let share = Share { kv_tokens: options.kv_tokens, layers: None };
-        // Of a ring's head the layers are not known before there is a plan: its file is mapped whole.
-        let memory = if ring { MemoryFor::All } else { memory };
+        let layers = if ring { Layers::Planned } else { Layers::All };
+        let share = Share { kv_tokens: options.kv_tokens, layers };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;
@@ -82,7 +81,7 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
             let tokens = options.kv_tokens;
             let mut said = |what: &str| eprintln!("ring: {what}");
             let Formed { head: ring, handle, board } =
-                form(&model, options, workload, &head, &kept, &mut said)?;
+                form(&model, options, workload, &head, memory, &kept, &mut said)?;
             (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, board }))
         } else {
             (LocalEngine::new(model.clone(), options).context("start the engine")?, None)

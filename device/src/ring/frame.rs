@@ -15,7 +15,7 @@ pub use step::{Activations, Operation, Span, Step};
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes that do not make a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

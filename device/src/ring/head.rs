@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_engine::tokenizer::TokenId;
+use baton_engine::weights::ResidencyError;
 use baton_engine::{
     Adapter, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, SeqOutput, StepControl, StepError,
     StepSeq,
@@ -87,6 +88,9 @@ pub enum RingError {
     /// The head's engine cannot be made.
     #[error("the head's engine")]
     Engine(#[from] EngineError),
+    /// The head's weights cannot follow the plan.
+    #[error("the head's weights")]
+    Residency(#[from] ResidencyError),
     /// A worker cannot be reached.
     #[error("connect to `{address}`")]
     Member {

@@ -44,6 +44,8 @@ pub struct Layout {
     pub names: Vec<String>,
     /// In the order in which a token passes them; places are those of `names`.
     pub windows: Vec<Window>,
+    /// Of each place's memory for weights, the bytes that are for reading ahead while others compute.
+    pub prefetch_bytes: Vec<u64>,
     /// Layers of the model.
     pub n_layers: usize,
 }
@@ -57,11 +59,14 @@ impl Layout {
         if plan.layers != n_layers || !plan.is_whole() {
             return Err(LayoutError::NotWhole { n_layers });
         }
-        let (mut names, mut places) = (Vec::new(), Vec::new());
+        let (mut names, mut places, mut prefetch_bytes) = (Vec::new(), Vec::new(), Vec::new());
         for share in &plan.shares {
             places.push(names.len());
             names.push(share.device.clone());
             names.extend(share.relays.iter().cloned());
+            // Plans come from files too: what is no amount of memory is none.
+            prefetch_bytes.push(share.prefetch_bytes as u64);
+            prefetch_bytes.resize(names.len(), 0);
         }
         // Behind the last device relays lead back to the head; behind a head alone there is nothing to relay.
         match names.first() {
@@ -81,7 +86,7 @@ impl Layout {
                 return Err(LayoutError::TooMany { what, count });
             }
         }
-        Ok(Self { names, windows, n_layers })
+        Ok(Self { names, windows, prefetch_bytes, n_layers })
     }
 
     /// Whether the head computes everything.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use baton_engine::{Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
+use baton_engine::{Engine, EngineOptions, SeqId, StepSeq, Wanted};
 use baton_plan::Workload;
 use clap::Args;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::head::{Formed, HeadArgs, form};
 use super::print_line;
 use crate::local::Sequences;
+use crate::residency::{self, Layers, MemoryFor, Share};
 use crate::ring::planning::Planned;
 use crate::ring::stats::RingStats;
 use crate::settings::{CONFIG_DIR_ENV, Settings};
@@ -42,6 +43,9 @@ pub(super) struct BenchArgs {
     /// Compute threads [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
+    /// Memory for the weights of this device's layers: auto, all or a size (2GB), as of `baton ask`
+    #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
+    memory: MemoryFor,
     /// This device's engine alone, whatever ring there is
     #[arg(long)]
     alone: bool,
@@ -76,10 +80,12 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if args.prompt == 0 || args.tokens == 0 || args.sequences == 0 {
         bail!("--prompt, --tokens and --sequences must be at least 1");
     }
-    let model = Model::open(&args.model).with_context(|| format!("open model `{}`", args.model.display()))?;
     let each = args.prompt + args.tokens;
     // Room for whole blocks of every sequence.
     let kv_tokens = args.sequences * (each.next_multiple_of(32) + 32);
+    let share = Share { kv_tokens, layers: if args.alone { Layers::All } else { Layers::Planned } };
+    let model = residency::open(&args.model, args.memory, 0, &share)
+        .with_context(|| format!("open model `{}`", args.model.display()))?;
     let engine = EngineOptions { threads: args.threads, kv_tokens, ..EngineOptions::default() };
     let workload = Workload { context: each, sequences: args.sequences };
     let loud = std::io::stderr().is_terminal();
@@ -93,7 +99,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             }
         };
         let Formed { mut head, handle, board } =
-            form(&model, engine, workload, &args.head, &settings, &mut said)?;
+            form(&model, engine, workload, &args.head, args.memory, &settings, &mut said)?;
         let mut answer = measure(&mut head, args, loud.then_some(&mut said))?;
         answer.ring = Some(handle.stats());
         answer.planned = board.planned();

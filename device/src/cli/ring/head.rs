@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use baton_engine::{EngineOptions, Model};
-use baton_plan::{Device, Edge, Network, Plan, SearchOptions, Workload};
+use baton_plan::{Device, Edge, ModelShape, Network, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
+use crate::residency::MemoryFor;
 use crate::ring::frame::{Activations, Hello, NextNode};
 use crate::ring::head::{RingHandle, RingHead, RingOptions};
 use crate::ring::identity::Identity;
@@ -64,6 +65,7 @@ pub(in crate::cli) fn form(
     engine: EngineOptions,
     workload: Workload,
     args: &HeadArgs,
+    memory: MemoryFor,
     settings: &Settings,
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Formed> {
@@ -81,10 +83,14 @@ pub(in crate::cli) fn form(
     let listener = TcpListener::bind(args.ring_listen)
         .with_context(|| format!("listen on {} for the ring (--ring-listen)", args.ring_listen))?;
     let file = model.path().context("the model is not in a file")?;
-    let own = own_device(&name, file, engine.threads, settings, said)?;
+    let mut own = own_device(&name, file, engine.threads, settings, said)?;
+    memory.bound(&mut own);
     let (nodes, network) = there(&name, &peers, said);
+    let config = model.config();
+    // What this cache's format really takes, where the file's description assumes f16.
+    let kv_bytes = (config.n_kv_heads * engine.kv_format.token_bytes(config.d_head)) as f64;
     let wanted = Wanted {
-        model: shape_of(file)?,
+        model: ModelShape { kv_bytes, ..shape_of(file)? },
         workload,
         options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
         given: args.ring_plan.as_deref().map(read_plan).transpose()?,

@@ -55,7 +55,8 @@ pub(super) fn work(
 ) -> anyhow::Result<()> {
     let name = identity.name().as_str().to_owned();
     let weights = args.weights.clone().unwrap_or_else(|| folder.path().join("models"));
-    let device = if args.relay { None } else { Some(device(&name, args, folder, json)?) };
+    let mut device = if args.relay { None } else { Some(device(&name, args, folder, json)?) };
+    device.iter_mut().for_each(|device| args.memory.bound(device));
     let address = listener.local_addr().context("read the bound address")?;
     let network =
         HomeNetwork::open(identity, listener, Box::new(move |key| *key == head)).context("listen")?;

@@ -47,6 +47,8 @@ pub struct Configure {
     pub n_layers: u16,
     /// Values of a hidden state.
     pub width: u32,
+    /// Of the worker's memory for weights, the bytes that are for reading ahead while others compute.
+    pub prefetch_bytes: u64,
     /// All windows of all places, in the order in which a token passes them.
     pub windows: Vec<Window>,
     /// The model file: SHA-256 of the list of its pieces.
@@ -156,6 +158,7 @@ pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
     out.u16(configure.place);
     out.u16(configure.n_layers);
     out.u32(configure.width);
+    out.u64(configure.prefetch_bytes);
     out.count(configure.windows.len());
     for window in &configure.windows {
         for part in [window.round, window.place, window.begin, window.end] {
@@ -186,6 +189,7 @@ pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
 pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameError> {
     let (epoch, place) = (from.u64("epoch")?, from.u16("place")?);
     let (n_layers, width) = (from.u16("layers")?, from.u32("width")?);
+    let prefetch_bytes = from.u64("bytes to be read ahead")?;
     let count = from.count("windows", WINDOW_BYTES)?;
     let windows = (0..count).map(|_| read_window(from)).collect::<Result<Vec<_>, _>>()?;
     let joined = windows.windows(2).all(|pair| pair[0].end == pair[1].begin);
@@ -198,6 +202,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         place,
         n_layers,
         width,
+        prefetch_bytes,
         windows,
         model: from.key("model")?,
         kv_tokens: from.u64("tokens of the kv cache")?,

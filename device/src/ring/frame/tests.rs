@@ -85,6 +85,7 @@ fn configure() -> Configure {
         place: 1,
         n_layers: 6,
         width: 64,
+        prefetch_bytes: 300 << 20,
         windows: vec![window(0, 0, 0, 2), window(0, 1, 2, 3), window(1, 1, 3, 6)],
         model: [9; 32],
         kv_tokens: 4096,
@@ -146,10 +147,10 @@ fn check_refused(bytes: &[u8], want: FrameError) {
 
 #[test]
 fn refusals_name_the_field_and_the_limit() {
-    check_refused(&[2, 0, 6], FrameError::Version { theirs: 2 });
-    check_refused(&[1, 0, 11], FrameError::Value { what: "kind", value: 11, max: 10 });
+    check_refused(&[1, 0, 6], FrameError::Version { theirs: 1 });
+    check_refused(&[2, 0, 11], FrameError::Value { what: "kind", value: 11, max: 10 });
     check_refused(&[], FrameError::Short { what: "version", needed: 2, left: 0 });
-    let manifest = [1, 0, 8, 255, 255, 255, 255, 0];
+    let manifest = [2, 0, 8, 255, 255, 255, 255, 0];
     check_refused(&manifest, FrameError::Short { what: "manifest", needed: u32::MAX as usize, left: 1 });
     let mut gap = configure();
     gap.windows[1].begin = 1;

@@ -125,7 +125,7 @@ impl RingHead {
             self.bury();
             let layout = self.plan()?;
             if layout.is_alone() {
-                self.engine.reset(None)?;
+                self.begin_layers(None, 0)?;
                 self.route = Route::Alone;
                 self.begun(&layout);
                 return Ok(());
@@ -142,7 +142,7 @@ impl RingHead {
                     let out = Outbox::new(sender, self.options.hop).map_err(RingError::Threads)?;
                     let room = flying_max(places.len() + 1);
                     let inbox = Inbox::new(receiver, self.epoch, room, Arc::clone(&self.refused))?;
-                    self.engine.reset(Some(layout.layers_of(0)))?;
+                    self.begin_layers(Some(layout.layers_of(0)), layout.prefetch_bytes[0])?;
                     self.begun(&layout);
                     let flying = VecDeque::new();
                     self.route = Route::Ring(Box::new(Epoch { layout, places, out, inbox, flying }));
@@ -202,6 +202,20 @@ impl RingHead {
             .lost
             .push(LostDevice { name: member.name().to_owned(), words: words.clone() });
         self.members.retain(|other| other.node.key != key);
+    }
+
+    /// The head's engine begins anew with these layers, and so do its weights where they are not wholly in memory.
+    fn begin_layers(&mut self, layers: Option<Vec<usize>>, prefetch_bytes: u64) -> Result<(), RingError> {
+        let model = Arc::clone(self.engine.model());
+        if let Some(weights) = model.streamed() {
+            weights.set_prefetch(prefetch_bytes);
+            weights.set_layers(layers.clone().unwrap_or_else(|| (0..model.config().n_layers).collect()))?;
+            let stats = weights.stats();
+            let (weight_bytes, resident_bytes) = (stats.weight_bytes, stats.resident_bytes);
+            tracing::info!(weight_bytes, resident_bytes, "the head's weights");
+        }
+        self.engine.reset(layers)?;
+        Ok(())
     }
 
     /// Sends everybody's part out and opens the head's links.
@@ -265,6 +279,7 @@ impl RingHead {
             place: place as u16,
             n_layers: layout.n_layers as u16,
             width: self.engine.model().config().d_model as u32,
+            prefetch_bytes: layout.prefetch_bytes[place],
             windows: layout.windows.clone(),
             model: self.shelf.as_ref().map(|shelf| shelf.manifest.digest()).unwrap_or_default(),
             kv_tokens: engine.kv_tokens as u64,

@@ -1,6 +1,7 @@
 //! Devices that come: those without the model, those that come later, heads that come back.
 
 use super::*;
+use crate::residency::{self, Layers, Share};
 use crate::ring::frame::Frame;
 use crate::ring::head::RingError;
 use crate::ring::link::Purpose;
@@ -43,6 +44,25 @@ fn devices_whose_layers_do_not_fit_their_memory_read_them_and_change_no_bit() {
         assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "weights from the disk");
         assert_eq!(head.handle().stats().recoveries, 0);
     }
+}
+
+#[test]
+fn a_head_keeps_the_layers_of_its_plan_within_its_memory() {
+    let share = Share { kv_tokens: 1024, layers: Layers::Planned };
+    let own = residency::open(&model_path(), MemoryFor::Bytes(30_000), 0, &share).unwrap();
+    let home = Home::new(1);
+    let planner = first(plan(2, &[("head", 2), ("w1", LAYERS - 2)]));
+    let mut head = home.head_with(Arc::clone(&own), Box::new(planner), |_| {});
+    let ids = prompt(7, 50);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "in two rounds, weights from the disk");
+    let weights = own.streamed().unwrap();
+    let (layers, part) = (weights.layers(), weights.stats());
+    assert!(layers.len() == 2 && part.resident_bytes <= 30_000 && part.bytes_read > 0, "{layers:?} {part:?}");
+    home.hub.kill(1);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "alone, weights from the disk");
+    let whole = weights.stats();
+    assert!(whole.weight_bytes > part.weight_bytes && whole.resident_bytes <= 30_000, "{whole:?}");
+    assert_eq!(weights.layers(), (0..LAYERS).collect::<Vec<_>>());
 }
 
 #[test]

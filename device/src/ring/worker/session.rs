@@ -17,7 +17,7 @@ use super::compute::{Counters, Work};
 use super::fetch::FromHead;
 use super::{Said, WorkerEvent, WorkerOptions};
 use crate::error_chain::chain;
-use crate::residency::{self, Share};
+use crate::residency::{self, Layers, Share};
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
 use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
@@ -290,12 +290,16 @@ impl Serving<'_> {
             self.held = None;
             let path = self.file(configure, layers)?;
             // Ascending layers are those of a token in the order in which it passes them.
-            let share = Share { kv_tokens: configure.kv_tokens as usize, layers: Some(layers.to_vec()) };
+            let share =
+                Share { kv_tokens: configure.kv_tokens as usize, layers: Layers::Of(layers.to_vec()) };
             let model = residency::open(&path, self.options.memory, 0, &share);
             let model = model.map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
             self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), model });
         }
         let held = self.held.as_ref().expect("set on the lines above");
+        if let Some(weights) = held.model.streamed() {
+            weights.set_prefetch(configure.prefetch_bytes);
+        }
         let config = held.model.config();
         if (config.n_layers, config.d_model) != (usize::from(configure.n_layers), configure.width as usize) {
             let words = format!(

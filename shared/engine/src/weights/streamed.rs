@@ -21,7 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use baton_kernels_cpu::{Format, Matrix};
 
@@ -57,6 +57,9 @@ pub struct Residency {
     pub layers: Option<Vec<usize>>,
     /// Whether this device also computes embeddings and logits.
     pub ends: bool,
+    /// Of the budget, what is not for weights that stay but for those that are read ahead while nobody computes here:
+    /// in a ring of several rounds, while the other devices do (`P_m` of the plan). Held in the page cache.
+    pub prefetch_bytes: u64,
     /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
     pub reads_ahead: bool,
     /// Bytes of one read at most, 4 KiB to 8 MB; eight buffers of that size are held.
@@ -66,7 +69,14 @@ pub struct Residency {
 impl Default for Residency {
     /// Everything stays.
     fn default() -> Self {
-        Self { budget_bytes: u64::MAX, layers: None, ends: true, reads_ahead: true, read_bytes: READ_BYTES }
+        Self {
+            budget_bytes: u64::MAX,
+            layers: None,
+            ends: true,
+            prefetch_bytes: 0,
+            reads_ahead: true,
+            read_bytes: READ_BYTES,
+        }
     }
 }
 
@@ -128,10 +138,42 @@ impl Place {
     }
 }
 
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    budget_bytes: u64,
+    prefetch_bytes: u64,
+}
+
+/// The matrices that a token walks, in order.
+#[derive(Debug)]
+struct Walk {
+    layers: Vec<usize>,
+    places: Vec<Place>,
+}
+
+impl Walk {
+    fn new(mapped: &MappedWeights, layers: Vec<usize>, ends: bool) -> Result<Self, ResidencyError> {
+        check_layers(&layers, mapped.n_layers())?;
+        let mut places = Vec::new();
+        for &layer in &layers {
+            places.extend(mapped.matrices(layer).into_iter().map(|at| Place { at, sometimes: false }));
+            places.extend(mapped.expert_matrices(layer).into_iter().map(|at| Place { at, sometimes: true }));
+        }
+        if ends {
+            places.push(Place { at: *mapped.head_at(), sometimes: false });
+        }
+        Ok(Self { layers, places })
+    }
+}
+
 /// What stays, of a walk.
 #[derive(Debug)]
 struct Choice {
-    budget: u64,
+    walk: Arc<Walk>,
+    wanted: Wanted,
+    /// Bytes that the page cache may hold of what is read ahead.
+    prefetch_bytes: u64,
     /// Rows of each matrix of the walk.
     rows: Vec<usize>,
     /// The same by where the matrix begins: file and byte.
@@ -143,12 +185,10 @@ struct Choice {
 /// Weights of which a part stays in memory and the rest is read for every token.
 pub struct StreamedWeights {
     mapped: MappedWeights,
-    layers: Vec<usize>,
     ends: bool,
-    walk: Vec<Place>,
     cut: Cut,
     choice: RwLock<Arc<Choice>>,
-    wanted_budget: AtomicU64,
+    wanted: Mutex<Wanted>,
     passes: AtomicU64,
     reader: Reader,
 }
@@ -207,7 +247,7 @@ impl StreamedWeights {
     pub fn new(mapped: MappedWeights, residency: &Residency) -> Result<Self, ResidencyError> {
         let n_layers = mapped.n_layers();
         let layers = residency.layers.clone().unwrap_or_else(|| (0..n_layers).collect());
-        check_layers(&layers, n_layers)?;
+        let walk = Arc::new(Walk::new(&mapped, layers, residency.ends)?);
         let (found, min, max) = (residency.read_bytes, READ_BYTES_MIN, READ_BYTES_MAX);
         if !(min..=max).contains(&found) {
             return Err(ResidencyError::ReadBytes { found, min, max });
@@ -219,9 +259,8 @@ impl StreamedWeights {
             DirectFile::open(path).map_err(named)
         };
         let files = paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let walk = walk(&mapped, &layers, residency.ends);
         let cut = Cut { read_bytes_max: found, unit_rows: UNIT_ROWS, worth_bytes: found as u64 / 4 };
-        let spared = if walk.iter().any(|place| place.sometimes) { BUFFERS / 2 } else { 0 };
+        let spared = if walk.places.iter().any(|place| place.sometimes) { BUFFERS / 2 } else { 0 };
         let options = ReaderOptions {
             buffers: BUFFERS,
             buffer_bytes: found,
@@ -229,33 +268,58 @@ impl StreamedWeights {
             reads_ahead: residency.reads_ahead,
         };
         let reader = Reader::new(gguf, files, options).map_err(ResidencyError::Threads)?;
-        let none = Choice::none(&walk);
         let source = Self {
             mapped,
-            layers,
             ends: residency.ends,
-            walk,
             cut,
-            choice: RwLock::new(Arc::new(none)),
-            wanted_budget: AtomicU64::new(residency.budget_bytes),
+            choice: RwLock::new(Arc::new(Choice::none(Arc::clone(&walk)))),
+            wanted: Mutex::new(Wanted {
+                budget_bytes: residency.budget_bytes,
+                prefetch_bytes: residency.prefetch_bytes,
+            }),
             passes: AtomicU64::new(0),
             reader,
         };
-        source.apply_budget();
+        source.apply(walk);
         Ok(source)
     }
 
     /// Changes how many bytes of weights may stay in memory. Takes effect where the next token begins.
     pub fn set_budget(&self, bytes: u64) {
-        self.wanted_budget.store(bytes, Ordering::Relaxed);
+        self.wanted_mut().budget_bytes = bytes;
+    }
+
+    /// Changes how many of those bytes are for reading ahead. Takes effect where the next token begins.
+    pub fn set_prefetch(&self, bytes: u64) {
+        self.wanted_mut().prefetch_bytes = bytes;
+    }
+
+    fn wanted_mut(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The layers that are computed with, in the order in which a token walks them.
+    pub fn layers(&self) -> Vec<usize> {
+        self.choice().walk.layers.clone()
+    }
+
+    /// Computes with other layers from now on: what is not needed any more leaves memory, and what is comes in its
+    /// place. To be called between steps, as a step that is under way would not find its layers any more.
+    ///
+    /// # Errors
+    /// [`ResidencyError::NoSuchLayer`] and [`ResidencyError::LayerTwice`], and nothing has changed.
+    pub fn set_layers(&self, layers: Vec<usize>) -> Result<(), ResidencyError> {
+        self.apply(Arc::new(Walk::new(&self.mapped, layers, self.ends)?));
+        Ok(())
     }
 
     /// Figures so far.
     pub fn stats(&self) -> ResidencyStats {
         let (choice, counts) = (self.choice(), self.reader.counts());
         ResidencyStats {
-            weight_bytes: self.walk.iter().map(|place| place.at.extent().1.len() as u64).sum(),
-            budget_bytes: choice.budget,
+            weight_bytes: choice.walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum(),
+            budget_bytes: choice.wanted.budget_bytes,
+            prefetch_bytes: choice.prefetch_bytes,
             resident_bytes: choice.resident_bytes,
             streamed_bytes: choice.streamed_bytes,
             cold_bytes: counts.cold_bytes,
@@ -278,29 +342,36 @@ impl StreamedWeights {
     fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         self.reader.begin_pass();
-        if self.choice().budget != self.wanted_budget.load(Ordering::Relaxed) {
-            self.apply_budget();
+        let choice = self.choice();
+        if choice.wanted != *self.wanted_mut() {
+            self.apply(Arc::clone(&choice.walk));
         }
     }
 
-    /// Chooses anew, and tells the reader what has changed.
-    fn apply_budget(&self) {
+    /// Chooses anew for this walk and the budget that is wanted, and tells the reader what has changed.
+    fn apply(&self, walk: Arc<Walk>) {
         let mut choice = self.choice.write().unwrap_or_else(PoisonError::into_inner);
-        let next = Choice::new(&self.walk, self.wanted_budget.load(Ordering::Relaxed), &self.cut);
+        let next = Choice::new(walk, *self.wanted_mut(), &self.cut);
         let (mut cycle, mut keep, mut let_go) = (Vec::new(), Vec::new(), Vec::new());
-        for ((place, rows), before) in self.walk.iter().zip(&next.rows).zip(&choice.rows) {
+        for (place, &rows) in next.walk.places.iter().zip(&next.rows) {
             let part = |rows: Range<usize>| extent(&place.at.rows(rows));
             if !place.sometimes {
-                let pieces = self.cut.pieces(*rows..place.at.rows, place.at.row_bytes());
+                let pieces = self.cut.pieces(rows..place.at.rows, place.at.row_bytes());
                 cycle.extend(pieces.into_iter().map(part));
             }
+            let before = choice.resident_rows(&place.at).unwrap_or(0);
             if before < rows {
-                keep.push(part(*before..*rows));
+                keep.push(part(before..rows));
             } else if rows < before {
-                let_go.push(part(*rows..*before));
+                let_go.push(part(rows..before));
             }
         }
-        self.reader.set(cycle, keep, &let_go);
+        for (place, &rows) in choice.walk.places.iter().zip(&choice.rows) {
+            if rows > 0 && next.resident_rows(&place.at).is_none() {
+                let_go.push(extent(&place.at.rows(0..rows)));
+            }
+        }
+        self.reader.set(cycle, next.prefetch_bytes as usize, keep, &let_go);
         *choice = Arc::new(next);
     }
 
@@ -311,8 +382,7 @@ impl StreamedWeights {
 
     /// Some rows of a matrix of the walk.
     fn weight(&self, choice: &Choice, at: &MatrixAt, rows: Range<usize>) -> Result<Weight<'_>, WeightError> {
-        let whole = extent(at);
-        let resident = choice.by_place.get(&(whole.part, whole.bytes.start)).copied().unwrap_or(at.rows);
+        let resident = choice.resident_rows(at).unwrap_or(at.rows);
         let resident = resident.clamp(rows.start, rows.end) - rows.start;
         let at = at.rows(rows);
         if resident == at.rows {
@@ -323,31 +393,37 @@ impl StreamedWeights {
 
     fn part(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         let n_layers = self.mapped.n_layers();
-        if layer < n_layers && !self.layers.contains(&layer) {
+        let choice = self.choice();
+        if layer < n_layers && !choice.walk.layers.contains(&layer) {
             return Err(WeightError::LayerElsewhere { layer });
         }
-        let choice = self.choice();
         self.mapped.part(layer, part, &|at, rows| self.weight(&choice, at, rows))
     }
 }
 
 impl Choice {
     /// Nothing stays, and nothing is said about reading.
-    fn none(walk: &[Place]) -> Self {
+    fn none(walk: Arc<Walk>) -> Self {
         Self {
-            budget: 0,
-            rows: vec![0; walk.len()],
+            wanted: Wanted { budget_bytes: 0, prefetch_bytes: 0 },
+            prefetch_bytes: 0,
+            rows: vec![0; walk.places.len()],
+            walk,
             by_place: HashMap::new(),
             resident_bytes: 0,
             streamed_bytes: 0,
         }
     }
 
-    fn new(walk: &[Place], budget: u64, cut: &Cut) -> Self {
-        let walked: Vec<Walked> = walk.iter().map(Place::walked).collect();
-        let rows = choose(&walked, budget, cut);
-        let mut choice = Self { budget, rows, ..Self::none(walk) };
-        for (place, rows) in walk.iter().zip(&choice.rows) {
+    fn new(walk: Arc<Walk>, wanted: Wanted, cut: &Cut) -> Self {
+        let walked: Vec<Walked> = walk.places.iter().map(Place::walked).collect();
+        let all: u64 = walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum();
+        let budget = wanted.budget_bytes;
+        // Where everything stays nothing is read ahead.
+        let prefetch_bytes = if all <= budget { 0 } else { wanted.prefetch_bytes.min(budget) };
+        let rows = choose(&walked, budget - prefetch_bytes, cut);
+        let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
+        for (place, rows) in walk.places.iter().zip(&choice.rows) {
             let (whole, row_bytes) = (extent(&place.at), place.at.row_bytes());
             choice.by_place.insert((whole.part, whole.bytes.start), *rows);
             choice.resident_bytes += (rows * row_bytes) as u64;
@@ -356,6 +432,12 @@ impl Choice {
             }
         }
         choice
+    }
+
+    /// Rows of a matrix that stay; none where the walk does not come by it.
+    fn resident_rows(&self, at: &MatrixAt) -> Option<usize> {
+        let whole = extent(at);
+        self.by_place.get(&(whole.part, whole.bytes.start)).copied()
     }
 }
 
@@ -371,22 +453,9 @@ fn check_layers(layers: &[usize], n_layers: usize) -> Result<(), ResidencyError>
     Ok(())
 }
 
-/// The matrices that a token walks, in order.
-fn walk(mapped: &MappedWeights, layers: &[usize], ends: bool) -> Vec<Place> {
-    let mut walk = Vec::new();
-    for &layer in layers {
-        walk.extend(mapped.matrices(layer).into_iter().map(|at| Place { at, sometimes: false }));
-        walk.extend(mapped.expert_matrices(layer).into_iter().map(|at| Place { at, sometimes: true }));
-    }
-    if ends {
-        walk.push(Place { at: *mapped.head_at(), sometimes: false });
-    }
-    walk
-}
-
 impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
-        if part == Part::Attention && self.layers.first() == Some(&layer) {
+        if part == Part::Attention && self.choice().walk.layers.first() == Some(&layer) {
             self.begin_pass();
         }
         self.part(layer, part)
@@ -401,7 +470,7 @@ impl WeightSource for StreamedWeights {
         if !self.ends {
             return Err(WeightError::EndsElsewhere);
         }
-        if self.layers.is_empty() {
+        if self.choice().walk.layers.is_empty() {
             self.begin_pass();
         }
         let choice = self.choice();
@@ -428,6 +497,6 @@ impl WeightSource for StreamedWeights {
 
 impl std::fmt::Debug for StreamedWeights {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StreamedWeights").field("layers", &self.layers).finish_non_exhaustive()
+        f.debug_struct("StreamedWeights").field("layers", &self.choice().walk.layers).finish_non_exhaustive()
     }
 }

@@ -47,6 +47,8 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct DirectFile {
     file: File,
+    /// The same through the page cache.
+    cached: File,
     path: PathBuf,
     direct: bool,
 }
@@ -59,11 +61,12 @@ impl DirectFile {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let direct = open_direct(path)?.filter(reads_directly);
         let is_direct = direct.is_some();
+        let cached = File::open(path)?;
         let file = match direct {
             Some(file) => file,
-            None => File::open(path)?,
+            None => cached.try_clone()?,
         };
-        Ok(Self { file, path: path.to_owned(), direct: is_direct })
+        Ok(Self { file, cached, path: path.to_owned(), direct: is_direct })
     }
 
     /// Whether reads go past the page cache.
@@ -81,29 +84,30 @@ impl DirectFile {
     /// # Errors
     /// What the system says; `UnexpectedEof` where the file is shorter.
     pub(super) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
-        let first = range.start / ALIGNED * ALIGNED;
-        let wanted = range.end - first;
-        let room = wanted.next_multiple_of(ALIGNED);
-        let memory = &mut buffer.memory[buffer.start..buffer.start + room];
-        let mut done = 0;
-        while done < wanted {
-            match self.file.read_at(&mut memory[done..], (first + done) as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                // A read that ends early goes on at a multiple again, unless it has all that is wanted.
-                Ok(more) if done + more >= wanted => done += more,
-                Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
-                Ok(_) if self.direct => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(more) => done += more,
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) => return Err(err),
-            }
-        }
+        let done = read(&self.file, self.direct, range, buffer)?;
         if !self.direct {
             self.forget(range.clone());
         }
-        let start = buffer.start + range.start - first;
-        buffer.held = start..start + range.len();
         Ok(done)
+    }
+
+    /// The same from the page cache, which need not keep the bytes any longer.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(super) fn read_cached(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<()> {
+        read(&self.cached, false, range, buffer)?;
+        self.forget(range.clone());
+        Ok(())
+    }
+
+    /// Brings these bytes into the page cache, and waits for them. What cannot be read, the read itself will find.
+    pub(super) fn cache(&self, range: Range<usize>) {
+        self.read_ahead(range.clone());
+        let mut byte = [0];
+        for at in range.clone().step_by(AHEAD) {
+            let _ = self.cached.read_at(&mut byte, (range.end.min(at + AHEAD) - 1) as u64);
+        }
     }
 
     /// Asks the system to read these bytes into the page cache, and does not wait.
@@ -117,6 +121,29 @@ impl DirectFile {
     pub(super) fn forget(&self, range: Range<usize>) {
         advise(&self.file, range, Advice::DontNeed);
     }
+}
+
+fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
+    let first = range.start / ALIGNED * ALIGNED;
+    let wanted = range.end - first;
+    let room = wanted.next_multiple_of(ALIGNED);
+    let memory = &mut buffer.memory[buffer.start..buffer.start + room];
+    let mut done = 0;
+    while done < wanted {
+        match file.read_at(&mut memory[done..], (first + done) as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            // A read that ends early goes on at a multiple again, unless it has all that is wanted.
+            Ok(more) if done + more >= wanted => done += more,
+            Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
+            Ok(_) if direct => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(more) => done += more,
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    let start = buffer.start + range.start - first;
+    buffer.held = start..start + range.len();
+    Ok(done)
 }
 
 /// Advice that is refused changes nothing.
@@ -173,8 +200,8 @@ mod tests {
     fn any_range_of_a_file_is_read() {
         let (file, bytes) = file(300_001);
         let opened = DirectFile::open(file.path()).unwrap();
-        let cached =
-            DirectFile { file: File::open(file.path()).unwrap(), direct: false, path: PathBuf::new() };
+        let [plain, again] = [(); 2].map(|()| File::open(file.path()).unwrap());
+        let cached = DirectFile { file: plain, cached: again, direct: false, path: PathBuf::new() };
         let mut buffer = Buffer::new(100_000);
         assert_eq!(buffer.memory[buffer.start..].as_ptr() as usize % ALIGNED, 0);
         for range in [0..1, 0..4096, 4095..4097, 32..100_032, 200_001..300_001, 299_999..300_001, 5..5] {
@@ -182,6 +209,9 @@ mod tests {
                 let read = file.read(&range, &mut buffer).unwrap();
                 assert!(buffer.bytes() == &bytes[range.clone()], "{range:?}, direct: {}", file.direct);
                 assert!(read <= range.len() + 2 * ALIGNED, "{range:?}: {read} bytes");
+                file.cache(range.clone());
+                file.read_cached(&range, &mut buffer).unwrap();
+                assert!(buffer.bytes() == &bytes[range.clone()], "{range:?} from the page cache");
             }
         }
     }

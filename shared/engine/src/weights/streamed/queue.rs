@@ -3,7 +3,9 @@
 //! A core without threads or I/O: readers [`Queue::start`] reads and say what became of them ([`Queue::finish`]), a
 //! pass [claims](Queue::claim) what it needs next and [takes](Queue::take) it once it is there. Reads run ahead in the
 //! fixed order in which a token walks its weights, from the end to the beginning again, as far as there are buffers.
-//! What nobody can foresee (experts, the order of another pass) is asked for by itself and goes before.
+//! What nobody can foresee (experts, the order of another pass) is asked for by itself and goes before. Beyond the
+//! buffers, stretches may be brought into the page cache ([`Queue::start_caching`]), which a later read then takes from
+//! there: memory that the system can take back, for devices that wait while others compute.
 //!
 //! Always holds: a buffer is free, in one entry, with one reader or with one pass; a claimed entry stays until it is
 //! taken, and gets a buffer as soon as passes give theirs back, so that no pass waits for ever.
@@ -56,8 +58,21 @@ struct Entry<B> {
     extent: Extent,
     /// Its place in the cycle, where it was read ahead.
     place: usize,
+    /// Whether the page cache holds it.
+    cached: bool,
     claimed: bool,
     state: State<B>,
+}
+
+/// A read to be made.
+#[derive(Debug)]
+pub(super) struct Read<B> {
+    pub(super) ticket: Ticket,
+    pub(super) extent: Extent,
+    /// Where its bytes go.
+    pub(super) buffer: B,
+    /// Whether the page cache holds it, or is about to.
+    pub(super) cached: bool,
 }
 
 /// The reads of one model.
@@ -72,6 +87,12 @@ pub(super) struct Queue<B> {
     ahead: VecDeque<Entry<B>>,
     /// Asked for.
     asked: VecDeque<Entry<B>>,
+    /// Places whose stretches the page cache holds for later, in order; none of them is in `ahead`.
+    cached: VecDeque<usize>,
+    /// Bytes that it may hold so.
+    cache_bytes: usize,
+    /// Stretches that it need not hold any more.
+    outdated: Vec<Extent>,
     free: Vec<B>,
     /// Buffers that reading ahead leaves free.
     spared: usize,
@@ -90,6 +111,9 @@ impl<B> Queue<B> {
             next: 0,
             ahead: VecDeque::new(),
             asked: VecDeque::new(),
+            cached: VecDeque::new(),
+            cache_bytes: 0,
+            outdated: Vec::new(),
             free: buffers,
             spared,
             reads_ahead,
@@ -98,11 +122,19 @@ impl<B> Queue<B> {
         }
     }
 
-    /// What is read for every token from now on, in order. What is claimed stays.
-    pub(super) fn set_cycle(&mut self, cycle: Vec<Extent>) {
+    /// What is read for every token from now on, in order, and how much of it the page cache may hold for later. What
+    /// is claimed stays.
+    pub(super) fn set_cycle(&mut self, cycle: Vec<Extent>, cache_bytes: usize) {
+        self.drop_cached(self.cached.len());
         self.places = cycle.iter().cloned().zip(0..).collect();
         self.cycle = cycle;
+        self.cache_bytes = cache_bytes;
         self.seek(0);
+    }
+
+    /// A stretch that the page cache need not hold any more.
+    pub(super) fn outdated(&mut self) -> Option<Extent> {
+        self.outdated.pop()
     }
 
     /// Reads whose bytes nobody took.
@@ -137,13 +169,15 @@ impl<B> Queue<B> {
             return self.claim_first(false, extent);
         }
         self.forget_asked();
+        let mut entry = self.entry(extent.clone(), 0, State::Waits);
+        entry.claimed = true;
         if let Some(&place) = self.places.get(extent)
             && self.reads_ahead
         {
+            self.keep_cached_from(place);
+            entry.cached = self.cached.pop_front().is_some();
             self.seek(place + 1);
         }
-        let mut entry = self.entry(extent.clone(), 0, State::Waits);
-        entry.claimed = true;
         let ticket = entry.ticket;
         self.asked.push_back(entry);
         ticket
@@ -173,7 +207,7 @@ impl<B> Queue<B> {
     }
 
     /// The next read, where there is one to be made and a buffer for it.
-    pub(super) fn start(&mut self) -> Option<(Ticket, Extent, B)> {
+    pub(super) fn start(&mut self) -> Option<Read<B>> {
         let waits =
             |claimed| move |entry: &Entry<B>| matches!(entry.state, State::Waits) && entry.claimed == claimed;
         let asked = match self.asked.iter().position(waits(true)) {
@@ -186,16 +220,39 @@ impl<B> Queue<B> {
         if let Some((at, buffer)) = asked {
             let entry = &mut self.asked[at];
             entry.state = State::Reading;
-            return Some((entry.ticket, entry.extent.clone(), buffer));
+            let Entry { ticket, cached, .. } = *entry;
+            return Some(Read { ticket, extent: entry.extent.clone(), buffer, cached });
         }
         // A cycle shorter than the buffers is held once.
         let ahead = self.reads_ahead && self.ahead.len() < self.cycle.len() && self.free.len() > self.spared;
         let buffer = ahead.then(|| self.free.pop())??;
-        let entry = self.entry(self.cycle[self.next].clone(), self.next, State::Reading);
+        let mut entry = self.entry(self.cycle[self.next].clone(), self.next, State::Reading);
+        entry.cached = self.cached.pop_front_if(|place| *place == entry.place).is_some();
         self.next = (self.next + 1) % self.cycle.len();
-        let started = (entry.ticket, entry.extent.clone(), buffer);
+        let Entry { ticket, cached, .. } = entry;
+        let started = Read { ticket, extent: entry.extent.clone(), buffer, cached };
         self.ahead.push_back(entry);
         Some(started)
+    }
+
+    /// What is to come into the page cache next, where there is room for it.
+    pub(super) fn start_caching(&mut self) -> Option<Extent> {
+        if !self.reads_ahead || self.ahead.len() + self.cached.len() >= self.cycle.len() {
+            return None;
+        }
+        let place = self.cached.back().map_or(self.next, |last| (last + 1) % self.cycle.len());
+        let held: usize = self.cached.iter().map(|place| self.cycle[*place].bytes.len()).sum();
+        let extent = self.cycle[place].clone();
+        // Whoever reads it from there now lets it go afterwards.
+        let leaves = |entry: &Entry<B>| {
+            entry.cached && entry.extent == extent && matches!(entry.state, State::Waits | State::Reading)
+        };
+        if held + extent.bytes.len() > self.cache_bytes || self.ahead.iter().chain(&self.asked).any(leaves) {
+            return None;
+        }
+        self.outdated.retain(|gone| *gone != extent);
+        self.cached.push_back(place);
+        Some(extent)
     }
 
     /// What became of a read.
@@ -219,7 +276,7 @@ impl<B> Queue<B> {
 
     fn entry(&mut self, extent: Extent, place: usize, state: State<B>) -> Entry<B> {
         self.tickets += 1;
-        Entry { ticket: Ticket(self.tickets), extent, place, claimed: false, state }
+        Entry { ticket: Ticket(self.tickets), extent, place, cached: false, claimed: false, state }
     }
 
     /// Claims the first entry of that stretch that nobody has claimed.
@@ -236,6 +293,19 @@ impl<B> Queue<B> {
         let left = self.ahead.len();
         self.drop_ahead(left);
         self.next = if place < self.cycle.len() { place } else { 0 };
+        self.keep_cached_from(self.next);
+    }
+
+    /// Of what the page cache holds, what comes from this place on is of use.
+    fn keep_cached_from(&mut self, place: usize) {
+        let useless = self.cached.iter().position(|held| *held == place).unwrap_or(self.cached.len());
+        self.drop_cached(useless);
+    }
+
+    fn drop_cached(&mut self, first: usize) {
+        self.in_vain += first as u64;
+        let gone = self.cached.drain(..first).map(|place| self.cycle[place].clone());
+        self.outdated.extend(gone);
     }
 
     fn drop_ahead(&mut self, first: usize) {

@@ -1,8 +1,8 @@
 //! The threads that read weights, and how a pass waits for them.
 //!
 //! Up to three threads, none bound to a kind of work (PIPO, section 3.2.1): each takes the next read of the
-//! [`Queue`], else a stretch of the resident set to be read into the page cache. A pass never reads; it waits, and what
-//! it waits is counted.
+//! [`Queue`], else a stretch of the resident set to be read into the page cache, else one of those that are brought there
+//! for later. A pass never reads; it waits, and what it waits is counted.
 //! What always holds: dropping the reader ends its threads after the reads that they are in.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::direct::{Buffer, DirectFile};
-use super::queue::{Extent, Queue, Taken, Ticket};
+use super::queue::{Extent, Queue, Read, Taken};
 use crate::gguf::Gguf;
 use crate::weights::WeightError;
 
@@ -41,6 +41,8 @@ struct State {
     queue: Queue<Buffer>,
     /// Of the resident set, still to be read into the page cache.
     warm: VecDeque<Extent>,
+    /// A thread brings something into the page cache: one is enough, so that the others are there for what is urgent.
+    caching: bool,
     counts: Counts,
     /// Reads under way, and since when there is one.
     under_way: usize,
@@ -77,8 +79,10 @@ pub(super) struct ReaderOptions {
 }
 
 enum Work {
-    Read(Ticket, Extent, Buffer),
+    Read(Read<Buffer>),
     Warm(Extent),
+    Cache(Extent),
+    Forget(Extent),
 }
 
 impl Reader {
@@ -91,6 +95,7 @@ impl Reader {
         let state = State {
             queue: Queue::new(buffers, options.spared, options.reads_ahead),
             warm: VecDeque::new(),
+            caching: false,
             counts: Counts::default(),
             under_way: 0,
             since: Instant::now(),
@@ -112,8 +117,9 @@ impl Reader {
         self.shared.files.iter().all(DirectFile::is_direct)
     }
 
-    /// What is read for every token from now on; what is to come into the page cache, and what may leave it.
-    pub(super) fn set(&self, cycle: Vec<Extent>, keep: Vec<Extent>, let_go: &[Extent]) {
+    /// What is read for every token from now on, and how many bytes of that the page cache may hold for later; what is
+    /// to come into the resident set, and what may leave it.
+    pub(super) fn set(&self, cycle: Vec<Extent>, cache_bytes: usize, keep: Vec<Extent>, let_go: &[Extent]) {
         for Extent { part, bytes } in let_go {
             self.shared.gguf.let_go(*part, bytes.clone());
             self.shared.files[*part].forget(bytes.clone());
@@ -133,7 +139,7 @@ impl Reader {
             }
         }
         let mut state = self.shared.lock();
-        state.queue.set_cycle(cycle);
+        state.queue.set_cycle(cycle, cache_bytes);
         // What has left the resident set must not be read into it any more.
         state.warm.retain(|cold| !let_go.iter().any(|gone| gone.meets(cold)));
         state.warm.extend(warm);
@@ -216,6 +222,22 @@ impl Drop for Reader {
     }
 }
 
+impl State {
+    fn begin_read(&mut self) {
+        if self.under_way == 0 {
+            self.since = Instant::now();
+        }
+        self.under_way += 1;
+    }
+
+    fn end_read(&mut self) {
+        self.under_way -= 1;
+        if self.under_way == 0 {
+            self.counts.reading += self.since.elapsed();
+        }
+    }
+}
+
 /// A buffer lent to a pass; gives it back however the pass ends.
 struct Held<'a> {
     shared: &'a Shared,
@@ -246,24 +268,36 @@ impl Shared {
     fn work(&self) {
         while let Some(work) = self.next() {
             match work {
-                Work::Read(ticket, extent, mut buffer) => {
-                    let result = self.files[extent.part].read(&extent.bytes, &mut buffer);
-                    let mut state = self.lock();
-                    state.under_way -= 1;
-                    if state.under_way == 0 {
-                        let open = state.since.elapsed();
-                        state.counts.reading += open;
-                    }
-                    state.counts.reads += 1;
-                    state.counts.bytes_read += result.as_ref().map_or(0, |read| *read as u64);
-                    state.queue.finish(ticket, buffer, result.map(drop));
-                    drop(state);
-                    self.done.notify_all();
-                }
+                Work::Read(read) => self.read(read),
                 // Into the page cache, and mapped.
                 Work::Warm(Extent { part, bytes }) => self.gguf.read_ahead(part, bytes),
+                Work::Cache(Extent { part, bytes }) => {
+                    let len = bytes.len() as u64;
+                    self.files[part].cache(bytes);
+                    let mut state = self.lock();
+                    state.end_read();
+                    state.counts.bytes_read += len;
+                    state.caching = false;
+                }
+                Work::Forget(Extent { part, bytes }) => self.files[part].forget(bytes),
             }
         }
+    }
+
+    fn read(&self, Read { ticket, extent, mut buffer, cached }: Read<Buffer>) {
+        let file = &self.files[extent.part];
+        let result = match cached {
+            // Counted when it came there.
+            true => file.read_cached(&extent.bytes, &mut buffer).map(|()| 0),
+            false => file.read(&extent.bytes, &mut buffer),
+        };
+        let mut state = self.lock();
+        state.end_read();
+        state.counts.reads += 1;
+        state.counts.bytes_read += result.as_ref().map_or(0, |read| *read as u64);
+        state.queue.finish(ticket, buffer, result.map(drop));
+        drop(state);
+        self.done.notify_all();
     }
 
     /// What to do next; waits for it. `None`: nothing any more.
@@ -273,15 +307,22 @@ impl Shared {
             if state.stop {
                 return None;
             }
-            if let Some((ticket, extent, buffer)) = state.queue.start() {
-                if state.under_way == 0 {
-                    state.since = Instant::now();
-                }
-                state.under_way += 1;
-                return Some(Work::Read(ticket, extent, buffer));
+            if let Some(read) = state.queue.start() {
+                state.begin_read();
+                return Some(Work::Read(read));
             }
             if let Some(extent) = state.warm.pop_front() {
                 return Some(Work::Warm(extent));
+            }
+            if let Some(extent) = state.queue.outdated() {
+                return Some(Work::Forget(extent));
+            }
+            if !state.caching
+                && let Some(extent) = state.queue.start_caching()
+            {
+                state.caching = true;
+                state.begin_read();
+                return Some(Work::Cache(extent));
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

@@ -9,8 +9,11 @@ pub struct ResidencyStats {
     /// Bytes of the matrices that are computed with here, experts and all. The embedding table counts only where it is
     /// the projection to logits too.
     pub weight_bytes: u64,
-    /// Bytes of them that may stay in memory. The least that a token can read is the difference of the two.
+    /// Bytes of them that may stay in memory. The least that a token can read is the difference of
+    /// the two.
     pub budget_bytes: u64,
+    /// Of the budget, what reading ahead may hold in the page cache.
+    pub prefetch_bytes: u64,
     /// Bytes of them that do.
     pub resident_bytes: u64,
     /// Bytes that are read for every token; experts come on top, as tokens are sent to them.

@@ -10,16 +10,16 @@ fn extent(at: usize) -> Extent {
 /// A queue over a cycle of `len` stretches, with numbered buffers.
 fn queue(len: usize, buffers: usize, spared: usize) -> Queue<usize> {
     let mut queue = Queue::new((0..buffers).collect(), spared, true);
-    queue.set_cycle((0..len).map(extent).collect());
+    queue.set_cycle((0..len).map(extent).collect(), 0);
     queue
 }
 
 /// Starts and ends every read that can be made; gives their places in order.
 fn read_all(queue: &mut Queue<usize>) -> Vec<usize> {
     let mut read = Vec::new();
-    while let Some((ticket, extent, buffer)) = queue.start() {
-        read.push(extent.bytes.start / 10);
-        queue.finish(ticket, buffer, Ok(()));
+    while let Some(started) = queue.start() {
+        read.push(started.extent.bytes.start / 10);
+        queue.finish(started.ticket, started.buffer, Ok(()));
     }
     read
 }
@@ -109,7 +109,8 @@ fn buffers_are_spared_for_what_is_asked_for() {
 #[test]
 fn without_reading_ahead_only_what_is_claimed_is_read() {
     let mut queue = Queue::new(vec![0, 1], 0, false);
-    queue.set_cycle((0..4).map(extent).collect());
+    queue.set_cycle((0..4).map(extent).collect(), 20);
+    assert!(queue.start_caching().is_none());
     assert!(read_all(&mut queue).is_empty());
     let ticket = queue.claim(&extent(2));
     assert!(matches!(queue.take(ticket), Taken::NotYet));
@@ -118,9 +119,38 @@ fn without_reading_ahead_only_what_is_claimed_is_read() {
 }
 
 #[test]
+fn beyond_the_buffers_the_page_cache_holds_what_comes_next() {
+    let mut queue = queue(8, 2, 0);
+    queue.set_cycle((0..8).map(extent).collect(), 30);
+    let cache_all = |queue: &mut Queue<usize>| -> Vec<usize> {
+        std::iter::from_fn(|| queue.start_caching()).map(|extent| extent.bytes.start / 10).collect()
+    };
+    assert_eq!(read_all(&mut queue), [0, 1]);
+    assert_eq!(cache_all(&mut queue), [2, 3, 4], "30 bytes");
+    for (at, read, cached) in [(0, 2, 5), (1, 3, 6), (2, 4, 7), (3, 5, 0), (4, 6, 1)] {
+        let buffer = take(&mut queue, at);
+        queue.give_back(buffer);
+        let started = queue.start().unwrap();
+        assert_eq!((started.extent.bytes.start / 10, started.cached), (read, true));
+        queue.finish(started.ticket, started.buffer, Ok(()));
+        assert_eq!(cache_all(&mut queue), [cached]);
+    }
+    assert_eq!((queue.in_vain(), queue.outdated()), (0, None));
+    // A walk that jumps: what lies before is of no use, what comes behind is.
+    let ticket = queue.claim(&extent(0));
+    let started = queue.start().unwrap();
+    assert_eq!((&started.extent, started.cached), (&extent(0), true));
+    queue.finish(started.ticket, started.buffer, Ok(()));
+    assert!(matches!(queue.take(ticket), Taken::Here(_)));
+    assert_eq!((queue.outdated(), queue.outdated()), (Some(extent(7)), None));
+    let next = queue.start().unwrap();
+    assert_eq!((&next.extent, next.cached), (&extent(1), true));
+}
+
+#[test]
 fn a_failed_read_reaches_who_claimed_it_and_is_tried_again() {
     let mut queue = queue(3, 1, 0);
-    let (ticket, _, buffer) = queue.start().unwrap();
+    let Read { ticket, buffer, .. } = queue.start().unwrap();
     queue.finish(ticket, buffer, Err(io::ErrorKind::UnexpectedEof.into()));
     let claimed = queue.claim(&extent(0));
     assert!(matches!(queue.take(claimed), Taken::Failed(err) if err.kind() == io::ErrorKind::UnexpectedEof));
@@ -135,11 +165,11 @@ fn a_dropped_read_gives_its_buffer_back_when_it_ends() {
     assert!(queue.start().is_none());
     let ticket = queue.claim(&extent(3));
     assert!(queue.start().is_none(), "both buffers are with readers");
-    queue.finish(first.0, first.2, Ok(()));
-    let (started, extent, buffer) = queue.start().unwrap();
-    assert_eq!(extent.bytes.start, 30);
-    queue.finish(second.0, second.2, Ok(()));
-    queue.finish(started, buffer, Ok(()));
+    queue.finish(first.ticket, first.buffer, Ok(()));
+    let started = queue.start().unwrap();
+    assert_eq!(started.extent.bytes.start, 30);
+    queue.finish(second.ticket, second.buffer, Ok(()));
+    queue.finish(started.ticket, started.buffer, Ok(()));
     assert!(matches!(queue.take(ticket), Taken::Here(_)));
 }
 
@@ -150,10 +180,13 @@ proptest! {
         len in 0..6_usize,
         buffers in 1..5_usize,
         spared in 0..3_usize,
+        cache in 0..4_usize,
         walks in prop::collection::vec(prop::collection::vec((0..9_usize, any::<bool>()), 1..12), 1..4),
         order in prop::collection::vec(0..64_usize, 0..200),
     ) {
         let mut queue = queue(len, buffers, spared);
+        queue.set_cycle((0..len).map(extent).collect(), 10 * cache);
+        let mut cached = std::collections::HashSet::new();
         let mut walkers: Vec<_> = walks.iter().map(|walk| (walk.iter(), None, None)).collect();
         let mut reading = Vec::new();
         let mut order = order.into_iter().chain((0..).map(|at: usize| at / 3));
@@ -162,10 +195,18 @@ proptest! {
             steps += 1;
             prop_assert!(steps < 4_000, "a walk stands still: {queue:?}");
             match order.next().unwrap() % (walkers.len() + 2) {
-                0 => reading.extend(queue.start()),
+                0 => if let Some(read) = queue.start() {
+                    prop_assert!(!read.cached || cached.remove(&read.extent));
+                    reading.push(read);
+                } else if let Some(extent) = queue.start_caching() {
+                    cached.insert(extent);
+                    prop_assert!(queue.cached.len() <= cache);
+                },
                 1 => if !reading.is_empty() {
-                    let (ticket, _, buffer) = reading.remove(0);
-                    queue.finish(ticket, buffer, Ok(()));
+                    let read = reading.remove(0);
+                    queue.finish(read.ticket, read.buffer, Ok(()));
+                } else if let Some(extent) = queue.outdated() {
+                    prop_assert!(cached.remove(&extent));
                 },
                 walker => {
                     let (walk, claim, held) = &mut walkers[walker - 2];
@@ -187,11 +228,16 @@ proptest! {
             }
         }
         // Every buffer is where it can be used again.
-        for (ticket, _, buffer) in reading {
-            queue.finish(ticket, buffer, Ok(()));
+        for read in reading {
+            queue.finish(read.ticket, read.buffer, Ok(()));
         }
-        queue.set_cycle(Vec::new());
+        queue.set_cycle(Vec::new(), 0);
         queue.forget_asked();
         prop_assert_eq!(queue.free.len(), buffers);
+        // And so is the page cache.
+        while let Some(extent) = queue.outdated() {
+            prop_assert!(cached.remove(&extent));
+        }
+        prop_assert!(cached.is_empty(), "{cached:?}");
     }
 }
