@@ -273,7 +273,8 @@ impl Bench<'_> {
         self.report.check_at_most("predicted TPOT is off by, median", typical, ERROR_MEDIAN_MAX);
         self.report.check_at_most("predicted TPOT is off by, largest", largest, ERROR_MAX);
         let each = self.predictions.iter().map(|prediction| {
-            json!({ "of": prediction.of, "predicted_ms": prediction.predicted_ms, "measured_ms": prediction.measured_ms })
+            let Prediction { of, predicted_ms, measured_ms } = prediction;
+            json!({ "of": of, "predicted_ms": predicted_ms, "measured_ms": measured_ms })
         });
         self.report.data("predictions", Value::Array(each.collect()));
     }

@@ -27,7 +27,7 @@ const HANG: Duration = Duration::from_secs(120);
 /// The head's address where links lead to it: one of the loopback addresses that nothing else is bound to.
 const HEAD: &str = "127.77.0.1:0";
 
-/// The model that rings of tests run: five layers.
+/// The demo's model: five layers.
 #[must_use]
 pub fn model() -> PathBuf {
     models_folder().join("demo-device.gguf")
@@ -132,8 +132,6 @@ impl Planned {
 pub struct Worker {
     /// The process.
     pub child: Child,
-    folder: PathBuf,
-    lines: Lines<BufReader<ChildStdout>>,
 }
 
 /// A head and its workers.
@@ -167,36 +165,13 @@ fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
 }
 
 impl Home {
-    /// A ring of a head and workers of these names, one thread each, over the demo's model.
+    /// A ring of this head and these workers over this model, each paired by a code of its own. All have their folders
+    /// in one of the home's, below `folder`.
     ///
     /// # Errors
     /// A program is not built or does not do its part.
-    pub async fn of(names: &[&str]) -> anyhow::Result<Self> {
-        let scratch = tempfile::tempdir()?;
-        // The head writes hashes beside its model.
-        let model = scratch.path().join("model.gguf");
-        std::fs::copy(self::model(), &model).context("copy the model")?;
-        let seat = |name: &&str| Seat::new(*name).with("--threads").with("1");
-        let workers: Vec<Seat> = names.iter().map(seat).collect();
-        Self::paired(scratch, model, Seat::new("head"), &workers).await
-    }
-
-    /// A ring of this head and these workers over this model, each paired by a code of its own. The folders of all
-    /// lie below `folder`.
-    ///
-    /// # Errors
-    /// As [`Self::of`].
-    pub async fn below(folder: &Path, model: PathBuf, head: Seat, workers: &[Seat]) -> anyhow::Result<Self> {
+    pub async fn below(folder: &Path, model: PathBuf, head: Seat, seats: &[Seat]) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir_in(folder).context("make a folder for the home")?;
-        Self::paired(scratch, model, head, workers).await
-    }
-
-    async fn paired(
-        scratch: tempfile::TempDir,
-        model: PathBuf,
-        head: Seat,
-        seats: &[Seat],
-    ) -> anyhow::Result<Self> {
         let devices = seats.len().to_string();
         let mut init = Seat::new("head")
             .baton()?
@@ -267,27 +242,6 @@ impl Home {
         arguments
     }
 
-    /// The ring under this plan: what its bench prints.
-    ///
-    /// # Errors
-    /// The head fails.
-    pub async fn bench(
-        &self,
-        shares: &[(&str, usize)],
-        rounds: usize,
-        tokens: usize,
-    ) -> anyhow::Result<Value> {
-        finish(&mut self.begin(shares, rounds, tokens)?).await
-    }
-
-    /// The same, begun.
-    ///
-    /// # Errors
-    /// The head does not start.
-    pub fn begin(&self, shares: &[(&str, usize)], rounds: usize, tokens: usize) -> anyhow::Result<Child> {
-        self.start(&Task::of_tokens(tokens), &Planned::shares(shares, rounds))
-    }
-
     /// What this task takes on the ring.
     ///
     /// # Errors
@@ -320,27 +274,6 @@ impl Home {
         command.arg("--alone").args(self.head_arguments());
         finish_within(&mut command.spawn()?, task.limit).await
     }
-
-    /// The workers' parts of models, and when they were written to.
-    ///
-    /// # Errors
-    /// A worker has fetched nothing.
-    pub fn fetched(&self) -> anyhow::Result<Vec<(PathBuf, std::time::SystemTime)>> {
-        let mut found = Vec::new();
-        for worker in &self.workers {
-            for entry in std::fs::read_dir(worker.folder.join("models")).context("list a worker's models")? {
-                let path = entry?.path();
-                if path.extension().is_some_and(|extension| extension == "gguf") {
-                    found.push((path.clone(), std::fs::metadata(&path)?.modified()?));
-                }
-            }
-        }
-        found.sort();
-        if found.len() != self.workers.len() {
-            bail!("{} of {} workers have fetched something", found.len(), self.workers.len());
-        }
-        Ok(found)
-    }
 }
 
 impl Worker {
@@ -354,15 +287,9 @@ impl Worker {
             .spawn()?;
         let mut lines = lines(&mut child)?;
         event(&mut lines, "waiting").await?;
-        Ok(Self { child, folder: folder.to_owned(), lines })
-    }
-
-    /// Waits until the worker says this.
-    ///
-    /// # Errors
-    /// It ends, or does not say it in time.
-    pub async fn says(&mut self, kind: &str) -> anyhow::Result<Value> {
-        event(&mut self.lines, kind).await
+        // Whatever it says later is taken from it, so that it never waits for a reader.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Self { child })
     }
 }
 
@@ -383,24 +310,7 @@ impl Seat {
     }
 }
 
-/// What one device writes.
-///
-/// # Errors
-/// The program fails.
-pub async fn alone(tokens: usize) -> anyhow::Result<Value> {
-    let mut command = Seat::new("head").bench(&model(), &Task::of_tokens(tokens))?;
-    finish(&mut command.arg("--alone").spawn()?).await
-}
-
-/// The object that a bench prints at its end.
-///
-/// # Errors
-/// The program fails.
-pub async fn finish(child: &mut Child) -> anyhow::Result<Value> {
-    finish_within(child, HANG).await
-}
-
-/// The same of one that may take so long.
+/// The object that a bench prints at its end, which may take so long.
 ///
 /// # Errors
 /// The program fails, or takes longer.
@@ -421,22 +331,4 @@ pub async fn answer(child: &mut Child, limit: Duration) -> anyhow::Result<Value>
     let mut said = lines(child)?;
     let line = tokio::time::timeout(limit, said.next_line()).await.context("the bench hangs")??;
     serde_json::from_str(&line.context("the bench printed nothing")?).context("read the bench")
-}
-
-/// The text of an answer, of one device or of a ring.
-///
-/// # Errors
-/// The program fails.
-pub async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> {
-    let mut command = Seat::new("head").baton()?;
-    command.args(["ask", "--no-cloud", "--instant", "--json", "--max-tokens", "48", "--threads", "1"]);
-    command.arg("--model").arg(home.map_or_else(model, |home| home.model.clone()));
-    if let Some(home) = home {
-        command.arg("--ring").args(home.head_arguments());
-    }
-    command.arg(models_folder().join("README.md")).arg(question);
-    let output = tokio::time::timeout(HANG, command.output()).await.context("the answer hangs")??;
-    let text = String::from_utf8(output.stdout).context("the answer is text")?;
-    let report: Value = serde_json::from_str(text.lines().last().context("no answer")?)?;
-    Ok(report["answer"].as_str().context("the report has no answer")?.to_owned())
 }

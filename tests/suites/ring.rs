@@ -4,10 +4,12 @@
 //! Devices are paired by their codes, find each other by address, and fetch the weights that they lack. Wall clock only
 //! as a hang guard.
 
+#[path = "ring/devices.rs"]
+mod devices;
 #[path = "ring/losses.rs"]
 mod losses;
 
-use baton_e2e::home::{self, Home, alone};
+use devices::{Home, alone};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_give_the_tokens_of_one_device() {
@@ -30,10 +32,10 @@ async fn two_workers_give_the_tokens_of_one_device() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ring_is_the_device_side_of_an_agent() {
-    let ring = Home::of(&["desk"]).await.expect("a ring of two devices");
+    let home = Home::of(&["desk"]).await.expect("a ring of two devices");
     let question = "What is a ring?";
-    let want = home::ask(None, question).await.expect("one device's answer");
-    let have = home::ask(Some(&ring), question).await.expect("the ring's answer");
+    let want = devices::ask(None, question).await.expect("one device's answer");
+    let have = devices::ask(Some(&home), question).await.expect("the ring's answer");
     assert!(!want.is_empty());
     assert_eq!(have, want);
 }

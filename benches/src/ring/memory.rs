@@ -119,13 +119,15 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     }
     let disk = (before + rate(&setting.subject.path)?) / 2.0;
     let bounds = Bounds::new(setting, &plan, disk, compute_ms);
+    let throttled = |rate| format!(" ({} MB/s each at most)", rate / 1_000_000);
     bench.report.note(format!(
-        "{part}: {}: plan {}; {:.2} GB of memory each; one disk for both reads {:.2} GB/s{}; computing takes {compute_ms:.0} ms",
+        "{part}: {}: plan {}; {:.2} GB of memory each; one disk for both reads {:.2} GB/s{}; computing takes {:.0} ms",
         setting.subject.name,
         layers(&plan),
         setting.limits.memory as f64 / 1e9,
         disk / 1e9,
-        setting.limits.reads_per_s.map_or_else(String::new, |rate| format!(" ({} MB/s each at most)", rate / 1_000_000)),
+        setting.limits.reads_per_s.map_or_else(String::new, throttled),
+        compute_ms,
     ));
     table(bench, setting, part, &ways, &outcomes, &bounds);
     checks(bench, setting, part, &ways, &outcomes, &bounds);

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use baton_e2e::home::{Home, alone, finish};
 use serde_json::Value;
+
+use super::devices::{Home, alone, finish};
 
 /// Tokens of each answer.
 const TOKENS: usize = 64;
