@@ -81,10 +81,26 @@ impl Cgroup {
 
     /// A command that runs `program` in the group, from its first instruction on.
     pub fn command(&self, program: &Path) -> Command {
-        let groups: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
-        let mut command = Command::new("sh");
-        command.args(["-c", ENTER, "sh", &groups.join(":")]).arg(program);
+        let [shell, words @ ..] = self.launcher();
+        let mut command = Command::new(shell);
+        command.args(words).arg(program);
         command
+    }
+
+    /// The words that stand before a program to run it in the group.
+    pub fn launcher(&self) -> [String; 5] {
+        let groups: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        ["sh", "-c", ENTER, "sh", &groups.join(":")].map(str::to_owned)
+    }
+
+    /// How many processes of the group were killed because its memory was at its end.
+    pub fn kills(&self) -> Result<u64> {
+        let file = if self.version == Version::One { "memory.oom_control" } else { "memory.events" };
+        let path = self.folders[0].join(file);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        let count = line.with_context(|| format!("{} counts no kills", path.display()))?;
+        count.trim().parse().with_context(|| format!("read {}", path.display()))
     }
 
     /// The most bytes that the group ever used, page cache included.
@@ -181,6 +197,7 @@ mod tests {
                 let out = command.arg("/proc/self/cgroup").output().unwrap();
                 let text = String::from_utf8(out.stdout).unwrap();
                 assert!(out.status.success() && text.contains("baton-test-"), "{text}");
+                assert_eq!(group.kills().unwrap(), 0);
                 drop(group);
                 assert!(folders.iter().all(|folder| !folder.exists()), "{folders:?} are left");
             }

@@ -164,14 +164,18 @@ pub fn target_folder() -> Result<PathBuf> {
 
 /// The model file of a shape, made where it is not there yet, or the file itself.
 pub fn subject(model: &str, target: &Path) -> Result<Subject> {
+    subject_in(model, &target.join("models"))
+}
+
+/// The same with the folder where the files of shapes are.
+pub fn subject_in(model: &str, folder: &Path) -> Result<Subject> {
     let given = PathBuf::from(model);
     if model.ends_with(".gguf") {
         let stem = given.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = stem.strip_suffix("-Q4_K_M").unwrap_or(&stem).to_owned();
         return Ok(Subject { name, path: given });
     }
-    let folder = target.join("models");
-    std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let path = folder.join(format!("{model}-Q4_K_M.gguf"));
     if !path.is_file() {
         make_model::write(model, "Q4_K_M", None, 1, &path)?;

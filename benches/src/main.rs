@@ -25,6 +25,7 @@ mod random;
 mod refiner;
 mod report;
 mod residency;
+mod ring;
 mod segmenter;
 
 #[derive(Debug, Parser)]
@@ -68,6 +69,8 @@ enum Bench {
     /// Decodes for `residency`
     #[command(hide = true)]
     ResidencyWorker(residency::worker::Args),
+    /// A ring of devices: its tokens beside one device's, hops, memory, links, and what was predicted
+    Ring(ring::Args),
     /// Answers that sentence boundaries cut in two, and how fast boundaries are found
     Segmenter(segmenter::Args),
 }
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Bench::Refiner(args) => refiner::run(&args),
         Bench::Residency(args) => residency::run(&args),
         Bench::ResidencyWorker(args) => return report::exit(residency::worker::run(&args)),
+        Bench::Ring(args) => ring::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),
     };
     report::finish(result)

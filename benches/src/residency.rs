@@ -238,25 +238,25 @@ fn checks(figures: &[Value], least: f64, bytes_per_s: f64, limit: f64, report: &
 
 /// Bytes that may be written to the disk with this folder.
 #[cfg(target_os = "linux")]
-fn free_bytes(folder: &Path) -> Result<u64> {
+pub fn free_bytes(folder: &Path) -> Result<u64> {
     let found = rustix::fs::statvfs(folder).with_context(|| format!("look at {}", folder.display()))?;
     Ok(found.f_bavail * found.f_frsize)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn free_bytes(_folder: &Path) -> Result<u64> {
+pub fn free_bytes(_folder: &Path) -> Result<u64> {
     anyhow::bail!("memory can be limited on Linux only")
 }
 
 /// Drops what the system keeps of the file.
 #[cfg(target_os = "linux")]
-fn forget(path: &Path) -> Result<()> {
+pub fn forget(path: &Path) -> Result<()> {
     let file = std::fs::File::open(path).with_context(|| format!("open {}", path.display()))?;
     file.sync_all().with_context(|| format!("write {} out", path.display()))?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).context("drop pages of the model")
 }
 
 #[cfg(not(target_os = "linux"))]
-fn forget(_path: &Path) -> Result<()> {
+pub fn forget(_path: &Path) -> Result<()> {
     anyhow::bail!("pages can be dropped on Linux only")
 }

@@ -4,6 +4,7 @@
 
 pub mod ask;
 pub mod emulation;
+mod ring;
 mod table;
 
 use std::{

@@ -28,6 +28,15 @@ pub fn memory(pid: u32) -> Result<Memory> {
     })
 }
 
+/// Bytes that process `pid` had a disk read, by reading or by touching mapped pages.
+pub fn read_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/io");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
+    let count = line.with_context(|| format!("{path} says no read_bytes"))?;
+    count.trim().parse().with_context(|| format!("read {path}"))
+}
+
 /// Bounds this thread, and the processes and threads it starts, to the first `count` CPUs.
 pub fn bound_to_first_cpus(count: usize) -> Result<()> {
     set_cpus(None, 0..count)

@@ -109,7 +109,7 @@ impl Decoder {
         let stats = self.engine.model().streamed().map(|weights| weights.stats());
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         Ok(Reading {
-            disk: disk_bytes()?,
+            disk: machine::read_bytes(std::process::id())?,
             waited_ms: stats.map_or(0.0, |stats| ms(stats.waited)),
             reading_ms: stats.map_or(0.0, |stats| ms(stats.reading)),
             streamed: stats.map_or(0, |stats| stats.bytes_read),
@@ -155,11 +155,4 @@ impl Decoder {
         }
         Ok(figures)
     }
-}
-
-/// Bytes that this process had a disk read, by reading or by touching mapped pages.
-fn disk_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").context("read /proc/self/io")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
-    line.context("/proc/self/io says no read_bytes")?.trim().parse().context("read /proc/self/io")
 }

@@ -1,4 +1,4 @@
-//! `./x demo`: one question about a long document, answered three ways by the real programs.
+//! `./x demo`: one question about a long document, answered three ways by the real programs, or by a ring of them.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -6,7 +6,7 @@ use baton_e2e::{
     demo::{Demo, DemoOptions},
     process::models_folder,
 };
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 /// Asks one question about a long document three ways: the device alone, the cloud alone, and the relay.
 ///
@@ -15,14 +15,16 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "./x demo", version)]
 struct Cli {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Picks the generated document, the question and the sampling
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
     /// Print one JSON object as the last line instead of the table
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     /// No emulation: this machine plays both parts at its own speed
-    #[arg(long)]
+    #[arg(long, global = true)]
     real: bool,
     /// Ask about this text file instead of a generated document (needs --question)
     #[arg(long, value_name = "FILE", requires = "question")]
@@ -31,14 +33,21 @@ struct Cli {
     #[arg(long, value_name = "TEXT", requires = "document")]
     question: Option<String>,
     /// GGUF file of the cloud's model
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     cloud_model: Option<PathBuf>,
     /// GGUF file of the device's model
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     device_model: Option<PathBuf>,
     /// Least length of the generated document, in tokens
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(300..=2400))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(300..=2400))]
     tokens: u32,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// A ring of a head and two workers, none with memory for the model, answers over the relay: prints the plan and
+    /// the ring's table
+    Ring,
 }
 
 #[tokio::main]
@@ -56,7 +65,12 @@ async fn main() -> ExitCode {
     };
     let demo = Demo::new(options);
     let result = tokio::select! {
-        result = demo.run() => result,
+        result = async {
+            match cli.what {
+                Some(What::Ring) => demo.run_ring().await,
+                None => demo.run().await,
+            }
+        } => result,
         _ = tokio::signal::ctrl_c() => {
             // Dropping the run has killed its processes and removed its files.
             eprintln!("\nstopped");

@@ -68,6 +68,8 @@ struct Answer {
     prefill_tokens_per_s: f64,
     /// Median milliseconds of a step, which writes one token of every sequence.
     step_ms: f64,
+    /// Milliseconds of each step, in their order.
+    steps_ms: Vec<f64>,
     /// Of every sequence, what it wrote.
     written: Vec<Vec<u32>>,
     /// Of rings.
@@ -150,12 +152,14 @@ fn measure(
         step(engine, &seqs, &mut written)?;
         steps.push(begun.elapsed().as_secs_f64() * 1e3);
     }
-    steps.sort_by(f64::total_cmp);
+    let mut sorted = steps.clone();
+    sorted.sort_by(f64::total_cmp);
     Ok(Answer {
         prompt: args.prompt,
         sequences: args.sequences,
         prefill_tokens_per_s: (args.prompt * args.sequences) as f64 / prefill_s,
-        step_ms: steps.get(steps.len() / 2).copied().unwrap_or(0.0),
+        step_ms: sorted.get(sorted.len() / 2).copied().unwrap_or(0.0),
+        steps_ms: steps,
         written,
         ring: None,
         planned: None,

@@ -41,6 +41,9 @@ pub(in crate::cli) struct HeadArgs {
     /// Address at which the ring's last device reaches this one; port 0 takes a free one
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
     ring_listen: SocketAddr,
+    /// Address at which the others reach this device, where that is not the one it listens on (a forwarded port)
+    #[arg(long, value_name = "HOST:PORT")]
+    ring_address: Option<SocketAddr>,
     /// Rounds of a token [default: the best]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
     ring_rounds: Option<u8>,
@@ -107,7 +110,10 @@ pub(in crate::cli) fn form(
         let peers = peers.clone();
         Box::new(move |key: &_| peers.knows(key))
     };
-    let network = HomeNetwork::open(identity, listener, paired).context("listen for the ring")?;
+    let mut network = HomeNetwork::open(identity, listener, paired).context("listen for the ring")?;
+    if let Some(address) = args.ring_address {
+        network = network.reached_at(address);
+    }
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
     let options = RingOptions { activations, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)

@@ -145,6 +145,13 @@ impl HomeNetwork {
             .spawn(move || listen(&watching, &listener, &sender))?;
         Ok(Self { shared, own, links: Mutex::new(links) })
     }
+
+    /// Tells others to come to `address`, where that is not the one that is listened on.
+    #[must_use]
+    pub fn reached_at(mut self, address: SocketAddr) -> Self {
+        self.own.address = address.to_string();
+        self
+    }
 }
 
 impl Drop for HomeNetwork {

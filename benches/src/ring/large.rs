@@ -1,0 +1,93 @@
+//! A model of 32 billion weights on four devices whose memory together does not hold it: it answers, and no process is
+//! killed for memory.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use baton_e2e::home::{Home, Planned, Seat, Task};
+use serde_json::json;
+
+use super::Bench;
+use crate::cgroup::{Cgroup, Limits};
+use crate::engine::Subject;
+use crate::residency::free_bytes;
+
+const SHAPE: &str = "llama-30b";
+const NAMES: [&str; 4] = ["head", "desk", "phone", "tablet"];
+/// Bytes of memory of each.
+const MEMORY: u64 = 3_000_000_000;
+/// What the file and the room around it need.
+const DISK_BYTES: u64 = 25_000_000_000;
+const TOKENS: usize = 5;
+
+/// Runs it and adds the table and the checks. All devices read one file: parts of their own would need its size again.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let limits = Limits { memory: MEMORY, reads_per_s: None };
+    let kept = bench.models.join(format!("{SHAPE}-Q4_K_M.gguf")).is_file();
+    match free_bytes(&bench.scratch) {
+        Ok(free) if free < DISK_BYTES && !kept => {
+            bench.skip("large", &format!("{free} bytes are free on the disk, {DISK_BYTES} are needed"));
+            return Ok(());
+        }
+        Ok(_) => {}
+        Err(err) => {
+            bench.skip("large", &format!("{err:#}"));
+            return Ok(());
+        }
+    }
+    if let Err(err) = Cgroup::new("baton-ring", &limits, &bench.scratch) {
+        bench.skip("large", &format!("{err:#}"));
+        return Ok(());
+    }
+    let subject = bench.subject(SHAPE)?;
+    let measured = run(bench, &subject, &limits);
+    if !kept {
+        std::fs::remove_file(&subject.path).with_context(|| format!("remove {}", subject.path.display()))?;
+    }
+    measured
+}
+
+fn run(bench: &mut Bench<'_>, subject: &Subject, limits: &Limits) -> Result<()> {
+    let group = |name: &&str| Cgroup::new(&format!("baton-ring-{name}"), limits, &subject.path);
+    let groups = NAMES.iter().map(group).collect::<Result<Vec<_>>>()?;
+    let seat = |at: usize| {
+        let launcher = groups[at].launcher().map(OsString::from).into();
+        Seat { launcher, ..Seat::new(NAMES[at]) }.with("--memory").with("auto")
+    };
+    let worker = |at| seat(at).with("--threads").with("1").with("--model").with(&subject.path);
+    let workers: Vec<Seat> = (1..NAMES.len()).map(worker).collect();
+    let home =
+        bench.runtime.block_on(Home::below(&bench.scratch, subject.path.clone(), seat(0), &workers))?;
+    let task = Task { prompt: 8, limit: Duration::from_secs(580), ..Task::of_tokens(TOKENS) };
+    let figure = bench.ring(&home, &task, &Planned::Searched);
+    let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;
+    let figure = figure.with_context(|| format!("{kills} processes were killed for memory"))?;
+    let peaks = groups.iter().map(Cgroup::peak_bytes).collect::<Result<Vec<_>>>()?;
+    let predicted = figure.predicted().context("the ring's bench printed no plan")?;
+    let layers = |name: &str| {
+        let share = predicted.plan.shares.iter().find(|share| share.device == name);
+        share.map_or(0, |share| share.layers)
+    };
+    let row = |(name, peak): (&&str, &u64)| {
+        vec![(*name).to_owned(), layers(name).to_string(), format!("{:.2}", *peak as f64 / 1e9)]
+    };
+    let rows: Vec<_> = NAMES.iter().zip(&peaks).map(row).collect();
+    let title = format!(
+        "{SHAPE} on four devices of {:.0} GB, {} rounds: {:.0} ms a token",
+        MEMORY as f64 / 1e9,
+        predicted.plan.rounds,
+        figure.step_ms
+    );
+    bench.report.table(&title, &["", "layers", "group's peak, GB"], &rows);
+    let written = figure.answer["written"][0].as_array().map_or(0, Vec::len);
+    bench.report.check_equal("large: tokens written", written as f64, TOKENS as f64);
+    bench.report.check_equal("large: processes killed for memory", kills as f64, 0.0);
+    bench.report.check_equal("large: devices lost", figure.recoveries() as f64, 0.0);
+    bench.predict("large", std::slice::from_ref(&figure));
+    bench.report.data(
+        "large",
+        json!({ "step_ms": figure.step_ms, "plan": predicted.plan, "group_peak_bytes": peaks, "kills": kills }),
+    );
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! Two devices whose layers need more memory than each has: a control group for each, a part of the model's file for
+//! the worker, and what a token then reads and takes beside the least possible.
+//!
+//! The planner's plan first; then rounds, reading ahead and what stays in memory are switched off in turn, and last the
+//! files are plainly mapped. The disk's rate is measured before and after.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use baton_device::ring::disk;
+use baton_e2e::home::{Home, Planned, Seat, Task, answer};
+use baton_plan::{ModelShape, Plan};
+use serde_json::{Value, json};
+
+use super::sampler::{Sampler, Seen};
+use super::{Bench, Figure, shape};
+use crate::cgroup::{Cgroup, Limits};
+use crate::engine::Subject;
+use crate::engine::samples::median;
+use crate::residency::{forget, free_bytes};
+
+const NAMES: [&str; 2] = ["head", "desk"];
+/// What the model's file, the worker's part of it and the room around them need.
+const DISK_BYTES: u64 = 9_000_000_000;
+const TOKENS: usize = 14;
+/// Tokens that are not measured: what stays in memory is read with them.
+const WARM: usize = 4;
+/// Time a token, of the larger of reading and computing.
+const TIME_MAX: f64 = 1.2;
+/// Bytes read a token, of the least possible.
+const READ_MAX: f64 = 1.15;
+/// Unreclaimable memory beside the KV cache, of the limit.
+const UNRECLAIMABLE_MAX: f64 = 0.06;
+/// Bytes of a key or value in a device's cache (f32), by those that a shape counts (f16).
+const KV_FACTOR: f64 = 2.0;
+
+/// A way to run the ring.
+struct Way {
+    name: String,
+    memory: &'static str,
+    plan: Plan,
+}
+
+/// What one way took.
+struct Outcome {
+    figure: Figure,
+    /// Median milliseconds of a token, the first ones left out.
+    token_ms: f64,
+    /// Bytes read a token, of each device.
+    read: Vec<f64>,
+    /// Bytes that cannot be taken back, the KV cache left out, of each device.
+    beside: Vec<f64>,
+    /// Processes that were killed for memory.
+    kills: u64,
+}
+
+/// What the ways run on.
+struct Setting<'a> {
+    subject: &'a Subject,
+    shape: ModelShape,
+    limits: Limits,
+    /// The worker's parts of models.
+    parts: PathBuf,
+    task: Task,
+}
+
+/// Measures with disks that give what they have, or so many bytes a second, and adds the table and the checks.
+pub(super) fn measure(bench: &mut Bench<'_>, reads_per_s: Option<u64>) -> Result<()> {
+    let part = if reads_per_s.is_some() { "throttled" } else { "memory" };
+    let limits = Limits { memory: bench.args.limit_mb * 1_000_000, reads_per_s };
+    if let Some(reason) = lacks(bench, &limits) {
+        bench.skip(part, &reason);
+        return Ok(());
+    }
+    let subject = bench.subject(&bench.args.large_model)?;
+    let parts = bench.scratch.join("parts");
+    let task = Task { prompt: 32, limit: Duration::from_secs(600), ..Task::of_tokens(TOKENS) };
+    let setting = Setting { shape: shape(&subject)?, subject: &subject, limits, parts, task };
+    let measured = ways(bench, &setting, part);
+    if setting.parts.is_dir() {
+        std::fs::remove_dir_all(&setting.parts).context("remove the worker's part of the model")?;
+    }
+    measured
+}
+
+/// Why this cannot be measured here.
+fn lacks(bench: &Bench<'_>, limits: &Limits) -> Option<String> {
+    match free_bytes(&bench.scratch) {
+        Ok(free) if free < DISK_BYTES => {
+            return Some(format!("{free} bytes are free on the disk, {DISK_BYTES} are needed"));
+        }
+        Ok(_) => {}
+        Err(err) => return Some(format!("{err:#}")),
+    }
+    Cgroup::new("baton-ring", limits, &bench.scratch).err().map(|err| format!("{err:#}"))
+}
+
+fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> {
+    let rate = |path: &Path| -> Result<f64> {
+        Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
+    };
+    let before = rate(&setting.subject.path)?;
+    let compute_ms = computing(bench, setting)?;
+    let plan = planned(bench, setting)?;
+    let ways = variants(&plan);
+    let mut outcomes = Vec::new();
+    for way in &ways {
+        let outcome = run(bench, setting, way).with_context(|| format!("run the ring: {}", way.name))?;
+        eprintln!(
+            "{}: {:.0} ms a token, reads {:.0?} MB",
+            way.name,
+            outcome.token_ms,
+            outcome.read.iter().map(|read| read / 1e6).collect::<Vec<_>>()
+        );
+        bench.predict(format!("{part}: {}", way.name), std::slice::from_ref(&outcome.figure));
+        outcomes.push(outcome);
+    }
+    let disk = (before + rate(&setting.subject.path)?) / 2.0;
+    let bounds = Bounds::new(setting, &plan, disk, compute_ms);
+    let throttled = |rate| format!(" ({} MB/s each at most)", rate / 1_000_000);
+    bench.report.note(format!(
+        "{part}: {}: plan {}; {:.2} GB of memory each; one disk for both reads {:.2} GB/s{}; computing takes {:.0} ms",
+        setting.subject.name,
+        layers(&plan),
+        setting.limits.memory as f64 / 1e9,
+        disk / 1e9,
+        setting.limits.reads_per_s.map_or_else(String::new, throttled),
+        compute_ms,
+    ));
+    table(bench, setting, part, &ways, &outcomes, &bounds);
+    checks(bench, setting, part, &ways, &outcomes, &bounds);
+    let named = ways.iter().zip(&outcomes).map(|(way, outcome)| {
+        let memory = &way.memory;
+        json!({
+            "way": way.name, "memory": memory, "plan": way.plan, "token_ms": outcome.token_ms,
+            "read_bytes_per_token": outcome.read, "unreclaimable_beside_kv": outcome.beside, "kills": outcome.kills,
+            "steps_ms": outcome.figure.answer["steps_ms"],
+        })
+    });
+    let named = Value::Array(named.collect());
+    bench.report.data(
+        part,
+        json!({ "disk_bytes_per_s": disk, "compute_ms": compute_ms, "bound_ms": bounds.token_ms,
+                "least_bytes_per_token": bounds.least, "ways": named }),
+    );
+    Ok(())
+}
+
+/// Milliseconds of a token on one device whose memory holds the model, with one thread as each device of the ring.
+fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
+    let worker = Seat::new(NAMES[1]).with("--relay");
+    let head = Seat::new(NAMES[0]).with("--memory").with("all");
+    let made = Home::below(&bench.scratch, setting.subject.path.clone(), head, &[worker]);
+    let home = bench.runtime.block_on(made)?;
+    let figure = bench.alone(&home, &setting.task)?;
+    Ok(figure.step_ms)
+}
+
+/// The planner's plan for two devices of this much memory; after this the worker has its part of the model.
+fn planned(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Plan> {
+    let (_groups, home) = home(bench, setting, "auto")?;
+    let task = Task { tokens: 2, ..setting.task };
+    let figure = bench.ring(&home, &task, &Planned::Searched)?;
+    let planned = figure.predicted().context("the ring's bench printed no plan")?;
+    Ok(planned.plan)
+}
+
+/// The plan, and what is switched off in turn.
+fn variants(plan: &Plan) -> Vec<Way> {
+    let way = |name: &str, memory, plan| Way { name: name.to_owned(), memory, plan };
+    let mut without = plan.clone();
+    without.shares.iter_mut().for_each(|share| share.prefetch_bytes = 0.0);
+    let rounds = if plan.rounds == 1 { 4 } else { 1 };
+    let other = Plan { rounds, ..if rounds == 1 { without.clone() } else { plan.clone() } };
+    let mut ways = vec![way("as planned", "auto", plan.clone())];
+    ways.push(way(&format!("in {rounds} round{}", if rounds == 1 { "" } else { "s" }), "auto", other));
+    if without != *plan {
+        ways.push(way("nothing kept for reading ahead", "auto", without.clone()));
+    }
+    ways.push(way("nothing stays in memory", "0MB", without.clone()));
+    ways.push(way("mapped, in 1 round", "all", Plan { rounds: 1, ..without }));
+    ways
+}
+
+/// Both devices in their groups.
+fn home(bench: &Bench<'_>, setting: &Setting<'_>, memory: &str) -> Result<([Cgroup; 2], Home)> {
+    let group =
+        |name: &str| Cgroup::new(&format!("baton-ring-{name}"), &setting.limits, &setting.subject.path);
+    let groups = [group(NAMES[0])?, group(NAMES[1])?];
+    let seat = |at: usize| {
+        let launcher = groups[at].launcher().map(OsString::from).into();
+        Seat { launcher, ..Seat::new(NAMES[at]) }.with("--memory").with(memory)
+    };
+    let worker = seat(1).with("--threads").with("1").with("--weights").with(&setting.parts);
+    let made = Home::below(&bench.scratch, setting.subject.path.clone(), seat(0), &[worker]);
+    let home = bench.runtime.block_on(made)?;
+    Ok((groups, home))
+}
+
+fn run(bench: &Bench<'_>, setting: &Setting<'_>, way: &Way) -> Result<Outcome> {
+    let (groups, mut home) = home(bench, setting, way.memory)?;
+    // Pages that are there already would be another group's.
+    forget(&setting.subject.path)?;
+    for entry in std::fs::read_dir(&setting.parts).context("list the worker's parts of models")? {
+        forget(&entry.context("list the worker's parts of models")?.path())?;
+    }
+    let worker = home.workers[0].child.id().context("the worker has ended")?;
+    let given = Planned::Given(way.plan.clone());
+    let begun = bench.runtime.block_on(async { home.start(&setting.task, &given) });
+    let mut head = begun.context("start the head")?;
+    let sampler = Sampler::start(vec![head.id().context("the head has ended")?, worker])?;
+    let said = bench.runtime.block_on(answer(&mut head, setting.task.limit));
+    let ended = Instant::now();
+    let seen = sampler.finish()?;
+    let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;
+    let figure = Figure::of(said.with_context(|| format!("{kills} processes were killed for memory"))?)?;
+    bench.runtime.block_on(head.wait()).context("wait for the head")?;
+    home.workers.clear();
+    outcome(setting, way, figure, &seen, ended, kills)
+}
+
+fn outcome(
+    setting: &Setting<'_>,
+    way: &Way,
+    figure: Figure,
+    seen: &[Seen],
+    ended: Instant,
+    kills: u64,
+) -> Result<Outcome> {
+    let steps = figure.answer["steps_ms"].as_array().context("the bench printed no steps")?;
+    let steps: Vec<f64> = steps.iter().filter_map(Value::as_f64).skip(WARM).collect();
+    let token_ms = median(steps.iter().copied()).context("no token was measured")?;
+    let lasted = Duration::from_secs_f64(steps.iter().sum::<f64>() / 1e3);
+    let begun = ended.checked_sub(lasted).context("the tokens took longer than this machine runs")?;
+    let read = seen.iter().map(|seen| seen.read_between(begun, ended) / steps.len() as f64).collect();
+    let kv_tokens = ((setting.task.prompt + setting.task.tokens).next_multiple_of(32) + 32) as f64;
+    let beside = seen.iter().zip(&way.plan.shares).map(|(seen, share)| {
+        let kv = setting.shape.kv_bytes * KV_FACTOR * share.layers as f64 * kv_tokens;
+        (seen.unreclaimable() as f64 - kv).max(0.0)
+    });
+    Ok(Outcome { beside: beside.collect(), figure, token_ms, read, kills })
+}
+
+/// The least that is possible.
+struct Bounds {
+    /// Bytes read a token, of each device.
+    least: Vec<f64>,
+    /// Milliseconds of a token.
+    token_ms: f64,
+}
+
+impl Bounds {
+    /// Both devices share one disk, and each may have a bound of its own on it.
+    fn new(setting: &Setting<'_>, plan: &Plan, disk: f64, compute_ms: f64) -> Self {
+        let shape = &setting.shape;
+        let least = plan.shares.iter().enumerate().map(|(at, share)| {
+            let output = if at == 0 { shape.output_bytes } else { 0.0 };
+            (share.layers as f64 * shape.layer_bytes + output - setting.limits.memory as f64).max(0.0)
+        });
+        let least: Vec<f64> = least.collect();
+        let each = setting.limits.reads_per_s.map_or(disk, |rate| disk.min(rate as f64));
+        let alone_s = least.iter().fold(0.0_f64, |most, bytes| most.max(bytes / each));
+        let shared_s = least.iter().sum::<f64>() / disk;
+        let token_ms = compute_ms.max(1e3 * alone_s.max(shared_s));
+        Self { least, token_ms }
+    }
+}
+
+fn layers(plan: &Plan) -> String {
+    let each: Vec<String> =
+        plan.shares.iter().map(|share| format!("{} {}", share.device, share.layers)).collect();
+    let ahead: f64 = plan.shares.iter().map(|share| share.prefetch_bytes).sum();
+    format!("{} in {} rounds, {:.0} MB for reading ahead", each.join(", "), plan.rounds, ahead / 1e6)
+}
+
+fn table(
+    bench: &mut Bench<'_>,
+    setting: &Setting<'_>,
+    part: &str,
+    ways: &[Way],
+    outcomes: &[Outcome],
+    bounds: &Bounds,
+) {
+    let least: f64 = bounds.least.iter().sum();
+    let row = |(way, outcome): (&Way, &Outcome)| {
+        let read: f64 = outcome.read.iter().sum();
+        let each = |values: &[f64]| {
+            values.iter().map(|value| format!("{:.0}", value / 1e6)).collect::<Vec<_>>().join(" + ")
+        };
+        vec![
+            way.name.clone(),
+            format!("{:.0}", outcome.token_ms),
+            format!("{:.2}", outcome.token_ms / bounds.token_ms),
+            each(&outcome.read),
+            format!("{:.3}", read / least),
+            each(&outcome.beside),
+        ]
+    };
+    let rows: Vec<_> = ways.iter().zip(outcomes).map(row).collect();
+    let header =
+        ["", "ms a token", "of the bound", "MB read a token", "of the least", "unreclaimable beside KV, MB"];
+    let title = format!(
+        "{part}: {} on two devices of {} MB",
+        setting.subject.name,
+        setting.limits.memory / 1_000_000
+    );
+    bench.report.table(&title, &header, &rows);
+}
+
+fn checks(
+    bench: &mut Bench<'_>,
+    setting: &Setting<'_>,
+    part: &str,
+    ways: &[Way],
+    outcomes: &[Outcome],
+    bounds: &Bounds,
+) {
+    let (Some(first), Some(mapped)) = (outcomes.first(), outcomes.last()) else { return };
+    let report = &mut bench.report;
+    let time = first.token_ms / bounds.token_ms;
+    report.check_at_most(
+        format!("{part}: time a token, of the larger of reading and computing"),
+        time,
+        TIME_MAX,
+    );
+    let read = first.read.iter().sum::<f64>() / bounds.least.iter().sum::<f64>();
+    report.check_at_most(format!("{part}: bytes read a token, of the least possible"), read, READ_MAX);
+    let beside = first.beside.iter().copied().fold(0.0, f64::max) / setting.limits.memory as f64;
+    let name = format!("{part}: unreclaimable beside the KV cache, of the limit");
+    report.check_at_most(name, beside, UNRECLAIMABLE_MAX);
+    let faster = mapped.token_ms / first.token_ms;
+    report.check_at_least(format!("{part}: times as fast as mapped in 1 round"), faster, 1.0);
+    let written = |outcome: &Outcome| outcome.figure.answer["written"].clone();
+    let differ = outcomes.iter().filter(|outcome| written(outcome) != written(first)).count();
+    report.check_equal(format!("{part}: ways of {} whose tokens differ", ways.len()), differ as f64, 0.0);
+    let kills: u64 = outcomes.iter().map(|outcome| outcome.kills + outcome.figure.recoveries()).sum();
+    report.check_equal(format!("{part}: processes killed and devices lost"), kills as f64, 0.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_scheme_is_switched_off_once() {
+        let Planned::Given(mut plan) = Planned::shares(&[("head", 16), ("desk", 16)], 4) else { return };
+        plan.shares[1].prefetch_bytes = 1e8;
+        let ways = variants(&plan);
+        assert_eq!(ways.len(), 5);
+        assert_eq!((ways[0].plan.clone(), ways[1].plan.rounds), (plan.clone(), 1));
+        assert!(ways[2].plan.rounds == 4 && ways[2].plan.shares[1].prefetch_bytes == 0.0);
+        assert_eq!((ways[3].memory, ways[4].memory, ways[4].plan.rounds), ("0MB", "all", 1));
+        plan.rounds = 1;
+        plan.shares[1].prefetch_bytes = 0.0;
+        let ways = variants(&plan);
+        assert_eq!((ways.len(), ways[1].plan.rounds), (4, 4));
+    }
+}

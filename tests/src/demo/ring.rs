@@ -1,0 +1,187 @@
+//! The demo of a ring: a head and two workers on this machine, none with memory for the model, answer one question
+//! over the relay; then the plan and the ring's own table.
+//!
+//! Real programs that pair by their codes. The cloud's speed is emulated unless that is switched off; the devices' is
+//! this machine's.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use baton_plan::{Plan, Prediction, draw};
+use baton_protocol::SceneInfo;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use super::{Demo, Task, emulation::CLOUD};
+use crate::home::{Home, Seat};
+use crate::http;
+use crate::process::{CloudProcess, program};
+use crate::proxy::{Cut, Proxy};
+
+/// The devices, the head first.
+const NAMES: [&str; 3] = ["laptop", "desk", "phone"];
+/// Memory of each for weights: the model has 3 MB of them.
+const MEMORY: &str = "1200KB";
+const SCENE: &str = "doc-qa";
+/// Hang guards.
+const START: Duration = Duration::from_secs(120);
+const ANSWER: Duration = Duration::from_secs(120);
+/// Columns of the drawn plan.
+const COLUMNS: usize = 100;
+
+/// A running `baton serve --ring`, killed when dropped.
+struct Agent {
+    _child: Child,
+    address: String,
+}
+
+/// What was answered, and by what.
+struct Answered {
+    text: String,
+    ms: f64,
+    up: u64,
+    down: u64,
+    ring: Value,
+}
+
+impl Demo {
+    /// Runs the ring's programs and prints answer, plan and table, or the JSON object.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub async fn run_ring(&self) -> anyhow::Result<()> {
+        let scratch = tempfile::tempdir().context("make a folder for the demo")?;
+        let task = self.task(scratch.path()).await?;
+        self.say("\n1. three devices pair: a head, and two workers that give the codes on its screen");
+        let home = self.home(scratch.path()).await?;
+        self.say(&format!(
+            "{} heads a ring with {} and {}, {MEMORY} of memory each",
+            NAMES[0], NAMES[1], NAMES[2]
+        ));
+        self.say("\n2. the question goes to the head's agent, whose device side the ring is");
+        let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
+        let agent = agent(&home, &proxy).await?;
+        let answered = self.asked(&task, &proxy, &agent).await?;
+        let correct = task.expected.as_ref().map(|expected| expected.trim() == answered.text.trim());
+        if self.options.json {
+            println!(
+                "{}",
+                json!({
+                    "answer": answered.text, "answer_correct": correct, "total_ms": answered.ms,
+                    "wire_bytes_up": answered.up, "wire_bytes_down": answered.down,
+                    "stats": answered.ring["stats"], "planned": answered.ring["planned"],
+                })
+            );
+            return Ok(());
+        }
+        println!("{}", answered.text.trim());
+        let verdict = match correct {
+            Some(true) => "; the answer is right",
+            Some(false) => "; the answer is wrong",
+            None => "",
+        };
+        self.say(&format!(
+            "\n{:.0} ms; {} bytes to the cloud, {} from it{verdict}",
+            answered.ms, answered.up, answered.down
+        ));
+        self.say("\n3. the plan: who computes which layers when, as predicted");
+        print!("{}", drawn(&answered.ring)?);
+        self.say("\n4. `baton ring status` on the head");
+        status(&home, &agent).await
+    }
+
+    async fn home(&self, scratch: &Path) -> anyhow::Result<Home> {
+        let model = scratch.join("model.gguf");
+        tokio::fs::copy(&self.options.device_model, &model).await.context("copy the device's model")?;
+        let seat = |name| Seat::new(name).with("--memory").with(MEMORY);
+        let workers = [NAMES[1], NAMES[2]].map(|name| seat(name).with("--threads").with("1"));
+        Home::below(scratch, model, seat(NAMES[0]), &workers).await
+    }
+
+    /// Asks as any client of the chat API does.
+    async fn asked(&self, task: &Task, proxy: &Proxy, agent: &Agent) -> anyhow::Result<Answered> {
+        let client = http::client();
+        let scene = client.get(format!("{}/v1/scenes/{SCENE}", proxy.url())).send().await?;
+        let scene: SceneInfo = scene.error_for_status()?.json().await.context("read the scene")?;
+        let document = tokio::fs::read_to_string(&task.document).await.context("read the document")?;
+        let text = format!("{document}{}{}", scene.question_prefix, task.question);
+        let mut messages = Vec::new();
+        if !scene.system.is_empty() {
+            messages.push(json!({ "role": "system", "content": scene.system }));
+        }
+        messages.push(json!({ "role": "user", "content": text }));
+        let body = json!({
+            "messages": messages, "max_tokens": super::ANSWER_TOKENS_MAX, "seed": self.options.seed,
+        });
+        let begun = Instant::now();
+        let url = format!("{}/v1/chat/completions", agent.address);
+        let answer = client.post(url).json(&body).timeout(ANSWER).send().await.context("ask the agent")?;
+        let answer: Value = answer.error_for_status()?.json().await.context("read the answer")?;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        let text = answer["choices"][0]["message"]["content"].as_str().context("no answer")?.to_owned();
+        let ring = client.get(format!("{}/ring.json", agent.address)).send().await?;
+        let ring = ring.error_for_status()?.json().await.context("read the ring's status")?;
+        Ok(Answered { text, ms, up: proxy.count().up(), down: proxy.count().down(), ring })
+    }
+}
+
+/// Starts the head's agent and waits until it listens.
+async fn agent(home: &Home, cloud: &Proxy) -> anyhow::Result<Agent> {
+    let arguments: Vec<OsString> = home.head_arguments();
+    let mut child = Command::new(program("baton")?)
+        .args(["serve", "--ring", "--listen", "127.0.0.1:0", "--yes", "--scene", SCENE, "--threads", "1"])
+        .args(["--cloud", &cloud.url(), "--model"])
+        .arg(home.model())
+        .args(arguments)
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .spawn()
+        .context("start baton serve")?;
+    let mut lines = BufReader::new(child.stdout.take().context("baton serve has no output")?).lines();
+    let listening = async {
+        while let Some(line) = lines.next_line().await? {
+            if let Some(address) = line.strip_prefix("listening on ") {
+                return Ok(address.to_owned());
+            }
+        }
+        bail!("baton serve ended before it listened; its message is above")
+    };
+    let address = tokio::time::timeout(START, listening).await.context("baton serve does not listen")??;
+    Ok(Agent { _child: child, address })
+}
+
+/// The plan as text, with a line for its layers.
+fn drawn(ring: &Value) -> anyhow::Result<String> {
+    let planned = &ring["planned"];
+    let plan: Plan = serde_json::from_value(planned["plan"].clone()).context("read the plan")?;
+    let prediction: Prediction =
+        serde_json::from_value(planned["prediction"].clone()).context("read the prediction")?;
+    let layers: Vec<String> =
+        plan.shares.iter().map(|share| format!("{} {}", share.device, share.layers)).collect();
+    let rounds = if plan.rounds == 1 { "1 round".to_owned() } else { format!("{} rounds", plan.rounds) };
+    Ok(format!("layers: {}; {rounds}\n{}", layers.join(", "), draw::text(&plan, &prediction, COLUMNS)))
+}
+
+async fn status(home: &Home, agent: &Agent) -> anyhow::Result<()> {
+    let address = agent.address.trim_start_matches("http://");
+    let status = Command::new(program("baton")?)
+        .args(["ring", "status", "--address", address, "--state"])
+        .arg(home.state())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .status()
+        .await
+        .context("run baton ring status")?;
+    if !status.success() {
+        bail!("baton ring status ended with {status}");
+    }
+    Ok(())
+}
