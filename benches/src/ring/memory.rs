@@ -152,7 +152,8 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
 fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
     let worker = Seat::new(NAMES[1]).with("--relay");
     let head = Seat::new(NAMES[0]).with("--memory").with("all");
-    let made = Home::below(&bench.scratch, setting.subject.path.clone(), head, &[worker]);
+    let workers = [worker];
+    let made = Home::below(&bench.scratch, setting.subject.path.clone(), head, &workers);
     let home = bench.runtime.block_on(made)?;
     let figure = bench.alone(&home, &setting.task)?;
     Ok(figure.step_ms)
@@ -194,7 +195,8 @@ fn home(bench: &Bench<'_>, setting: &Setting<'_>, memory: &str) -> Result<([Cgro
         Seat { launcher, ..Seat::new(NAMES[at]) }.with("--memory").with(memory)
     };
     let worker = seat(1).with("--threads").with("1").with("--weights").with(&setting.parts);
-    let made = Home::below(&bench.scratch, setting.subject.path.clone(), seat(0), &[worker]);
+    let workers = [worker];
+    let made = Home::below(&bench.scratch, setting.subject.path.clone(), seat(0), &workers);
     let home = bench.runtime.block_on(made)?;
     Ok((groups, home))
 }

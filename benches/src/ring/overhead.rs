@@ -28,7 +28,8 @@ pub(super) fn home(bench: &Bench<'_>, subject: &Subject) -> Result<Home> {
     let worker =
         Seat::new(NAMES[1]).on_cpu(1).with("--threads").with("1").with("--model").with(&subject.path);
     let head = Seat::new(NAMES[0]).on_cpu(0);
-    let made = Home::below(&bench.scratch, subject.path.clone(), head, &[worker]);
+    let workers = [worker];
+    let made = Home::below(&bench.scratch, subject.path.clone(), head, &workers);
     bench.runtime.block_on(made).context("make a ring of two devices")
 }
 
