@@ -33,6 +33,7 @@ use baton_engine::{
 use baton_protocol::Segment;
 use decode::Decoder;
 use std::sync::Arc;
+use std::time::Duration;
 use verify::Verification;
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
@@ -171,6 +172,19 @@ impl LocalEngine {
             Stage::Ready => job.accepted.is_some(),
             Stage::Decide(_) | Stage::Idle => false,
         })
+    }
+
+    /// How often [`LocalEngine::idle`] is to be called while commands do not come; none: never.
+    pub fn idle_every(&self) -> Option<Duration> {
+        self.engine.idle_every()
+    }
+
+    /// Looks after the devices of a ring, unless an answer is under way.
+    pub fn idle(&mut self) {
+        let over = |job: &Job| matches!(job.stage, Stage::Idle) && !job.prefix_only;
+        if self.job.as_ref().is_none_or(over) {
+            self.engine.idle();
+        }
     }
 
     /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token (and those

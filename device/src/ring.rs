@@ -2,8 +2,8 @@
 //!
 //! What a plan must know of a model file ([`shape`]) and of this device ([`profile`], [`memory`], [`disk`]); plans
 //! themselves are `baton-plan`'s. Who belongs to a ring ([`identity`], [`state`], [`peers`]), how strangers become
-//! peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not ([`doctor`]), and what they speak
-//! over ([`channel`]). Then the ring at work: what devices say to each other ([`frame`]) and over what ([`link`]), a
+//! peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not ([`doctor`]), how they come back
+//! ([`lookout`]), and what they speak over ([`channel`]). Then the ring at work: what devices say to each other ([`frame`]) and over what ([`link`]), a
 //! plan as it is run ([`layout`]), the device that has the text ([`head`]) and those that compute for it ([`worker`]),
 //! parts of model files where they are needed ([`weights`]), and what it all took ([`stats`]).
 
@@ -17,6 +17,7 @@ pub mod head;
 pub mod identity;
 pub mod layout;
 pub mod link;
+pub mod lookout;
 pub mod memory;
 pub mod pairing;
 pub mod peers;

@@ -175,15 +175,27 @@ impl Thread {
                     Err(TryRecvError::Empty) => None,
                     Err(TryRecvError::Disconnected) => return,
                 },
-                None => match self.inbox.recv() {
+                None => match self.await_message() {
                     Ok(message) => Some(message),
-                    Err(_) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.engine.idle();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
                 },
             };
             match message {
                 Some(message) => self.take(message),
                 None => self.pass(),
             }
+        }
+    }
+
+    /// The next message; times out where the engine has something to look after meanwhile.
+    fn await_message(&self) -> Result<Message, RecvTimeoutError> {
+        match self.engine.idle_every() {
+            Some(every) => self.inbox.recv_timeout(every),
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         }
     }
 

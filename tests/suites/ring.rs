@@ -6,8 +6,14 @@
 
 #[path = "ring/devices.rs"]
 mod devices;
+#[path = "ring/coming.rs"]
+mod coming;
 #[path = "ring/losses.rs"]
 mod losses;
+#[path = "ring/strangers.rs"]
+mod strangers;
+#[path = "ring/wire.rs"]
+mod wire;
 
 use devices::{Home, alone};
 

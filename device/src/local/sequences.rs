@@ -5,6 +5,7 @@
 //! had.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
@@ -104,6 +105,14 @@ pub trait Sequences: Send {
 
     /// Called where an answer begins and none is running: devices may join now.
     fn between_answers(&mut self) {}
+
+    /// How often [`Self::idle`] is to be called while no answer is under way; none: never.
+    fn idle_every(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Called now and then while no answer is under way: devices may join now, and are looked after.
+    fn idle(&mut self) {}
 }
 
 impl Sequences for Engine {

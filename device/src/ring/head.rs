@@ -9,15 +9,16 @@
 
 mod configure;
 mod door;
+mod health;
+mod joining;
 mod member;
 mod pump;
 mod recovery;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::weights::ResidencyError;
@@ -31,7 +32,7 @@ use super::frame::{Activations, Hello, NextNode, Operation};
 use super::layout::{Layout, LayoutError};
 use super::link::{Key, LinkError, Network, Outbox};
 use super::stats::RingStats;
-use super::weights::{Manifest, PIECE_BYTES, WeightsError};
+use super::weights::WeightsError;
 use crate::error_chain::chain;
 use crate::local::{SequenceError, Sequences};
 
@@ -62,6 +63,8 @@ pub struct RingOptions {
     pub token: Duration,
     /// How long devices may take to connect, beside fetching weights.
     pub patience: Duration,
+    /// Time between tokens that are sent round the ring while no answer runs, to see whether every device computes.
+    pub health: Duration,
 }
 
 impl RingOptions {
@@ -77,6 +80,7 @@ impl RingOptions {
             floor: Duration::from_secs(5),
             token: Duration::from_millis(500),
             patience: Duration::from_secs(10),
+            health: Duration::from_secs(10),
         }
     }
 }
@@ -180,11 +184,24 @@ enum Route {
 struct Board {
     stats: Mutex<RingStats>,
     newcomers: Mutex<Vec<NextNode>>,
+    /// The members, whether or not the plan uses them.
+    present: Mutex<Vec<Key>>,
 }
 
 /// A view of the ring for other threads: its figures, and the way to let devices join.
 #[derive(Debug, Clone)]
 pub struct RingHandle(Arc<Board>);
+
+/// The same view, which keeps nothing alive.
+#[derive(Debug, Clone)]
+pub struct RingWatch(Weak<Board>);
+
+impl RingWatch {
+    /// The view, as long as somebody else has it.
+    pub fn handle(&self) -> Option<RingHandle> {
+        self.0.upgrade().map(RingHandle)
+    }
+}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -196,9 +213,26 @@ impl RingHandle {
         locked(&self.0.stats).clone()
     }
 
-    /// Lets a device take part from the next answer on.
+    /// Lets a device take part as soon as no answer runs.
     pub fn join(&self, node: NextNode) {
-        locked(&self.0.newcomers).push(node);
+        let mut newcomers = locked(&self.0.newcomers);
+        newcomers.retain(|other| other.key != node.key);
+        newcomers.push(node);
+    }
+
+    /// Keys of the workers that have joined, whether or not the plan uses them.
+    pub fn present(&self) -> Vec<Key> {
+        locked(&self.0.present).clone()
+    }
+
+    /// Keys of those that are to join as soon as no answer runs.
+    pub fn joining(&self) -> Vec<Key> {
+        locked(&self.0.newcomers).iter().map(|node| node.key).collect()
+    }
+
+    /// A view that keeps nothing alive.
+    pub fn watch(&self) -> RingWatch {
+        RingWatch(Arc::downgrade(&self.0))
     }
 }
 
@@ -224,6 +258,8 @@ pub struct RingHead {
     refused: Arc<AtomicU64>,
     /// Microseconds of this epoch's steps, and of the head's own part in them.
     step_us: [u64; 2],
+    /// When a token last went round.
+    probed: Instant,
     board: Arc<Board>,
 }
 
@@ -258,9 +294,12 @@ impl RingHead {
             strikes: BTreeMap::new(),
             refused: Arc::default(),
             step_us: [0; 2],
+            probed: Instant::now(),
             board: Arc::default(),
         };
-        head.admit(members)?;
+        for node in members {
+            head.admit(node)?;
+        }
         head.form()?;
         Ok(head)
     }
@@ -268,53 +307,6 @@ impl RingHead {
     /// The ring for other threads.
     pub fn handle(&self) -> RingHandle {
         RingHandle(Arc::clone(&self.board))
-    }
-
-    /// Takes devices in, to be called between answers: the ring is planned anew with them, and live sequences go over
-    /// to it.
-    ///
-    /// # Errors
-    /// As [`Self::connect`].
-    pub fn adopt(&mut self, members: &[NextNode]) -> Result<(), RingError> {
-        self.admit(members)?;
-        self.recover()
-    }
-
-    /// Opens control channels.
-    fn admit(&mut self, nodes: &[NextNode]) -> Result<(), RingError> {
-        if nodes.is_empty() {
-            return Ok(());
-        }
-        let shelf = match &self.shelf {
-            Some(shelf) => Arc::clone(shelf),
-            None => {
-                let path = self.engine.model().path().ok_or(RingError::NoFile)?.to_owned();
-                let shelf = Arc::new(Shelf::open(path)?);
-                self.shelf = Some(Arc::clone(&shelf));
-                shelf
-            }
-        };
-        if self.door.is_none() {
-            self.door = Some(Door::open(&self.network)?);
-        }
-        let keys: Vec<Key> = nodes.iter().map(|node| node.key).collect();
-        self.network.allow(&keys);
-        let RingOptions { heartbeat, patience, .. } = self.options;
-        for node in nodes {
-            self.members.retain(|member| member.node.key != node.key);
-            match Member::connect(self.network.as_ref(), node, &shelf, heartbeat, patience) {
-                Ok(member) => {
-                    let mut names = self.members.iter().map(|member| member.name());
-                    let name = member.name();
-                    if name == self.options.name || names.any(|other| other == name) {
-                        return Err(RingError::TwoNames { name: name.to_owned() });
-                    }
-                    self.members.push(Arc::new(member));
-                }
-                Err(err) => tracing::warn!(address = %node.address, err = %chain(&err), "not in the ring"),
-            }
-        }
-        Ok(())
     }
 
     /// Notes an operation for the others, where there are any.
@@ -329,18 +321,6 @@ impl RingHead {
         self.next_number += 1;
         self.numbers.insert(seq, number);
         number
-    }
-}
-
-impl Shelf {
-    fn open(path: PathBuf) -> Result<Self, WeightsError> {
-        let manifest = Manifest::of_file(&path, PIECE_BYTES)?;
-        let file = std::fs::File::open(&path).map_err(|err| WeightsError::File {
-            what: "open",
-            path: path.clone(),
-            err,
-        })?;
-        Ok(Self { manifest, path, file })
     }
 }
 
@@ -426,13 +406,16 @@ impl Sequences for RingHead {
     }
 
     fn between_answers(&mut self) {
-        let newcomers = std::mem::take(&mut *locked(&self.board.newcomers));
-        if newcomers.is_empty() {
-            return;
-        }
-        if let Err(err) = self.adopt(&newcomers) {
-            tracing::warn!(err = %chain(&err), "devices cannot join");
-        }
+        self.settle();
+    }
+
+    fn idle_every(&self) -> Option<Duration> {
+        Some(health::IDLE.min(self.options.health))
+    }
+
+    fn idle(&mut self) {
+        self.settle();
+        self.check_health();
     }
 }
 

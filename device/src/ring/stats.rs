@@ -2,6 +2,9 @@
 
 use super::frame::Heartbeat;
 
+/// Losses that are remembered.
+const LOST_MAX: usize = 64;
+
 /// One device of the ring.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct DeviceStats {
@@ -70,13 +73,32 @@ pub struct RingStats {
     pub refused: u64,
     /// How often sequences were computed again on another set of devices.
     pub recoveries: u64,
-    /// Devices that were lost, oldest first.
+    /// Devices that were lost, oldest first; the latest of many.
     pub lost: Vec<LostDevice>,
+}
+
+impl RingStats {
+    /// Takes note of a device that was lost; of so many, the oldest is forgotten.
+    pub(super) fn lose(&mut self, device: LostDevice) {
+        if self.lost.len() == LOST_MAX {
+            self.lost.remove(0);
+        }
+        self.lost.push(device);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_losses_the_latest_are_kept() {
+        let mut stats = RingStats::default();
+        for at in 0..100 {
+            stats.lose(LostDevice { name: format!("d{at}"), words: String::new() });
+        }
+        assert_eq!((stats.lost.len(), stats.lost[0].name.as_str()), (LOST_MAX, "d36"));
+    }
 
     #[test]
     fn times_are_of_one_step() {

@@ -1,6 +1,7 @@
 //! Whole rings in memory: whatever the plan, and whatever breaks, the numbers and the text are those of one engine.
 
 mod answers;
+mod health;
 mod home;
 mod joining;
 mod losses;
@@ -21,8 +22,9 @@ use baton_plan::{Plan, Share};
 
 use super::frame::{Hello, NextNode};
 use super::head::{Planner, RingHead, RingOptions};
-use super::link::Network;
 use super::link::memory::Hub;
+use super::link::{Key, Network};
+use super::lookout::{Neighbourhood, keep_looking};
 use super::worker::{WorkerEvent, WorkerOptions, serve};
 use crate::local::Sequences;
 use crate::residency::MemoryFor;
@@ -174,6 +176,22 @@ impl Drop for Home {
         for (_, thread) in &mut self.workers {
             thread.take().unwrap().join().unwrap();
         }
+    }
+}
+
+/// Workers of a hub, for whoever looks for them.
+struct HubHome {
+    hub: Arc<Hub>,
+    workers: Vec<u8>,
+}
+
+impl Neighbourhood for HubHome {
+    fn paired(&mut self) -> Vec<Key> {
+        self.workers.iter().map(|number| [*number; 32]).collect()
+    }
+
+    fn find(&mut self, key: &Key) -> Option<NextNode> {
+        self.hub.is_alive(key).then(|| Home::node(key[0]))
     }
 }
 

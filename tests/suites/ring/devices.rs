@@ -1,11 +1,13 @@
 //! Devices of a home as processes: a head's state folder, and workers that serve it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use baton_e2e::process::{models_folder, program};
+use super::wire::Wire;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -21,6 +23,9 @@ pub fn model() -> PathBuf {
 /// A worker's process.
 pub struct Worker {
     pub child: Child,
+    /// Where it listens.
+    pub address: SocketAddr,
+    name: String,
     folder: PathBuf,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -85,7 +90,7 @@ impl Home {
     pub fn head_arguments(&self) -> Vec<String> {
         let state = self.scratch.path().join("head").display().to_string();
         let config = self.scratch.path().join("config").display().to_string();
-        ["--ring-state", &state, "--ring-listen", "127.0.0.1:0", "--config-dir", &config]
+        ["--ring-state", &state, "--ring-listen", "127.0.0.1:0", "--ring-no-mdns", "--config-dir", &config]
             .map(str::to_owned)
             .into()
     }
@@ -108,14 +113,44 @@ impl Home {
 
     /// The same, begun.
     pub fn begin(&self, shares: &[(&str, usize)], rounds: usize, tokens: usize) -> anyhow::Result<Child> {
+        let plan = self.plan(shares, rounds)?;
+        let mut command = bench(&self.model(), tokens)?;
+        command.args(self.head_arguments()).arg("--ring-plan").arg(plan);
+        Ok(command.spawn()?)
+    }
+
+    /// A file with this plan.
+    fn plan(&self, shares: &[(&str, usize)], rounds: usize) -> anyhow::Result<PathBuf> {
         let share = |(name, layers): &(&str, usize)| json!({ "device": name, "layers": layers, "gpu_layers": 0, "prefetch_bytes": 0.0 });
         let layers: usize = shares.iter().map(|(_, layers)| layers).sum();
         let shares: Vec<Value> = shares.iter().map(share).collect();
         let plan = self.scratch.path().join("plan.json");
         std::fs::write(&plan, json!({ "layers": layers, "rounds": rounds, "shares": shares }).to_string())?;
-        let mut command = bench(&self.model(), tokens)?;
-        command.args(self.head_arguments()).arg("--ring-plan").arg(plan);
-        Ok(command.spawn()?)
+        Ok(plan)
+    }
+
+    /// Puts a proxy before a worker: from now on head and other workers reach it there.
+    pub async fn through(&self, worker: usize) -> anyhow::Result<Wire> {
+        let Worker { name, address, .. } = &self.workers[worker];
+        let wire = Wire::to(*address).await?;
+        let file = self.scratch.path().join("head/peers.json");
+        let mut stored: Value = serde_json::from_slice(&std::fs::read(&file).context("read the peers")?)?;
+        for peer in stored["peers"].as_array_mut().context("no peers")? {
+            if peer["name"] == name.as_str() {
+                peer["addresses"] = json!([wire.address()]);
+            }
+        }
+        std::fs::write(&file, stored.to_string()).context("write the peers")?;
+        Ok(wire)
+    }
+
+    /// The agent of this ring, serving under this plan as long as its devices are there.
+    pub async fn serve(&self, shares: &[(&str, usize)], rounds: usize) -> anyhow::Result<Served> {
+        let plan = self.plan(shares, rounds)?;
+        let mut command = baton()?;
+        command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--threads", "1", "--ring"]);
+        command.arg("--model").arg(self.model()).args(self.head_arguments()).arg("--ring-plan").arg(plan);
+        Served::of(command).await
     }
 
     /// The workers' parts of models, and when they were written to.
@@ -139,20 +174,139 @@ impl Home {
 
 impl Worker {
     async fn join(name: &str, folder: &Path, code: &str, head: &str) -> anyhow::Result<Self> {
+        Self::start(name, folder, "127.0.0.1:0", &[code, "--head", head]).await
+    }
+
+    async fn start(name: &str, folder: &Path, listen: &str, more: &[&str]) -> anyhow::Result<Self> {
         let mut child = baton()?
-            .args(["ring", "join", code, "--json", "--name", name, "--head", head])
-            .args(["--listen", "127.0.0.1:0", "--threads", "1", "--state"])
+            .args(["ring", "join", "--json", "--no-mdns", "--name", name, "--listen", listen])
+            .args(["--threads", "1", "--state"])
             .arg(folder)
+            .args(more)
             .spawn()?;
         let mut lines = lines(&mut child)?;
-        event(&mut lines, "waiting").await?;
-        Ok(Self { child, folder: folder.to_owned(), lines })
+        let waiting = event(&mut lines, "waiting").await?;
+        let address = waiting["address"].as_str().context("no address")?.parse()?;
+        Ok(Self { child, address, name: name.to_owned(), folder: folder.to_owned(), lines })
+    }
+
+    /// Kills the worker.
+    pub async fn kill(&mut self) -> anyhow::Result<()> {
+        tokio::time::timeout(HANG, self.child.kill()).await.context("the worker does not die")??;
+        Ok(())
+    }
+
+    /// Starts it again where it was, after it was killed.
+    pub async fn again(&mut self) -> anyhow::Result<()> {
+        *self = Self::start(&self.name, &self.folder, &self.address.to_string(), &[]).await?;
+        Ok(())
     }
 
     /// Waits until the worker says this.
     pub async fn says(&mut self, kind: &str) -> anyhow::Result<Value> {
         event(&mut self.lines, kind).await
     }
+}
+
+/// A device agent that serves.
+pub struct Served {
+    address: String,
+    client: reqwest::Client,
+    child: Child,
+}
+
+impl Served {
+    /// One device's, without a ring.
+    pub async fn alone() -> anyhow::Result<Self> {
+        let mut command = baton()?;
+        command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--threads", "1", "--model"]);
+        command.arg(model());
+        Self::of(command).await
+    }
+
+    async fn of(mut command: Command) -> anyhow::Result<Self> {
+        let mut child = command.spawn()?;
+        let mut said = lines(&mut child)?;
+        let line = tokio::time::timeout(HANG, said.next_line()).await.context("the agent does not listen")??;
+        let line = line.context("the agent has ended")?;
+        let address = line.strip_prefix("listening on ").with_context(|| format!("heard `{line}`"))?;
+        Ok(Self { address: address.to_owned(), client: baton_e2e::http::client(), child })
+    }
+
+    /// The answer to a question, greedily.
+    pub async fn answer(&self, question: &str, tokens: usize) -> anyhow::Result<String> {
+        let body = json!({
+            "messages": [{ "role": "user", "content": question }], "temperature": 0, "max_tokens": tokens,
+        });
+        let asked = self.client.post(format!("{}/v1/chat/completions", self.address)).json(&body).send();
+        let response = tokio::time::timeout(HANG, asked).await.context("the answer hangs")??;
+        let answer: Value = response.error_for_status()?.json().await?;
+        Ok(answer["choices"][0]["message"]["content"].as_str().context("no text")?.to_owned())
+    }
+
+    /// The ring's figures.
+    pub async fn stats(&self) -> anyhow::Result<Value> {
+        let response = self.client.get(format!("{}/ring.json", self.address)).send().await?;
+        Ok(response.error_for_status()?.json::<Value>().await?["stats"].clone())
+    }
+
+    /// Waits until so many devices are in the ring.
+    pub async fn has_devices(&mut self, devices: usize) -> anyhow::Result<Value> {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the head has ended with {status}");
+            }
+            let stats = self.stats().await?;
+            if stats["devices"].as_array().map(Vec::len) == Some(devices) {
+                return Ok(stats);
+            }
+            if begun.elapsed() > HANG {
+                bail!("not {devices} devices: {stats}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// What came of a guess at a head's code.
+pub struct Guess {
+    pub joined: bool,
+    /// What the program that guessed says.
+    pub words: String,
+    /// Devices that the head has pinned afterwards.
+    pub pinned: usize,
+}
+
+/// A head shows a code, and a device tries another one.
+pub async fn guess() -> anyhow::Result<Guess> {
+    let scratch = tempfile::tempdir()?;
+    let state = scratch.path().join("head");
+    let mut init = baton()?
+        .args(["ring", "init", "--json", "--no-mdns", "--name", "head", "--listen", "127.0.0.1:0", "--state"])
+        .arg(&state)
+        .spawn()?;
+    let mut said = lines(&mut init)?;
+    let listening = event(&mut said, "listening").await?;
+    let address = listening["address"].as_str().context("no address")?.to_owned();
+    let shown: u32 = event(&mut said, "code").await?["code"].as_str().context("no code")?.parse()?;
+    let guess = format!("{:06}", (shown + 1) % 1_000_000);
+    let mut join = baton()?;
+    join.args(["ring", "join", &guess, "--json", "--no-mdns", "--pair-only", "--head", &address])
+        .args(["--listen", "127.0.0.1:0", "--state"])
+        .arg(scratch.path().join("guest"))
+        .stderr(Stdio::piped());
+    let output = tokio::time::timeout(HANG, join.output()).await.context("the guess hangs")??;
+    event(&mut said, "failed").await?;
+    let pinned = match std::fs::read(state.join("peers.json")) {
+        Ok(bytes) => serde_json::from_slice::<Value>(&bytes)?["peers"].as_array().map_or(0, Vec::len),
+        Err(_) => 0,
+    };
+    Ok(Guess {
+        joined: output.status.success(),
+        words: String::from_utf8_lossy(&output.stderr).into_owned(),
+        pinned,
+    })
 }
 
 fn bench(model: &Path, tokens: usize) -> anyhow::Result<Command> {

@@ -1,10 +1,11 @@
-//! A worker is killed, stopped or cut off at every phase of an answer.
+//! A worker is killed, stopped or cut off at every phase of an answer: its process by a signal, its wires by a proxy.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::devices::{Home, alone, finish};
+use super::wire::{Way, Wire};
 
 /// Tokens of each answer.
 const TOKENS: usize = 64;
@@ -71,4 +72,66 @@ async fn a_worker_that_is_killed_costs_time_and_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_stands_still_costs_time_and_no_token() {
     at_every_moment(Fate::Stopped).await;
+}
+
+/// How the worker `phone` is cut off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Cut {
+    /// All its links end, both ways.
+    All,
+    /// The link that was opened last ends: the ring's into it.
+    Newest,
+    /// Nothing passes any more, and nothing ends.
+    Silent,
+}
+
+fn cut(wire: &Wire, how: Cut) {
+    match how {
+        Cut::All => wire.set(Way::Cut),
+        Cut::Newest => wire.cut_newest(),
+        Cut::Silent => wire.set(Way::Silent),
+    }
+}
+
+async fn cut_at_every_moment(how: Cut) {
+    let want = alone(TOKENS).await.expect("one device alone");
+    let mut home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
+    let mut recovered = 0;
+    for moment in MOMENTS {
+        let wire = home.through(1).await.expect("a proxy before the worker");
+        let mut head = home.begin(&[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
+        let ready = home.workers[1].says("ready").await.expect("the worker has its part");
+        assert_eq!(ready["epoch"], 1, "{ready}");
+        tokio::time::sleep(moment).await;
+        cut(&wire, how);
+        let have = finish(&mut head).await.expect("the head goes on and its answer is whole");
+        assert_eq!(have["written"], want["written"], "{how:?} after {moment:?}");
+        let stats = &have["ring"];
+        let lost = stats["lost"].as_array().map_or(0, Vec::len);
+        let phone = stats["lost"].as_array().into_iter().flatten().all(|lost| lost["name"] == "phone");
+        assert!(phone, "{stats}");
+        if how == Cut::Newest {
+            assert_eq!(lost, 0, "one cut link costs an epoch and no device: {stats}");
+        }
+        recovered += usize::from(stats["recoveries"] != 0);
+        // Ends what is left of its links, so that the worker is free for the next head.
+        drop(wire);
+        home.workers[1].says("head_gone").await.expect("the worker notices that its head is gone");
+    }
+    assert!(recovered > 0, "no moment fell into an answer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_links_are_cut_costs_time_and_no_token() {
+    cut_at_every_moment(Cut::All).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_link_that_is_cut_costs_time_and_no_device() {
+    cut_at_every_moment(Cut::Newest).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_from_which_nothing_comes_any_more_costs_time_and_no_token() {
+    cut_at_every_moment(Cut::Silent).await;
 }

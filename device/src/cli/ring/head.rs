@@ -14,10 +14,12 @@ use clap::Args;
 
 use super::PORT;
 use crate::residency::MemoryFor;
+use crate::ring::discovery::{Discovery, Interfaces};
 use crate::ring::frame::{Activations, Hello, NextNode};
 use crate::ring::head::{RingHandle, RingHead, RingOptions};
 use crate::ring::identity::Identity;
 use crate::ring::link::tcp::HomeNetwork;
+use crate::ring::lookout::{LOOK, PairedHome, keep_looking};
 use crate::ring::peers::{Membership, Peer, Peers, Role};
 use crate::ring::planning::{PlanBoard, Planning, Wanted};
 use crate::ring::profile::{ProfileOptions, kept_or_measured};
@@ -50,6 +52,9 @@ pub(in crate::cli) struct HeadArgs {
     /// Plan to use as long as its devices are there: a file with the object that `baton ring plan --json` prints as `plan`
     #[arg(long, value_name = "FILE")]
     ring_plan: Option<PathBuf>,
+    /// Look for devices that come back only where they were last met, not by multicast DNS
+    #[arg(long)]
+    ring_no_mdns: bool,
     /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
     #[arg(long)]
     ring_f16: bool,
@@ -110,7 +115,7 @@ pub(in crate::cli) fn form(
         let peers = peers.clone();
         Box::new(move |key: &_| peers.knows(key))
     };
-    let mut network = HomeNetwork::open(identity, listener, paired).context("listen for the ring")?;
+    let mut network = HomeNetwork::open(identity.clone(), listener, paired).context("listen for the ring")?;
     if let Some(address) = args.ring_address {
         network = network.reached_at(address);
     }
@@ -118,7 +123,19 @@ pub(in crate::cli) fn form(
     let options = RingOptions { activations, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?;
-    Ok(Formed { handle: head.handle(), board, head })
+    let handle = head.handle();
+    let home = PairedHome::new(folder, identity, discovery(args));
+    keep_looking(&handle, Box::new(home), LOOK).context("look out for devices")?;
+    Ok(Formed { handle, board, head })
+}
+
+/// Multicast DNS, where it works and is wanted.
+fn discovery(args: &HeadArgs) -> Option<Discovery> {
+    if args.ring_no_mdns {
+        return None;
+    }
+    let opened = Discovery::open(Interfaces::Real);
+    opened.inspect_err(|err| tracing::warn!(%err, "devices are looked for at known addresses alone")).ok()
 }
 
 fn own_device(

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::work::{WorkArgs, work};
 use super::{NetworkArgs, PORT, StateArgs, print_line};
 use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
-use crate::ring::discovery::{Discovery, Found};
+use crate::ring::discovery::{Advert, Discovery, Found};
 use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
 use crate::ring::pairing::{self, Code, Profile};
 use crate::ring::peers::{Membership, Peers, Role};
@@ -42,6 +42,9 @@ pub(super) struct JoinArgs {
     /// Address to listen on for the ring; port 0 takes a free one
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
     listen: SocketAddr,
+    /// Do not announce this device; after a new address its head finds it only where it was before
+    #[arg(long)]
+    no_mdns: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -76,7 +79,19 @@ pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     if args.pair_only {
         return Ok(());
     }
+    // For a head that looks for its devices.
+    let _announced = if args.no_mdns { None } else { announce(args, &folder, &identity, port) };
     work(&args.work, args.json, &folder, identity, head, listener, stop)
+}
+
+/// Announces this device as long as the result lives; without multicast it is found where it was met.
+fn announce(args: &JoinArgs, folder: &StateFolder, identity: &Identity, port: u16) -> Option<Discovery> {
+    let ring = Membership::load(folder).ok().flatten().map(|place| place.ring);
+    let opened = Discovery::open(args.network.interfaces()).and_then(|mut discovery| {
+        discovery.announce(&Advert::of(identity, ring, port))?;
+        Ok(discovery)
+    });
+    opened.inspect_err(|err| tracing::warn!(%err, "this device is not announced")).ok()
 }
 
 /// Pairs with the head that shows this code; its key.

@@ -170,16 +170,18 @@ impl RingHead {
     }
 
     /// Leaves out the devices whose control channel has ended.
-    fn bury(&mut self) {
+    pub(super) fn bury(&mut self) {
         let mut stats = locked(&self.board.stats);
         self.members.retain(|member| match member.lost() {
             None => true,
             Some(words) => {
                 tracing::warn!(device = member.name(), words, "a device of the ring is lost");
-                stats.lost.push(LostDevice { name: member.name().to_owned(), words });
+                stats.lose(LostDevice { name: member.name().to_owned(), words });
                 false
             }
         });
+        drop(stats);
+        self.publish();
     }
 
     /// Draws the consequence of a fault.
@@ -198,10 +200,9 @@ impl RingHead {
         }
         self.strikes.remove(&key);
         tracing::warn!(device = member.name(), words, "a device leaves the ring");
-        locked(&self.board.stats)
-            .lost
-            .push(LostDevice { name: member.name().to_owned(), words: words.clone() });
+        locked(&self.board.stats).lose(LostDevice { name: member.name().to_owned(), words: words.clone() });
         self.members.retain(|other| other.node.key != key);
+        self.publish();
     }
 
     /// The head's engine begins anew with these layers, and so do its weights where they are not wholly in memory.

@@ -71,7 +71,7 @@ impl RingHead {
         2 * (self.members.len() + 2)
     }
 
-    fn try_step(
+    pub(super) fn try_step(
         &mut self,
         batch: &[StepSeq<'_>],
         control: &mut dyn StepControl,
@@ -86,7 +86,7 @@ impl RingHead {
     }
 
     /// The epoch is over; whose fault it was is drawn from.
-    fn fall(&mut self, fault: &Fault) {
+    pub(super) fn fall(&mut self, fault: &Fault) {
         if let Route::Ring(epoch) = std::mem::replace(&mut self.route, Route::Down) {
             let certain = certain(&epoch, self.epoch, fault);
             self.blame(certain.as_ref().unwrap_or(fault), &epoch.places);

@@ -19,6 +19,8 @@ pub(crate) enum Fate {
     Instead(Vec<Vec<u8>>),
     /// The link ends.
     Cut,
+    /// It stays with its sender, who waits until the link ends or its time is over.
+    Hold,
 }
 
 /// One frame on its way.
@@ -69,6 +71,19 @@ impl Hub {
         let mut state = locked(&self.state);
         state.dead.push(key);
         state.pipes.iter().filter(|(a, b, _)| *a == key || *b == key).for_each(|(_, _, pipe)| pipe.close());
+    }
+}
+
+impl Hub {
+    /// A device that was ended takes links again.
+    pub(crate) fn revive(&self, number: u8) {
+        locked(&self.state).dead.retain(|key| *key != [number; 32]);
+    }
+
+    /// Whether a device takes links.
+    pub(crate) fn is_alive(&self, key: &Key) -> bool {
+        let state = locked(&self.state);
+        state.knocking.contains_key(key) && !state.dead.contains(key)
     }
 }
 
@@ -125,6 +140,9 @@ impl FrameSender for Sending {
             Fate::Cut => {
                 self.pipe.close();
                 return Err(LinkError::Closed);
+            }
+            Fate::Hold => {
+                return self.pipe.wait(timeout, |_, closed| closed.then_some(Err(LinkError::Closed)));
             }
         };
         for frame in frames {

@@ -82,6 +82,35 @@ fn an_answer_outlives_its_devices() {
 }
 
 #[test]
+fn devices_join_while_nobody_asks_and_not_while_an_answer_waits() {
+    let mut home = Home::new(1);
+    let head = home.head(even(1, LAYERS));
+    let handle = head.handle();
+    let mut ring = LocalEngine::over(Box::new(head), 1024).unwrap();
+    assert!(ring.idle_every().is_some());
+    home.add(2, vec![model_path()]);
+    handle.join(Home::node(2));
+    let spec = spec("Item 1 is red. ", 24, false);
+    ring.command(EngineCommand::Open { prompt: P, spec, scope: Scope::Whole });
+    // The answer's own beginning has let it in; the next one has to wait.
+    assert_eq!(handle.stats().devices.len(), 3);
+    home.add(3, vec![model_path()]);
+    handle.join(Home::node(3));
+    while ring.has_work() {
+        ring.pass(&mut ());
+        ring.idle();
+    }
+    ring.idle();
+    assert_eq!(handle.stats().devices.len(), 3, "the answer waits for the cloud");
+    ring.command(EngineCommand::Stop);
+    ring.idle();
+    assert_eq!(handle.stats().devices.len(), 4);
+    let mut alone = LocalEngine::new(model(), engine_options(1024)).unwrap();
+    assert!(alone.idle_every().is_none());
+    assert_eq!(answer(&mut ring, &[65], 10), answer(&mut alone, &[65], 10));
+}
+
+#[test]
 fn adapters_are_refused_by_a_ring_of_several_and_taken_by_one() {
     let home = Home::new(1);
     let bytes = baton_engine::synthetic::SyntheticAdapter::of_seed(1).to_gguf(model().config()).unwrap();

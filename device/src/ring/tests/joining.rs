@@ -106,6 +106,68 @@ fn a_device_that_comes_later_serves_from_the_next_answer_on() {
 }
 
 #[test]
+fn a_device_that_comes_back_is_found_and_serves_again() {
+    let home = Home::new(2);
+    let mut head = home.head(even(1, LAYERS));
+    let handle = head.handle();
+    let around = HubHome { hub: Arc::clone(&home.hub), workers: vec![1, 2] };
+    keep_looking(&handle, Box::new(around), Duration::from_millis(10)).unwrap();
+    let ids = prompt(8, 40);
+    let kept = head.create_with(None).unwrap();
+    head.step(&[step(kept, &ids, Wanted::None)], &mut ()).unwrap();
+    home.hub.kill(1);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "without it");
+    assert_eq!((handle.stats().devices.len(), handle.present()), (2, vec![[2; 32]]));
+    home.hub.revive(1);
+    let begun = std::time::Instant::now();
+    while handle.joining().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody found it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
+    head.between_answers();
+    assert_eq!(handle.stats().devices.len(), 3, "{:?}", handle.stats());
+    assert!(handle.joining().is_empty());
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with it again");
+    let mut engine = one_engine();
+    let seq = engine.create();
+    engine.step(&[step(seq, &ids, Wanted::None)], &mut ()).unwrap();
+    let want = engine.step(&[step(seq, &[9], Wanted::Last)], &mut ()).unwrap().remove(0).logits;
+    let have = head.step(&[step(kept, &[9], Wanted::Last)], &mut ()).unwrap().remove(0).logits;
+    assert_same_bits(&have, &want, "a sequence from before all that");
+    assert_eq!(handle.stats().lost.len(), 1);
+}
+
+#[test]
+fn a_device_with_which_no_ring_can_be_formed_costs_nobody_the_ring() {
+    let home = Home::new(2);
+    let mut rest = even(1, LAYERS);
+    let planner = move |workers: &[Hello]| match workers.iter().any(|hello| hello.name == "w2") {
+        true => Err("w2 has no rate for F32".to_owned()),
+        false => rest(workers),
+    };
+    let mut options = RingOptions::new("head", engine_options(1024));
+    options.heartbeat = Duration::from_secs(5);
+    let nodes = [Home::node(1)];
+    let mut head = RingHead::connect(home.hub.node(0), &nodes, model(), Box::new(planner), options).unwrap();
+    let handle = head.handle();
+    handle.join(Home::node(2));
+    // Nobody is there.
+    handle.join(Home::node(7));
+    let epoch = handle.stats().epoch;
+    head.between_answers();
+    let stats = handle.stats();
+    assert_eq!((stats.devices.len(), handle.present()), (2, vec![[1; 32]]), "{stats:?}");
+    assert_eq!(stats.epoch, epoch + 1, "formed once more, without it");
+    let ids = prompt(5, 40);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "without it");
+    handle.join(Home::node(7));
+    handle.join(Home::node(1));
+    head.between_answers();
+    assert_eq!(handle.stats().epoch, epoch + 1, "who is not there, or there already, costs nothing");
+}
+
+#[test]
 fn devices_that_are_not_there_are_left_out() {
     let home = Home::new(1);
     home.hub.kill(1);
