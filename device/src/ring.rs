@@ -1,16 +1,19 @@
 //! The home ring: the devices of a home that run one model together.
 //!
-//! What a plan must know of a model file ([`shape`]) and of this device ([`profile`], [`memory`], [`disk`]); plans
-//! themselves are `baton-plan`'s. Who belongs to a ring ([`identity`], [`state`], [`peers`]), how strangers become
-//! peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not ([`doctor`]), how they come back
-//! ([`lookout`]), and what they speak over ([`channel`]). Then the ring at work: what devices say to each other ([`frame`]) and over what ([`link`]), a
-//! plan as it is run ([`layout`]), the device that has the text ([`head`]) and those that compute for it ([`worker`]),
-//! parts of model files where they are needed ([`weights`]), and what it all took ([`stats`]).
+//! What a plan must know of a model file ([`shape`]), of this device ([`profile`], [`memory`], [`disk`]) and of the ways
+//! between devices ([`edges`]); plans themselves are `baton-plan`'s. Who belongs to a ring ([`identity`], [`state`],
+//! [`peers`]), how strangers become peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not
+//! ([`doctor`]), how they come back ([`lookout`]), and what they speak over ([`channel`]). Then the ring at work: what
+//! devices say to each other ([`frame`]) and over what ([`link`]), a plan as it is run ([`layout`]) and whether it still
+//! fits ([`drift`]), the device that has the text ([`head`]) and those that compute for it ([`worker`]), parts of model
+//! files where they are needed ([`weights`]), and what it all took ([`stats`]).
 
 pub mod channel;
 pub mod discovery;
 pub mod disk;
 pub mod doctor;
+pub mod drift;
+pub mod edges;
 pub mod explained;
 pub mod frame;
 pub mod head;

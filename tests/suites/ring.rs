@@ -4,10 +4,10 @@
 //! Devices are paired by their codes, find each other by address, and fetch the weights that they lack. Wall clock only
 //! as a hang guard.
 
-#[path = "ring/devices.rs"]
-mod devices;
 #[path = "ring/coming.rs"]
 mod coming;
+#[path = "ring/devices.rs"]
+mod devices;
 #[path = "ring/losses.rs"]
 mod losses;
 #[path = "ring/strangers.rs"]

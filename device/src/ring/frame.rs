@@ -9,13 +9,15 @@ mod control;
 mod profile;
 mod step;
 
-pub use control::{Configure, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf};
+pub use control::{Configure, EchoOf, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf, Way, WayTo};
 pub use step::{Activations, Operation, Span, Step};
 
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
+/// Most bytes of one echo, either way.
+pub const ECHO_BYTES_MAX: u32 = 4 << 20;
 
 /// Bytes that do not make a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -104,6 +106,19 @@ pub enum Frame {
     },
     /// Head to worker: one piece.
     Piece(PieceOf),
+    /// Whoever opened a link to the other side: answer at once, for the time it takes.
+    Echo(EchoOf),
+    /// The answer: as many bytes as were asked for.
+    Echoed(EchoOf),
+    /// Head to worker: a device of this key will measure the way to you.
+    AwaitEdge {
+        /// Its public key.
+        from: [u8; 32],
+    },
+    /// Head to worker: measure the way to this device.
+    MeasureEdge(NextNode),
+    /// Worker to head: that way.
+    Edge(WayTo),
 }
 
 impl Frame {
@@ -141,6 +156,17 @@ impl Frame {
                 out.u32(piece.index);
                 out.bytes(&piece.bytes);
             }
+            Self::Echo(echo) => control::write_echo(&mut out, kind::ECHO, echo),
+            Self::Echoed(echo) => control::write_echo(&mut out, kind::ECHOED, echo),
+            Self::AwaitEdge { from } => {
+                out.u8(kind::AWAIT_EDGE);
+                out.0.extend_from_slice(from);
+            }
+            Self::MeasureEdge(to) => {
+                out.u8(kind::MEASURE_EDGE);
+                control::write_node(&mut out, to);
+            }
+            Self::Edge(way) => control::write_way(&mut out, way),
         }
         out.0
     }
@@ -172,8 +198,13 @@ impl Frame {
                 let index = from.u32("piece")?;
                 Self::Piece(PieceOf { index, bytes: from.bytes("bytes of a piece")?.to_vec() })
             }
+            kind::ECHO => Self::Echo(control::read_echo(&mut from)?),
+            kind::ECHOED => Self::Echoed(control::read_echo(&mut from)?),
+            kind::AWAIT_EDGE => Self::AwaitEdge { from: from.key("key")? },
+            kind::MEASURE_EDGE => Self::MeasureEdge(control::read_node(&mut from)?),
+            kind::EDGE => Self::Edge(control::read_way(&mut from)?),
             value => {
-                let max = u64::from(kind::PIECE);
+                let max = u64::from(kind::EDGE);
                 return Err(FrameError::Value { what: "kind", value: u64::from(value), max });
             }
         };
@@ -195,6 +226,11 @@ mod kind {
     pub(super) const MANIFEST: u8 = 8;
     pub(super) const FETCH_PIECES: u8 = 9;
     pub(super) const PIECE: u8 = 10;
+    pub(super) const ECHO: u8 = 11;
+    pub(super) const ECHOED: u8 = 12;
+    pub(super) const AWAIT_EDGE: u8 = 13;
+    pub(super) const MEASURE_EDGE: u8 = 14;
+    pub(super) const EDGE: u8 = 15;
 }
 
 #[cfg(test)]

@@ -9,13 +9,14 @@
 
 mod configure;
 mod door;
+mod drift;
 mod health;
 mod joining;
 mod member;
 mod pump;
 mod recovery;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ use baton_engine::{
 };
 use baton_plan::Plan;
 
+use super::drift::Shown;
+use super::edges::EdgeBook;
 use super::frame::{Activations, Hello, NextNode, Operation};
 use super::layout::{Layout, LayoutError};
 use super::link::{Key, LinkError, Network, Outbox};
@@ -41,6 +44,9 @@ use member::{Member, Shelf};
 
 /// Plans for the head and these workers, by name; the plan begins with the head. Words say why there is none.
 pub type Planner = Box<dyn FnMut(&[Hello]) -> Result<Plan, String> + Send>;
+
+/// Whether to plan anew, after what devices have shown of themselves; asked between answers only.
+pub type Reviser = Box<dyn FnMut(&[Shown]) -> bool + Send>;
 
 /// How a ring is run.
 #[derive(Debug, Clone)]
@@ -65,6 +71,8 @@ pub struct RingOptions {
     pub patience: Duration,
     /// Time between tokens that are sent round the ring while no answer runs, to see whether every device computes.
     pub health: Duration,
+    /// What is known of the ways between devices, and becomes known as they join.
+    pub edges: EdgeBook,
 }
 
 impl RingOptions {
@@ -81,6 +89,7 @@ impl RingOptions {
             token: Duration::from_millis(500),
             patience: Duration::from_secs(10),
             health: Duration::from_secs(10),
+            edges: EdgeBook::default(),
         }
     }
 }
@@ -241,6 +250,8 @@ pub struct RingHead {
     network: Arc<dyn Network>,
     options: RingOptions,
     planner: Planner,
+    reviser: Option<Reviser>,
+    singles: drift::Singles,
     engine: Engine,
     shelf: Option<Arc<Shelf>>,
     door: Option<Door>,
@@ -255,6 +266,8 @@ pub struct RingHead {
     log: Vec<Operation>,
     /// Links that broke without a device being lost.
     strikes: BTreeMap<Key, u32>,
+    /// Pairs of workers that were asked for the way between them.
+    weighed: BTreeSet<(Key, Key)>,
     refused: Arc<AtomicU64>,
     /// Microseconds of this epoch's steps, and of the head's own part in them.
     step_us: [u64; 2],
@@ -292,6 +305,9 @@ impl RingHead {
             next_number: 0,
             log: Vec::new(),
             strikes: BTreeMap::new(),
+            weighed: BTreeSet::new(),
+            reviser: None,
+            singles: drift::Singles::default(),
             refused: Arc::default(),
             step_us: [0; 2],
             probed: Instant::now(),
@@ -300,8 +316,16 @@ impl RingHead {
         for node in members {
             head.admit(node)?;
         }
+        head.weigh_edges();
         head.form()?;
         Ok(head)
+    }
+
+    /// Has the plan revised by what devices show of themselves.
+    #[must_use]
+    pub fn with_reviser(mut self, reviser: Reviser) -> Self {
+        self.reviser = Some(reviser);
+        self
     }
 
     /// The ring for other threads.
@@ -407,6 +431,7 @@ impl Sequences for RingHead {
 
     fn between_answers(&mut self) {
         self.settle();
+        self.check_drift();
     }
 
     fn idle_every(&self) -> Option<Duration> {
@@ -416,6 +441,7 @@ impl Sequences for RingHead {
     fn idle(&mut self) {
         self.settle();
         self.check_health();
+        self.check_drift();
     }
 }
 

@@ -2,14 +2,21 @@
 //!
 //! What a device can do it has measured itself; what lies between devices is measured by the head. A device that has
 //! measured nothing (a relay) is left out. A plan that a person gave is used as long as all of its devices are there.
+//! Where devices turn out to be other than they measured themselves ([`Planning::revise`]), they are planned with as they
+//! show themselves, until they leave.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use baton_plan::explain::{Explanation, explain};
 use baton_plan::{
-    Cluster, Costs, Device, ModelShape, Network, Plan, PlanError, Prediction, SearchOptions, Workload, search,
+    Cluster, Costs, Device, ModelShape, Plan, PlanError, Prediction, SearchOptions, Workload, search,
 };
 use serde::{Deserialize, Serialize};
+
+use super::drift::{Correction, Expected, Shown, Watch};
+use super::edges::EdgeBook;
 
 /// What is planned for.
 #[derive(Debug, Clone)]
@@ -56,15 +63,39 @@ impl PlanBoard {
 #[derive(Debug, Clone)]
 pub struct Planning {
     head: Device,
-    network: Network,
+    edges: EdgeBook,
     wanted: Wanted,
     board: PlanBoard,
+    drift: Arc<Mutex<Drift>>,
+}
+
+/// How devices have turned out.
+#[derive(Debug, Default)]
+struct Drift {
+    watch: Watch,
+    corrections: BTreeMap<String, Correction>,
+    /// The devices of the present plan as they measured themselves.
+    measured: Vec<Device>,
+}
+
+/// A device as it has turned out.
+fn corrected(device: &Device, corrections: &BTreeMap<String, Correction>) -> Device {
+    let mut device = device.clone();
+    let Some(correction) = corrections.get(&device.name) else { return device };
+    let slower = correction.slower;
+    device.cpu.flops.values_mut().for_each(|rate| *rate /= slower);
+    device.cpu.read_bytes_per_s /= slower;
+    device.cpu.kv_copy_s *= slower;
+    device.disk.sequential_bytes_per_s /= slower;
+    device.disk.random_bytes_per_s /= slower;
+    device.memory_bytes = correction.memory_bytes.unwrap_or(device.memory_bytes);
+    device
 }
 
 impl Planning {
-    /// For this head; `network` says what lies between devices.
-    pub fn new(head: Device, network: Network, wanted: Wanted) -> Self {
-        Self { head, network, wanted, board: PlanBoard::default() }
+    /// For this head; `edges` says what lies between devices.
+    pub fn new(head: Device, edges: EdgeBook, wanted: Wanted) -> Self {
+        Self { head, edges, wanted, board: PlanBoard::default(), drift: Arc::default() }
     }
 
     /// The present plan for other threads.
@@ -78,14 +109,18 @@ impl Planning {
     /// [`PlanError`] in the planner's words.
     pub fn plan(&self, workers: &[Device]) -> Result<Plan, PlanError> {
         let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
-        let mut network = self.network.clone();
+        let mut network = self.edges.network();
         network.edges.retain(|edge| there(&edge.from) && there(&edge.to));
-        let cluster = Cluster {
-            note: String::new(),
-            devices: std::iter::once(&self.head).chain(workers).cloned().collect(),
-            network,
-            head: Some(self.head.name.clone()),
+        let measured: Vec<Device> = std::iter::once(&self.head).chain(workers).cloned().collect();
+        let devices = {
+            let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who comes back has measured itself anew.
+            drift.corrections.retain(|name, _| there(name));
+            let devices = measured.iter().map(|device| corrected(device, &drift.corrections)).collect();
+            drift.measured = measured;
+            devices
         };
+        let cluster = Cluster { note: String::new(), devices, network, head: Some(self.head.name.clone()) };
         let Wanted { model, workload, options, given } = &self.wanted;
         let all = |plan: &&Plan| {
             plan.shares
@@ -108,6 +143,34 @@ impl Planning {
         let plan = planned.plan.clone();
         self.board.put(planned);
         Ok(plan)
+    }
+
+    /// Whether it is worth planning anew at `now` (since any beginning), after what devices show of themselves; the next
+    /// plan is then made for devices as they are. A plan that a person gave stays.
+    pub fn revise(&self, now: Duration, shown: &[Shown]) -> bool {
+        let Some(planned) = self.board.planned() else { return false };
+        let (Some(prediction), Some(_)) = (&planned.prediction, &planned.explanation) else { return false };
+        let expected = prediction.devices.iter().filter_map(|time| {
+            let device = planned.cluster.devices.iter().find(|device| device.name == time.device)?;
+            let token_s = time.compute_s + time.memory_s + time.disk_s;
+            Some(Expected { name: time.device.clone(), token_s, memory_bytes: device.memory_bytes })
+        });
+        let expected: Vec<Expected> = expected.collect();
+        let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
+        let Drift { watch, corrections: present, measured } = &mut *drift;
+        let Some(corrections) = watch.look(now, shown, &expected, present) else { return false };
+        let devices = measured.iter().map(|device| corrected(device, &corrections)).collect();
+        let cluster = Cluster { devices, ..planned.cluster };
+        let Wanted { model, workload, options, .. } = &self.wanted;
+        let Ok(costs) = Costs::new(&cluster, model, *workload) else { return false };
+        let found = search(&cluster, model, *workload, options).and_then(|plan| costs.predict(&plan));
+        let Ok(best) = found else { return false };
+        let present_s = costs.predict(&planned.plan).ok().map(|prediction| prediction.token_s);
+        let worth = watch.judge(now, present_s, best.token_s);
+        if worth {
+            *present = corrections;
+        }
+        worth
     }
 }
 
@@ -147,10 +210,9 @@ mod tests {
             layer_flops: flops(2e8),
             output_flops: flops(2e6),
         };
-        let network = Network { latency_s: 1e-3, bytes_per_s: 1e8, edges: Vec::new() };
         let workload = Workload { context: 256, sequences: 1 };
         let wanted = Wanted { model, workload, options: SearchOptions::default(), given };
-        Planning::new(device("head", 1e9), network, wanted)
+        Planning::new(device("head", 1e9), EdgeBook::default(), wanted)
     }
 
     #[test]
@@ -189,5 +251,54 @@ mod tests {
         assert!(planning.board().planned().unwrap().explanation.is_none());
         assert_eq!(planning.plan(&[device("other", 2e9)]).unwrap().shares[0].device, "head");
         assert!(planning.plan(&[device("head", 1e9)]).is_err(), "two devices of one name");
+    }
+
+    /// What a device shows that takes so many times as long as the present plan says.
+    fn slower(planning: &Planning, name: &str, times: f64) -> Vec<Shown> {
+        let planned = planning.board().planned().unwrap();
+        let prediction = planned.prediction.unwrap();
+        let time = prediction.devices.iter().find(|time| time.device == name).unwrap();
+        let token_s = Some((time.compute_s + time.memory_s + time.disk_s) * times);
+        vec![Shown { name: name.to_owned(), token_s, memory_bytes: None }]
+    }
+
+    fn layers(plan: &Plan, name: &str) -> usize {
+        plan.shares.iter().find(|share| share.device == name).map_or(0, |share| share.layers)
+    }
+
+    #[test]
+    fn a_device_that_turns_out_slow_gets_less_until_it_comes_back() {
+        let planning = planning(None);
+        let desk = [device("desk", 4e9)];
+        let before = planning.plan(&desk).unwrap();
+        assert!(layers(&before, "desk") > 4, "{before:?}");
+        let shown = slower(&planning, "desk", 12.0);
+        let at = Duration::from_secs;
+        assert!(!planning.revise(at(0), &shown) && !planning.revise(at(29), &shown), "not at once");
+        assert!(planning.revise(at(30), &shown));
+        let after = planning.plan(&desk).unwrap();
+        assert!(layers(&after, "desk") < layers(&before, "desk"), "{after:?}");
+        // What the new plan predicts is what is seen: nothing departs any more.
+        if layers(&after, "desk") > 0 {
+            let shown = slower(&planning, "desk", 1.0);
+            assert!((31..200).all(|second| !planning.revise(at(second), &shown)));
+        }
+        planning.plan(&[]).unwrap();
+        assert_eq!(planning.plan(&desk).unwrap(), before, "it has measured itself anew");
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_planned_for_and_given_plans_stay() {
+        let planning = planning(None);
+        let desk = [device("desk", 4e9)];
+        let before = planning.plan(&desk).unwrap();
+        let shown = vec![Shown { name: "desk".to_owned(), token_s: None, memory_bytes: Some(3e8) }];
+        assert!(!planning.revise(Duration::ZERO, &shown));
+        assert!(planning.revise(Duration::from_secs(30), &shown));
+        let after = planning.plan(&desk).unwrap();
+        assert!(layers(&after, "desk") < layers(&before, "desk"), "{after:?}");
+        let given = super::tests::planning(Some(before));
+        given.plan(&desk).unwrap();
+        assert!((0..100).all(|second| !given.revise(Duration::from_secs(second), &shown)));
     }
 }

@@ -8,6 +8,7 @@
 //! sender named.
 
 mod compute;
+mod edge;
 mod fetch;
 mod session;
 

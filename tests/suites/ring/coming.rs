@@ -21,5 +21,8 @@ async fn a_worker_that_is_started_again_is_in_the_plan_of_a_later_answer() {
     head.has_devices(3).await.expect("it is in the ring again");
     assert_eq!(head.answer(QUESTION, TOKENS).await.expect("an answer"), want, "by three devices again");
     let stats = head.stats().await.expect("the ring's figures");
-    assert!(stats["devices"].as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "phone")), "{stats}");
+    assert!(
+        stats["devices"].as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "phone")),
+        "{stats}"
+    );
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use super::wire::Wire;
 use anyhow::{Context as _, bail};
 use baton_e2e::process::{models_folder, program};
-use super::wire::Wire;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -227,7 +227,8 @@ impl Served {
     async fn of(mut command: Command) -> anyhow::Result<Self> {
         let mut child = command.spawn()?;
         let mut said = lines(&mut child)?;
-        let line = tokio::time::timeout(HANG, said.next_line()).await.context("the agent does not listen")??;
+        let line =
+            tokio::time::timeout(HANG, said.next_line()).await.context("the agent does not listen")??;
         let line = line.context("the agent has ended")?;
         let address = line.strip_prefix("listening on ").with_context(|| format!("heard `{line}`"))?;
         Ok(Self { address: address.to_owned(), client: baton_e2e::http::client(), child })

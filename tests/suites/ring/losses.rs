@@ -99,7 +99,8 @@ async fn cut_at_every_moment(how: Cut) {
     let mut recovered = 0;
     for moment in MOMENTS {
         let wire = home.through(1).await.expect("a proxy before the worker");
-        let mut head = home.begin(&[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
+        let mut head =
+            home.begin(&[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
         let ready = home.workers[1].says("ready").await.expect("the worker has its part");
         assert_eq!(ready["epoch"], 1, "{ready}");
         tokio::time::sleep(moment).await;

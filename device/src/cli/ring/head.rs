@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use baton_engine::{EngineOptions, Model};
-use baton_plan::{Device, Edge, ModelShape, Network, Plan, SearchOptions, Workload};
+use baton_plan::{Device, ModelShape, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
 use crate::residency::MemoryFor;
 use crate::ring::discovery::{Discovery, Interfaces};
+use crate::ring::edges::EdgeBook;
 use crate::ring::frame::{Activations, Hello, NextNode};
 use crate::ring::head::{RingHandle, RingHead, RingOptions};
 use crate::ring::identity::Identity;
@@ -29,11 +30,6 @@ use crate::settings::Settings;
 
 /// How long a device may take to answer at one of its addresses.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Bytes a second between two devices, as long as nothing is known: a good wireless network.
-const BYTES_PER_S: f64 = 5e7;
-/// The usual latency between two devices of a home.
-const LATENCY_S: f64 = 2e-3;
-
 /// How this device computes together with the ring that it heads.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct HeadArgs {
@@ -93,7 +89,8 @@ pub(in crate::cli) fn form(
     let file = model.path().context("the model is not in a file")?;
     let mut own = own_device(&name, file, engine.threads, settings, said)?;
     memory.bound(&mut own);
-    let (nodes, network) = there(&name, &peers, said);
+    let nodes = there(&peers, said);
+    let edges = EdgeBook::of(folder.clone());
     let config = model.config();
     // What this cache's format really takes, where the file's description assumes f16.
     let kv_bytes = (config.n_kv_heads * engine.kv_format.token_bytes(config.d_head)) as f64;
@@ -103,8 +100,8 @@ pub(in crate::cli) fn form(
         options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
         given: args.ring_plan.as_deref().map(read_plan).transpose()?,
     };
-    let planning = Planning::new(own, network, wanted);
-    let board = planning.board();
+    let planning = Planning::new(own, edges.clone(), wanted);
+    let (board, revising, begun) = (planning.board(), planning.clone(), Instant::now());
     let planner = move |workers: &[Hello]| {
         // Planned under the names that they go by in this ring.
         let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
@@ -120,9 +117,10 @@ pub(in crate::cli) fn form(
         network = network.reached_at(address);
     }
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
-    let options = RingOptions { activations, ..RingOptions::new(name, engine) };
+    let options = RingOptions { activations, edges, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
-        .context("form the ring")?;
+        .context("form the ring")?
+        .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
     let handle = head.handle();
     let home = PairedHome::new(folder, identity, discovery(args));
     keep_looking(&handle, Box::new(home), LOOK).context("look out for devices")?;
@@ -158,33 +156,17 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     serde_json::from_str(&text).with_context(|| format!("read the plan in `{}`", path.display()))
 }
 
-/// The peers that answer, each at its first address that does, and what lies between them and this device.
-fn there(own: &str, peers: &Peers, said: &mut dyn FnMut(&str)) -> (Vec<NextNode>, Network) {
+/// The peers that answer, each at its first address that does.
+fn there(peers: &Peers, said: &mut dyn FnMut(&str)) -> Vec<NextNode> {
     let mut nodes = Vec::new();
-    let mut network = Network { latency_s: 0.0, bytes_per_s: BYTES_PER_S, edges: Vec::new() };
     for peer in peers.iter() {
-        let Some((address, round_trip)) = peer.addresses.iter().find_map(|address| {
-            let begun = Instant::now();
-            TcpStream::connect_timeout(address, ANSWER).ok().map(|_| (*address, begun.elapsed()))
-        }) else {
-            said(&absent(peer));
-            continue;
-        };
-        let latency_s = round_trip.as_secs_f64() / 2.0;
-        // Between two others lies about what lies between each of them and this device.
-        network.latency_s = network.latency_s.max(latency_s);
-        network.edges.push(Edge {
-            from: own.to_owned(),
-            to: peer.name.as_str().to_owned(),
-            latency_s: Some(latency_s),
-            bytes_per_s: None,
-        });
-        nodes.push(NextNode { address: address.to_string(), key: peer.key.0 });
+        let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, ANSWER).is_ok();
+        match peer.addresses.iter().find(answers) {
+            Some(address) => nodes.push(NextNode { address: address.to_string(), key: peer.key.0 }),
+            None => said(&absent(peer)),
+        }
     }
-    if nodes.is_empty() {
-        network.latency_s = LATENCY_S;
-    }
-    (nodes, network)
+    nodes
 }
 
 fn absent(peer: &Peer) -> String {

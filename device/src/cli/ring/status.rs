@@ -110,6 +110,11 @@ pub(super) fn table(stats: &RingStats, planned: Option<&Planned>) -> String {
             device.bytes_out as f64 / 1e6
         );
     }
+    for edge in planned.map_or(&[][..], |planned| &planned.cluster.network.edges) {
+        let latency = edge.latency_s.map_or_else(|| "?".to_owned(), |s| format!("{:.2}", s * 1e3));
+        let rate = edge.bytes_per_s.map_or_else(|| "?".to_owned(), |rate| format!("{:.1}", rate / 1e6));
+        out += &format!("{} to {}: {latency} ms, {rate} MB/s\n", edge.from, edge.to);
+    }
     for lost in &stats.lost {
         out += &format!("lost: {} ({})\n", lost.name, lost.words);
     }
@@ -136,7 +141,18 @@ mod tests {
         let lost = LostDevice { name: "phone".to_owned(), words: "silent".to_owned() };
         let stats =
             RingStats { epoch: 3, rounds: 2, devices: vec![device], lost: vec![lost], ..Default::default() };
-        let text = table(&stats, None);
+        let edge = baton_plan::Edge {
+            from: "head".to_owned(),
+            to: "desk".to_owned(),
+            latency_s: Some(0.0015),
+            bytes_per_s: Some(4.25e7),
+        };
+        let network = baton_plan::Network { latency_s: 0.0, bytes_per_s: 1e6, edges: vec![edge] };
+        let cluster = baton_plan::Cluster { note: String::new(), devices: Vec::new(), network, head: None };
+        let plan = baton_plan::Plan { layers: 2, rounds: 2, shares: Vec::new() };
+        let planned = Planned { cluster, plan, prediction: None, explanation: None };
+        let text = table(&stats, Some(&planned));
+        assert!(text.contains("head to desk: 1.50 ms, 42.5 MB/s"), "{text}");
         for want in ["epoch 3, 2 rounds", "desk", "12.5", "1.50", "lost: phone (silent)"] {
             assert!(text.contains(want), "{want}: {text}");
         }

@@ -9,7 +9,7 @@ use baton_plan::{Device, Window};
 use super::bytes::{Reader, Writer};
 use super::profile::{read_device, write_device};
 use super::step::Activations;
-use super::{FrameError, kind};
+use super::{ECHO_BYTES_MAX, FrameError, kind};
 
 /// Most bytes of a device's name or address.
 const NAME_BYTES_MAX: usize = 256;
@@ -94,6 +94,12 @@ pub struct Heartbeat {
     pub bytes_in: u64,
     /// Bytes sent on.
     pub bytes_out: u64,
+    /// Frames of one row that were computed.
+    pub singles: u64,
+    /// Microseconds of computing them.
+    pub singles_us: u64,
+    /// Bytes that a model may take on the device now; 0 where it is not known.
+    pub memory_bytes: u64,
 }
 
 /// Why a worker cannot go on.
@@ -131,6 +137,86 @@ pub struct PieceOf {
     pub index: u32,
     /// Its bytes.
     pub bytes: Vec<u8>,
+}
+
+/// Bytes there and back, for the time they take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EchoOf {
+    /// Which of several.
+    pub number: u32,
+    /// Bytes that the answer is to have; 0 in an answer.
+    pub reply: u32,
+    /// Bytes, whatever they are.
+    pub bytes: Vec<u8>,
+}
+
+/// What lies between two devices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Way {
+    /// Seconds until the first byte is there.
+    pub latency_s: f64,
+    /// Bytes a second behind it, there.
+    pub there_bytes_per_s: f64,
+    /// Bytes a second behind it, back.
+    pub back_bytes_per_s: f64,
+}
+
+/// A way that was measured, or could not be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WayTo {
+    /// Key of the device that it leads to.
+    pub to: [u8; 32],
+    /// The way; none where the device was not reached.
+    pub way: Option<Way>,
+}
+
+pub(super) fn write_echo(out: &mut Writer, kind: u8, echo: &EchoOf) {
+    out.u8(kind);
+    out.u32(echo.number);
+    out.u32(echo.reply);
+    out.bytes(&echo.bytes);
+}
+
+pub(super) fn read_echo(from: &mut Reader<'_>) -> Result<EchoOf, FrameError> {
+    let (number, reply) = (from.u32("echo")?, from.u32("bytes of a reply")?);
+    let bytes = from.bytes("bytes of an echo")?;
+    let most = reply.max(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+    if most > ECHO_BYTES_MAX {
+        let max = u64::from(ECHO_BYTES_MAX);
+        return Err(FrameError::Value { what: "bytes of an echo", value: u64::from(most), max });
+    }
+    Ok(EchoOf { number, reply, bytes: bytes.to_vec() })
+}
+
+pub(super) fn write_node(out: &mut Writer, node: &NextNode) {
+    out.bytes(node.address.as_bytes());
+    out.0.extend_from_slice(&node.key);
+}
+
+pub(super) fn read_node(from: &mut Reader<'_>) -> Result<NextNode, FrameError> {
+    Ok(NextNode { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? })
+}
+
+pub(super) fn write_way(out: &mut Writer, to: &WayTo) {
+    out.u8(kind::EDGE);
+    out.0.extend_from_slice(&to.to);
+    out.u8(u8::from(to.way.is_some()));
+    if let Some(way) = to.way {
+        [way.latency_s, way.there_bytes_per_s, way.back_bytes_per_s].into_iter().for_each(|n| out.f64(n));
+    }
+}
+
+pub(super) fn read_way(from: &mut Reader<'_>) -> Result<WayTo, FrameError> {
+    let to = from.key("key")?;
+    if !from.flag("way")? {
+        return Ok(WayTo { to, way: None });
+    }
+    let (latency_s, there, back) = (from.f64("latency")?, from.f64("bytes there")?, from.f64("bytes back")?);
+    let positive = |value: f64| value.is_finite() && value > 0.0;
+    if !(latency_s >= 0.0 && latency_s.is_finite() && positive(there) && positive(back)) {
+        return Err(FrameError::Mismatch { what: "latency and rates of a way" });
+    }
+    Ok(WayTo { to, way: Some(Way { latency_s, there_bytes_per_s: there, back_bytes_per_s: back }) })
 }
 
 pub(super) fn write_hello(out: &mut Writer, hello: &Hello) {
@@ -178,8 +264,7 @@ pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
         out.u64(window.sinks as u64);
         out.u64(window.tokens as u64);
     }
-    out.bytes(configure.next.address.as_bytes());
-    out.0.extend_from_slice(&configure.next.key);
+    write_node(out, &configure.next);
     out.0.extend_from_slice(&configure.before);
     out.u8(u8::from(configure.activations == Activations::F16));
     out.u32(millis(configure.heartbeat));
@@ -219,7 +304,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         } else {
             None
         },
-        next: NextNode { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? },
+        next: read_node(from)?,
         before: from.key("key before")?,
         activations: if from.flag("activations")? { Activations::F16 } else { Activations::F32 },
         heartbeat: Duration::from_millis(u64::from(from.u32("heartbeat")?)),
@@ -239,7 +324,9 @@ fn read_window(from: &mut Reader<'_>) -> Result<Window, FrameError> {
 pub(super) fn write_heartbeat(out: &mut Writer, beat: &Heartbeat) {
     out.u8(kind::HEARTBEAT);
     let counts = [beat.epoch, beat.received, beat.sent, beat.refused, beat.compute_us, beat.wait_us];
-    counts.into_iter().chain([beat.send_us, beat.bytes_in, beat.bytes_out]).for_each(|count| out.u64(count));
+    let more =
+        [beat.send_us, beat.bytes_in, beat.bytes_out, beat.singles, beat.singles_us, beat.memory_bytes];
+    counts.into_iter().chain(more).for_each(|count| out.u64(count));
 }
 
 pub(super) fn read_heartbeat(from: &mut Reader<'_>) -> Result<Heartbeat, FrameError> {
@@ -254,6 +341,9 @@ pub(super) fn read_heartbeat(from: &mut Reader<'_>) -> Result<Heartbeat, FrameEr
         send_us: count()?,
         bytes_in: count()?,
         bytes_out: count()?,
+        singles: count()?,
+        singles_us: count()?,
+        memory_bytes: count()?,
     })
 }
 

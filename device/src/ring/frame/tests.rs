@@ -100,6 +100,10 @@ fn configure() -> Configure {
     }
 }
 
+fn way() -> Way {
+    Way { latency_s: 0.002, there_bytes_per_s: 4e7, back_bytes_per_s: 5e7 }
+}
+
 /// One frame of every kind but a step.
 fn samples() -> Vec<Frame> {
     let failure = Failure { epoch: 2, code: FailureCode::Refused, words: "row 3 is no number".into() };
@@ -118,6 +122,12 @@ fn samples() -> Vec<Frame> {
         Frame::Manifest(vec![1, 2, 3]),
         Frame::FetchPieces { first: 4, count: 5 },
         Frame::Piece(PieceOf { index: 6, bytes: vec![7; 9] }),
+        Frame::Echo(EchoOf { number: 3, reply: 70_000, bytes: vec![1; 5] }),
+        Frame::Echoed(EchoOf { number: 3, reply: 0, bytes: Vec::new() }),
+        Frame::AwaitEdge { from: [5; 32] },
+        Frame::MeasureEdge(NextNode { address: "10.0.0.2:8018".into(), key: [6; 32] }),
+        Frame::Edge(WayTo { to: [6; 32], way: None }),
+        Frame::Edge(WayTo { to: [6; 32], way: Some(way()) }),
     ]
 }
 
@@ -148,9 +158,9 @@ fn check_refused(bytes: &[u8], want: FrameError) {
 #[test]
 fn refusals_name_the_field_and_the_limit() {
     check_refused(&[1, 0, 6], FrameError::Version { theirs: 1 });
-    check_refused(&[2, 0, 11], FrameError::Value { what: "kind", value: 11, max: 10 });
+    check_refused(&[3, 0, 16], FrameError::Value { what: "kind", value: 16, max: 15 });
     check_refused(&[], FrameError::Short { what: "version", needed: 2, left: 0 });
-    let manifest = [2, 0, 8, 255, 255, 255, 255, 0];
+    let manifest = [3, 0, 8, 255, 255, 255, 255, 0];
     check_refused(&manifest, FrameError::Short { what: "manifest", needed: u32::MAX as usize, left: 1 });
     let mut gap = configure();
     gap.windows[1].begin = 1;
@@ -161,6 +171,29 @@ fn refusals_name_the_field_and_the_limit() {
     check_refused(&name, FrameError::Text { what: "name" });
     let long = Frame::Hello(Hello { name: "x".repeat(300), device: None }).encode();
     check_refused(&long, FrameError::Value { what: "name", value: 300, max: 256 });
+}
+
+#[test]
+fn echoes_and_ways_are_held_to_their_bounds() {
+    let echo = |reply, len| Frame::Echo(EchoOf { number: 1, reply, bytes: vec![0; len] }).encode();
+    let max = ECHO_BYTES_MAX as usize;
+    assert!(Frame::decode(&echo(ECHO_BYTES_MAX, max)).is_ok());
+    let over = |value| FrameError::Value { what: "bytes of an echo", value, max: max as u64 };
+    check_refused(&echo(ECHO_BYTES_MAX + 1, 0), over(max as u64 + 1));
+    check_refused(&echo(0, max + 1), over(max as u64 + 1));
+    type Change = fn(&mut Way);
+    let changes: [Change; 4] = [
+        |way| way.latency_s = f64::NAN,
+        |way| way.latency_s = -1.0,
+        |way| way.there_bytes_per_s = 0.0,
+        |way| way.back_bytes_per_s = f64::INFINITY,
+    ];
+    for change in changes {
+        let mut way = way();
+        change(&mut way);
+        let frame = Frame::Edge(WayTo { to: [1; 32], way: Some(way) }).encode();
+        check_refused(&frame, FrameError::Mismatch { what: "latency and rates of a way" });
+    }
 }
 
 #[test]
@@ -204,10 +237,14 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..12u8) {
-        let headed = [&[1, 0, kind][..], &bytes].concat();
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..18u8) {
+        let headed = [&[3, 0, kind][..], &bytes].concat();
         if let Ok(frame) = Frame::decode(&headed) {
-            prop_assert!(Frame::decode(&frame.encode()).is_ok(), "{:?}", frame);
+            // By bytes: numbers that are none are not equal to themselves.
+            let written = frame.encode();
+            let again = Frame::decode(&written);
+            prop_assert!(again.is_ok(), "{:?}", frame);
+            prop_assert_eq!(again.unwrap().encode(), written);
         }
     }
 

@@ -298,6 +298,7 @@ impl RingHead {
     /// A new epoch's figures.
     fn begun(&mut self, layout: &Layout) {
         self.step_us = [0; 2];
+        self.singles = super::drift::Singles::default();
         let mut stats = locked(&self.board.stats);
         stats.epoch = self.epoch;
         stats.epoch_steps = 0;

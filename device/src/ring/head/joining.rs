@@ -5,13 +5,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::super::frame::NextNode;
+use super::super::edges::{EdgeBook, MEASURE};
+use super::super::frame::{Frame, NextNode, WayTo};
 use super::super::link::Key;
 use super::super::weights::{Manifest, PIECE_BYTES, WeightsError};
 use super::door::Door;
 use super::member::{Member, Shelf};
 use super::{RingError, RingHead, Route, chain, locked};
+
+/// Workers between which every way is measured: 28 pairs. Ways to further ones count as the slowest that is known.
+const WEIGHED_MAX: usize = 8;
+/// Between two looks at whether a way was measured.
+const SLICE: Duration = Duration::from_millis(2);
 
 impl RingHead {
     /// Takes devices in, to be called between answers: the ring is planned anew with those that answer, and live
@@ -33,6 +40,7 @@ impl RingHead {
         if came.is_empty() {
             return Ok(());
         }
+        self.weigh_edges();
         match self.recover() {
             Err(err) if self.members.iter().any(|member| came.contains(&member.node.key)) => {
                 tracing::warn!(err = %chain(&err), "no ring with the devices that came");
@@ -57,8 +65,8 @@ impl RingHead {
         let keys: Vec<Key> =
             self.members.iter().map(|member| member.node.key).chain(std::iter::once(node.key)).collect();
         self.network.allow(&keys);
-        let (heartbeat, patience) = (self.options.heartbeat, self.options.patience);
-        match Member::connect(self.network.as_ref(), node, &shelf, heartbeat, patience) {
+        let times = (self.options.heartbeat, self.options.patience);
+        match Member::connect(self.network.as_ref(), node, &shelf, &self.options.edges, times) {
             Ok(member) => {
                 let mut names = self.members.iter().map(|member| member.name());
                 let name = member.name();
@@ -74,6 +82,26 @@ impl RingHead {
                 Ok(false)
             }
         }
+    }
+
+    /// Lets workers measure the ways between them that are not known yet: one pair after the other, so that they do not
+    /// slow each other down.
+    pub(super) fn weigh_edges(&mut self) {
+        let own = self.network.own().key;
+        let named = |member: &Arc<Member>| (member.node.key, member.name().to_owned());
+        let mut names: Vec<(Key, String)> = self.members.iter().map(named).collect();
+        names.push((own, self.options.name.clone()));
+        let book = self.options.edges.clone();
+        let members = self.members.iter().take(WEIGHED_MAX).enumerate();
+        for (at, a) in members {
+            for b in self.members.iter().take(WEIGHED_MAX).skip(at + 1) {
+                let pair = (a.node.key, b.node.key);
+                if !book.knows(pair.0, pair.1) && self.weighed.insert(pair) {
+                    weigh(&book, a, b);
+                }
+            }
+        }
+        book.name(&names);
     }
 
     fn shelf(&mut self) -> Result<Arc<Shelf>, RingError> {
@@ -117,6 +145,24 @@ impl RingHead {
             tracing::warn!(err = %chain(&err), "the ring cannot be formed again");
         }
     }
+}
+
+/// One worker measures the way to another; where it cannot, the way counts as the slowest that is known.
+fn weigh(book: &EdgeBook, a: &Member, b: &Member) {
+    let asked = b.send(&Frame::AwaitEdge { from: a.node.key });
+    if asked.and_then(|()| a.send(&Frame::MeasureEdge(b.node.clone()))).is_err() {
+        return;
+    }
+    // Connecting may take as long as measuring.
+    let end = Instant::now() + MEASURE * 2;
+    while Instant::now() < end && a.lost().is_none() && b.lost().is_none() {
+        match a.state().edge.filter(|edge| edge.to == b.node.key) {
+            Some(WayTo { way: Some(way), .. }) => return book.put(a.node.key, b.node.key, way),
+            Some(WayTo { way: None, .. }) => break,
+            None => std::thread::sleep(SLICE),
+        }
+    }
+    tracing::warn!(from = a.name(), to = b.name(), "the way between two devices cannot be measured");
 }
 
 impl Shelf {

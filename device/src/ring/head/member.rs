@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::frame::{Failure, Frame, Heartbeat, Hello, NextNode, PieceOf};
-use super::super::link::{FrameReceiver, FrameSender, Link, LinkError, Network, Purpose};
+use super::super::edges::{self, EdgeBook, MEASURE};
+use super::super::frame::{Failure, Frame, Heartbeat, Hello, NextNode, PieceOf, WayTo};
+use super::super::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
 use super::super::weights::{BATCH, Manifest};
 use super::RingError;
 
@@ -40,6 +41,8 @@ pub(super) struct State {
     pub(super) lost: Option<String>,
     /// When it was last given a piece of the model.
     pub(super) fed: Instant,
+    /// The way that it measured last.
+    pub(super) edge: Option<WayTo>,
 }
 
 /// A worker. Dropping it ends its control channel.
@@ -61,17 +64,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Member {
-    /// Opens the control channel to a worker and hears who it is.
+    /// Opens the control channel to a worker, hears who it is, and measures the way to it, unless that is known.
     pub(super) fn connect(
         network: &dyn Network,
         node: &NextNode,
         shelf: &Arc<Shelf>,
-        heartbeat: Duration,
-        patience: Duration,
+        book: &EdgeBook,
+        (heartbeat, patience): (Duration, Duration),
     ) -> Result<Self, RingError> {
         let unreachable = |err| RingError::Member { address: node.address.clone(), err };
         let link = network.connect(node, Purpose::Control, patience).map_err(unreachable)?;
-        let Link { sender, mut receiver, .. } = link;
+        let Link { mut sender, mut receiver, .. } = link;
         let begun = Instant::now();
         let hello = loop {
             let bytes = receiver.receive(patience).map_err(unreachable)?;
@@ -83,8 +86,16 @@ impl Member {
                 Err(err) => return Err(unreachable(LinkError::Network(Box::new(err)))),
             }
         };
-        let state =
-            State { beat: Heartbeat::default(), ready: 0, failure: None, lost: None, fed: Instant::now() };
+        let own = network.own().key;
+        weigh(book, (own, node.key), sender.as_mut(), receiver.as_mut()).map_err(unreachable)?;
+        let state = State {
+            beat: Heartbeat::default(),
+            ready: 0,
+            failure: None,
+            lost: None,
+            fed: Instant::now(),
+            edge: None,
+        };
         let shared = Arc::new(Shared {
             sender: Mutex::new(sender),
             state: Mutex::new(state),
@@ -122,6 +133,20 @@ impl Member {
     }
 }
 
+/// Measures a way where it is not known or has drifted.
+fn weigh(
+    book: &EdgeBook,
+    (own, other): (Key, Key),
+    sender: &mut dyn FrameSender,
+    receiver: &mut dyn FrameReceiver,
+) -> Result<(), LinkError> {
+    let latency_s = edges::latency(sender, receiver, MEASURE)?;
+    if !book.holds(own, other, latency_s) {
+        book.put(own, other, edges::measure(sender, receiver, MEASURE)?);
+    }
+    Ok(())
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Release);
@@ -143,6 +168,7 @@ impl Shared {
             Frame::Heartbeat(beat) => locked(&self.state).beat = beat,
             Frame::Ready { epoch } => locked(&self.state).ready = epoch,
             Frame::Failed(failure) => locked(&self.state).failure = Some(failure),
+            Frame::Edge(way) => locked(&self.state).edge = Some(way),
             Frame::FetchManifest => {
                 self.send(&Frame::Manifest(shelf.manifest.bytes())).map_err(|err| err.to_string())?;
                 locked(&self.state).fed = Instant::now();

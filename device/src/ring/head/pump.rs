@@ -66,6 +66,7 @@ impl RingHead {
             spans.push(Span { seq, start, wanted: entry.logits, ids: entry.ids.to_vec() });
         }
         let open = self.engine.open_step(batch)?;
+        let (rows, own_us) = (open.rows(), self.step_us[1]);
         self.step += 1;
         let step = self.step;
         self.log.push(Operation::Open { step, spans });
@@ -79,6 +80,9 @@ impl RingHead {
                 self.engine.commit_step(open);
                 self.log.push(Operation::Commit { step });
                 self.step_us[0] += begun.elapsed().as_micros() as u64;
+                if rows == 1 {
+                    self.singles.add(self.step_us[1] - own_us);
+                }
                 Ok(outputs)
             }
             Err(broken) => {

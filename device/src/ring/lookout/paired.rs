@@ -74,8 +74,8 @@ impl Neighbourhood for PairedHome {
             self.search();
             let announced = self.heard.iter().filter(|found| found.fingerprint == key.fingerprint());
             let announced = announced.flat_map(|found| found.addresses.iter().copied());
-            let new = announced.filter(|address| !addresses.contains(address)).take(CALLS_MAX);
-            new.into_iter().find(|address| self.answers(&key, *address))
+            let mut new = announced.filter(|address| !addresses.contains(address)).take(CALLS_MAX);
+            new.find(|address| self.answers(&key, *address))
         });
         found.map(|address| NextNode { address: address.to_string(), key: key.0 })
     }

@@ -214,3 +214,104 @@ fn plans_and_names_that_do_not_fit_are_refused() {
     let twice = connect(Box::new(even(1, LAYERS)), "w1");
     assert!(matches!(twice, RingError::TwoNames { name } if name == "w1"));
 }
+
+#[test]
+fn every_way_is_measured_once_and_known_by_name() {
+    let mut home = Home::new(2);
+    let echoes = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&echoes);
+    home.hub.hook(move |passing| {
+        if let Ok(Frame::Echo(echo)) = Frame::decode(passing.frame) {
+            own.lock().unwrap().push((
+                passing.from[0],
+                passing.to[0],
+                echo.bytes.len() + echo.reply as usize,
+            ));
+        }
+        Fate::Pass
+    });
+    let book = crate::ring::edges::EdgeBook::default();
+    let kept = book.clone();
+    let planner = Box::new(even(1, LAYERS));
+    let mut head = home.head_with(model(), planner, |options| options.edges = book);
+    let names = |book: &crate::ring::edges::EdgeBook| {
+        let edge = |edge: &baton_plan::Edge| format!("{}>{}", edge.from, edge.to);
+        let mut names: Vec<String> = kept_edges(book).iter().map(edge).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&kept), ["head>w1", "head>w2", "w1>head", "w1>w2", "w2>head", "w2>w1"]);
+    let said = std::mem::take(&mut *echoes.lock().unwrap());
+    for pair in [(0, 1), (0, 2), (1, 2)] {
+        let bytes: usize = said.iter().filter(|(a, b, _)| (*a, *b) == pair).map(|(_, _, bytes)| bytes).sum();
+        assert!((2 * 65_536..=2 * (7 << 20)).contains(&bytes), "{bytes} bytes between {pair:?}");
+    }
+    let ids = prompt(2, 30);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "on a measured ring");
+    home.add(3, vec![model_path()]);
+    head.adopt(&[Home::node(3)]).unwrap();
+    assert_eq!(names(&kept).len(), 12);
+    let said = std::mem::take(&mut *echoes.lock().unwrap());
+    assert!(
+        said.iter().all(|(a, b, _)| [*a, *b].contains(&3)),
+        "what is known is not measured again: {said:?}"
+    );
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with a third worker");
+    assert_eq!(head.handle().stats().lost.len(), 0);
+}
+
+fn kept_edges(book: &crate::ring::edges::EdgeBook) -> Vec<baton_plan::Edge> {
+    book.network().edges
+}
+
+#[test]
+fn a_device_of_another_version_takes_no_part() {
+    let home = Home::new(1);
+    // Its hello as an older program writes it.
+    home.hub.hook(|passing| match Frame::decode(passing.frame) {
+        Ok(Frame::Hello(_)) => {
+            let mut old = passing.frame.to_vec();
+            old[0] = 1;
+            Fate::Instead(vec![old])
+        }
+        _ => Fate::Pass,
+    });
+    let mut head = home.head(even(1, LAYERS));
+    assert!(head.handle().present().is_empty());
+    let ids = prompt(2, 30);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "alone");
+}
+
+#[test]
+fn what_devices_show_is_asked_for_between_answers_and_a_new_plan_changes_no_bit() {
+    let home = Home::new(1);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&seen);
+    let mut head = home
+        .head_with(model(), Box::new(even(2, LAYERS)), |options| {
+            options.heartbeat = Duration::from_millis(400)
+        })
+        .with_reviser(Box::new(move |shown| {
+            own.lock().unwrap().push(shown.to_vec());
+            shown.iter().any(|device| device.name == "w1" && device.token_s.is_some())
+        }));
+    let ids = prompt(3, 40);
+    let want = written(&mut one_engine(), &ids, 40);
+    let epoch = head.handle().stats().epoch;
+    head.between_answers();
+    assert_eq!(head.handle().stats().epoch, epoch, "nothing is shown yet");
+    assert!(seen.lock().unwrap().concat().iter().all(|device| device.token_s.is_none()));
+    assert_same_bits(&written(&mut head, &ids, 40).0, &want.0, "by the first plan");
+    // The worker's counts come with its heartbeats.
+    let begun = std::time::Instant::now();
+    while head.handle().stats().epoch == epoch {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", seen.lock().unwrap().last());
+        std::thread::sleep(Duration::from_millis(20));
+        head.between_answers();
+    }
+    let names: Vec<Vec<String>> =
+        seen.lock().unwrap().iter().map(|shown| shown.iter().map(|one| one.name.clone()).collect()).collect();
+    assert!(names.contains(&vec!["head".to_owned(), "w1".to_owned()]), "{names:?}");
+    assert_same_bits(&written(&mut head, &ids, 40).0, &want.0, "by the next plan");
+    assert!(head.handle().stats().lost.is_empty());
+}

@@ -32,6 +32,10 @@ pub(super) struct Counters {
     pub(super) send_us: AtomicU64,
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
+    pub(super) singles: AtomicU64,
+    pub(super) singles_us: AtomicU64,
+    /// Of the device, not of the epoch.
+    pub(super) memory_bytes: AtomicU64,
 }
 
 fn micros(since: Instant) -> u64 {
@@ -44,7 +48,7 @@ impl Counters {
         let counts = [&self.received, &self.sent, &self.compute_us, &self.wait_us, &self.send_us];
         counts
             .into_iter()
-            .chain([&self.bytes_in, &self.bytes_out])
+            .chain([&self.bytes_in, &self.bytes_out, &self.singles, &self.singles_us])
             .for_each(|c| c.store(0, Ordering::Release));
         self.epoch.store(epoch, Ordering::Release);
     }
@@ -61,6 +65,9 @@ impl Counters {
             send_us: read(&self.send_us),
             bytes_in: read(&self.bytes_in),
             bytes_out: read(&self.bytes_out),
+            singles: read(&self.singles),
+            singles_us: read(&self.singles_us),
+            memory_bytes: read(&self.memory_bytes),
         }
     }
 }
@@ -236,8 +243,14 @@ impl Work {
             };
             self.counters.wait_us.fetch_add(micros(idle), Ordering::AcqRel);
             let begun = Instant::now();
+            let single = step.rows.len() == 1;
             let step = self.pass(step)?;
-            self.counters.compute_us.fetch_add(micros(begun), Ordering::AcqRel);
+            let took = micros(begun);
+            self.counters.compute_us.fetch_add(took, Ordering::AcqRel);
+            if single {
+                self.counters.singles.fetch_add(1, Ordering::AcqRel);
+                self.counters.singles_us.fetch_add(took, Ordering::AcqRel);
+            }
             let begun = Instant::now();
             let bytes = Frame::Step(step).encode();
             let len = bytes.len() as u64;

@@ -12,15 +12,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, EngineOptions, Model};
+use baton_plan::Device;
 
 use super::compute::{Counters, Work};
 use super::fetch::FromHead;
 use super::{Said, WorkerEvent, WorkerOptions};
 use crate::error_chain::chain;
-use crate::residency::{self, Layers, Share};
+use crate::residency::{self, Layers, MemoryFor, Share};
+use crate::ring::edges;
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
 use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
+use crate::ring::profile::{own_bytes, this_memory};
 use crate::ring::weights::{Digest, Manifest, PIECE_BYTES, provide};
 
 /// Frames of the control channel that may wait.
@@ -29,6 +32,8 @@ const CONTROL_QUEUE: usize = 4;
 const RING_QUEUE: usize = 2;
 /// Between two looks at what else has happened.
 const SLICE: Duration = Duration::from_millis(20);
+/// Between two looks at how much memory is free.
+const MEMORY_LOOK: Duration = Duration::from_secs(5);
 /// Time between heartbeats before a plan says.
 const HEARTBEAT: Duration = Duration::from_millis(300);
 
@@ -46,16 +51,16 @@ impl Outgoing {
 }
 
 /// What the session's threads share.
-struct Shared {
-    outgoing: Outgoing,
+pub(super) struct Shared {
+    pub(super) outgoing: Outgoing,
     counters: Arc<Counters>,
     /// Ring links that came and were not asked for yet.
-    arrivals: Mutex<Vec<Link>>,
+    pub(super) arrivals: Mutex<Vec<Link>>,
     heartbeat: Mutex<Duration>,
-    ended: AtomicBool,
+    pub(super) ended: AtomicBool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -90,7 +95,8 @@ impl Session {
             said(WorkerEvent::Head { key: head });
             let (frames, inbox) = sync_channel(CONTROL_QUEUE);
             std::thread::scope(|scope| {
-                scope.spawn(|| beat(&own));
+                let (beating, device, memory) = (&own, options.device.clone(), options.memory);
+                scope.spawn(move || beat(beating, device, memory));
                 let (heard, silence) = (&own, options.silence);
                 scope.spawn(move || listen(heard, receiver, frames, silence));
                 let said = Arc::clone(&said);
@@ -141,9 +147,20 @@ impl Drop for Session {
     }
 }
 
-/// Sends heartbeats until the session ends.
-fn beat(shared: &Shared) {
+/// Sends heartbeats until the session ends; with what a model may take here, where the device is planned with.
+fn beat(shared: &Shared, mut device: Option<Device>, memory: MemoryFor) {
+    let mut looked = None::<Instant>;
     while !shared.ended.load(Ordering::Acquire) {
+        if let Some(device) = &mut device
+            && looked.is_none_or(|looked| looked.elapsed() >= MEMORY_LOOK)
+        {
+            looked = Some(Instant::now());
+            // What it has taken itself would be there for another plan.
+            let bytes = this_memory().map_or(0, |(_, memory)| memory.available_bytes + own_bytes());
+            device.memory_bytes = bytes as f64;
+            memory.bound(device);
+            shared.counters.memory_bytes.store(device.memory_bytes as u64, Ordering::Release);
+        }
         if shared.outgoing.send(&Frame::Heartbeat(shared.counters.beat())).is_err() {
             shared.ended.store(true, Ordering::Release);
         }
@@ -168,6 +185,12 @@ fn listen(
                 heard = Instant::now();
                 match Frame::decode(&bytes) {
                     Ok(Frame::Heartbeat(_)) => {}
+                    // At once, whatever else is under way: its time is measured.
+                    Ok(Frame::Echo(echo)) => {
+                        if shared.outgoing.send(&edges::answer(&echo)).is_err() {
+                            break;
+                        }
+                    }
                     // The session's thread may be gone already.
                     Ok(frame) => {
                         if frames.send(frame).is_err() {
@@ -213,11 +236,11 @@ impl Running {
 /// Why a part cannot be taken.
 struct Unable(FailureCode, String);
 
-struct Serving<'a> {
-    network: Arc<dyn Network>,
+pub(super) struct Serving<'a> {
+    pub(super) network: Arc<dyn Network>,
     options: WorkerOptions,
     said: Said,
-    shared: &'a Arc<Shared>,
+    pub(super) shared: &'a Arc<Shared>,
     inbox: Receiver<Frame>,
     held: Option<Held>,
     running: Option<Running>,
@@ -237,6 +260,14 @@ impl Serving<'_> {
                 Some(configure) => configure,
                 None => match self.inbox.recv_timeout(SLICE) {
                     Ok(Frame::Configure(configure)) => configure,
+                    Ok(Frame::MeasureEdge(to)) => {
+                        self.measure(to);
+                        continue;
+                    }
+                    Ok(Frame::AwaitEdge { from }) => {
+                        self.await_edge(from);
+                        continue;
+                    }
                     // Answers that come too late, to questions of an older part.
                     Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => continue,
                     Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
