@@ -83,11 +83,10 @@ pub enum OpenError {
 }
 
 impl MemoryFor {
-    /// What a planner may count on: the sizes that a person gave are of weights, and more than them and the device's
-    /// buffers is not planned with.
+    /// Tells a planner the limit that a person gave.
     pub fn bound(self, device: &mut Device) {
         if let Self::Bytes(bytes) = self {
-            device.memory_bytes = device.memory_bytes.min(bytes as f64 + device.buffer_bytes);
+            device.weight_bytes_max = Some(bytes as f64);
         }
     }
 }

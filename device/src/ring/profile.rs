@@ -124,6 +124,7 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
         memory_bytes: memory.available_bytes as f64,
         swap_bytes: memory.swap_bytes as f64,
         buffer_bytes: BUFFER_BYTES,
+        weight_bytes_max: None,
         disk: Disk {
             sequential_bytes_per_s: disk.sequential_bytes_per_s,
             random_bytes_per_s: disk.random_bytes_per_s,

@@ -125,6 +125,10 @@ pub struct Device {
     /// `c^cpu`: bytes of compute buffers.
     #[serde(default)]
     pub buffer_bytes: f64,
+    /// Most bytes of weights that may stay in its memory, whatever that has room for; none where nobody set a limit. The
+    /// exact search and every prediction go by it; Halda knows no such limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_bytes_max: Option<f64>,
     /// Its disk.
     pub disk: Disk,
 }
@@ -301,6 +305,7 @@ impl Device {
         not_negative(&place, "memory_bytes", self.memory_bytes)?;
         not_negative(&place, "swap_bytes", self.swap_bytes)?;
         not_negative(&place, "buffer_bytes", self.buffer_bytes)?;
+        not_negative(&place, "weight_bytes_max", self.weight_bytes_max.unwrap_or(0.0))?;
         positive(&place, "sequential_bytes_per_s", self.disk.sequential_bytes_per_s)?;
         positive(&place, "random_bytes_per_s", self.disk.random_bytes_per_s)?;
         let Some(gpu) = &self.gpu else { return Ok(()) };

@@ -219,6 +219,7 @@ impl<'a> Costs<'a> {
                 if held.room < 0.0 {
                     return None;
                 }
+                held.room = held.room.min(device.weight_bytes_max.unwrap_or(f64::INFINITY));
                 held.overflow = (weights - held.room).max(0.0);
             }
             _ => {}

@@ -60,6 +60,7 @@ pub fn device(name: &str, layers: f64) -> Device {
         memory_bytes: layers * 109e6,
         swap_bytes: 0.0,
         buffer_bytes: 0.0,
+        weight_bytes_max: None,
         disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 0.4e9 },
     }
 }

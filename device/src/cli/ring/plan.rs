@@ -26,7 +26,7 @@ The description is JSON; sizes are bytes, times seconds, rates a second:
    \"network\": {\"latency_s\": 0.005, \"bytes_per_s\": 5e7,
      \"edges\": [{\"from\": \"laptop\", \"to\": \"phone\", \"latency_s\": 0.003}]},
    \"head\": \"laptop\"}
-`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\" of a device can be left out; an edge whose latency_s is null is none.";
+`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\", \"weight_bytes_max\" of a device can be left out; an edge whose latency_s is null is none.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Planner {

@@ -25,6 +25,8 @@ pub(super) fn write_device(out: &mut Writer, device: &Device) {
         write_processor(out, &gpu.processor);
         [gpu.memory_bytes, gpu.buffer_bytes, gpu.copy_s].into_iter().for_each(|value| out.f64(value));
     }
+    out.u8(u8::from(device.weight_bytes_max.is_some()));
+    device.weight_bytes_max.into_iter().for_each(|value| out.f64(value));
     let rest = [device.memory_bytes, device.swap_bytes, device.buffer_bytes];
     let disk = [device.disk.sequential_bytes_per_s, device.disk.random_bytes_per_s];
     rest.into_iter().chain(disk).for_each(|value| out.f64(value));
@@ -40,6 +42,8 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
     };
     let cpu = read_processor(from)?;
     let gpu = if from.flag("gpu")? { Some(read_gpu(from)?) } else { None };
+    let weight_bytes_max =
+        if from.flag("limit of weights")? { Some(from.f64("limit of weights")?) } else { None };
     Ok(Device {
         name,
         os,
@@ -48,6 +52,7 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
         memory_bytes: from.f64("memory")?,
         swap_bytes: from.f64("swap")?,
         buffer_bytes: from.f64("buffers")?,
+        weight_bytes_max,
         disk: Disk {
             sequential_bytes_per_s: from.f64("disk in order")?,
             random_bytes_per_s: from.f64("disk at random")?,

@@ -74,6 +74,7 @@ fn device(gpu: bool) -> Device {
         memory_bytes: 4e9,
         swap_bytes: 1e9,
         buffer_bytes: 2e8,
+        weight_bytes_max: gpu.then_some(1.5e9),
         disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 1e8 },
     }
 }

@@ -59,6 +59,7 @@ pub fn general(
         memory_bytes: memory.available_bytes as f64,
         swap_bytes: memory.swap_bytes as f64,
         buffer_bytes: BUFFER_BYTES,
+        weight_bytes_max: None,
         disk,
     })
 }

@@ -12,13 +12,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, EngineOptions, Model};
-use baton_plan::Device;
 
 use super::compute::{Counters, Work};
 use super::fetch::FromHead;
 use super::{Said, WorkerEvent, WorkerOptions};
 use crate::error_chain::chain;
-use crate::residency::{self, Layers, MemoryFor, Share};
+use crate::residency::{self, Layers, Share};
 use crate::ring::edges;
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
 use crate::ring::layout::layers_of;
@@ -95,8 +94,8 @@ impl Session {
             said(WorkerEvent::Head { key: head });
             let (frames, inbox) = sync_channel(CONTROL_QUEUE);
             std::thread::scope(|scope| {
-                let (beating, device, memory) = (&own, options.device.clone(), options.memory);
-                scope.spawn(move || beat(beating, device, memory));
+                let (beating, planned_with) = (&own, options.device.is_some());
+                scope.spawn(move || beat(beating, planned_with));
                 let (heard, silence) = (&own, options.silence);
                 scope.spawn(move || listen(heard, receiver, frames, silence));
                 let said = Arc::clone(&said);
@@ -148,18 +147,14 @@ impl Drop for Session {
 }
 
 /// Sends heartbeats until the session ends; with what a model may take here, where the device is planned with.
-fn beat(shared: &Shared, mut device: Option<Device>, memory: MemoryFor) {
+fn beat(shared: &Shared, planned_with: bool) {
     let mut looked = None::<Instant>;
     while !shared.ended.load(Ordering::Acquire) {
-        if let Some(device) = &mut device
-            && looked.is_none_or(|looked| looked.elapsed() >= MEMORY_LOOK)
-        {
+        if planned_with && looked.is_none_or(|looked| looked.elapsed() >= MEMORY_LOOK) {
             looked = Some(Instant::now());
             // What it has taken itself would be there for another plan.
             let bytes = this_memory().map_or(0, |(_, memory)| memory.available_bytes + own_bytes());
-            device.memory_bytes = bytes as f64;
-            memory.bound(device);
-            shared.counters.memory_bytes.store(device.memory_bytes as u64, Ordering::Release);
+            shared.counters.memory_bytes.store(bytes, Ordering::Release);
         }
         if shared.outgoing.send(&Frame::Heartbeat(shared.counters.beat())).is_err() {
             shared.ended.store(true, Ordering::Release);
