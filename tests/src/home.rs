@@ -235,6 +235,8 @@ impl Home {
         let config = self.scratch.path().join("config");
         let mut arguments: Vec<OsString> =
             vec!["--ring-state".into(), self.state().into(), "--config-dir".into(), config.into()];
+        // Devices are looked for where they were met alone, so that links are not gone round.
+        arguments.push("--ring-no-mdns".into());
         if self.links.is_empty() {
             arguments.extend(["--ring-listen".into(), "127.0.0.1:0".into()]);
         }
@@ -281,7 +283,7 @@ impl Worker {
         let mut child = seat
             .baton()?
             .args(["ring", "join", code, "--json", "--name", &seat.name, "--head", head])
-            .args(["--listen", "127.0.0.1:0", "--state"])
+            .args(["--listen", "127.0.0.1:0", "--no-mdns", "--state"])
             .arg(folder)
             .args(&seat.arguments)
             .spawn()?;
