@@ -24,8 +24,8 @@ use crate::proxy::{Cut, Proxy};
 
 /// The devices, the head first.
 const NAMES: [&str; 3] = ["laptop", "desk", "phone"];
-/// Memory of each: the model has 3 MB of weights, and 4 MB of KV cache in each of its five layers.
-const MEMORY: &str = "12MB";
+/// Memory of each for weights: the model has 3 MB of them.
+const MEMORY: &str = "1200KB";
 const SCENE: &str = "doc-qa";
 /// Hang guards.
 const START: Duration = Duration::from_secs(120);
