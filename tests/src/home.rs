@@ -230,8 +230,10 @@ impl Home {
     }
 
     /// The arguments that make this device the ring's head.
-    #[must_use]
-    pub fn head_arguments(&self) -> Vec<OsString> {
+    ///
+    /// # Errors
+    /// A given plan cannot be written to its file.
+    pub fn head_arguments(&self, planned: &Planned) -> anyhow::Result<Vec<OsString>> {
         let config = self.scratch.path().join("config");
         let mut arguments: Vec<OsString> =
             vec!["--ring-state".into(), self.state().into(), "--config-dir".into(), config.into()];
@@ -241,7 +243,12 @@ impl Home {
             arguments.extend(["--ring-listen".into(), "127.0.0.1:0".into()]);
         }
         arguments.extend(self.head.arguments.iter().cloned());
-        arguments
+        if let Planned::Given(plan) = planned {
+            let file = self.scratch.path().join("plan.json");
+            std::fs::write(&file, serde_json::to_vec(plan)?).context("write the plan")?;
+            arguments.extend(["--ring-plan".into(), file.into()]);
+        }
+        Ok(arguments)
     }
 
     /// What this task takes on the ring.
@@ -258,12 +265,7 @@ impl Home {
     /// The head does not start.
     pub fn start(&self, task: &Task, planned: &Planned) -> anyhow::Result<Child> {
         let mut command = self.head.bench(&self.model, task)?;
-        command.args(self.head_arguments());
-        if let Planned::Given(plan) = planned {
-            let file = self.scratch.path().join("plan.json");
-            std::fs::write(&file, serde_json::to_vec(plan)?).context("write the plan")?;
-            command.arg("--ring-plan").arg(file);
-        }
+        command.args(self.head_arguments(planned)?);
         Ok(command.spawn()?)
     }
 
@@ -273,7 +275,7 @@ impl Home {
     /// The head fails.
     pub async fn alone(&self, task: &Task) -> anyhow::Result<Value> {
         let mut command = self.head.bench(&self.model, task)?;
-        command.arg("--alone").args(self.head_arguments());
+        command.arg("--alone").args(self.head_arguments(&Planned::Searched)?);
         finish_within(&mut command.spawn()?, task.limit).await
     }
 }
