@@ -268,7 +268,12 @@ fn ask(home: &Home, model: &Path, plan: &Path, speculate: &str) -> Result<Value>
     let mut command = Command::new(program("baton")?);
     command.args(["ask", "--no-cloud", "--instant", "--json", "--max-tokens", "64", "--threads", "1"]);
     command.args(["--speculate", speculate, "--ring", "--ring-plan"]).arg(plan);
-    command.arg("--model").arg(model).args(home.head_arguments(&Planned::Searched)?).arg(document).arg(QUESTION);
+    command
+        .arg("--model")
+        .arg(model)
+        .args(home.head_arguments(&Planned::Searched)?)
+        .arg(document)
+        .arg(QUESTION);
     let out = command.env("RUST_LOG", "error").stdin(Stdio::null()).output().context("start baton")?;
     let text = String::from_utf8_lossy(&out.stdout);
     let line = text.lines().last().with_context(|| {
