@@ -273,6 +273,8 @@ pub struct RingHead {
     step_us: [u64; 2],
     /// When a token last went round.
     probed: Instant,
+    /// What that token took.
+    probe_took: Duration,
     board: Arc<Board>,
 }
 
@@ -311,6 +313,7 @@ impl RingHead {
             refused: Arc::default(),
             step_us: [0; 2],
             probed: Instant::now(),
+            probe_took: Duration::ZERO,
             board: Arc::default(),
         };
         for node in members {

@@ -162,11 +162,16 @@ impl Planning {
         let devices = measured.iter().map(|device| corrected(device, &corrections)).collect();
         let cluster = Cluster { devices, ..planned.cluster };
         let Wanted { model, workload, options, .. } = &self.wanted;
-        let Ok(costs) = Costs::new(&cluster, model, *workload) else { return false };
-        let found = search(&cluster, model, *workload, options).and_then(|plan| costs.predict(&plan));
-        let Ok(best) = found else { return false };
-        let present_s = costs.predict(&planned.plan).ok().map(|prediction| prediction.token_s);
-        let worth = watch.judge(now, present_s, best.token_s);
+        let seconds = |plan: &Plan| {
+            let predicted = Costs::new(&cluster, model, *workload)?.predict(plan)?;
+            Ok::<f64, PlanError>(predicted.token_s)
+        };
+        let best_s = search(&cluster, model, *workload, options).and_then(|plan| seconds(&plan));
+        let worth = match best_s {
+            Ok(best_s) => watch.judge(now, seconds(&planned.plan).ok(), best_s),
+            // Without another plan the present one stays, and the next look is later.
+            Err(_) => watch.judge(now, Some(0.0), f64::INFINITY),
+        };
         if worth {
             *present = corrections;
         }

@@ -14,11 +14,15 @@ use crate::local::Sequences as _;
 
 /// How often a head looks at what has happened while no answer runs.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
+/// Between two tokens, at least so many times as long as one takes: devices that read weights from disks for each token
+/// are not kept busy by this; yet at most so many times the usual pause.
+const PAUSE: u32 = 50;
 
 impl RingHead {
     /// Sends a token round, if it is time to; a ring that fails at it is formed again without the culprit.
     pub(super) fn check_health(&mut self) {
-        if self.probed.elapsed() < self.options.health || !matches!(self.route, Route::Ring(_)) {
+        let pause = self.options.health.max((self.probe_took * PAUSE).min(self.options.health * PAUSE));
+        if self.probed.elapsed() < pause || !matches!(self.route, Route::Ring(_)) {
             return;
         }
         if self.engine.free_tokens() == 0 {
@@ -26,9 +30,11 @@ impl RingHead {
         }
         let Ok(seq) = self.create_with(None) else { return };
         let entry = StepSeq { seq, ids: &[0], logits: Wanted::None, capture: None };
+        let begun = Instant::now();
         let done = self.try_step(&[entry], &mut ());
         self.release(seq);
         self.probed = Instant::now();
+        self.probe_took = begun.elapsed();
         match done {
             Ok(_) => {
                 self.strikes.clear();
