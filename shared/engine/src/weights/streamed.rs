@@ -57,8 +57,9 @@ pub struct Residency {
     pub layers: Option<Vec<usize>>,
     /// Whether this device also computes embeddings and logits.
     pub ends: bool,
-    /// Of the budget, what is not for weights that stay but for those that are read ahead while nobody computes here:
-    /// in a ring of several rounds, while the other devices do (`P_m` of the plan). Held in the page cache.
+    /// What is for weights that are read ahead while nobody computes here:
+    /// in a ring of several rounds, while the other devices do (`P_m` of the plan). The reading buffers hold the first of
+    /// it, the page cache the rest; only that is taken from the budget.
     pub prefetch_bytes: u64,
     /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
     pub reads_ahead: bool,
@@ -419,8 +420,10 @@ impl Choice {
         let walked: Vec<Walked> = walk.places.iter().map(Place::walked).collect();
         let all: u64 = walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum();
         let budget = wanted.budget_bytes;
-        // Where everything stays nothing is read ahead.
-        let prefetch_bytes = if all <= budget { 0 } else { wanted.prefetch_bytes.min(budget) };
+        // The reading buffers hold the first of it; where everything stays nothing is read ahead.
+        let buffers = (BUFFERS * cut.read_bytes_max) as u64;
+        let beyond = wanted.prefetch_bytes.saturating_sub(buffers).min(budget);
+        let prefetch_bytes = if all <= budget { 0 } else { beyond };
         let rows = choose(&walked, budget - prefetch_bytes, cut);
         let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
         for (place, rows) in walk.places.iter().zip(&choice.rows) {
