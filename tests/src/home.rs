@@ -146,8 +146,11 @@ pub struct Home {
     pub links: Vec<Link>,
 }
 
-/// The next event of this kind.
-async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> anyhow::Result<Value> {
+/// The next event of this kind that a program prints.
+///
+/// # Errors
+/// The program ends, prints something else than events, or prints none of this kind in time.
+pub async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> anyhow::Result<Value> {
     let next = async {
         loop {
             let line = lines.next_line().await?.context("the program has ended")?;
@@ -160,7 +163,11 @@ async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> anyhow:
     tokio::time::timeout(HANG, next).await.with_context(|| format!("no event `{kind}` came"))?
 }
 
-fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
+/// What a program prints, line by line.
+///
+/// # Errors
+/// Its output was taken before, or is not a pipe.
+pub fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
     Ok(BufReader::new(child.stdout.take().context("no output")?).lines())
 }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::wire::Wire;
 use anyhow::{Context as _, bail};
+use baton_e2e::home::{event, lines};
 use baton_e2e::process::{models_folder, program};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::io::{BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// A hang guard for whatever one program is to do.
@@ -40,24 +41,6 @@ fn baton() -> anyhow::Result<Command> {
     let mut command = Command::new(program("baton")?);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).env("RUST_LOG", "error");
     Ok(command)
-}
-
-/// The next event of this kind.
-async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> anyhow::Result<Value> {
-    let next = async {
-        loop {
-            let line = lines.next_line().await?.context("the program has ended")?;
-            let event: Value = serde_json::from_str(&line).with_context(|| format!("read `{line}`"))?;
-            if event["event"] == kind {
-                return Ok(event);
-            }
-        }
-    };
-    tokio::time::timeout(HANG, next).await.with_context(|| format!("no event `{kind}` came"))?
-}
-
-fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
-    Ok(BufReader::new(child.stdout.take().context("no output")?).lines())
 }
 
 impl Home {
