@@ -36,7 +36,7 @@ async fn a_rolling_restart_under_load_fails_no_answer() {
         return;
     }
     let mut cluster = Cluster::start(Spread::RoundRobin, SLOW_CLOUD).await;
-    let agents = Agents::start(&cluster, 2, 1);
+    let agents = Agents::start(&cluster, 2, 1, 20);
     agents.answers_more(2).await;
     for idx in 0..cluster.replicas.len() {
         // In the middle of an answer, so that there is something to lose.
@@ -68,13 +68,13 @@ async fn a_killed_replica_leaves_every_answer_whole() {
         return;
     }
     let mut cluster = Cluster::start(Spread::RoundRobin, SLOW_CLOUD).await;
-    let asks = agents::ask_at_once(&cluster, 6, 40);
+    // They ask again and again, so that the moment to kill comes however slowly they start.
+    let agents = Agents::start(&cluster, 6, 0, 40);
     cluster.wait_for_running(0, 2).await;
-    cluster.wait_for_running(1, 2).await;
     cluster.replicas[0].process.kill().await.expect("it is killed");
-    let told = asks.finish().await;
+    let told = agents.stop().await;
     assert!(told.failed.is_empty(), "failed answers: {:#?}", told.failed);
-    assert_eq!(told.reports.len(), 6);
+    assert!(told.reports.len() >= 6, "{} answers", told.reports.len());
     told.check_answers();
     let cut = told.reports.iter().filter(|(_, report)| !report.notes.is_empty()).count();
     assert!(cut >= 1, "no answer was in flight on the replica that was killed");

@@ -123,8 +123,8 @@ pub fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> A
 }
 
 impl Agents {
-    /// Asks again and again, until they are stopped.
-    pub fn start(cluster: &Cluster, devices: usize, chats: usize) -> Self {
+    /// Asks again and again, until they are stopped; devices have the cloud write so many tokens.
+    pub fn start(cluster: &Cluster, devices: usize, chats: usize, assist_tokens: usize) -> Self {
         let (stop, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let mut tasks = JoinSet::new();
         for setting in settings(devices) {
@@ -133,7 +133,7 @@ impl Agents {
             tasks.spawn(async move {
                 let mut told = Told::default();
                 while !stop.load(Ordering::Relaxed) {
-                    match setting.ask(&url, &key, 20).await {
+                    match setting.ask(&url, &key, assist_tokens).await {
                         Ok(report) => told.reports.push((setting.asked.question.answer.clone(), report)),
                         Err(err) => told.failed.push(format!("{err:#}")),
                     }
