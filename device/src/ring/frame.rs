@@ -234,4 +234,6 @@ mod kind {
 }
 
 #[cfg(test)]
+mod samples;
+#[cfg(test)]
 mod tests;

@@ -84,10 +84,12 @@ fn read_processor(from: &mut Reader<'_>) -> Result<Processor, FrameError> {
     let count = from.count("rates", RATE_BYTES)?;
     let mut flops = ByFormat::new();
     for _ in 0..count {
-        flops.insert(from.text("format", NAME_BYTES_MAX)?, from.f64("rate")?);
-    }
-    if flops.len() != count {
-        return Err(FrameError::Mismatch { what: "rates and formats" });
+        let format = from.text("format", NAME_BYTES_MAX)?;
+        // In the order in which they are written, and each once.
+        if flops.last_key_value().is_some_and(|(last, _)| *last >= format) {
+            return Err(FrameError::Mismatch { what: "rates and formats" });
+        }
+        flops.insert(format, from.f64("rate")?);
     }
     Ok(Processor { flops, read_bytes_per_s: from.f64("memory rate")?, kv_copy_s: from.f64("kv copy")? })
 }

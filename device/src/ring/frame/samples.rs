@@ -1,0 +1,127 @@
+//! One frame or more of every kind, each read and written alike: what unit tests begin with, and the fuzz target's seeds.
+//!
+//! Included by `device/fuzz` too: it names nothing but the format beside it and what that is made of.
+
+use std::time::Duration;
+
+use baton_engine::engine::{Hidden, KvFormat};
+use baton_engine::{SlidingWindow, Wanted};
+use baton_plan::{Device, Disk, Gpu, GpuKind, Os, Processor, Window};
+
+use super::{
+    Activations, Configure, EchoOf, Failure, FailureCode, Frame, Heartbeat, Hello, NextNode, Operation,
+    PieceOf, Span, Step, Way, WayTo,
+};
+
+fn device(gpu: bool) -> Device {
+    let flops = [("F32".to_owned(), 2e9), ("Q4_K".to_owned(), 1e10)].into();
+    let cpu = Processor { flops, read_bytes_per_s: 1e10, kv_copy_s: 1e-6 };
+    let of_gpu = |processor| Gpu {
+        kind: GpuKind::Metal,
+        processor,
+        memory_bytes: 8e9,
+        buffer_bytes: 3e8,
+        copy_s: 0.0,
+    };
+    Device {
+        name: "desk".into(),
+        os: Os::Android,
+        gpu: gpu.then(|| of_gpu(cpu.clone())),
+        cpu,
+        memory_bytes: 4e9,
+        swap_bytes: 1e9,
+        buffer_bytes: 2e8,
+        weight_bytes_max: gpu.then_some(1.5e9),
+        disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 1e8 },
+    }
+}
+
+/// Two workers, a head, two rounds.
+pub(super) fn configure() -> Configure {
+    let window = |round, place, begin, end| Window { round, place, begin, end, gpu: 0 };
+    Configure {
+        epoch: 7,
+        place: 1,
+        n_layers: 6,
+        width: 64,
+        prefetch_bytes: 300 << 20,
+        windows: vec![window(0, 0, 0, 2), window(0, 1, 2, 3), window(1, 1, 3, 6)],
+        model: [9; 32],
+        kv_tokens: 4096,
+        kv_format: KvFormat::Q8,
+        prefix_percent: 50,
+        window: Some(SlidingWindow { sinks: 4, tokens: 100 }),
+        next: NextNode { address: "192.168.0.7:7300".into(), key: [3; 32] },
+        before: [4; 32],
+        activations: Activations::F16,
+        heartbeat: Duration::from_millis(300),
+        hop: Duration::from_millis(2500),
+    }
+}
+
+/// A way of a home.
+pub(super) fn way() -> Way {
+    Way { latency_s: 0.002, there_bytes_per_s: 4e7, back_bytes_per_s: 5e7 }
+}
+
+/// The frames.
+pub(crate) fn of_every_kind() -> Vec<Frame> {
+    let failure = Failure { epoch: 2, code: FailureCode::Refused, words: "row 3 is no number".into() };
+    let beat = Heartbeat { epoch: 1, received: 2, sent: 3, refused: 4, bytes_out: 9, ..Heartbeat::default() };
+    vec![
+        Frame::Hello(Hello { name: "desk".into(), device: Some(device(true)) }),
+        Frame::Hello(Hello { name: "relay".into(), device: None }),
+        Frame::Hello(Hello { name: "phone".into(), device: Some(device(false)) }),
+        Frame::Enter { epoch: 3, place: 2 },
+        Frame::Configure(Box::new(configure())),
+        Frame::Configure(Box::new(Configure { window: None, kv_format: KvFormat::F32, ..configure() })),
+        Frame::Ready { epoch: 8 },
+        Frame::Heartbeat(beat),
+        Frame::Failed(failure),
+        Frame::FetchManifest,
+        Frame::Manifest(vec![1, 2, 3]),
+        Frame::FetchPieces { first: 4, count: 5 },
+        Frame::Piece(PieceOf { index: 6, bytes: vec![7; 9] }),
+        Frame::Echo(EchoOf { number: 3, reply: 70_000, bytes: vec![1; 5] }),
+        Frame::Echoed(EchoOf { number: 3, reply: 0, bytes: Vec::new() }),
+        Frame::AwaitEdge { from: [5; 32] },
+        Frame::MeasureEdge(NextNode { address: "10.0.0.2:8018".into(), key: [6; 32] }),
+        Frame::Edge(WayTo { to: [6; 32], way: None }),
+        Frame::Edge(WayTo { to: [6; 32], way: Some(way()) }),
+        Frame::Step(step(Activations::F32)),
+        Frame::Step(step(Activations::F16)),
+    ]
+}
+
+/// A chunk of two rows behind one operation of every kind. Its numbers are the same in half precision.
+fn step(activations: Activations) -> Step {
+    let span = |wanted, ids| Span { seq: 1, start: 5, wanted, ids };
+    let spans =
+        vec![span(Wanted::None, vec![7]), span(Wanted::Last, vec![8, 9]), span(Wanted::All, Vec::new())];
+    Step {
+        epoch: 3,
+        step: 11,
+        round: 1,
+        layers_done: 4,
+        rows: 2..4,
+        operations: vec![
+            Operation::Create { seq: 1 },
+            Operation::Fork { from: 1, tokens: 5, seq: 2 },
+            Operation::Truncate { seq: 2, tokens: 3 },
+            Operation::Release { seq: 2 },
+            Operation::Reuse { seq: 1, ids: vec![4, 5], gained: 1 },
+            Operation::Open { step: 11, spans },
+            Operation::Commit { step: 10 },
+            Operation::Cancel { step: 9 },
+        ],
+        activations,
+        hidden: Hidden { rows: 2, width: 3, values: vec![0.5, -1.0, 2.0, 0.25, -8.0, 0.0] },
+    }
+}
+
+/// Whether reading this frame may have lost bits: infinities and numbers that are none, in half precision. Whoever uses
+/// a frame refuses them.
+pub(crate) fn may_differ(frame: &Frame) -> bool {
+    let Frame::Step(step) = frame else { return false };
+    step.activations == Activations::F16 && step.hidden.values.iter().any(|value| !value.is_finite())
+}
