@@ -23,7 +23,7 @@ pub enum SequenceError {
     /// An adapter cannot be used.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// The ring of devices cannot do it. Only here may sequences be shorter than before.
+    /// The ring of devices cannot do it.
     #[error("the ring of devices")]
     Ring(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -91,7 +91,7 @@ pub trait Sequences: Send {
     /// Runs the new tokens of every sequence through the model.
     ///
     /// # Errors
-    /// [`SequenceError`]; every sequence then has the length it had, but where it is [`SequenceError::Ring`].
+    /// [`SequenceError`]; every sequence then has the length it had.
     fn step(
         &mut self,
         batch: &[StepSeq<'_>],

@@ -41,6 +41,7 @@ use crate::local::{SequenceError, Sequences};
 
 use door::{Door, Inbox};
 use member::{Member, Shelf};
+use recovery::Owed;
 
 /// Plans for the head and these workers, by name; the plan begins with the head. Words say why there is none.
 pub type Planner = Box<dyn FnMut(&[Hello]) -> Result<Plan, String> + Send>;
@@ -153,9 +154,18 @@ pub enum RingError {
         /// What happened last.
         words: String,
     },
-    /// Live sequences could not be computed again.
+    /// Live sequences could not be computed again, or somebody took back what they were wanted for.
     #[error("compute sequences again")]
     Rebuild(#[source] StepError),
+    /// Without devices that were lost it does not go on.
+    #[error("the ring lacks {lost}; start what is missing again, the ring takes it in by itself")]
+    Missing {
+        /// Who was lost, and how.
+        lost: String,
+        /// Why it does not go on without them.
+        #[source]
+        err: Box<RingError>,
+    },
     /// Adapters need the whole model on the head.
     #[error("a ring of several devices computes no adapters")]
     Adapters,
@@ -163,7 +173,10 @@ pub enum RingError {
 
 impl From<RingError> for SequenceError {
     fn from(err: RingError) -> Self {
-        Self::Ring(Box::new(err))
+        match err {
+            RingError::Rebuild(err @ StepError::Cancelled { .. }) => Self::Step(err),
+            err => Self::Ring(Box::new(err)),
+        }
     }
 }
 
@@ -264,6 +277,8 @@ pub struct RingHead {
     next_number: u64,
     /// What the other devices have not been told yet.
     log: Vec<Operation>,
+    /// What sequences hold, where the ring could not be formed again.
+    owed: Option<Owed>,
     /// Links that broke without a device being lost.
     strikes: BTreeMap<Key, u32>,
     /// Pairs of workers that were asked for the way between them.
@@ -306,6 +321,7 @@ impl RingHead {
             numbers: BTreeMap::new(),
             next_number: 0,
             log: Vec::new(),
+            owed: None,
             strikes: BTreeMap::new(),
             weighed: BTreeSet::new(),
             reviser: None,
@@ -320,7 +336,7 @@ impl RingHead {
             head.admit(node)?;
         }
         head.weigh_edges();
-        head.form()?;
+        head.form(&mut ())?;
         Ok(head)
     }
 
@@ -369,13 +385,24 @@ impl Sequences for RingHead {
             return Err(RingError::Adapters.into());
         }
         let id = self.engine.create_with(adapter)?;
+        if let Some(owed) = &mut self.owed {
+            owed.create(id);
+        }
         let seq = self.number(id);
         self.note(Operation::Create { seq });
         Ok(id)
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
-        let child = self.engine.fork(seq, n_tokens)?;
+        let child = match &mut self.owed {
+            Some(owed) => {
+                owed.first(seq, n_tokens)?;
+                let child = self.engine.fork(seq, 0)?;
+                owed.fork(seq, n_tokens, child)?;
+                child
+            }
+            None => self.engine.fork(seq, n_tokens)?,
+        };
         let from = self.numbers[&seq];
         let seq = self.number(child);
         self.note(Operation::Fork { from, tokens: n_tokens as u64, seq });
@@ -383,6 +410,9 @@ impl Sequences for RingHead {
     }
 
     fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
+        if let Some(owed) = &mut self.owed {
+            return Ok(owed.truncate(seq, n_tokens)?);
+        }
         let cuts = self.engine.len(seq)? != n_tokens;
         self.engine.truncate(seq, n_tokens)?;
         if cuts {
@@ -394,20 +424,29 @@ impl Sequences for RingHead {
 
     fn release(&mut self, seq: SeqId) {
         self.engine.release(seq);
+        if let Some(owed) = &mut self.owed {
+            owed.release(seq);
+        }
         if let Some(seq) = self.numbers.remove(&seq) {
             self.note(Operation::Release { seq });
         }
     }
 
     fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        Ok(self.engine.len(seq)?)
+        Ok(self.ids(seq)?.len())
     }
 
     fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Ok(self.engine.ids(seq)?)
+        Ok(match &self.owed {
+            Some(owed) => owed.ids(seq)?,
+            None => self.engine.ids(seq)?,
+        })
     }
 
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        if self.owed.is_some() {
+            return 0;
+        }
         let gained = self.engine.reuse_prefix(seq, ids);
         // Looking up changes nothing where nothing is found.
         if let (true, Some(seq)) = (gained > 0, self.numbers.get(&seq).copied()) {

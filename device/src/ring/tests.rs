@@ -1,6 +1,7 @@
 //! Whole rings in memory: whatever the plan, and whatever breaks, the numbers and the text are those of one engine.
 
 mod answers;
+mod cancelled;
 mod health;
 mod home;
 mod joining;

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_engine::StepControl;
+
 use super::super::frame::{Configure, FailureCode, Frame, NextNode};
 use super::super::layout::Layout;
 use super::super::link::{FrameReceiver, FrameSender, Outbox, Purpose};
@@ -14,6 +16,7 @@ use super::super::stats::{DeviceStats, LostDevice};
 use super::door::Inbox;
 use super::member::Member;
 use super::pump::flying_max;
+use super::recovery::still_wanted;
 use super::{Epoch, RingError, RingHead, Route, chain, locked};
 use crate::ring::frame::Heartbeat;
 
@@ -115,8 +118,8 @@ fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
 }
 
 impl RingHead {
-    /// Forms a ring of the devices that are left. Sequences are empty afterwards.
-    pub(super) fn form(&mut self) -> Result<(), RingError> {
+    /// Forms a ring of the devices that are left, as long as that is wanted. Sequences are empty afterwards.
+    pub(super) fn form(&mut self, control: &mut dyn StepControl) -> Result<(), RingError> {
         self.route = Route::Down;
         self.log.clear();
         let tries = 2 + STRIKES_MAX as usize * (self.members.len() + 1);
@@ -137,7 +140,7 @@ impl RingHead {
                 return Err(RingError::NoPlan { devices: self.names(), words });
             }
             self.epoch += 1;
-            match self.enter(&layout, &places)? {
+            match self.enter(&layout, &places, control)? {
                 Ok((sender, receiver)) => {
                     let out = Outbox::new(sender, self.options.hop).map_err(RingError::Threads)?;
                     let room = flying_max(places.len() + 1);
@@ -228,6 +231,7 @@ impl RingHead {
         &mut self,
         layout: &Layout,
         places: &[Arc<Member>],
+        control: &mut dyn StepControl,
     ) -> Result<Result<(Box<dyn FrameSender>, Box<dyn FrameReceiver>), Fault>, RingError> {
         for (place, member) in (1..).zip(places) {
             let configure = self.part(layout, places, place);
@@ -237,6 +241,7 @@ impl RingHead {
         }
         let (begun, mut sender, mut receiver) = (Instant::now(), None, None);
         loop {
+            still_wanted(control, layout.n_layers).map_err(RingError::Rebuild)?;
             if let Some(fault) = trouble(places, self.epoch) {
                 return Ok(Err(fault));
             }

@@ -41,11 +41,11 @@ impl RingHead {
             return Ok(());
         }
         self.weigh_edges();
-        match self.recover() {
+        match self.recover(&mut ()) {
             Err(err) if self.members.iter().any(|member| came.contains(&member.node.key)) => {
                 tracing::warn!(err = %chain(&err), "no ring with the devices that came");
                 self.members.retain(|member| !came.contains(&member.node.key));
-                self.recover()
+                self.recover(&mut ())
             }
             done => done,
         }
@@ -141,7 +141,7 @@ impl RingHead {
 
     /// Forms the ring again; where it cannot be, the next step says so.
     pub(super) fn recover_or_warn(&mut self) {
-        if let Err(err) = self.recover() {
+        if let Err(err) = self.recover(&mut ()) {
             tracing::warn!(err = %chain(&err), "the ring cannot be formed again");
         }
     }

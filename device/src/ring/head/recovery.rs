@@ -3,14 +3,17 @@
 //! The head's engine knows every token of every live sequence. A new epoch begins without any keys and values, so every
 //! sequence's tokens run through the new ring; the step that broke follows. Whoever asked for the step sees only that
 //! it took longer. Keys and values are a function of the tokens alone, so that the text goes on as if nothing had
-//! happened.
+//! happened. Whoever asked may also take it back meanwhile: that ends the step as at any other time. Where the ring cannot
+//! be formed, or is not wanted any more, sequences keep their tokens ([`Owed`]), and the next step begins with them.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{SeqId, SeqOutput, StepControl, StepSeq, Wanted};
+use baton_engine::{KvError, SeqId, SeqOutput, StepControl, StepError, StepSeq, Wanted};
 
 use super::super::frame::Operation;
+use super::super::stats::LostDevice;
 use super::configure::Fault;
 use super::{Broken, Epoch, RingError, RingHead, Route, locked};
 use crate::local::{SequenceError, Sequences as _};
@@ -21,6 +24,56 @@ const REBUILD_TOKENS: usize = 512;
 /// How long a broken link waits for the word of whoever broke it, and between two looks.
 const SETTLE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(2);
+
+/// Tokens of all live sequences whose keys and values no device holds.
+///
+/// While there are any the engine's own sequences count for nothing, and steps go nowhere before the ring is formed.
+pub(super) struct Owed(BTreeMap<SeqId, Vec<TokenId>>);
+
+impl Owed {
+    /// Another sequence, without tokens.
+    pub(super) fn create(&mut self, seq: SeqId) {
+        self.0.insert(seq, Vec::new());
+    }
+
+    /// Another sequence, with the first tokens of `seq`.
+    pub(super) fn fork(&mut self, seq: SeqId, n_tokens: usize, child: SeqId) -> Result<(), KvError> {
+        let ids = self.first(seq, n_tokens)?.to_vec();
+        self.0.insert(child, ids);
+        Ok(())
+    }
+
+    /// Cuts a sequence to its first tokens.
+    pub(super) fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
+        self.first(seq, n_tokens)?;
+        self.0.entry(seq).or_default().truncate(n_tokens);
+        Ok(())
+    }
+
+    /// Forgets a sequence.
+    pub(super) fn release(&mut self, seq: SeqId) {
+        self.0.remove(&seq);
+    }
+
+    /// All tokens of a sequence.
+    pub(super) fn ids(&self, seq: SeqId) -> Result<&[TokenId], KvError> {
+        self.0.get(&seq).map(Vec::as_slice).ok_or(KvError::UnknownSequence(seq))
+    }
+
+    /// The first tokens of a sequence.
+    pub(super) fn first(&self, seq: SeqId, wanted: usize) -> Result<&[TokenId], KvError> {
+        let ids = self.ids(seq)?;
+        ids.get(..wanted).ok_or(KvError::PastEnd { wanted, len: ids.len() })
+    }
+}
+
+/// Ends what is not wanted any more; `total`: layers of the model.
+pub(super) fn still_wanted(control: &mut dyn StepControl, total: usize) -> Result<(), StepError> {
+    match control.after_layer(0, total).is_break() {
+        true => Err(StepError::Cancelled { done: 0, total }),
+        false => Ok(()),
+    }
+}
 
 /// Why a link broke, where some device says so soon: who refuses a frame ends its links, and these are seen first.
 fn certain(epoch: &Epoch, number: u64, fault: &Fault) -> Option<Fault> {
@@ -45,7 +98,7 @@ impl RingHead {
         let mut broke = 0;
         loop {
             if matches!(self.route, Route::Down) {
-                self.recover()?;
+                self.recover(control)?;
             }
             match self.try_step(batch, control) {
                 Ok(outputs) => {
@@ -61,7 +114,7 @@ impl RingHead {
                         let words = fault.words().to_owned();
                         return Err(RingError::GaveUp { times: broke, words }.into());
                     }
-                    self.recover()?;
+                    self.recover(control)?;
                 }
             }
         }
@@ -96,20 +149,31 @@ impl RingHead {
     /// Forms a ring of what is left and computes every live sequence again.
     ///
     /// # Errors
-    /// [`RingError`]; sequences may then be shorter than they were.
-    pub(super) fn recover(&mut self) -> Result<(), RingError> {
-        let ids = |seq: &SeqId| self.engine.ids(*seq).map(|ids| (*seq, ids.to_vec())).ok();
-        let live: Vec<(SeqId, Vec<TokenId>)> = self.numbers.keys().filter_map(ids).collect();
+    /// [`RingError`], also where it is not wanted any more; sequences keep their tokens.
+    pub(super) fn recover(&mut self, control: &mut dyn StepControl) -> Result<(), RingError> {
+        let live = self.owed.take().unwrap_or_else(|| self.held());
         locked(&self.board.stats).recoveries += 1;
+        let done = self.recover_with(&live, control);
+        done.map_err(|err| {
+            self.route = Route::Down;
+            self.owed = Some(live);
+            self.explained(err)
+        })
+    }
+
+    /// What the engine's sequences hold.
+    fn held(&self) -> Owed {
+        let ids = |seq: &SeqId| self.engine.ids(*seq).map(|ids| (*seq, ids.to_vec())).ok();
+        Owed(self.numbers.keys().filter_map(ids).collect())
+    }
+
+    fn recover_with(&mut self, live: &Owed, control: &mut dyn StepControl) -> Result<(), RingError> {
         let mut broke = 0;
         loop {
-            self.form()?;
-            match self.rebuild(&live) {
+            self.form(control)?;
+            match self.rebuild(live, control) {
                 Ok(()) => return Ok(()),
-                Err(Broken::Step(err)) => {
-                    self.route = Route::Down;
-                    return Err(RingError::Rebuild(err));
-                }
+                Err(Broken::Step(err)) => return Err(RingError::Rebuild(err)),
                 Err(Broken::Ring(fault)) => {
                     broke += 1;
                     self.fall(&fault);
@@ -122,22 +186,46 @@ impl RingHead {
         }
     }
 
-    fn rebuild(&mut self, live: &[(SeqId, Vec<TokenId>)]) -> Result<(), Broken> {
-        for (seq, _) in live {
+    fn rebuild(&mut self, live: &Owed, control: &mut dyn StepControl) -> Result<(), Broken> {
+        let total = self.engine.model().config().n_layers;
+        for seq in live.0.keys() {
             let seq = self.number(*seq);
             self.note(Operation::Create { seq });
         }
-        for (seq, ids) in live {
+        for (seq, ids) in &live.0 {
             // Never the last token, for which nothing would be left to compute; it is computed below.
             let mut done = self.reuse_prefix(*seq, ids);
             while done < ids.len() {
+                still_wanted(control, total)?;
                 let part = &ids[done..ids.len().min(done + REBUILD_TOKENS)];
                 let entry = StepSeq { seq: *seq, ids: part, logits: Wanted::None, capture: None };
-                self.try_step(&[entry], &mut ())?;
+                self.try_step(&[entry], control)?;
                 self.show(part.len());
                 done += part.len();
             }
         }
         Ok(())
+    }
+
+    /// The same error, with who is missing where somebody is.
+    fn explained(&self, err: RingError) -> RingError {
+        if matches!(err, RingError::Rebuild(StepError::Cancelled { .. })) {
+            return err;
+        }
+        let there = |name: &str| self.members.iter().any(|member| member.name() == name);
+        // Of a device that was lost more than once, the last time counts.
+        let stats = locked(&self.board.stats);
+        let missing: BTreeMap<&str, &LostDevice> = stats
+            .lost
+            .iter()
+            .filter(|lost| !there(&lost.name))
+            .map(|lost| (lost.name.as_str(), lost))
+            .collect();
+        if missing.is_empty() {
+            return err;
+        }
+        let lost: Vec<String> =
+            missing.values().map(|lost| format!("`{}` ({})", lost.name, lost.words)).collect();
+        RingError::Missing { lost: lost.join(", "), err: Box::new(err) }
     }
 }
