@@ -361,6 +361,7 @@ impl Agent {
         loop {
             while let Some(event) = queue.pop_front() {
                 let now = Millis::from(origin.elapsed());
+                self.heed(&event);
                 for effect in prepared.core.step(event, now) {
                     match effect {
                         RelayEffect::Ask => match self.ask(prepared) {
@@ -388,7 +389,6 @@ impl Agent {
                             queue.extend(deliver(events, event).await);
                         }
                         RelayEffect::Note(note) => {
-                            self.heed(&note);
                             notes.push(note.clone());
                             queue.extend(deliver(events, AnswerEvent::Note(note)).await);
                         }
@@ -408,16 +408,23 @@ impl Agent {
     }
 
     fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
-        let (Some(client), Some(request)) = (&self.cloud, &prepared.request) else {
+        let Some(request) = &prepared.request else {
             let fault = prepared.redacted.as_ref().err().cloned();
             return Err(fault.unwrap_or(CloudFault::Unreachable { reason: "no cloud is set".into() }));
         };
+        Ok(CloudStream::open(self.client()?.clone(), request.clone()))
+    }
+
+    /// The cloud, unless it asked to be left alone.
+    fn client(&self) -> Result<&CloudClient, CloudFault> {
+        let none = || CloudFault::Unreachable { reason: "no cloud is set".into() };
+        let client = self.cloud.as_ref().ok_or_else(none)?;
         let paused = *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left) = paused.and_then(|until| until.checked_duration_since(Instant::now())) {
             let retry_after_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
             return Err(CloudFault::Overloaded { status: 0, retry_after_ms });
         }
-        Ok(CloudStream::open(client.clone(), request.clone()))
+        Ok(client)
     }
 
     fn ask_to_continue(
@@ -427,8 +434,7 @@ impl Agent {
         tokens_max: usize,
     ) -> Result<CloudStream, CloudFault> {
         let privacy = |err: &dyn std::error::Error| CloudFault::Privacy { reason: err.to_string() };
-        let client =
-            self.cloud.as_ref().ok_or(CloudFault::Unreachable { reason: "no cloud is set".into() })?;
+        let client = self.client()?;
         let accepted = prepared.redactor.redact_answer(accepted).map_err(|err| privacy(&err))?;
         let segments = prepared.redacted.as_ref().map_err(Clone::clone)?;
         let head = RequestHead {
@@ -445,10 +451,9 @@ impl Agent {
     }
 
     /// Remembers a cloud that asked to be left alone.
-    fn heed(&self, note: &Note) {
-        if let Note::WithoutCloud {
-            fault: CloudFault::Overloaded { status, retry_after_ms: Some(ms) }, ..
-        } = note
+    fn heed(&self, event: &RelayEvent) {
+        let RelayEvent::CloudLost(fault) = event else { return };
+        if let CloudFault::Overloaded { status, retry_after_ms: Some(ms) } = fault
             && *status != 0
         {
             let until = Instant::now() + Duration::from_millis(*ms);
@@ -542,4 +547,4 @@ async fn next_event(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

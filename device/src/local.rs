@@ -90,6 +90,8 @@ pub struct LocalEngine {
     adapter: Option<AdapterId>,
     capacity: usize,
     job: Option<Job>,
+    /// Why the answer under way has failed, for commands that were given before that was heard.
+    failure: Option<String>,
     speculator: Option<Speculator>,
 }
 
@@ -102,7 +104,15 @@ impl LocalEngine {
         let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
         let seq = engine.create();
-        Ok(Self { engine: Box::new(engine), seq, adapter: None, capacity, job: None, speculator: None })
+        Ok(Self {
+            engine: Box::new(engine),
+            seq,
+            adapter: None,
+            capacity,
+            job: None,
+            failure: None,
+            speculator: None,
+        })
     }
 
     /// The same over other sequences than this device's engine's, with room for so many tokens.
@@ -112,7 +122,7 @@ impl LocalEngine {
     pub fn over(mut engine: Box<dyn Sequences>, kv_tokens: usize) -> Result<Self, SequenceError> {
         let capacity = kv_tokens.min(engine.model().config().context_len);
         let seq = engine.create_with(None)?;
-        Ok(Self { engine, seq, adapter: None, capacity, job: None, speculator: None })
+        Ok(Self { engine, seq, adapter: None, capacity, job: None, failure: None, speculator: None })
     }
 
     /// Takes an adapter of the model in, for answers to name.
@@ -138,6 +148,7 @@ impl LocalEngine {
         let prompt = match &command {
             EngineCommand::Stop => {
                 self.job = None;
+                self.failure = None;
                 return Vec::new();
             }
             EngineCommand::Open { prompt, .. }
@@ -160,6 +171,7 @@ impl LocalEngine {
         };
         if let Err(reason) = done {
             self.job = None;
+            self.failure = Some(reason.clone());
             reports.push(EngineReport::Failed { prompt, reason });
         }
         reports
@@ -203,7 +215,11 @@ impl LocalEngine {
                 self.job = Some(job);
                 outcome = PassOutcome { cancelled: true, ..PassOutcome::default() };
             }
-            Err(err) => outcome.reports.push(EngineReport::Failed { prompt, reason: chain(&err) }),
+            Err(err) => {
+                let reason = chain(&err);
+                self.failure = Some(reason.clone());
+                outcome.reports.push(EngineReport::Failed { prompt, reason });
+            }
         }
         outcome
     }
@@ -231,6 +247,7 @@ impl LocalEngine {
         reports: &mut Vec<EngineReport>,
     ) -> Result<(), String> {
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
+        self.failure = None;
         self.engine.between_answers();
         self.switch(spec.adapter)?;
         let segments = spec.segments.clone();
@@ -276,7 +293,9 @@ impl LocalEngine {
         reports: &mut Vec<EngineReport>,
     ) -> Result<(), String> {
         let assembled = self.assemble(segments)?;
-        let Some(job) = self.job.as_mut() else { return Err("no answer is open".into()) };
+        let Some(job) = self.job.as_mut() else {
+            return Err(self.failure.take().unwrap_or_else(|| "no answer is open".into()));
+        };
         job.prompt = prompt;
         job.prefix_only = false;
         job.accepted = None;

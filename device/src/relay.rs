@@ -8,7 +8,9 @@
 //! - exactly one [`RelayEffect::Finish`], and no effect after it;
 //! - the device goes on from exactly the tokens it verified, so the text after a takeover is its own continuation of
 //!   the accepted prefix;
-//! - only a contiguous prefix of the cloud's tokens is used, and none past the agreed number.
+//! - only a contiguous prefix of the cloud's tokens is used, and none past the agreed number;
+//! - a device that fails in the middle, whatever computes there, costs no token where the cloud may be asked: it is asked
+//!   once to go on after exactly the text that was accepted.
 
 mod answer;
 mod cloud;
@@ -125,9 +127,9 @@ impl RelayCore {
         match event {
             RelayEvent::Begin => self.begin(now, &mut fx),
             RelayEvent::Cloud(event) => self.on_cloud(event, now, &mut fx),
-            RelayEvent::CloudLost(fault) => self.cloud_lost(fault, &mut fx),
+            RelayEvent::CloudLost(fault) => self.cloud_lost(fault, now, &mut fx),
             RelayEvent::Engine(report) => self.on_report(report, now, &mut fx),
-            RelayEvent::EngineLost => self.engine_lost(&mut fx),
+            RelayEvent::EngineLost => self.engine_lost(now, &mut fx),
             RelayEvent::Timer => {}
             RelayEvent::Cancel => return self.cancel(fx),
         }
@@ -188,12 +190,12 @@ impl RelayCore {
         if self.stall_at().is_some_and(|at| now >= at) {
             let waited_ms = (now - self.cloud.last_at).as_f64() as u64;
             fx.push(RelayEffect::CancelCloud);
-            self.cloud_lost(CloudFault::Silent { waited_ms }, fx);
+            self.cloud_lost(CloudFault::Silent { waited_ms }, now, fx);
         }
         if self.timeout_at().is_some_and(|at| now >= at) {
             let waited_ms = (now - self.cloud.last_at).as_f64() as u64;
             fx.push(RelayEffect::CancelCloud);
-            self.cloud_lost(CloudFault::Silent { waited_ms }, fx);
+            self.cloud_lost(CloudFault::Silent { waited_ms }, now, fx);
         }
     }
 
@@ -205,7 +207,8 @@ impl RelayCore {
 
     /// When a cloud that stopped sending is cut off, because the device is ready and little is left to show.
     fn stall_at(&self) -> Option<Millis> {
-        if self.ending.is_some() || !self.cloud.streaming() || !self.device.ready {
+        let ready = self.device.ready && self.device_can_take_over();
+        if self.ending.is_some() || !self.cloud.streaming() || !ready {
             return None;
         }
         let verify_ms = self.device.verify_ms(self.answer.len());

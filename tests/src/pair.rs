@@ -87,6 +87,21 @@ impl Pair {
         ratio: f32,
         corrector: Corrector,
     ) -> anyhow::Result<Self> {
+        let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
+        let device = LocalEngine::new(device_model, options).context("set up the device's engine")?;
+        Self::over(cloud_model, device, ratio, corrector)
+    }
+
+    /// The same with a device that computes by other means than an engine of its own.
+    ///
+    /// # Errors
+    /// The cloud's engine cannot be set up.
+    pub fn over(
+        cloud_model: Arc<Model>,
+        device: LocalEngine,
+        ratio: f32,
+        corrector: Corrector,
+    ) -> anyhow::Result<Self> {
         let scene = SceneSettings {
             ratio: Some(ratio),
             xi: ratio,
@@ -97,8 +112,6 @@ impl Pair {
         };
         let scenes = vec![Scene { id: SCENE.to_owned(), version: 1, settings: scene.clone() }];
         let cloud = SimulatedCloud::new(cloud_model, scenes, CLOUD, |_| {})?;
-        let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
-        let device = LocalEngine::new(device_model, options).context("set up the device's engine")?;
         Ok(Self { cloud, device, scene })
     }
 

@@ -27,7 +27,7 @@ use baton_device::{
 };
 use baton_engine::{Model, pace_emulation::PassCost};
 use baton_pacing::Millis;
-use baton_protocol::{AssistEvent, AssistRequest};
+use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
 
 /// Steps after which an answer is taken to hang; a long answer needs a few thousand.
 const STEPS_MAX: usize = 200_000;
@@ -103,6 +103,8 @@ pub enum LineFault {
     None,
     /// Before the token with this index arrives; 0: nothing arrives at all.
     CutAt(usize),
+    /// The same, and from then on it holds.
+    CutOnceAt(usize),
     /// It cannot be reached.
     Unreachable,
 }
@@ -129,6 +131,8 @@ pub struct Told {
     pub commands: Vec<EngineCommand>,
     /// Ids that the device wrote, with their indices.
     pub device_tokens: Vec<(usize, u32)>,
+    /// The text that the cloud was asked to go on from.
+    pub continued_from: Option<String>,
 }
 
 #[derive(Debug)]
@@ -220,6 +224,7 @@ impl<'a> Simulation<'a> {
                 notes: Vec::new(),
                 commands: Vec::new(),
                 device_tokens: Vec::new(),
+                continued_from: None,
             },
         };
         simulation.run_to_the_end(&mut core, request)?;
@@ -315,12 +320,15 @@ impl<'a> Simulation<'a> {
                 AssistEvent::End(_) | AssistEvent::Error(_) => None,
             };
             let cut = match (self.line.fault, index) {
-                (LineFault::CutAt(cut), Some(index)) => index >= cut,
-                (LineFault::CutAt(_), None) => true,
+                (LineFault::CutAt(cut) | LineFault::CutOnceAt(cut), Some(index)) => index >= cut,
+                (LineFault::CutAt(_) | LineFault::CutOnceAt(_), None) => true,
                 _ => false,
             };
             if cut {
                 self.stream = None;
+                if matches!(self.line.fault, LineFault::CutOnceAt(_)) {
+                    self.line.fault = LineFault::None;
+                }
                 self.at(arrival, Happening::Relay(Box::new(RelayEvent::CloudLost(CloudFault::Disconnected))));
                 return;
             }
@@ -337,10 +345,13 @@ impl<'a> Simulation<'a> {
         for effect in core.step(event, now) {
             match effect {
                 RelayEffect::Ask => self.ask(request),
-                RelayEffect::AskToContinue { accepted, .. } => {
+                RelayEffect::AskToContinue { accepted, tokens_max } => {
+                    self.told.continued_from = Some(accepted.clone());
                     let more = AssistRequest {
                         continue_from: Some(accepted),
-                        assist_tokens: None,
+                        assist_tokens: u32::try_from(tokens_max).ok(),
+                        device: None,
+                        refine: RefineOptions { ratio: Some(1.0), mode: Some("none".to_owned()) },
                         ..request.clone()
                     };
                     self.ask(&more);

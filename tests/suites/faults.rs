@@ -1,5 +1,11 @@
 //! The line to the cloud breaks at every index: the answer still ends, with no repeat and no gap, and goes on as the
-//! device's own continuation of what it had accepted (invariant I9).
+//! device's own continuation of what it had accepted (invariant I9). The device fails for good at every step: the cloud
+//! goes on as its own model does after the text that was accepted.
+
+#[path = "faults/failing.rs"]
+mod failing;
+
+use std::sync::Arc;
 
 use baton_corpus::{Document, QuestionKind, document};
 use baton_device::{
@@ -11,7 +17,7 @@ use baton_e2e::{
     simulation::{Line, LineFault, Told},
 };
 use baton_engine::{
-    Detokenizer, Engine, EngineOptions, Sampler, SamplingParams, StepSeq, Wanted,
+    Detokenizer, Engine, EngineOptions, Model, Sampler, SamplingParams, StepSeq, Wanted,
     prompt::{PromptSegment, assemble},
 };
 use baton_protocol::{Corrector, Segment};
@@ -63,9 +69,13 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
     (segments, accepted)
 }
 
-/// The continuation by the plainest use of the engine: the prompt in one step, then one token after another.
+/// The device's continuation.
 fn continuation(pair: &Pair, segments: &[Segment], accepted: &[u32]) -> String {
-    let model = pair.device.model().clone();
+    continuation_by(pair.device.model(), segments, accepted)
+}
+
+/// The continuation by the plainest use of the engine: the prompt in one step, then one token after another.
+fn continuation_by(model: &Arc<Model>, segments: &[Segment], accepted: &[u32]) -> String {
     let parts: Vec<PromptSegment<'_>> = segments
         .iter()
         .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })

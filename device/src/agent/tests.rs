@@ -9,14 +9,19 @@ use baton_protocol::Role;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// A cloud that answers every request with these bytes and keeps what it was sent.
-struct FakeCloud {
-    url: String,
+/// A cloud that answers requests with these bytes and keeps what it was sent.
+pub(crate) struct FakeCloud {
+    pub(crate) url: String,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl FakeCloud {
     async fn start(response: String) -> Self {
+        Self::answering(vec![response]).await
+    }
+
+    /// One answer for each request; the last one for all that follow.
+    pub(crate) async fn answering(responses: Vec<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -25,7 +30,12 @@ impl FakeCloud {
             while let Ok((mut socket, _)) = listener.accept().await {
                 let mut request = vec![0; 1 << 16];
                 let n = socket.read(&mut request).await.unwrap_or(0);
-                log.lock().unwrap().push(request[..n].to_vec());
+                let seen = {
+                    let mut log = log.lock().unwrap();
+                    log.push(request[..n].to_vec());
+                    log.len()
+                };
+                let response = &responses[seen.min(responses.len()) - 1];
                 // The client may have gone; that is its right.
                 let _sent = socket.write_all(response.as_bytes()).await;
                 let _closed = socket.shutdown().await;
@@ -34,13 +44,13 @@ impl FakeCloud {
         Self { url, seen }
     }
 
-    fn requests(&self) -> Vec<String> {
+    pub(crate) fn requests(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|r| String::from_utf8_lossy(r).into_owned()).collect()
     }
 }
 
 /// Server-sent events: these texts as tokens, and an end.
-fn stream(texts: &[&str]) -> String {
+pub(crate) fn stream(texts: &[&str]) -> String {
     let mut body =
         String::from("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n");
     for (index, text) in texts.iter().enumerate() {
@@ -75,7 +85,7 @@ fn agent(cloud: Option<&str>) -> Agent {
     Agent::new(Some(DeviceModel::new(worker, model())), model().tokenizer().clone(), cloud, "test")
 }
 
-fn question(text: &str, mode: RelayMode) -> Question {
+pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
     Question {
         segments: vec![Segment::fixed(Role::User, text)],
         scene: crate::scene::built_in("chat"),
@@ -91,7 +101,7 @@ fn question(text: &str, mode: RelayMode) -> Question {
 }
 
 /// Asks, and gives the report and the text as it was shown.
-async fn ask(agent: &Agent, question: Question) -> (AnswerReport, String) {
+pub(crate) async fn ask(agent: &Agent, question: Question) -> (AnswerReport, String) {
     let (sender, mut events) = mpsc::channel(64);
     let show = async {
         let mut shown = String::new();
@@ -106,7 +116,7 @@ async fn ask(agent: &Agent, question: Question) -> (AnswerReport, String) {
     (report.unwrap(), shown)
 }
 
-fn codes(report: &AnswerReport) -> Vec<&'static str> {
+pub(crate) fn codes(report: &AnswerReport) -> Vec<&'static str> {
     report.notes.iter().map(Note::code).collect()
 }
 

@@ -102,12 +102,17 @@ fn usage(report: &AnswerReport) -> Value {
     })
 }
 
-fn failure(report: &AnswerReport) -> Option<ApiError> {
-    report.error.as_ref().map(|error| ApiError::Answer { message: error.message.clone(), code: error.code })
+/// An answer that failed; `written` is what its reader does not have yet.
+pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> {
+    report.error.as_ref().map(|error| ApiError::Answer {
+        message: error.message.clone(),
+        code: error.code,
+        written: written.to_owned(),
+    })
 }
 
 fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
-    if let Some(err) = failure(report) {
+    if let Some(err) = failure(report, &report.answer) {
         return Err(err);
     }
     let body = json!({
@@ -193,7 +198,7 @@ async fn finish(
 ) -> Result<(), Gone> {
     match report.map_err(ApiError::from) {
         Err(err) => send(chunks, &err.body()).await?,
-        Ok(report) => match failure(&report) {
+        Ok(report) => match failure(&report, "") {
             Some(err) => send(chunks, &err.body()).await?,
             None => {
                 send(chunks, &head.chunk(json!({}), Some(finish_reason(&report)))).await?;

@@ -18,7 +18,7 @@ pub(super) enum ApiError {
     #[error("{waiting} answers are running or waiting, at most {max} are allowed")]
     Busy { waiting: usize, max: usize },
     #[error("{message}")]
-    Answer { message: String, code: &'static str },
+    Answer { message: String, code: &'static str, written: String },
     #[error("cannot answer")]
     Agent(#[from] AgentError),
 }
@@ -41,7 +41,8 @@ impl ApiError {
         }
     }
 
-    /// The body: `{"error":{"message","type","param","code"}}`.
+    /// The body: `{"error":{"message","type","param","code"}}`, and `written`: what there is of an answer that failed and
+    /// was not streamed.
     pub(super) fn body(&self) -> serde_json::Value {
         let (kind, code) = match self {
             Self::BadRequest { .. } => ("invalid_request_error", "invalid_request"),
@@ -62,7 +63,13 @@ impl ApiError {
             Self::BadRequest { param, .. } => *param,
             _ => None,
         };
-        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+        let mut body = json!({ "error": { "message": message, "type": kind, "param": param, "code": code } });
+        if let Self::Answer { written, .. } = self
+            && !written.is_empty()
+        {
+            body["error"]["written"] = json!(written);
+        }
+        body
     }
 }
 

@@ -147,3 +147,19 @@ fn only_loopback_is_served_without_a_key() {
         assert_eq!(check_address(address.parse().unwrap(), key).is_ok(), ok, "{address} {key:?}");
     }
 }
+
+#[test]
+fn an_answer_that_fails_keeps_what_was_written() {
+    use crate::agent::AnswerReport;
+    use crate::relay::{AnswerError, Ending, Outcome, Timeline};
+    let report = |answer: &str| {
+        let error = AnswerError::Device { reason: "the ring is lost".into() };
+        let (ending, answer, timeline) = (Ending::Failed(error), answer.to_owned(), Timeline::default());
+        AnswerReport::new(Outcome { ending, answer, timeline }, Vec::new(), None)
+    };
+    for (written, want) in [("So far so", json!("So far so")), ("", Value::Null)] {
+        let body = super::chat::failure(&report(written), written).unwrap().body();
+        assert_eq!((&body["error"]["written"], &body["error"]["code"]), (&want, &json!("device_failed")));
+        assert!(body["error"]["message"].as_str().unwrap().contains("the ring is lost"), "{body}");
+    }
+}

@@ -124,6 +124,11 @@ impl Answer {
         pushed.text
     }
 
+    /// Forgets the beginning of a character that its token has not completed: no part of the text so far.
+    pub(super) fn drop_incomplete(&mut self) {
+        self.detokenizer = Detokenizer::new(self.rules.tokenizer.clone());
+    }
+
     /// Drops every token from `len` on; none of them may have been shown.
     pub(super) fn truncate(&mut self, len: usize) {
         let tokens = std::mem::take(&mut self.tokens);

@@ -38,8 +38,8 @@ pub(super) struct CloudSide {
     pub(super) cap: usize,
     /// Answer tokens before this stream: 0, or what was accepted when the cloud was asked to go on.
     offset: usize,
-    /// The stream was lost, refused or cut: the cloud is not asked again for this answer.
-    lost: bool,
+    /// Why it would be in vain to ask again for this answer.
+    refuses: Option<CloudFault>,
     continuing: bool,
     /// Token ids mean the same on both sides: equal tokenizer digests.
     pub(super) ids_usable: bool,
@@ -60,7 +60,7 @@ impl CloudSide {
             inbox: Inbox::default(),
             cap: tokens_max,
             offset: 0,
-            lost: false,
+            refuses: None,
             continuing: false,
             ids_usable: false,
             corrector,
@@ -152,10 +152,10 @@ impl RelayCore {
                 self.cloud.inbox.disorder_at.get_or_insert(0);
                 self.note_disorder(fx);
             }
-            AssistEvent::End(end) => self.on_end(&end, fx),
+            AssistEvent::End(end) => self.on_end(&end, now, fx),
             AssistEvent::Error(error) => {
                 fx.push(RelayEffect::CancelCloud);
-                self.cloud_lost(fault_of(0, &error.error), fx);
+                self.cloud_lost(fault_of(0, &error.error), now, fx);
             }
         }
     }
@@ -190,13 +190,16 @@ impl RelayCore {
         if first.protocol != PROTOCOL_VERSION {
             fx.push(RelayEffect::CancelCloud);
             let fault = CloudFault::Version { ours: PROTOCOL_VERSION, theirs: first.protocol };
-            return self.cloud_lost(fault, fx);
+            return self.cloud_lost(fault, now, fx);
         }
         self.cloud.last_at = now;
         self.cloud.state = CloudState::Streaming;
         self.cloud.hedge_at = None;
         let left = self.spec.tokens_max - self.cloud.offset;
         self.cloud.cap = usize::try_from(first.assist_tokens).unwrap_or(left).clamp(1, left.max(1));
+        // Ids go on from ids only: behind text they would not know what text it was.
+        let same_ids = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
+        self.cloud.ids_usable = same_ids && self.answer.ids().is_some();
         if !self.cloud.continuing {
             self.cloud.corrector = self.config.corrector_override.unwrap_or(first.corrector);
             if first.tau_ms.is_finite() && first.tau_ms > 0.0 {
@@ -206,8 +209,6 @@ impl RelayCore {
             self.timeline.assist_tokens = Some(self.cloud.cap);
             self.timeline.assist_bound_by = Some(first.assist_bound_by.clone());
             self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
-            self.cloud.ids_usable =
-                first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
             }
@@ -225,7 +226,7 @@ impl RelayCore {
         for token in ready {
             if let Err(fault) = self.accept(token, fx) {
                 fx.push(RelayEffect::CancelCloud);
-                return self.cloud_lost(fault, fx);
+                return self.cloud_lost(fault, now, fx);
             }
             if self.ending.is_some() {
                 return;
@@ -266,10 +267,10 @@ impl RelayCore {
         }
     }
 
-    fn on_end(&mut self, end: &EndEvent, fx: &mut Vec<RelayEffect>) {
+    fn on_end(&mut self, end: &EndEvent, now: Millis, fx: &mut Vec<RelayEffect>) {
         self.read_costs(end);
         if end.reason == EndReason::Cancelled {
-            return self.cloud_lost(CloudFault::Cancelled, fx);
+            return self.cloud_lost(CloudFault::Cancelled, now, fx);
         }
         let got = self.answer.len() - self.cloud.offset;
         let said = end.usage.completion_tokens as usize;
@@ -281,51 +282,69 @@ impl RelayCore {
         if hole || got < self.cloud.cap {
             fx.push(RelayEffect::Note(Note::TokenCount { want: said.max(self.cloud.cap), got }));
         }
-        self.cloud_part_over(fx);
+        self.cloud_part_over(hole, now, fx);
     }
 
     /// The cloud is gone before its part was complete, or so it seems.
-    pub(super) fn cloud_lost(&mut self, fault: CloudFault, fx: &mut Vec<RelayEffect>) {
+    pub(super) fn cloud_lost(&mut self, fault: CloudFault, now: Millis, fx: &mut Vec<RelayEffect>) {
         if !self.cloud.active() || self.ending.is_some() {
             self.cloud.close();
             return;
         }
-        let all_there = self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap;
+        let broke_off = self.cloud.streaming();
+        let all_there = broke_off && self.answer.len() - self.cloud.offset >= self.cloud.cap;
         self.cloud.close();
         if all_there {
-            return self.cloud_part_over(fx);
+            return self.cloud_part_over(false, now, fx);
         }
-        self.cloud.lost = true;
-        if !self.device_can_take_over() {
-            return self.fail(self.device.failure().unwrap_or(AnswerError::Cloud(fault)), fx);
+        if self.device_can_take_over() {
+            self.cloud.refuses = fault.is_final().then(|| fault.clone());
+            return fx.push(RelayEffect::Note(Note::WithoutCloud { fault, at: self.answer.len() }));
         }
-        fx.push(RelayEffect::Note(Note::WithoutCloud { fault, at: self.answer.len() }));
+        match self.device.failure() {
+            None => self.fail(AnswerError::Cloud(fault), fx),
+            // It was there a moment ago: only that stream is gone.
+            Some(reason) if broke_off && !self.cloud.continuing && !fault.is_final() => {
+                self.continue_in_cloud(reason, now, fx);
+            }
+            Some(reason) => self.fail(AnswerError::DeviceAndCloud { reason, fault }, fx),
+        }
     }
 
-    /// The cloud wrote what it agreed to. Where the device cannot go on, the cloud is asked to.
-    fn cloud_part_over(&mut self, fx: &mut Vec<RelayEffect>) {
+    /// The cloud wrote what it agreed to, or what came of it (`hole`: not all that it wrote). Where the device cannot go
+    /// on, the cloud is asked to.
+    fn cloud_part_over(&mut self, hole: bool, now: Millis, fx: &mut Vec<RelayEffect>) {
         if self.device_can_take_over() || self.device.writing() {
             return;
         }
-        let Some(error) = self.device.failure() else {
-            return self.complete(Ending::Length, "", fx);
-        };
-        self.continue_in_cloud(error, fx);
+        match self.device.failure() {
+            Some(reason) if !self.cloud.continuing => self.continue_in_cloud(reason, now, fx),
+            Some(reason) if hole => {
+                let fault = CloudFault::Malformed { reason: "tokens in its middle are missing".into() };
+                self.fail(AnswerError::DeviceAndCloud { reason, fault }, fx);
+            }
+            _ => self.complete(Ending::Length, "", fx),
+        }
     }
 
-    /// Asks the cloud to go on after the accepted text, once; `error` is why the device cannot.
-    pub(super) fn continue_in_cloud(&mut self, error: AnswerError, fx: &mut Vec<RelayEffect>) {
-        if !self.config.may_continue || self.cloud.lost || self.cloud.continuing {
-            return self.fail(error, fx);
+    /// Asks the cloud to go on after the accepted text, once; `reason` is why the device cannot.
+    pub(super) fn continue_in_cloud(&mut self, reason: String, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if !self.config.may_continue || self.config.mode == RelayMode::DeviceOnly {
+            return self.fail(AnswerError::Device { reason }, fx);
         }
+        if let Some(fault) = self.cloud.refuses.clone() {
+            return self.fail(AnswerError::DeviceAndCloud { reason, fault }, fx);
+        }
+        // What was not shown is no part of the text that the cloud goes on from.
+        self.answer.drop_incomplete();
         let offset = self.answer.len();
-        let last_at = self.cloud.last_at;
         self.cloud.inbox = Inbox::default();
         self.cloud.offset = offset;
         self.cloud.continuing = true;
+        self.cloud.hedge_at = None;
         self.cloud.cap = self.spec.tokens_max - offset;
-        self.cloud.asked(last_at);
-        fx.push(RelayEffect::Note(Note::CloudContinues { reason: error.to_string() }));
+        self.cloud.asked(now);
+        fx.push(RelayEffect::Note(Note::CloudContinues { at: offset, reason }));
         fx.push(RelayEffect::AskToContinue {
             accepted: self.answer.model_text(),
             tokens_max: self.spec.tokens_max - offset,
@@ -356,7 +375,6 @@ impl RelayCore {
     /// The device was first: the cloud's answer is not needed.
     pub(super) fn cloud_too_slow(&mut self, fx: &mut Vec<RelayEffect>) {
         self.cloud.close();
-        self.cloud.lost = true;
         fx.push(RelayEffect::CancelCloud);
         fx.push(RelayEffect::Note(Note::CloudTooSlow));
     }

@@ -3,7 +3,7 @@
 use super::answer::Piece;
 use super::note::{AnswerError, Note};
 use super::outcome::Ending;
-use super::{RelayConfig, RelayCore, RelayEffect, RelayMode, Source};
+use super::{RelayConfig, RelayCore, RelayEffect, Source};
 use crate::local::{Accepted, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified};
 use baton_pacing::{DeviceCost, Millis, TakeoverEstimate};
 use baton_protocol::{Corrector, Segment};
@@ -89,9 +89,10 @@ impl DeviceSide {
         matches!(self.state, DeviceState::Verifying | DeviceState::Decoding)
     }
 
-    pub(super) fn failure(&self) -> Option<AnswerError> {
+    /// Why it cannot, in the engine's words.
+    pub(super) fn failure(&self) -> Option<String> {
         match &self.state {
-            DeviceState::Failed(reason) => Some(AnswerError::Device { reason: reason.clone() }),
+            DeviceState::Failed(reason) => Some(reason.clone()),
             _ => None,
         }
     }
@@ -253,7 +254,7 @@ impl RelayCore {
                 let ending = if why == EngineEnd::EndToken { Ending::Stop } else { Ending::Length };
                 self.complete(ending, &text, fx);
             }
-            EngineReport::Failed { reason, .. } => self.on_failed(reason, fx),
+            EngineReport::Failed { reason, .. } => self.on_failed(reason, now, fx),
         }
     }
 
@@ -341,25 +342,26 @@ impl RelayCore {
     }
 
     /// The engine's thread is gone.
-    pub(super) fn engine_lost(&mut self, fx: &mut Vec<RelayEffect>) {
+    pub(super) fn engine_lost(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
         if self.ending.is_none() && self.device.usable() && self.device.state != DeviceState::Over {
-            self.on_failed("the engine has ended".into(), fx);
+            self.on_failed("the engine has ended".into(), now, fx);
         }
     }
 
     /// The device cannot: the cloud goes on alone, or is asked to go on, or the answer fails.
-    fn on_failed(&mut self, reason: String, fx: &mut Vec<RelayEffect>) {
-        let state = std::mem::replace(&mut self.device.state, DeviceState::Failed(reason.clone()));
-        if self.cloud.active() && state != DeviceState::Verifying {
+    fn on_failed(&mut self, reason: String, now: Millis, fx: &mut Vec<RelayEffect>) {
+        // What was ordered before the first failure was heard of fails as well.
+        if !self.device.usable() {
             return;
         }
-        if self.config.mode == RelayMode::DeviceOnly {
-            return self.fail(AnswerError::Device { reason }, fx);
+        self.device.state = DeviceState::Failed(reason.clone());
+        if !self.cloud_complete() {
+            return;
         }
         if self.cloud.active() {
             self.cloud.close();
             fx.push(RelayEffect::CancelCloud);
         }
-        self.continue_in_cloud(AnswerError::Device { reason }, fx);
+        self.continue_in_cloud(reason, now, fx);
     }
 }

@@ -83,6 +83,11 @@ pub enum CloudFault {
 }
 
 impl CloudFault {
+    /// Whether this cloud would say the same again, however long it is left alone.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::SignIn { .. } | Self::Version { .. } | Self::Privacy { .. })
+    }
+
     /// Stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -147,8 +152,10 @@ pub enum Note {
         kept: usize,
     },
     /// The device cannot go on; the cloud was asked to.
-    #[error("this device cannot go on ({reason}); the cloud continues")]
+    #[error("this device cannot go on ({reason}); the cloud continues from token {at}")]
     CloudContinues {
+        /// First token index after the accepted text.
+        at: usize,
         /// Why.
         reason: String,
     },
@@ -222,11 +229,24 @@ pub enum AnswerError {
     /// The cloud failed and there is no device model to go on with.
     #[error("{0}")]
     Cloud(CloudFault),
-    /// The device's engine failed and the cloud cannot go on.
-    #[error("this device failed: {reason}")]
+    /// The device's engine failed, and no cloud may go on in its place.
+    #[error(
+        "this device cannot go on ({reason}) and no cloud may be asked to; what was written stays: ask again, or let a \
+         cloud finish such answers (--cloud URL, mode `relay`)"
+    )]
     Device {
         /// The engine's words.
         reason: String,
+    },
+    /// The device's engine failed, and so did the cloud that was to go on.
+    #[error(
+        "neither this device ({reason}) nor the cloud ({fault}) can go on; what was written stays: ask again"
+    )]
+    DeviceAndCloud {
+        /// The engine's words.
+        reason: String,
+        /// What the cloud did.
+        fault: CloudFault,
     },
 }
 
@@ -235,7 +255,7 @@ impl AnswerError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Cloud(fault) => fault.code(),
-            Self::Device { .. } => "device_failed",
+            Self::Device { .. } | Self::DeviceAndCloud { .. } => "device_failed",
         }
     }
 }

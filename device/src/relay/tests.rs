@@ -1,5 +1,6 @@
 //! The relay core in virtual time: a scripted cloud, and a scripted or a real engine.
 
+mod continues;
 mod faults;
 mod properties;
 mod real;

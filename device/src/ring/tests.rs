@@ -2,6 +2,7 @@
 
 mod answers;
 mod cancelled;
+mod cloud;
 mod health;
 mod home;
 mod joining;

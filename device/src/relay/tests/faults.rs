@@ -163,8 +163,7 @@ fn fault_11_a_captive_portal_is_recognized() {
 
 #[test]
 fn fault_12_without_memory_on_the_device_the_cloud_goes_on() {
-    let mut engine = engine(60);
-    engine.fail_at = Some(64);
+    let engine = engine(60).failing(Some(64), None);
     let mut sim = Sim::new(core(config(), 40), engine, good_cloud(26));
     sim.continuation = (26..40)
         .map(|i| {

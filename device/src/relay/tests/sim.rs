@@ -41,7 +41,9 @@ pub(super) struct ScriptedEngine {
     next: Option<usize>,
     open: bool,
     /// Fails in the pass that would pass this many prompt tokens.
-    pub(super) fail_at: Option<usize>,
+    fail_at: Option<usize>,
+    /// Fails where it would write the token of this index.
+    fail_at_token: Option<usize>,
 }
 
 const CHUNK: usize = 16;
@@ -61,7 +63,13 @@ impl ScriptedEngine {
             next: None,
             open: false,
             fail_at: None,
+            fail_at_token: None,
         }
+    }
+
+    /// One that fails in the pass that would pass so many prompt tokens, or where it would write the token of this index.
+    pub(super) fn failing(self, prompt_tokens: Option<usize>, token: Option<usize>) -> Self {
+        Self { fail_at: prompt_tokens, fail_at_token: token, ..self }
     }
 
     /// A token for every two bytes.
@@ -71,6 +79,10 @@ impl ScriptedEngine {
 
     fn write(&mut self, index: usize) -> EngineReport {
         let prompt = self.prompt;
+        if self.fail_at_token == Some(index) {
+            (self.open, self.next) = (false, None);
+            return EngineReport::Failed { prompt, reason: "the ring is lost".into() };
+        }
         let why = match index {
             i if i >= self.tokens_max => EngineEnd::TokensMax,
             i if i >= self.end_at => EngineEnd::EndToken,
@@ -191,6 +203,8 @@ pub(super) struct Sim<E> {
     script: VecDeque<(f64, RelayEvent)>,
     /// What happens after the cloud was asked to go on.
     pub(super) continuation: Vec<(f64, RelayEvent)>,
+    /// The same, for whatever token it is asked to go on with.
+    pub(super) answers_from: Option<fn(usize) -> Vec<(f64, RelayEvent)>>,
     busy: Option<(f64, Vec<EngineReport>)>,
     waiting: VecDeque<EngineCommand>,
     wake: Option<f64>,
@@ -215,6 +229,7 @@ impl<E: VirtualEngine> Sim<E> {
             now: 0.0,
             script: script.into(),
             continuation: Vec::new(),
+            answers_from: None,
             busy: None,
             waiting: VecDeque::new(),
             wake: None,
@@ -307,8 +322,13 @@ impl<E: VirtualEngine> Sim<E> {
                 RelayEffect::Ask => self.asked = true,
                 RelayEffect::AskToContinue { accepted, .. } => {
                     self.closed = false;
+                    // Nothing of the first stream comes in the second.
+                    self.script.retain(|(_, event)| matches!(event, RelayEvent::Cancel | RelayEvent::Timer));
+                    let mut later = std::mem::take(&mut self.continuation);
+                    if let Some(answer) = self.answers_from {
+                        later = answer(accepted.chars().count());
+                    }
                     self.accepted = Some(accepted);
-                    let later = std::mem::take(&mut self.continuation);
                     self.script.extend(later.into_iter().map(|(after, event)| (self.now + after, event)));
                     self.script.make_contiguous().sort_by(|a, b| a.0.total_cmp(&b.0));
                 }

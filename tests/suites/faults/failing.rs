@@ -1,0 +1,141 @@
+//! A device whose sequences fail for good after so many steps, as those of a ring do that nobody is left of.
+
+use std::sync::Arc;
+
+use baton_device::{
+    local::{LocalEngine, SequenceError, Sequences},
+    relay::{Ending, Source},
+};
+use baton_e2e::{
+    pair::{Pair, demo_model},
+    simulation::LineFault,
+};
+use baton_engine::{
+    Adapter, AdapterId, Engine, EngineOptions, Model, SeqId, SeqOutput, StepControl, StepSeq,
+    tokenizer::TokenId,
+};
+use baton_protocol::Corrector;
+
+use super::{ASSIST_TOKENS, TOKENS_MAX, ask, check_shown, continuation_by, line, taken_over};
+
+/// An engine that fails from a step on.
+struct Failing {
+    engine: Engine,
+    steps_left: usize,
+}
+
+impl Sequences for Failing {
+    fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+
+    fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
+        Sequences::add_adapter(&mut self.engine, adapter)
+    }
+
+    fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        Sequences::create_with(&mut self.engine, adapter)
+    }
+
+    fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
+        Sequences::fork(&mut self.engine, seq, n_tokens)
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
+        Sequences::truncate(&mut self.engine, seq, n_tokens)
+    }
+
+    fn release(&mut self, seq: SeqId) {
+        self.engine.release(seq);
+    }
+
+    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
+        Sequences::len(&self.engine, seq)
+    }
+
+    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
+        Sequences::ids(&self.engine, seq)
+    }
+
+    fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        self.engine.reuse_prefix(seq, ids)
+    }
+
+    fn step(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, SequenceError> {
+        let Some(left) = self.steps_left.checked_sub(1) else {
+            return Err(SequenceError::Ring(std::io::Error::other("nobody is left to compute").into()));
+        };
+        self.steps_left = left;
+        Sequences::step(&mut self.engine, batch, control)
+    }
+}
+
+/// A device that fails after so many steps, and a cloud with another model.
+fn pair(steps: usize) -> Pair {
+    let cloud = demo_model("demo-cloud.gguf").expect("the demo model is in the checkout");
+    let device = demo_model("demo-device.gguf").expect("the demo model is in the checkout");
+    let options = EngineOptions { kv_tokens: 4096, ..EngineOptions::default() };
+    let engine = Engine::new(device, options).expect("an engine for the device");
+    let failing = Failing { engine, steps_left: steps };
+    let device = LocalEngine::over(Box::new(failing), 4096).expect("a sequence");
+    Pair::over(cloud, device, 0.25, Corrector::Cloud).expect("set up both sides")
+}
+
+/// What was written before the cloud was asked to go on is the cloud's and the device's own; what follows is what the
+/// cloud's model alone writes after that text.
+fn check(fault: LineFault, steps: usize) -> Option<usize> {
+    let what = format!("{fault:?}, the device fails after {steps} steps");
+    let mut pair = pair(steps);
+    let (_, question) = ask(11, 400);
+    let told = pair.relay(&question, line(fault)).expect("the answer ends");
+    check_shown(&told, &what);
+    let (segments, cloud_ids) = taken_over(&told, &question.segments);
+    let by_device = told.device_tokens.len();
+    let Some(accepted) = &told.continued_from else {
+        assert!(by_device > 0, "nobody else finishes an answer, {what}");
+        return None;
+    };
+    if by_device > 0 {
+        let own = continuation_by(pair.device.model(), &segments, &cloud_ids);
+        assert!(own.starts_with(accepted.as_str()), "{accepted:?} of {own:?}, {what}");
+    }
+    let cloud = demo_model("demo-cloud.gguf").expect("the demo model is in the checkout");
+    let ids = cloud.tokenizer().encode(accepted);
+    let want = continuation_by(&cloud, &question.segments, &ids);
+    assert_eq!(told.outcome.answer, want, "{what}");
+    let notes: Vec<&str> = told.notes.iter().map(baton_device::relay::Note::code).collect();
+    assert_eq!(notes.iter().filter(|note| **note == "cloud_continues").count(), 1, "{notes:?}, {what}");
+    let shown = &told.outcome.timeline.shown;
+    assert_eq!(shown.iter().filter(|s| s.source == Source::Device).count(), by_device, "{what}");
+    assert!(shown.len() <= TOKENS_MAX && told.outcome.ending != Ending::Cancelled, "{what}");
+    Some(by_device)
+}
+
+#[test]
+fn a_device_that_fails_for_good_at_any_step_hands_the_answer_to_the_cloud() {
+    let mut cuts = Vec::new();
+    for steps in 0..64 {
+        match check(LineFault::None, steps) {
+            Some(by_device) => cuts.push(by_device),
+            None => break,
+        }
+    }
+    assert!(cuts.is_sorted(), "{cuts:?}");
+    assert!(cuts[0] == 0 && cuts.last() > Some(&10), "before its first token, and behind many: {cuts:?}");
+}
+
+#[test]
+fn a_cloud_whose_line_was_cut_is_asked_again_by_a_device_that_fails() {
+    for cut in [1, 7, ASSIST_TOKENS as usize - 1] {
+        // It has failed before the line is cut, or long after.
+        for steps in [0, 30, 37] {
+            assert!(check(LineFault::CutOnceAt(cut), steps).is_some(), "cut at {cut}, {steps} steps");
+        }
+    }
+    // Nothing had come of the cloud: the device wrote all there was.
+    assert!(check(LineFault::CutOnceAt(0), 37) > Some(0));
+}
