@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use baton_e2e::stop::Stopped;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -133,7 +134,7 @@ fn number(value: f64) -> String {
 }
 
 /// Prints the report (or the error) and gives the exit status: 0 where all checks hold, 1 where one fails,
-/// 2 where the bench could not run.
+/// 2 where the bench could not run (as [`exit`]).
 pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
     match result {
         Ok(report) => {
@@ -144,13 +145,14 @@ pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
     }
 }
 
-/// The exit status of a subcommand that reports nothing: 0, or 2 with the error printed.
+/// The exit status of a subcommand that reports nothing: 0, or 2 with the error printed, or a shell's status of a
+/// program that was told to stop.
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::from(2)
+            ExitCode::from(error.downcast_ref::<Stopped>().map_or(2, |stopped| stopped.exit_code()))
         }
     }
 }

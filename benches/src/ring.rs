@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use baton_device::ring::planning::Planned as Predicted;
 use baton_device::ring::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
+use baton_e2e::stop::Stop;
 use baton_plan::{Costs, ModelShape, Workload};
 use serde_json::{Value, json};
 
@@ -149,6 +150,7 @@ struct Bench<'a> {
     args: &'a Args,
     report: Report,
     runtime: tokio::runtime::Runtime,
+    stop: Stop,
     models: PathBuf,
     /// On the disk of the models; for state folders and devices' own parts of models.
     scratch: PathBuf,
@@ -167,14 +169,13 @@ pub fn run(args: &Args) -> Result<Report> {
     if args.json {
         report.print_only_json();
     }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.context("start an executor")?;
     let mut bench = Bench {
         args,
         report,
-        runtime: tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .context("start an executor")?,
+        stop: runtime.block_on(async { Stop::listen() })?,
+        runtime,
         models: args.models.clone().unwrap_or_else(|| target.join("models")),
         scratch,
         predictions: Vec::new(),
@@ -211,14 +212,19 @@ impl Bench<'_> {
         self.report.data(&format!("{part} skipped"), reason);
     }
 
+    /// Waits for this, or ends it with an error where the bench is told to stop: whatever was begun is then dropped.
+    fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        self.runtime.block_on(self.stop.unless(work))
+    }
+
     /// Runs a task on the ring.
     fn ring(&self, home: &Home, task: &Task, planned: &Planned) -> Result<Figure> {
-        Figure::of(self.runtime.block_on(home.run(task, planned))?)
+        Figure::of(self.wait(home.run(task, planned))?)
     }
 
     /// Runs it on the head alone.
     fn alone(&self, home: &Home, task: &Task) -> Result<Figure> {
-        Figure::of(self.runtime.block_on(home.alone(task))?)
+        Figure::of(self.wait(home.alone(task))?)
     }
 
     /// Keeps what the head predicted of these runs, if it did, beside the median of what they took.

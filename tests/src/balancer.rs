@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 /// Free ports are looked for before HAProxy binds them, so another program may be faster.
 const TRIES: usize = 5;
 /// How long HAProxy may take to listen: a hang guard.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// How requests are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,10 +129,10 @@ fn settings(address: &str, figures: &str, replicas: &[&str], spread: Spread) -> 
     tune.bufsize 262144
 defaults
     mode http
-    timeout connect 1s
+    timeout connect 30s
     timeout client 120s
     timeout server 120s
-    timeout check 1s
+    timeout check 30s
     option http-server-close
     option redispatch 1
     retries 5

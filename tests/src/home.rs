@@ -2,7 +2,9 @@
 //!
 //! Devices are paired by their codes and find each other by address. Each may be started by a program of its own
 //! choice (one that binds it to a CPU, or puts it into a control group), and every way between two may be a [`Link`]
-//! that is slow. Wall clock only as a hang guard. Workers are killed when their home is dropped.
+//! that is slow. Wall clock only as a hang guard. When a home is dropped, its workers are gone before its folder is.
+
+mod worker;
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
@@ -11,16 +13,16 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use baton_device::ring::peers::Peers;
-use baton_device::ring::state::StateFolder;
 use baton_plan::Plan;
 use baton_plan::plan::Share;
-use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use serde_json::{Value, json};
+use tokio::io::{BufReader, Lines};
+use tokio::process::{ChildStdout, Command};
 
+pub use self::worker::Worker;
+use crate::demo::ask::{Ask, Report};
 use crate::link::Link;
-use crate::process::{models_folder, program};
+use crate::process::{AgentProcess, Running, lines, models_folder, program};
 
 /// A hang guard for whatever one program is to do.
 const HANG: Duration = Duration::from_secs(120);
@@ -64,7 +66,11 @@ impl Seat {
         self
     }
 
-    fn baton(&self) -> anyhow::Result<Command> {
+    /// `baton` as this device starts it, with its output to read.
+    ///
+    /// # Errors
+    /// It is not built.
+    pub fn baton(&self) -> anyhow::Result<Command> {
         let program = program("baton")?;
         let mut command = match self.launcher.split_first() {
             Some((launcher, words)) => {
@@ -127,23 +133,17 @@ impl Planned {
     }
 }
 
-/// A worker's process.
-#[derive(Debug)]
-pub struct Worker {
-    /// The process.
-    pub child: Child,
-}
-
 /// A head and its workers.
 #[derive(Debug)]
 pub struct Home {
-    scratch: tempfile::TempDir,
-    model: PathBuf,
-    head: Seat,
-    /// The workers, in the order of their names.
+    // Dropped in this order: what runs ends before its folder is removed.
+    /// The workers, in the order in which they were named.
     pub workers: Vec<Worker>,
     /// The ways to the workers, in the same order, and last the one to the head; none where devices meet directly.
     pub links: Vec<Link>,
+    head: Seat,
+    model: PathBuf,
+    scratch: tempfile::TempDir,
 }
 
 /// The next event of this kind that a program prints.
@@ -163,14 +163,6 @@ pub async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> any
     tokio::time::timeout(HANG, next).await.with_context(|| format!("no event `{kind}` came"))?
 }
 
-/// What a program prints, line by line.
-///
-/// # Errors
-/// Its output was taken before, or is not a pipe.
-pub fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
-    Ok(BufReader::new(child.stdout.take().context("no output")?).lines())
-}
-
 impl Home {
     /// A ring of this head and these workers over this model, each paired by a code of its own. All have their folders
     /// in one of the home's, below `folder`.
@@ -179,24 +171,54 @@ impl Home {
     /// A program is not built or does not do its part.
     pub async fn below(folder: &Path, model: PathBuf, head: Seat, seats: &[Seat]) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir_in(folder).context("make a folder for the home")?;
+        Self::paired(scratch, model, head, seats).await
+    }
+
+    /// The same over a copy of the model: a head writes hashes beside its own.
+    ///
+    /// # Errors
+    /// As for [`Self::below`].
+    pub async fn with_copy(folder: &Path, model: &Path, head: Seat, seats: &[Seat]) -> anyhow::Result<Self> {
+        let scratch = tempfile::tempdir_in(folder).context("make a folder for the home")?;
+        let copy = scratch.path().join("model.gguf");
+        tokio::fs::copy(model, &copy).await.context("copy the model")?;
+        Self::paired(scratch, copy, head, seats).await
+    }
+
+    async fn paired(
+        scratch: tempfile::TempDir,
+        model: PathBuf,
+        head: Seat,
+        seats: &[Seat],
+    ) -> anyhow::Result<Self> {
+        let mut home = Self { workers: Vec::new(), links: Vec::new(), head, model, scratch };
         let devices = seats.len().to_string();
-        let mut init = Seat::new("head")
-            .baton()?
-            .args(["ring", "init", "--json", "--no-mdns", "--name", &head.name, "--listen", "127.0.0.1:0"])
+        let mut command = Seat::new("head").baton()?;
+        command
+            .args([
+                "ring",
+                "init",
+                "--json",
+                "--no-mdns",
+                "--name",
+                &home.head.name,
+                "--listen",
+                "127.0.0.1:0",
+            ])
             .args(["--devices", &devices, "--state"])
-            .arg(scratch.path().join("head"))
-            .spawn()?;
+            .arg(home.state());
+        let mut init = Running::start(&mut command)?;
         let mut said = lines(&mut init)?;
         let listening = event(&mut said, "listening").await?;
         let address = listening["address"].as_str().context("no address")?.to_owned();
-        let mut workers = Vec::new();
         for seat in seats {
             let code = event(&mut said, "code").await?["code"].as_str().context("no code")?.to_owned();
-            workers.push(Worker::join(seat, &scratch.path().join(&seat.name), &code, &address).await?);
+            let folder = home.scratch.path().join(&seat.name);
+            home.workers.push(Worker::join(seat, &folder, &code, &address).await?);
         }
         event(&mut said, "ended").await?;
         tokio::time::timeout(HANG, init.wait()).await??;
-        Ok(Self { scratch, model, head, workers, links: Vec::new() })
+        Ok(home)
     }
 
     /// Puts a link before every device, so that each hop of the ring goes through one; without delay at first. Linux
@@ -205,16 +227,11 @@ impl Home {
     /// # Errors
     /// A port cannot be had, or the head's list of devices cannot be written.
     pub fn with_links(mut self) -> anyhow::Result<Self> {
-        let folder = StateFolder::open(Some(self.state()))?;
-        let mut peers = Peers::load(&folder)?;
-        let known: Vec<_> = peers.iter().cloned().collect();
-        for peer in known {
-            let address = peer.addresses.first().context("a worker without an address")?;
-            let link = Link::open(*address)?;
-            peers.pin(peer.key, &peer.name, link.address())?;
+        for worker in &self.workers {
+            let link = Link::open(worker.address)?;
+            self.lead_through(worker, link.address())?;
             self.links.push(link);
         }
-        peers.save(&folder)?;
         // Free now, and at an address of its own: nobody takes it before the head does.
         let head: SocketAddr = TcpListener::bind(HEAD).and_then(|free| free.local_addr()).context("bind")?;
         let link = Link::open(head)?;
@@ -222,6 +239,20 @@ impl Home {
         self.head.arguments.extend(options.map(OsString::from));
         self.links.push(link);
         Ok(self)
+    }
+
+    /// From now on head and other workers reach this one there, and nowhere else.
+    ///
+    /// # Errors
+    /// The head's list of devices cannot be read or written.
+    pub fn lead_through(&self, worker: &Worker, address: SocketAddr) -> anyhow::Result<()> {
+        let file = self.state().join("peers.json");
+        let text = std::fs::read(&file).context("read the peers")?;
+        let mut stored: Value = serde_json::from_slice(&text).context("read the peers")?;
+        let peers = stored["peers"].as_array_mut().context("no peers")?;
+        let peer = peers.iter_mut().find(|peer| peer["name"] == worker.name.as_str());
+        peer.with_context(|| format!("no peer `{}`", worker.name))?["addresses"] = json!([address]);
+        std::fs::write(&file, stored.to_string()).context("write the peers")
     }
 
     /// The head's model.
@@ -240,12 +271,10 @@ impl Home {
     ///
     /// # Errors
     /// A given plan cannot be written to its file.
-    pub fn head_arguments(&self, planned: &Planned) -> anyhow::Result<Vec<OsString>> {
-        let config = self.scratch.path().join("config");
-        let mut arguments: Vec<OsString> =
-            vec!["--ring-state".into(), self.state().into(), "--config-dir".into(), config.into()];
+    fn head_arguments(&self, planned: &Planned) -> anyhow::Result<Vec<OsString>> {
         // Devices are looked for where they were met alone, so that links are not gone round.
-        arguments.push("--ring-no-mdns".into());
+        let mut arguments: Vec<OsString> =
+            vec!["--ring-no-mdns".into(), "--ring-state".into(), self.state().into()];
         if self.links.is_empty() {
             arguments.extend(["--ring-listen".into(), "127.0.0.1:0".into()]);
         }
@@ -256,6 +285,45 @@ impl Home {
             arguments.extend(["--ring-plan".into(), file.into()]);
         }
         Ok(arguments)
+    }
+
+    /// The head's folder for settings.
+    fn config(&self) -> anyhow::Result<PathBuf> {
+        let folder = self.scratch.path().join("config");
+        std::fs::create_dir_all(&folder).context("make a folder for settings")?;
+        Ok(folder)
+    }
+
+    /// The head as an agent that serves, with one thread.
+    ///
+    /// # Errors
+    /// It does not come to listen.
+    pub async fn serve(&self, planned: &Planned, more: &[&str]) -> anyhow::Result<AgentProcess> {
+        let mut command = self.head.baton()?;
+        command.args(["serve", "--ring", "--listen", "127.0.0.1:0", "--threads", "1", "--model"]);
+        command.arg(&self.model).args(self.head_arguments(planned)?);
+        command.arg("--config-dir").arg(self.config()?).args(more);
+        AgentProcess::start(&mut command).await
+    }
+
+    /// What the head's agent answers to a question about a document, with one thread and without a cloud.
+    ///
+    /// # Errors
+    /// As [`Ask::run`].
+    pub async fn ask(
+        &self,
+        document: &Path,
+        question: &str,
+        planned: &Planned,
+        more: &[&str],
+    ) -> anyhow::Result<Report> {
+        let mut options: Vec<OsString> =
+            ["--no-cloud", "--instant", "--threads", "1", "--ring"].map(OsString::from).into();
+        options.extend(self.head_arguments(planned)?);
+        options.extend(more.iter().map(OsString::from));
+        let scratch = self.config()?;
+        let ask = Ask { document, question, model: &self.model, scratch: &scratch, options, live: false };
+        tokio::time::timeout(HANG, ask.run()).await.context("the answer hangs")?
     }
 
     /// What this task takes on the ring.
@@ -270,10 +338,10 @@ impl Home {
     ///
     /// # Errors
     /// The head does not start.
-    pub fn start(&self, task: &Task, planned: &Planned) -> anyhow::Result<Child> {
+    pub fn start(&self, task: &Task, planned: &Planned) -> anyhow::Result<Running> {
         let mut command = self.head.bench(&self.model, task)?;
         command.args(self.head_arguments(planned)?);
-        Ok(command.spawn()?)
+        Running::start(&mut command)
     }
 
     /// What this task takes on the head alone.
@@ -283,24 +351,7 @@ impl Home {
     pub async fn alone(&self, task: &Task) -> anyhow::Result<Value> {
         let mut command = self.head.bench(&self.model, task)?;
         command.arg("--alone").args(self.head_arguments(&Planned::Searched)?);
-        finish_within(&mut command.spawn()?, task.limit).await
-    }
-}
-
-impl Worker {
-    async fn join(seat: &Seat, folder: &Path, code: &str, head: &str) -> anyhow::Result<Self> {
-        let mut child = seat
-            .baton()?
-            .args(["ring", "join", code, "--json", "--name", &seat.name, "--head", head])
-            .args(["--listen", "127.0.0.1:0", "--no-mdns", "--state"])
-            .arg(folder)
-            .args(&seat.arguments)
-            .spawn()?;
-        let mut lines = lines(&mut child)?;
-        event(&mut lines, "waiting").await?;
-        // Whatever it says later is taken from it, so that it never waits for a reader.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self { child })
+        finish_within(&mut Running::start(&mut command)?, task.limit).await
     }
 }
 
@@ -321,11 +372,20 @@ impl Seat {
     }
 }
 
+/// What a task takes on a device that is in no ring.
+///
+/// # Errors
+/// The device fails.
+pub async fn alone(model: &Path, task: &Task) -> anyhow::Result<Value> {
+    let mut command = Seat::new("alone").bench(model, task)?;
+    finish_within(&mut Running::start(command.arg("--alone"))?, task.limit).await
+}
+
 /// The object that a bench prints at its end, which may take so long.
 ///
 /// # Errors
 /// The program fails, or takes longer.
-pub async fn finish_within(child: &mut Child, limit: Duration) -> anyhow::Result<Value> {
+pub async fn finish_within(child: &mut Running, limit: Duration) -> anyhow::Result<Value> {
     let answer = answer(child, limit).await;
     let status = tokio::time::timeout(HANG, child.wait()).await.context("the bench does not end")??;
     if !status.success() {
@@ -338,7 +398,7 @@ pub async fn finish_within(child: &mut Child, limit: Duration) -> anyhow::Result
 ///
 /// # Errors
 /// It is not printed, or not within `limit`.
-pub async fn answer(child: &mut Child, limit: Duration) -> anyhow::Result<Value> {
+pub async fn answer(child: &mut Running, limit: Duration) -> anyhow::Result<Value> {
     let mut said = lines(child)?;
     let line = tokio::time::timeout(limit, said.next_line()).await.context("the bench hangs")??;
     serde_json::from_str(&line.context("the bench printed nothing")?).context("read the bench")

@@ -10,6 +10,6 @@ use std::time::Duration;
 pub fn client() -> reqwest::Client {
     // A second installation fails and changes nothing: the first provider stays.
     let _already_installed = rustls::crypto::ring::default_provider().install_default();
-    let builder = reqwest::Client::builder().tls_certs_only([]).connect_timeout(Duration::from_secs(5));
+    let builder = reqwest::Client::builder().tls_certs_only([]).connect_timeout(Duration::from_secs(60));
     builder.build().expect("a client without TLS roots can be built")
 }

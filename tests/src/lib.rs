@@ -17,4 +17,6 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod question;
+pub mod setting;
 pub mod simulation;
+pub mod stop;

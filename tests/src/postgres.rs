@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 
 /// How long the server may take to start or to stop: a hang guard.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// The server's own superuser.
 const ROLE: &str = "baton";
 /// Free ports are looked for before PostgreSQL binds them, so another program may be faster.

@@ -2,22 +2,26 @@
 
 use std::{
     ffi::OsString,
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
 };
 
 /// How long a program may take to print its address: a hang guard, not a measurement.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a program may take to stop: a hang guard beyond every drain.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
+
+/// How long a killed program may take to be gone: it may be reading from a slow disk.
+const GONE_LIMIT: Duration = Duration::from_secs(20);
 
 /// The path of a program that this workspace builds, beside the running executable.
 ///
@@ -31,10 +35,7 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     }
     let path = folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     if !path.is_file() {
-        bail!(
-            "`{}` is not built; run: cargo build --release -p baton-cloud -p baton-device --bins",
-            path.display()
-        );
+        bail!("`{}` is not built; run: cargo build --release --workspace --bins", path.display());
     }
     Ok(path)
 }
@@ -45,10 +46,104 @@ pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")
 }
 
+/// What a program prints, line by line.
+///
+/// # Errors
+/// Its output was taken before, or is not a pipe.
+pub fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
+    Ok(BufReader::new(child.stdout.take().context("the program has no output, or it was taken")?).lines())
+}
+
+/// A program that runs. When dropped it is killed, and gone: nothing of it writes to a folder that is removed next.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let child = command.kill_on_drop(true).spawn();
+        let name = command.as_std().get_program().to_string_lossy();
+        Ok(Self(child.with_context(|| format!("start {name}"))?))
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.start_kill();
+        let begun = Instant::now();
+        while matches!(self.0.try_wait(), Ok(None)) && begun.elapsed() < GONE_LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A running `baton serve`, killed when dropped.
+#[derive(Debug)]
+pub struct AgentProcess {
+    child: Running,
+    url: String,
+}
+
+impl AgentProcess {
+    /// Starts the agent by this command and waits until it listens.
+    ///
+    /// # Errors
+    /// It does not start, ends before it listens, or does not listen in time.
+    pub async fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let mut child = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+        let mut lines = lines(&mut child)?;
+        let listening = async {
+            while let Some(line) = lines.next_line().await? {
+                if let Some(url) = line.strip_prefix("listening on ") {
+                    return Ok(url.to_owned());
+                }
+            }
+            bail!("baton serve ended before it listened; its message is above")
+        };
+        let url = tokio::time::timeout(START_LIMIT, listening).await;
+        let url = url.context("baton serve does not listen in time")??;
+        // Whatever else it says is taken from it, so that it never waits for a reader.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Self { child, url })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// How it has ended, if it has.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.child.try_wait().context("look at baton serve")
+    }
+}
+
 /// A running `baton-cloud serve`, killed when dropped.
 #[derive(Debug)]
 pub struct CloudProcess {
-    child: Child,
+    child: Running,
     address: String,
 }
 
@@ -79,7 +174,8 @@ impl CloudProcess {
         model: &Path,
         options: &[OsString],
     ) -> anyhow::Result<Self> {
-        let mut child = Command::new(program("baton-cloud")?)
+        let mut command = Command::new(program("baton-cloud")?);
+        command
             .arg("serve")
             .arg("--model")
             .arg(model)
@@ -88,12 +184,9 @@ impl CloudProcess {
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .kill_on_drop(true)
-            .spawn()
-            .context("start baton-cloud")?;
-        let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
-        let mut lines = BufReader::new(stdout).lines();
+            .stderr(Stdio::inherit());
+        let mut child = Running::start(&mut command)?;
+        let mut lines = lines(&mut child)?;
         let line = tokio::time::timeout(START_LIMIT, lines.next_line())
             .await
             .context("baton-cloud printed no address in time")?

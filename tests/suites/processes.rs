@@ -7,43 +7,25 @@
 mod models;
 
 use std::{
-    ffi::OsString,
     io::Read as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
 
-use baton_corpus::QuestionKind;
 use baton_e2e::{
-    demo::{
-        ask::{Ask, Report},
-        emulation::{CLOUD, PHONE},
-    },
+    demo::emulation::CLOUD,
     process::{CloudProcess, models_folder, program},
     proxy::{Cut, Proxy},
-    question::{self, Asked, Wanted},
+    setting::Setting,
 };
 use baton_engine::Model;
 
 const ASSIST_TOKENS: usize = 20;
 
-/// A document on disk, its question, and a folder for the run.
-struct Setting {
-    scratch: tempfile::TempDir,
-    document: PathBuf,
-    asked: Asked,
-}
-
 fn setting(seed: u64, tokens: usize) -> Setting {
     let model =
         Model::open(&models_folder().join("demo-cloud.gguf")).expect("the demo model is in the checkout");
-    let wanted =
-        Wanted { seed, document_tokens_min: tokens, answer_tokens_min: 45, kind: QuestionKind::Long };
-    let asked = question::ask(model.tokenizer(), wanted).expect("the generator has such a document");
-    let scratch = tempfile::tempdir().expect("make a folder");
-    let document = scratch.path().join("document.md");
-    std::fs::write(&document, &asked.document.text).expect("write the document");
-    Setting { scratch, document, asked }
+    Setting::new(&model, seed, tokens).expect("the generator has such a document")
 }
 
 async fn cloud() -> CloudProcess {
@@ -52,27 +34,11 @@ async fn cloud() -> CloudProcess {
         .expect("the cloud starts")
 }
 
-async fn ask(setting: &Setting, url: &str, more: &[&str]) -> anyhow::Result<Report> {
-    let mut options = PHONE.options();
-    options.extend(["--cloud", url, "--max-tokens", "160"].map(OsString::from));
-    options.extend(more.iter().map(OsString::from));
-    let model = models_folder().join("demo-device.gguf");
-    let ask = Ask {
-        document: &setting.document,
-        question: &setting.asked.question.text,
-        model: &model,
-        scratch: setting.scratch.path(),
-        options,
-        live: false,
-    };
-    ask.run().await
-}
-
 #[tokio::test]
 async fn a_relay_over_real_sockets_is_right_and_by_both() {
     let (setting, cloud) = (setting(3, 900), cloud().await);
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
-    let report = ask(&setting, &proxy.url(), &[]).await.expect("an answer");
+    let report = setting.ask(&proxy.url(), &[]).await.expect("an answer");
     assert_eq!(report.answer.trim(), setting.asked.question.answer);
     assert_eq!(Some(report.tokens_from_cloud), report.assist_tokens);
     assert!(report.tokens_from_device > 0, "the device writes the rest");
@@ -89,9 +55,8 @@ async fn a_line_cut_at_an_event_leaves_a_whole_answer() {
     for cut in [0, 1, 7, ASSIST_TOKENS - 1] {
         let proxy = Proxy::start(cloud.address(), Cut::BeforeEvent(cut)).await.expect("a proxy");
         let length = ASSIST_TOKENS.to_string();
-        let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length, "--no-resume"])
-            .await
-            .expect("an answer");
+        let report =
+            setting.ask(&proxy.url(), &["--assist-tokens", &length, "--no-resume"]).await.expect("an answer");
         assert_eq!(report.tokens_from_cloud, cut, "tokens before the cut at {cut}");
         assert!(!report.notes.is_empty(), "a cut line is noted");
         assert!(report.tokens_from_device > 0, "the device goes on after a cut at {cut}");
@@ -107,7 +72,7 @@ async fn a_line_cut_once_is_mended_by_the_clouds_own_stream() {
     let length = ASSIST_TOKENS.to_string();
     for cut in [1, 7, ASSIST_TOKENS - 1] {
         let proxy = Proxy::start(cloud.address(), Cut::OnceBeforeEvent(cut)).await.expect("a proxy");
-        let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
+        let report = setting.ask(&proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
         assert_eq!(proxy.count().cuts(), 1, "the line was cut at {cut}");
         assert_eq!(report.tokens_from_cloud, ASSIST_TOKENS, "all of the cloud's tokens came, cut at {cut}");
         assert!(report.notes.is_empty(), "{:?}", report.notes);
@@ -115,7 +80,7 @@ async fn a_line_cut_once_is_mended_by_the_clouds_own_stream() {
     }
     // Before the first token there is nothing to go on from: the device answers.
     let proxy = Proxy::start(cloud.address(), Cut::OnceBeforeEvent(0)).await.expect("a proxy");
-    let report = ask(&setting, &proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
+    let report = setting.ask(&proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
     assert_eq!((report.tokens_from_cloud, report.notes.is_empty()), (0, false));
 }
 
@@ -124,7 +89,7 @@ async fn a_cloud_that_is_not_there_leaves_the_device_alone() {
     let (setting, mut cloud) = (setting(5, 300), cloud().await);
     let url = format!("http://{}", cloud.address());
     cloud.kill().await.expect("kill the cloud");
-    let report = ask(&setting, &url, &[]).await.expect("an answer without the cloud");
+    let report = setting.ask(&url, &[]).await.expect("an answer without the cloud");
     assert_eq!(report.tokens_from_cloud, 0);
     assert!(report.tokens_from_device > 0);
     assert!(!report.notes.is_empty(), "it is noted that the cloud was not there");
@@ -153,7 +118,7 @@ async fn private_values_do_not_cross_the_line() {
     );
     std::fs::write(&setting.document, text).expect("write the document");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
-    ask(&setting, &proxy.url(), &[]).await.expect("an answer");
+    setting.ask(&proxy.url(), &[]).await.expect("an answer");
     let sent = readable(&proxy.count().sent());
     assert!(sent.contains("Write to "), "the body can be read: the check below would be empty");
     for private in ["anna.kowalska", "901820"] {

@@ -10,38 +10,40 @@ mod coming;
 mod devices;
 #[path = "ring/losses.rs"]
 mod losses;
+#[path = "ring/stops.rs"]
+mod stops;
 #[path = "ring/strangers.rs"]
 mod strangers;
 #[path = "ring/wire.rs"]
 mod wire;
 
-use devices::{Home, alone};
+use devices::{alone, ask, bench, fetched, ring};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_give_the_tokens_of_one_device() {
-    let home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
+    let home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
     let want = alone(64).await.expect("one device alone");
     for plan in [&[("head", 2), ("desk", 2), ("phone", 1)][..], &[("head", 0), ("phone", 3), ("desk", 2)]] {
         for rounds in [1, 2] {
-            let answer = home.bench(plan, rounds, 64).await.expect("the ring's answer");
+            let answer = bench(&home, plan, rounds, 64).await.expect("the ring's answer");
             assert_eq!(answer["written"], want["written"], "{plan:?} in {rounds} rounds");
             let stats = &answer["ring"];
             assert_eq!(stats["devices"].as_array().map(Vec::len), Some(3), "{stats}");
             assert_eq!(stats["recoveries"], 0, "{stats}");
         }
     }
-    let kept = home.fetched().expect("the workers' folders");
-    let again = home.bench(&[("head", 2), ("desk", 2), ("phone", 1)], 1, 8).await.expect("an answer");
+    let kept = fetched(&home).expect("the workers' folders");
+    let again = bench(&home, &[("head", 2), ("desk", 2), ("phone", 1)], 1, 8).await.expect("an answer");
     assert_eq!(again["ring"]["recoveries"], 0);
-    assert_eq!(home.fetched().expect("the workers' folders"), kept, "a second start moves nothing");
+    assert_eq!(fetched(&home).expect("the workers' folders"), kept, "a second start moves nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ring_is_the_device_side_of_an_agent() {
-    let home = Home::of(&["desk"]).await.expect("a ring of two devices");
+    let home = ring(&["desk"]).await.expect("a ring of two devices");
     let question = "What is a ring?";
-    let want = devices::ask(None, question).await.expect("one device's answer");
-    let have = devices::ask(Some(&home), question).await.expect("the ring's answer");
+    let want = ask(None, question).await.expect("one device's answer");
+    let have = ask(Some(&home), question).await.expect("the ring's answer");
     assert!(!want.is_empty());
     assert_eq!(have, want);
 }

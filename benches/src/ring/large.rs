@@ -57,8 +57,7 @@ fn run(bench: &mut Bench<'_>, subject: &Subject, limits: &Limits) -> Result<()> 
     };
     let worker = |at| seat(at).with("--threads").with("1").with("--model").with(&subject.path);
     let workers: Vec<Seat> = (1..NAMES.len()).map(worker).collect();
-    let home =
-        bench.runtime.block_on(Home::below(&bench.scratch, subject.path.clone(), seat(0), &workers))?;
+    let home = bench.wait(Home::below(&bench.scratch, subject.path.clone(), seat(0), &workers))?;
     let task = Task { prompt: 8, limit: Duration::from_secs(580), ..Task::of_tokens(TOKENS) };
     let figure = bench.ring(&home, &task, &Planned::Searched);
     let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;

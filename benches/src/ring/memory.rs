@@ -154,7 +154,7 @@ fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
     let head = Seat::new(NAMES[0]).with("--memory").with("all");
     let workers = [worker];
     let made = Home::below(&bench.scratch, setting.subject.path.clone(), head, &workers);
-    let home = bench.runtime.block_on(made)?;
+    let home = bench.wait(made)?;
     let figure = bench.alone(&home, &setting.task)?;
     Ok(figure.step_ms)
 }
@@ -197,7 +197,7 @@ fn home(bench: &Bench<'_>, setting: &Setting<'_>, memory: &str) -> Result<([Cgro
     let worker = seat(1).with("--threads").with("1").with("--weights").with(&setting.parts);
     let workers = [worker];
     let made = Home::below(&bench.scratch, setting.subject.path.clone(), seat(0), &workers);
-    let home = bench.runtime.block_on(made)?;
+    let home = bench.wait(made)?;
     Ok((groups, home))
 }
 
@@ -210,15 +210,15 @@ fn run(bench: &Bench<'_>, setting: &Setting<'_>, way: &Way) -> Result<Outcome> {
     }
     let worker = home.workers[0].child.id().context("the worker has ended")?;
     let given = Planned::Given(way.plan.clone());
-    let begun = bench.runtime.block_on(async { home.start(&setting.task, &given) });
+    let begun = bench.wait(async { home.start(&setting.task, &given) });
     let mut head = begun.context("start the head")?;
     let sampler = Sampler::start(vec![head.id().context("the head has ended")?, worker])?;
-    let said = bench.runtime.block_on(answer(&mut head, setting.task.limit));
+    let said = bench.wait(answer(&mut head, setting.task.limit));
     let ended = Instant::now();
     let seen = sampler.finish()?;
     let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;
     let figure = Figure::of(said.with_context(|| format!("{kills} processes were killed for memory"))?)?;
-    bench.runtime.block_on(head.wait()).context("wait for the head")?;
+    bench.wait(async { Ok(head.wait().await?) }).context("wait for the head")?;
     home.workers.clear();
     outcome(setting, way, figure, &seen, ended, kills)
 }

@@ -30,7 +30,7 @@ pub(super) fn home(bench: &Bench<'_>, subject: &Subject) -> Result<Home> {
     let head = Seat::new(NAMES[0]).on_cpu(0);
     let workers = [worker];
     let made = Home::below(&bench.scratch, subject.path.clone(), head, &workers);
-    bench.runtime.block_on(made).context("make a ring of two devices")
+    bench.wait(made).context("make a ring of two devices")
 }
 
 /// Measures ring of one and hops, and adds the tables and the checks.

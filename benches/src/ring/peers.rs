@@ -48,7 +48,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for turn in 1..=bench.args.alternations {
         ours.push(bench.ring(&home, &task, &given)?);
-        theirs.push(llama(&bin, &subject, bench.args.tokens)?);
+        theirs.push(bench.wait(llama(&bin, &subject, bench.args.tokens))?);
         eprintln!(
             "{turn}/{}: {:.2}, llama.cpp {:.2} ms",
             bench.args.alternations,
@@ -71,7 +71,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Milliseconds of a token of llama.cpp with half of the layers on a server of its own.
-fn llama(bin: &Path, subject: &Subject, tokens: usize) -> Result<f64> {
+async fn llama(bin: &Path, subject: &Subject, tokens: usize) -> Result<f64> {
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr().context("find a free port")?;
     let mut server = Command::new("taskset");
     server.args(["-c", "1"]).arg(bin.join("rpc-server"));
@@ -83,13 +83,14 @@ fn llama(bin: &Path, subject: &Subject, tokens: usize) -> Result<f64> {
         if begun.elapsed() > START {
             bail!("rpc-server does not listen on {address}");
         }
-        std::thread::sleep(Duration::from_millis(50));
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let mut command = Command::new("taskset");
     command.args(["-c", "0"]).arg(bin.join("llama-bench")).arg("-m").arg(&subject.path);
     command.args(["--rpc", &address.to_string(), "-t", "1", "-p", "0", "-r", "1", "-o", "json"]);
     command.args(["-ngl", "8", "-n", &tokens.to_string()]);
-    let out = command.stdin(Stdio::null()).output().context("start llama-bench")?;
+    let mut command = tokio::process::Command::from(command);
+    let out = command.stdin(Stdio::null()).kill_on_drop(true).output().await.context("start llama-bench")?;
     if !out.status.success() {
         bail!("llama-bench ended with {}: {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
     }

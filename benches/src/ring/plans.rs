@@ -29,7 +29,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         .zip(WORKERS)
         .map(|(at, name)| seat(at, name).with("--threads").with("1").with("--model").with(&path))
         .collect();
-    let home = bench.runtime.block_on(Home::below(&bench.scratch, path, seat(0, "head"), &workers))?;
+    let home = bench.wait(Home::below(&bench.scratch, path, seat(0, "head"), &workers))?;
     let task = Task::of_tokens(TOKENS);
     let want = bench.alone(&home, &task)?.answer["written"].clone();
     let (mut rows, mut differ, mut lost, mut plans) = (Vec::new(), 0, 0, 0);

@@ -4,13 +4,13 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task, model};
-use baton_e2e::process::{models_folder, program};
+use baton_e2e::process::models_folder;
 use baton_engine::synthetic::{Quant, SyntheticModel};
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn write_model(path: &Path) -> Result<()> {
 fn two(bench: &Bench<'_>, path: &Path, worker: Seat) -> Result<Home> {
     let worker = worker.with("--threads").with("1").with("--model").with(path);
     let head = Seat::new(NAMES[0]).on_cpu(0);
-    bench.runtime.block_on(Home::below(&bench.scratch, path.to_owned(), head, &[worker]))
+    bench.wait(Home::below(&bench.scratch, path.to_owned(), head, &[worker]))
 }
 
 /// One run: a row of the table, and what was written.
@@ -229,18 +229,16 @@ fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()>
     std::fs::copy(model(), &path).context("copy the demo's model")?;
     let home = two(bench, &path, Seat::new(NAMES[1]).on_cpu(1))?.with_links()?;
     home.links.iter().for_each(|link| link.set(Duration::from_millis(5), None));
-    let plan = bench.scratch.join("speculation.json");
-    let Planned::Given(given) = Planned::shares(&evenly(&NAMES, shape_layers(&path)?), 1) else {
-        bail!("a plan is given")
-    };
-    std::fs::write(&plan, serde_json::to_vec(&given)?).context("write a plan")?;
+    let given = Planned::shares(&evenly(&NAMES, shape_layers(&path)?), 1);
+    let document = models_folder().join("README.md");
     let mut answers = Vec::new();
     let mut ms = Vec::new();
     for how in ["off", "lookup"] {
-        let report = ask(&home, &path, &plan, how)?;
-        let number = |name: &str| report[name].as_f64().with_context(|| format!("the report has no {name}"));
-        let tokens = number("tokens_from_device")?;
-        let each = (number("total_ms")? - number("ttft_user_ms")?) / (tokens - 1.0).max(1.0);
+        let options = ["--max-tokens", "64", "--speculate", how];
+        let report = bench.wait(home.ask(&document, QUESTION, &given, &options))?;
+        let total_ms = report.total_ms.context("the report has no total_ms")?;
+        let first_ms = report.ttft_user_ms.context("the report has no ttft_user_ms")?;
+        let each = (total_ms - first_ms) / (report.tokens_from_device as f64 - 1.0).max(1.0);
         eprintln!("speculation {how}: {each:.2} ms a token");
         rows.push(vec![
             format!("speculation {how}, links of 5 ms"),
@@ -248,7 +246,7 @@ fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()>
             String::new(),
             format!("{:.1}", 1e3 / each),
         ]);
-        answers.push(report["answer"].clone());
+        answers.push(json!(report.answer));
         ms.push(each);
     }
     bench
@@ -260,26 +258,6 @@ fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()>
 
 fn shape_layers(path: &Path) -> Result<usize> {
     Ok(baton_device::ring::shape::shape_of(path).context("read the demo model's shape")?.layers)
-}
-
-/// The report of a question to the ring's agent.
-fn ask(home: &Home, model: &Path, plan: &Path, speculate: &str) -> Result<Value> {
-    let document: PathBuf = models_folder().join("README.md");
-    let mut command = Command::new(program("baton")?);
-    command.args(["ask", "--no-cloud", "--instant", "--json", "--max-tokens", "64", "--threads", "1"]);
-    command.args(["--speculate", speculate, "--ring", "--ring-plan"]).arg(plan);
-    command
-        .arg("--model")
-        .arg(model)
-        .args(home.head_arguments(&Planned::Searched)?)
-        .arg(document)
-        .arg(QUESTION);
-    let out = command.env("RUST_LOG", "error").stdin(Stdio::null()).output().context("start baton")?;
-    let text = String::from_utf8_lossy(&out.stdout);
-    let line = text.lines().last().with_context(|| {
-        format!("baton ask ended with {}: {}", out.status, String::from_utf8_lossy(&out.stderr).trim())
-    })?;
-    serde_json::from_str(line).context("read the report of baton ask")
 }
 
 /// Requires that all of these are the first.

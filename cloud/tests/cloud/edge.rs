@@ -226,7 +226,7 @@ async fn a_deadline_is_kept_or_refused() {
     let mut long =
         server.open("POST", "/v1/assist", &[], &body(&request("doc-qa", &document(5), 1500))).await;
     long.until("event: first").await;
-    let late = ask(2, "700").await;
+    let late = ask(2, "5000").await;
     assert_eq!((late.status, &late.json()["error"]["code"]), (408, &json!("timeout")), "{late:?}");
     let stats = server.get("/v1/stats").await.json();
     assert_eq!((&stats["expired_total"], &stats["refused_total"]), (&json!(1), &json!(1)));

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use baton_e2e::{
     demo::{Demo, DemoOptions},
     process::models_folder,
+    stop::{Stop, Stopped},
 };
 use clap::{Parser, Subcommand};
 
@@ -64,24 +65,22 @@ async fn main() -> ExitCode {
         document_tokens_min: cli.tokens as usize,
     };
     let demo = Demo::new(options);
-    let result = tokio::select! {
-        result = async {
-            match cli.what {
-                Some(What::Ring) => demo.run_ring().await,
-                None => demo.run().await,
-            }
-        } => result,
-        _ = tokio::signal::ctrl_c() => {
-            // Dropping the run has killed its processes and removed its files.
-            eprintln!("\nstopped");
-            return ExitCode::from(130);
+    let run = async {
+        match cli.what {
+            Some(What::Ring) => demo.run_ring().await,
+            None => demo.run().await,
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err:#}");
-            ExitCode::FAILURE
-        }
+    let result = match Stop::listen() {
+        Ok(stop) => stop.unless(run).await,
+        Err(err) => Err(err),
+    };
+    let Err(err) = result else { return ExitCode::SUCCESS };
+    if let Some(stopped) = err.downcast_ref::<Stopped>() {
+        // Dropping the run has killed its processes and removed its files.
+        eprintln!("\n{stopped}");
+        return ExitCode::from(stopped.exit_code());
     }
+    eprintln!("error: {err:#}");
+    ExitCode::FAILURE
 }

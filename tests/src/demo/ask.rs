@@ -90,10 +90,13 @@ impl Ask<'_> {
     pub async fn run(&self) -> anyhow::Result<Report> {
         let report: PathBuf = self.scratch.join("report.json");
         let stdout = if self.live { Stdio::inherit() } else { Stdio::null() };
+        // Where nothing is sent, there is nothing to agree to.
+        let sends = !self.options.iter().any(|option| option == "--no-cloud");
         let status = Command::new(program("baton")?)
             .args([OsStr::new("ask"), self.document.as_os_str(), OsStr::new(self.question)])
             .args([OsStr::new("--model"), self.model.as_os_str(), OsStr::new("--report"), report.as_os_str()])
-            .args([OsStr::new("--config-dir"), self.scratch.as_os_str(), OsStr::new("--yes")])
+            .args([OsStr::new("--config-dir"), self.scratch.as_os_str()])
+            .args(sends.then_some("--yes"))
             .args(&self.options)
             .env("RUST_LOG", "error")
             .stdin(Stdio::null())

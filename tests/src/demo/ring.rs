@@ -12,13 +12,12 @@ use anyhow::{Context as _, bail};
 use baton_plan::{Plan, Prediction, draw};
 use baton_protocol::SceneInfo;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 use super::{Demo, Task, emulation::CLOUD};
 use crate::home::{Home, Planned, Seat};
 use crate::http;
-use crate::process::{CloudProcess, program};
+use crate::process::{AgentProcess, CloudProcess, program};
 use crate::proxy::{Cut, Proxy};
 
 /// The devices, the head first.
@@ -29,17 +28,10 @@ const LAYERS: [usize; 3] = [1, 2, 2];
 /// Memory of each for weights: the model has 3 MB of them.
 const MEMORY: &str = "1200KB";
 const SCENE: &str = "doc-qa";
-/// Hang guards.
-const START: Duration = Duration::from_secs(120);
+/// A hang guard.
 const ANSWER: Duration = Duration::from_secs(120);
 /// Columns of the drawn plan.
 const COLUMNS: usize = 100;
-
-/// A running `baton serve --ring`, killed when dropped.
-struct Agent {
-    _child: Child,
-    address: String,
-}
 
 /// What was answered, and by what.
 struct Answered {
@@ -67,7 +59,9 @@ impl Demo {
         self.say("\n2. the question goes to the head's agent, whose device side the ring is");
         let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
         let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
-        let agent = agent(&home, &proxy).await?;
+        let shares: Vec<(&str, usize)> = NAMES.into_iter().zip(LAYERS).collect();
+        let options = ["--yes", "--scene", SCENE, "--cloud", &proxy.url()];
+        let agent = home.serve(&Planned::shares(&shares, 1), &options).await?;
         let answered = self.asked(&task, &proxy, &agent).await?;
         let correct = task.expected.as_ref().map(|expected| expected.trim() == answered.text.trim());
         if self.options.json {
@@ -98,15 +92,13 @@ impl Demo {
     }
 
     async fn home(&self, scratch: &Path) -> anyhow::Result<Home> {
-        let model = scratch.join("model.gguf");
-        tokio::fs::copy(&self.options.device_model, &model).await.context("copy the device's model")?;
         let seat = |name| Seat::new(name).with("--memory").with(MEMORY);
         let workers = [NAMES[1], NAMES[2]].map(|name| seat(name).with("--threads").with("1"));
-        Home::below(scratch, model, seat(NAMES[0]), &workers).await
+        Home::with_copy(scratch, &self.options.device_model, seat(NAMES[0]), &workers).await
     }
 
     /// Asks as any client of the chat API does.
-    async fn asked(&self, task: &Task, proxy: &Proxy, agent: &Agent) -> anyhow::Result<Answered> {
+    async fn asked(&self, task: &Task, proxy: &Proxy, agent: &AgentProcess) -> anyhow::Result<Answered> {
         let client = http::client();
         let scene = client.get(format!("{}/v1/scenes/{SCENE}", proxy.url())).send().await?;
         let scene: SceneInfo = scene.error_for_status()?.json().await.context("read the scene")?;
@@ -121,44 +113,15 @@ impl Demo {
             "messages": messages, "max_tokens": super::ANSWER_TOKENS_MAX, "seed": self.options.seed,
         });
         let begun = Instant::now();
-        let url = format!("{}/v1/chat/completions", agent.address);
+        let url = format!("{}/v1/chat/completions", agent.url());
         let answer = client.post(url).json(&body).timeout(ANSWER).send().await.context("ask the agent")?;
         let answer: Value = answer.error_for_status()?.json().await.context("read the answer")?;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         let text = answer["choices"][0]["message"]["content"].as_str().context("no answer")?.to_owned();
-        let ring = client.get(format!("{}/ring.json", agent.address)).send().await?;
+        let ring = client.get(format!("{}/ring.json", agent.url())).send().await?;
         let ring = ring.error_for_status()?.json().await.context("read the ring's status")?;
         Ok(Answered { text, ms, up: proxy.count().up(), down: proxy.count().down(), ring })
     }
-}
-
-/// Starts the head's agent and waits until it listens.
-async fn agent(home: &Home, cloud: &Proxy) -> anyhow::Result<Agent> {
-    let shares: Vec<(&str, usize)> = NAMES.into_iter().zip(LAYERS).collect();
-    let arguments = home.head_arguments(&Planned::shares(&shares, 1))?;
-    let mut child = Command::new(program("baton")?)
-        .args(["serve", "--ring", "--listen", "127.0.0.1:0", "--yes", "--scene", SCENE, "--threads", "1"])
-        .args(["--cloud", &cloud.url(), "--model"])
-        .arg(home.model())
-        .args(arguments)
-        .env("RUST_LOG", "error")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .kill_on_drop(true)
-        .spawn()
-        .context("start baton serve")?;
-    let mut lines = BufReader::new(child.stdout.take().context("baton serve has no output")?).lines();
-    let listening = async {
-        while let Some(line) = lines.next_line().await? {
-            if let Some(address) = line.strip_prefix("listening on ") {
-                return Ok(address.to_owned());
-            }
-        }
-        bail!("baton serve ended before it listened; its message is above")
-    };
-    let address = tokio::time::timeout(START, listening).await.context("baton serve does not listen")??;
-    Ok(Agent { _child: child, address })
 }
 
 /// The plan as text, with a line for its layers.
@@ -173,8 +136,8 @@ fn drawn(ring: &Value) -> anyhow::Result<String> {
     Ok(format!("layers: {}; {rounds}\n{}", layers.join(", "), draw::text(&plan, &prediction, COLUMNS)))
 }
 
-async fn status(home: &Home, agent: &Agent) -> anyhow::Result<()> {
-    let address = agent.address.trim_start_matches("http://");
+async fn status(home: &Home, agent: &AgentProcess) -> anyhow::Result<()> {
+    let address = agent.url().trim_start_matches("http://");
     let status = Command::new(program("baton")?)
         .args(["ring", "status", "--address", address, "--state"])
         .arg(home.state())

@@ -1,24 +1,11 @@
 //! Who asks: devices as processes, each with a document of its own, and callers of the chat API, all through the proxy.
 
-use std::{
-    ffi::OsString,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use baton_corpus::QuestionKind;
-use baton_e2e::{
-    demo::{
-        ask::{Ask, Report},
-        emulation::PHONE,
-    },
-    http,
-    process::models_folder,
-    question::{self, Asked, Wanted},
-};
+use baton_e2e::{demo::ask::Report, http, process::models_folder, setting::Setting};
 use baton_engine::Model;
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -29,39 +16,8 @@ use super::replicas::{Cluster, wait_until};
 /// Documents whose questions the demo models answer rightly, so that a wrong answer is a lost or doubled token.
 const SEEDS: [u64; 2] = [3, 4];
 
-/// A document on disk, its question, and a folder for the run.
-struct Setting {
-    scratch: tempfile::TempDir,
-    document: PathBuf,
-    asked: Asked,
-}
-
-impl Setting {
-    fn new(model: &Model, seed: u64) -> Self {
-        let wanted =
-            Wanted { seed, document_tokens_min: 900, answer_tokens_min: 45, kind: QuestionKind::Long };
-        let asked = question::ask(model.tokenizer(), wanted).expect("the generator has such a document");
-        let scratch = tempfile::tempdir().expect("make a folder");
-        let document = scratch.path().join("document.md");
-        std::fs::write(&document, &asked.document.text).expect("write the document");
-        Self { scratch, document, asked }
-    }
-
-    async fn ask(&self, url: &str, key: &str, assist_tokens: usize) -> anyhow::Result<Report> {
-        let length = assist_tokens.to_string();
-        let options = ["--cloud", url, "--cloud-key", key, "--max-tokens", "160", "--assist-tokens", &length];
-        let model = models_folder().join("demo-device.gguf");
-        let ask = Ask {
-            document: &self.document,
-            question: &self.asked.question.text,
-            model: &model,
-            scratch: self.scratch.path(),
-            options: options.iter().map(OsString::from).chain(PHONE.options()).collect(),
-            live: false,
-        };
-        ask.run().await
-    }
-}
+/// Least tokens of a document.
+const DOCUMENT_TOKENS_MIN: usize = 900;
 
 /// What came of it all.
 #[derive(Debug, Default)]
@@ -102,7 +58,13 @@ pub struct Agents {
 fn settings(count: usize) -> Vec<Setting> {
     let model =
         Model::open(&models_folder().join("demo-cloud.gguf")).expect("the demo model is in the checkout");
-    (0..count).map(|idx| Setting::new(&model, SEEDS[idx % SEEDS.len()])).collect()
+    let setting = |idx: usize| Setting::new(&model, SEEDS[idx % SEEDS.len()], DOCUMENT_TOKENS_MIN);
+    (0..count).map(|idx| setting(idx).expect("the generator has such a document")).collect()
+}
+
+/// A device's question.
+async fn ask(setting: &Setting, url: &str, key: &str, assist_tokens: usize) -> anyhow::Result<Report> {
+    setting.ask(url, &["--cloud-key", key, "--assist-tokens", &assist_tokens.to_string()]).await
 }
 
 /// Asks one question each, all at the same time.
@@ -112,7 +74,7 @@ pub fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> A
         let (url, key) = (cluster.balancer.url(), cluster.key.clone());
         tasks.spawn(async move {
             let mut told = Told::default();
-            match setting.ask(&url, &key, assist_tokens).await {
+            match ask(&setting, &url, &key, assist_tokens).await {
                 Ok(report) => told.reports.push((setting.asked.question.answer.clone(), report)),
                 Err(err) => told.failed.push(format!("{err:#}")),
             }
@@ -133,7 +95,7 @@ impl Agents {
             tasks.spawn(async move {
                 let mut told = Told::default();
                 while !stop.load(Ordering::Relaxed) {
-                    match setting.ask(&url, &key, assist_tokens).await {
+                    match ask(&setting, &url, &key, assist_tokens).await {
                         Ok(report) => told.reports.push((setting.asked.question.answer.clone(), report)),
                         Err(err) => told.failed.push(format!("{err:#}")),
                     }

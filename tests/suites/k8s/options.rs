@@ -24,7 +24,7 @@ use super::{
 /// Variables that the program reads through libraries, not through its own parser.
 const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG"];
 /// How long the program may take to print its address: a hang guard.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// What the pods of a Deployment serve, as the program understands it.
 #[derive(Debug)]

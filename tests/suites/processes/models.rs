@@ -12,7 +12,7 @@ use baton_engine::{
 };
 use serde_json::{Value, json};
 
-use super::{Setting, ask, setting};
+use super::{Setting, setting};
 
 /// Tokens that the cloud writes of the scene's answers.
 const ASSIST_TOKENS: usize = 8;
@@ -109,12 +109,12 @@ async fn a_scene_with_an_adapter_is_relayed_and_models_are_chosen_by_name() {
 
     // Cloud and device have the same model and adapter: together they write what it alone would.
     let on_device = format!("law={}", file.display());
-    let report = ask(&setting, &url, &["--scene", "law", "--adapter", &on_device]).await.expect("an answer");
+    let report = setting.ask(&url, &["--scene", "law", "--adapter", &on_device]).await.expect("an answer");
     assert_eq!(report.answer, want);
     assert!(report.tokens_from_cloud > 0 && report.tokens_from_device > 0, "both wrote: {report:?}");
     assert!(report.notes.is_empty(), "{:?}", report.notes);
     // A device without the file goes on with its model alone, and says so.
-    let report = ask(&setting, &url, &["--scene", "law"]).await.expect("an answer");
+    let report = setting.ask(&url, &["--scene", "law"]).await.expect("an answer");
     assert_eq!(report.notes.len(), 1, "{:?}", report.notes);
     assert_eq!(report.notes[0]["code"], "adapter_missing");
     assert!(report.tokens_from_cloud > 0);

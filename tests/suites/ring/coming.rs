@@ -1,6 +1,6 @@
 //! A worker that comes back while the head serves.
 
-use super::devices::{Home, Served};
+use super::devices::{Served, ring};
 
 const QUESTION: &str = "What does a ring of devices do?";
 const TOKENS: usize = 32;
@@ -9,8 +9,9 @@ const TOKENS: usize = 32;
 async fn a_worker_that_is_started_again_is_in_the_plan_of_a_later_answer() {
     let want = Served::alone().await.expect("one device").answer(QUESTION, TOKENS).await.expect("its answer");
     assert!(!want.is_empty());
-    let mut home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
-    let mut head = home.serve(&[("head", 2), ("desk", 1), ("phone", 2)], 1).await.expect("the head serves");
+    let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
+    let mut head =
+        Served::of(&home, &[("head", 2), ("desk", 1), ("phone", 2)], 1).await.expect("the head serves");
     head.has_devices(3).await.expect("all are in the ring");
     assert_eq!(head.answer(QUESTION, TOKENS).await.expect("an answer"), want, "by three devices");
     home.workers[1].kill().await.expect("kill a worker");

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::devices::{Home, alone, finish};
+use super::devices::{alone, begin, finish, ring};
 use super::wire::{Way, Wire};
+use baton_e2e::home::Home;
 
 /// Tokens of each answer.
 const TOKENS: usize = 64;
@@ -35,7 +36,7 @@ fn signal(pid: u32, name: &str) {
 /// One answer during which the worker meets its fate; what the head's bench says.
 async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
     let plan = [("head", 1), ("desk", 2), ("phone", 2)];
-    let mut head = home.begin(&plan, 2, TOKENS).expect("start the head");
+    let mut head = begin(home, &plan, 2, TOKENS).expect("start the head");
     let phone = &mut home.workers[1];
     phone.says("ready").await.expect("the worker has its part");
     tokio::time::sleep(moment).await;
@@ -48,7 +49,7 @@ async fn at_every_moment(fate: Fate) {
     let want = alone(TOKENS).await.expect("one device alone");
     let mut recovered = 0;
     for moment in MOMENTS {
-        let mut home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
+        let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
         let have = answer(&mut home, fate, moment).await;
         assert_eq!(have["written"], want["written"], "{fate:?} after {moment:?}");
         let stats = &have["ring"];
@@ -95,12 +96,12 @@ fn cut(wire: &Wire, how: Cut) {
 
 async fn cut_at_every_moment(how: Cut) {
     let want = alone(TOKENS).await.expect("one device alone");
-    let mut home = Home::of(&["desk", "phone"]).await.expect("a ring of three devices");
+    let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
     let mut recovered = 0;
     for moment in MOMENTS {
-        let wire = home.through(1).await.expect("a proxy before the worker");
+        let wire = Wire::before(&home, 1).await.expect("a proxy before the worker");
         let mut head =
-            home.begin(&[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
+            begin(&home, &[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
         let ready = home.workers[1].says("ready").await.expect("the worker has its part");
         assert_eq!(ready["epoch"], 1, "{ready}");
         tokio::time::sleep(moment).await;

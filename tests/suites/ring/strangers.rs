@@ -1,8 +1,8 @@
 //! Strangers at a running ring: port scanners, recordings of real links, and whoever guesses a code. None is heard, none
 //! costs the ring anything.
 
-use super::devices::{Home, alone, finish, guess};
-use super::wire::shout;
+use super::devices::{alone, begin, bench, finish, guess, ring};
+use super::wire::{Wire, shout};
 
 const TOKENS: usize = 64;
 
@@ -31,15 +31,15 @@ fn noise() -> Vec<Vec<u8>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn scanners_and_recordings_reach_nothing_while_an_answer_runs() {
     let want = alone(TOKENS).await.expect("one device alone");
-    let mut home = Home::of(&["desk"]).await.expect("a ring of two devices");
-    let wire = home.through(0).await.expect("a proxy before the worker");
+    let mut home = ring(&["desk"]).await.expect("a ring of two devices");
+    let wire = Wire::before(&home, 0).await.expect("a proxy before the worker");
     let plan = [("head", 2), ("desk", 3)];
     // An answer whose links are recorded.
-    let first = home.bench(&plan, 1, TOKENS).await.expect("the ring's answer");
+    let first = bench(&home, &plan, 1, TOKENS).await.expect("the ring's answer");
     assert_eq!(first["written"], want["written"]);
     let recorded: Vec<Vec<u8>> = wire.sent().into_iter().filter(|sent| sent.len() > 64).collect();
     assert!(recorded.len() >= 2, "a control link and one of the ring");
-    let mut head = home.begin(&plan, 1, TOKENS).expect("start the head");
+    let mut head = begin(&home, &plan, 1, TOKENS).expect("start the head");
     home.workers[0].says("ready").await.expect("the worker has its part");
     let desk = home.workers[0].address;
     for bytes in noise().iter().chain(&recorded) {
@@ -49,7 +49,7 @@ async fn scanners_and_recordings_reach_nothing_while_an_answer_runs() {
     }
     let have = finish(&mut head).await.expect("the ring's answer");
     assert_eq!(have["written"], want["written"]);
-    let again = home.bench(&plan, 1, TOKENS).await.expect("and one after that");
+    let again = bench(&home, &plan, 1, TOKENS).await.expect("and one after that");
     assert_eq!(again["written"], want["written"]);
     for answer in [&have, &again] {
         assert_eq!(answer["ring"]["recoveries"], 0, "{}", answer["ring"]);

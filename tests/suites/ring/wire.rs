@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use baton_e2e::home::Home;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -49,8 +50,16 @@ impl Drop for Wire {
 }
 
 impl Wire {
+    /// Puts a proxy before a worker: from now on head and other workers reach it there.
+    pub async fn before(home: &Home, worker: usize) -> anyhow::Result<Self> {
+        let worker = &home.workers[worker];
+        let wire = Self::to(worker.address).await?;
+        home.lead_through(worker, wire.address)?;
+        Ok(wire)
+    }
+
     /// A proxy on a free port before `target`.
-    pub async fn to(target: SocketAddr) -> anyhow::Result<Self> {
+    async fn to(target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.context("bind the proxy")?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -61,11 +70,6 @@ impl Wire {
         });
         let task = tokio::spawn(accept(listener, target, Arc::clone(&shared)));
         Ok(Self { address, shared, task })
-    }
-
-    /// Where the device seems to be.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// From now on.

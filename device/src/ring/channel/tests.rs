@@ -11,7 +11,7 @@ use super::handshake::parse_preamble;
 use super::record::{Pace, RECORD_BYTES, RECORDS_MAX, first_record};
 use super::*;
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
 fn identity() -> Identity {

@@ -11,7 +11,7 @@ use crate::ring::identity::{Identity, RingId};
 use crate::ring::peers::Peers;
 use crate::ring::state::StateFolder;
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 fn at(host: u8) -> SocketAddr {
     SocketAddr::from(([192, 168, 1, host], 8018))

@@ -12,7 +12,7 @@ use crate::ring::channel::{Admission, Purpose};
 use crate::ring::peers::Peers;
 use crate::ring::state::StateFolder;
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 fn identity(name: &str) -> Identity {
     Identity::generate(name.parse().unwrap()).unwrap()
