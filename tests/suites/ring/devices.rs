@@ -13,10 +13,15 @@ use serde_json::{Value, json};
 /// A hang guard for whatever one program is to do.
 const HANG: Duration = Duration::from_secs(120);
 
+/// Milliseconds between heartbeats: three are longer than a busy machine may make a program wait, so that only those
+/// devices are lost that something happens to.
+const HEARTBEAT: &str = "1000";
+
 /// A ring of a head and workers of these names.
 pub async fn ring(names: &[&str]) -> anyhow::Result<Home> {
     let workers: Vec<Seat> = names.iter().map(|name| Seat::new(*name).with("--threads").with("1")).collect();
-    Home::with_copy(&std::env::temp_dir(), &model(), Seat::new("head"), &workers).await
+    let head = Seat::new("head").with("--ring-heartbeat").with(HEARTBEAT);
+    Home::with_copy(&std::env::temp_dir(), &model(), head, &workers).await
 }
 
 /// The ring under this plan: what its bench prints.

@@ -51,6 +51,9 @@ pub(in crate::cli) struct HeadArgs {
     /// Look for devices that come back only where they were last met, not by multicast DNS
     #[arg(long)]
     ring_no_mdns: bool,
+    /// Time between heartbeats in milliseconds: a device that misses three is lost; more where devices are very busy
+    #[arg(long, default_value_t = 300, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=60_000))]
+    ring_heartbeat: u32,
     /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
     #[arg(long)]
     ring_f16: bool,
@@ -117,7 +120,8 @@ pub(in crate::cli) fn form(
         network = network.reached_at(address);
     }
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
-    let options = RingOptions { activations, edges, ..RingOptions::new(name, engine) };
+    let heartbeat = Duration::from_millis(args.ring_heartbeat.into());
+    let options = RingOptions { activations, edges, heartbeat, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
