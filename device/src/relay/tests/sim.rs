@@ -194,6 +194,9 @@ impl VirtualEngine for ScriptedEngine {
 /// A phone.
 pub(super) const COST: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.5, decode_ms: 45.0 };
 
+/// What happens when, in order.
+pub(super) type Script = Vec<(f64, RelayEvent)>;
+
 /// One answer in virtual time.
 pub(super) struct Sim<E> {
     core: RelayCore,
@@ -204,7 +207,7 @@ pub(super) struct Sim<E> {
     /// What happens after the cloud was asked to go on.
     pub(super) continuation: Vec<(f64, RelayEvent)>,
     /// The same, for whatever token it is asked to go on with.
-    pub(super) answers_from: Option<fn(usize) -> Vec<(f64, RelayEvent)>>,
+    pub(super) answers_from: Option<fn(usize) -> Script>,
     busy: Option<(f64, Vec<EngineReport>)>,
     waiting: VecDeque<EngineCommand>,
     wake: Option<f64>,
