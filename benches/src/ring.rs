@@ -5,14 +5,13 @@
 //! and measures nothing in its place. Every run that has a prediction is kept for the check of predictions at the end.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use baton_device::ring::planning::Planned as Predicted;
 use baton_device::ring::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
 use baton_e2e::stop::Stop;
-use baton_plan::{Costs, ModelShape, Workload};
+use baton_plan::{Cluster, Costs, ModelShape, Workload};
 use serde_json::{Value, json};
 
 use crate::engine::samples::median;
@@ -237,19 +236,18 @@ impl Bench<'_> {
         }
     }
 
-    /// The same over links whose delay the bench sets, which no head can know: predicted anew with them.
-    fn predict_over(
+    /// The same over links whose delay the bench sets, which no head can know: predicted anew with what `really` changes.
+    fn predict_in(
         &mut self,
         of: impl Into<String>,
         figures: &[Figure],
         model: &ModelShape,
         task: &Task,
-        latency: Duration,
+        really: impl FnOnce(&mut Cluster),
     ) {
         let measured = median(figures.iter().map(|figure| figure.step_ms));
         let Some(mut known) = figures.first().and_then(Figure::predicted) else { return };
-        known.cluster.network.latency_s = latency.as_secs_f64();
-        known.cluster.network.edges.iter_mut().for_each(|edge| edge.latency_s = None);
+        really(&mut known.cluster);
         let workload = Workload { context: task.prompt + task.tokens, sequences: task.sequences };
         let costs = Costs::new(&known.cluster, model, workload);
         let token_s = costs.ok().and_then(|costs| costs.token_s(&known.plan));

@@ -18,8 +18,12 @@ use crate::ring::memory::Memory;
 use crate::ring::profile::this_memory;
 use crate::ring::shape::{ShapeError, shape_of};
 
-/// What the program takes beside weights, KV cache and reading buffers: vocabulary, activations, code.
-const BESIDE_BYTES: u64 = 96 << 20;
+/// What the program takes beside weights, KV cache, reading buffers and text: activations, code.
+const BESIDE_BYTES: u64 = 20 << 20;
+/// What a device without text takes beside weights and KV cache.
+pub const BUFFER_BYTES: u64 = STREAM_BYTES + BESIDE_BYTES;
+/// What a tokenizer takes for each token of its vocabulary, merges included.
+const TEXT_TOKEN_BYTES: u64 = 280;
 /// Bytes of a key or value in the device's cache (f32), by those that a shape counts (f16).
 const KV_FACTOR: f64 = 2.0;
 /// How often the memory is looked at.
@@ -91,6 +95,11 @@ impl MemoryFor {
     }
 }
 
+/// What reading and writing text takes, for a vocabulary of so many tokens: the head of a ring does.
+pub fn text_bytes(vocab: usize) -> u64 {
+    TEXT_TOKEN_BYTES * vocab as u64
+}
+
 /// What a device computes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
@@ -98,6 +107,8 @@ pub struct Share {
     pub kv_tokens: usize,
     /// Which layers.
     pub layers: Layers,
+    /// Whether weights are read ahead of computing with them; without, for measurements, each read is waited for.
+    pub reads_ahead: bool,
 }
 
 /// Which layers a device computes.
@@ -122,12 +133,13 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         MemoryFor::Bytes(bytes) => (bytes, None),
         MemoryFor::Auto => {
             let shape = shape_of(path)?;
-            let (layers, ends) = match &share.layers {
-                Layers::Of(layers) => (layers.len(), 0.0),
-                Layers::All | Layers::Planned => (shape.layers, shape.output_bytes),
+            let (layers, ends, text) = match &share.layers {
+                Layers::Of(layers) => (layers.len(), 0.0, 0),
+                Layers::All | Layers::Planned => (shape.layers, shape.output_bytes, text_bytes(shape.vocab)),
             };
             let layer_kv_bytes = (shape.kv_bytes * KV_FACTOR * share.kv_tokens as f64) as u64;
-            let needs = Needs { layers, layer_kv_bytes, had: unreclaimable_bytes() };
+            let beside = BUFFER_BYTES + text;
+            let needs = Needs { layers, layer_kv_bytes, beside, had: unreclaimable_bytes() };
             let weights = shape.layer_bytes * layers as f64 + ends;
             // Without rules for this system's memory the file is mapped, as ever.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
@@ -143,7 +155,10 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         Layers::Planned => (Some(Vec::new()), true),
         Layers::Of(layers) => (Some(layers.clone()), false),
     };
-    let model = Model::open_within(path, &Residency { budget_bytes, layers, ends, ..Residency::default() })?;
+    let model = Model::open_within(
+        path,
+        &Residency { budget_bytes, layers, ends, reads_ahead: share.reads_ahead, ..Residency::default() },
+    )?;
     if let (Some(weights), Layers::All | Layers::Of(_)) = (model.streamed(), &share.layers) {
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
@@ -181,13 +196,15 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
 struct Needs {
     layers: usize,
     layer_kv_bytes: u64,
+    /// All but the KV cache.
+    beside: u64,
     had: u64,
 }
 
 impl Needs {
     /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
     fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
-        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + STREAM_BYTES + BESIDE_BYTES;
+        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + self.beside;
         let to_come = bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
         available.saturating_sub(to_come)
     }
@@ -344,8 +361,8 @@ mod tests {
 
     #[test]
     fn what_the_program_takes_itself_is_counted_once() {
-        let beside = STREAM_BYTES + BESIDE_BYTES;
-        let needs = Needs { layers: 4, layer_kv_bytes: 100, had: 100 };
+        let beside = BUFFER_BYTES + text_bytes(1_000);
+        let needs = Needs { layers: 4, layer_kv_bytes: 100, beside, had: 100 };
         assert_eq!(needs.left_for_weights(beside + 2_000, 100), 1_600);
         assert_eq!(needs.left_for_weights(beside + 1_700, 400), 1_600, "300 of its own are taken");
         assert_eq!(needs.left_for_weights(1_200, beside + 500), 1_200);
@@ -368,7 +385,7 @@ mod tests {
     #[test]
     fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        let share = Share { kv_tokens: 128, layers: Layers::All };
+        let share = Share { kv_tokens: 128, layers: Layers::All, reads_ahead: true };
         assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
         let stats = |share: &Share| {
             let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();

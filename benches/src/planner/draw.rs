@@ -111,6 +111,7 @@ fn device(random: &mut Random, name: &str, mean_bytes: f64, model: &ModelShape, 
         memory_bytes: mean_bytes * random.log_uniform((0.4, 2.0)) + model.output_bytes,
         swap_bytes: model.layer_bytes * random.uniform((0.0, 2.0)),
         buffer_bytes: 1e6,
+        stream_bytes: if random.unit() < 0.5 { 0.0 } else { model.layer_bytes * random.uniform((0.0, 0.5)) },
         weight_bytes_max: None,
         disk: Disk { sequential_bytes_per_s: disk, random_bytes_per_s: disk * random.uniform((0.2, 1.0)) },
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use baton_e2e::home::{Planned, Task};
+use baton_plan::Cluster;
 use serde_json::{Value, json};
 
 use super::overhead::{HOP_MAX_MS, NAMES, home};
@@ -46,13 +47,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             eprintln!(
                 "{delay_ms} ms, {rounds} rounds: {measured_ms:.2} ms, {over_ms:.3} ms a hop beyond the link"
             );
-            bench.predict_over(
-                format!("links of {delay_ms} ms, {rounds} rounds"),
-                &figures,
-                &shape,
-                &task,
-                delay,
-            );
+            let slow = |home: &mut Cluster| {
+                home.network.latency_s = delay.as_secs_f64();
+                home.network.edges.iter_mut().for_each(|edge| edge.latency_s = None);
+            };
+            let of = format!("links of {delay_ms} ms, {rounds} rounds");
+            bench.predict_in(of, &figures, &shape, &task, slow);
             rows.push(vec![
                 format!("{delay_ms} ms, {rounds} rounds"),
                 hops.to_string(),

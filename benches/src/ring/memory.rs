@@ -15,7 +15,7 @@ use baton_plan::{ModelShape, Plan};
 use serde_json::{Value, json};
 
 use super::sampler::{Sampler, Seen};
-use super::{Bench, Figure, shape};
+use super::{Bench, Figure, Prediction, shape};
 use crate::cgroup::{Cgroup, Limits};
 use crate::engine::Subject;
 use crate::engine::samples::median;
@@ -36,11 +36,22 @@ const UNRECLAIMABLE_MAX: f64 = 0.06;
 /// Bytes of a key or value in a device's cache (f32), by those that a shape counts (f16).
 const KV_FACTOR: f64 = 2.0;
 
+/// `--memory` of a device that maps its files, whatever memory there is.
+const MAPPED: &str = "all";
+
 /// A way to run the ring.
 struct Way {
     name: String,
     memory: &'static str,
+    reads_ahead: bool,
     plan: Plan,
+}
+
+impl Way {
+    /// Whether it is what the planner's cost describes.
+    fn is_planned_for(&self) -> bool {
+        self.reads_ahead && self.memory != MAPPED
+    }
 }
 
 /// What one way took.
@@ -114,7 +125,6 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
             outcome.token_ms,
             outcome.read.iter().map(|read| read / 1e6).collect::<Vec<_>>()
         );
-        bench.predict(format!("{part}: {}", way.name), std::slice::from_ref(&outcome.figure));
         outcomes.push(outcome);
     }
     let disk = (before + rate(&setting.subject.path)?) / 2.0;
@@ -129,8 +139,11 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
         setting.limits.reads_per_s.map_or_else(String::new, throttled),
         compute_ms,
     ));
-    table(bench, setting, part, &ways, &outcomes, &bounds);
-    checks(bench, setting, part, &ways, &outcomes, &bounds);
+    let measured =
+        Measured { part, limit: setting.limits.memory, ways: &ways, outcomes: &outcomes, bounds: &bounds };
+    measured.table(bench, &setting.subject.name);
+    measured.predict(bench, setting.limits.reads_per_s.is_none().then_some(disk));
+    measured.checks(bench);
     let named = ways.iter().zip(&outcomes).map(|(way, outcome)| {
         let memory = &way.memory;
         json!({
@@ -161,7 +174,7 @@ fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
 
 /// The planner's plan for two devices of this much memory; after this the worker has its part of the model.
 fn planned(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Plan> {
-    let (_groups, home) = home(bench, setting, "auto")?;
+    let (_groups, home) = home(bench, setting, "auto", true)?;
     let task = Task { tokens: 2, ..setting.task };
     let figure = bench.ring(&home, &task, &Planned::Searched)?;
     let planned = figure.predicted().context("the ring's bench printed no plan")?;
@@ -170,7 +183,7 @@ fn planned(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Plan> {
 
 /// The plan, and what is switched off in turn.
 fn variants(plan: &Plan) -> Vec<Way> {
-    let way = |name: &str, memory, plan| Way { name: name.to_owned(), memory, plan };
+    let way = |name: &str, memory, plan| Way { name: name.to_owned(), memory, reads_ahead: true, plan };
     let mut without = plan.clone();
     without.shares.iter_mut().for_each(|share| share.prefetch_bytes = 0.0);
     let rounds = if plan.rounds == 1 { 4 } else { 1 };
@@ -180,13 +193,19 @@ fn variants(plan: &Plan) -> Vec<Way> {
     if without != *plan {
         ways.push(way("nothing kept for reading ahead", "auto", without.clone()));
     }
+    ways.push(Way { reads_ahead: false, ..way("without reading ahead", "auto", without.clone()) });
     ways.push(way("nothing stays in memory", "0MB", without.clone()));
-    ways.push(way("mapped, in 1 round", "all", Plan { rounds: 1, ..without }));
+    ways.push(way("mapped, in 1 round", MAPPED, Plan { rounds: 1, ..without }));
     ways
 }
 
 /// Both devices in their groups.
-fn home(bench: &Bench<'_>, setting: &Setting<'_>, memory: &str) -> Result<([Cgroup; 2], Home)> {
+fn home(
+    bench: &Bench<'_>,
+    setting: &Setting<'_>,
+    memory: &str,
+    reads_ahead: bool,
+) -> Result<([Cgroup; 2], Home)> {
     let group =
         |name: &str| Cgroup::new(&format!("baton-ring-{name}"), &setting.limits, &setting.subject.path);
     let groups = [group(NAMES[0])?, group(NAMES[1])?];
@@ -196,13 +215,14 @@ fn home(bench: &Bench<'_>, setting: &Setting<'_>, memory: &str) -> Result<([Cgro
     };
     let worker = seat(1).with("--threads").with("1").with("--weights").with(&setting.parts);
     let workers = [worker];
-    let made = Home::below(&bench.scratch, setting.subject.path.clone(), seat(0), &workers);
+    let head = if reads_ahead { seat(0) } else { seat(0).with("--ring-no-read-ahead") };
+    let made = Home::below(&bench.scratch, setting.subject.path.clone(), head, &workers);
     let home = bench.wait(made)?;
     Ok((groups, home))
 }
 
 fn run(bench: &Bench<'_>, setting: &Setting<'_>, way: &Way) -> Result<Outcome> {
-    let (groups, mut home) = home(bench, setting, way.memory)?;
+    let (groups, mut home) = home(bench, setting, way.memory, way.reads_ahead)?;
     // Pages that are there already would be another group's.
     forget(&setting.subject.path)?;
     for entry in std::fs::read_dir(&setting.parts).context("list the worker's parts of models")? {
@@ -277,68 +297,91 @@ fn layers(plan: &Plan) -> String {
     format!("{} in {} rounds, {:.0} MB for reading ahead", each.join(", "), plan.rounds, ahead / 1e6)
 }
 
-fn table(
-    bench: &mut Bench<'_>,
-    setting: &Setting<'_>,
-    part: &str,
-    ways: &[Way],
-    outcomes: &[Outcome],
-    bounds: &Bounds,
-) {
-    let least: f64 = bounds.least.iter().sum();
-    let row = |(way, outcome): (&Way, &Outcome)| {
-        let read: f64 = outcome.read.iter().sum();
-        let each = |values: &[f64]| {
-            values.iter().map(|value| format!("{:.0}", value / 1e6)).collect::<Vec<_>>().join(" + ")
-        };
-        vec![
-            way.name.clone(),
-            format!("{:.0}", outcome.token_ms),
-            format!("{:.2}", outcome.token_ms / bounds.token_ms),
-            each(&outcome.read),
-            format!("{:.3}", read / least),
-            each(&outcome.beside),
-        ]
-    };
-    let rows: Vec<_> = ways.iter().zip(outcomes).map(row).collect();
-    let header =
-        ["", "ms a token", "of the bound", "MB read a token", "of the least", "unreclaimable beside KV, MB"];
-    let title = format!(
-        "{part}: {} on two devices of {} MB",
-        setting.subject.name,
-        setting.limits.memory / 1_000_000
-    );
-    bench.report.table(&title, &header, &rows);
+/// What was measured of one part.
+struct Measured<'a> {
+    part: &'a str,
+    /// Bytes of memory of each device.
+    limit: u64,
+    ways: &'a [Way],
+    outcomes: &'a [Outcome],
+    bounds: &'a Bounds,
 }
 
-fn checks(
-    bench: &mut Bench<'_>,
-    setting: &Setting<'_>,
-    part: &str,
-    ways: &[Way],
-    outcomes: &[Outcome],
-    bounds: &Bounds,
-) {
-    let (Some(first), Some(mapped)) = (outcomes.first(), outcomes.last()) else { return };
-    let report = &mut bench.report;
-    let time = first.token_ms / bounds.token_ms;
-    report.check_at_most(
-        format!("{part}: time a token, of the larger of reading and computing"),
-        time,
-        TIME_MAX,
-    );
-    let read = first.read.iter().sum::<f64>() / bounds.least.iter().sum::<f64>();
-    report.check_at_most(format!("{part}: bytes read a token, of the least possible"), read, READ_MAX);
-    let beside = first.beside.iter().copied().fold(0.0, f64::max) / setting.limits.memory as f64;
-    let name = format!("{part}: unreclaimable beside the KV cache, of the limit");
-    report.check_at_most(name, beside, UNRECLAIMABLE_MAX);
-    let faster = mapped.token_ms / first.token_ms;
-    report.check_at_least(format!("{part}: times as fast as mapped in 1 round"), faster, 1.0);
-    let written = |outcome: &Outcome| outcome.figure.answer["written"].clone();
-    let differ = outcomes.iter().filter(|outcome| written(outcome) != written(first)).count();
-    report.check_equal(format!("{part}: ways of {} whose tokens differ", ways.len()), differ as f64, 0.0);
-    let kills: u64 = outcomes.iter().map(|outcome| outcome.kills + outcome.figure.recoveries()).sum();
-    report.check_equal(format!("{part}: processes killed and devices lost"), kills as f64, 0.0);
+impl Measured<'_> {
+    fn table(&self, bench: &mut Bench<'_>, model: &str) {
+        let least: f64 = self.bounds.least.iter().sum();
+        let row = |(way, outcome): (&Way, &Outcome)| {
+            let read: f64 = outcome.read.iter().sum();
+            let each = |values: &[f64]| {
+                values.iter().map(|value| format!("{:.0}", value / 1e6)).collect::<Vec<_>>().join(" + ")
+            };
+            vec![
+                way.name.clone(),
+                format!("{:.0}", outcome.token_ms),
+                format!("{:.2}", outcome.token_ms / self.bounds.token_ms),
+                each(&outcome.read),
+                format!("{:.3}", read / least),
+                each(&outcome.beside),
+            ]
+        };
+        let rows: Vec<_> = self.ways.iter().zip(self.outcomes).map(row).collect();
+        let header = [
+            "",
+            "ms a token",
+            "of the bound",
+            "MB read a token",
+            "of the least",
+            "unreclaimable beside KV, MB",
+        ];
+        let title = format!("{}: {model} on two devices of {} MB", self.part, self.limit / 1_000_000);
+        bench.report.table(&title, &header, &rows);
+    }
+
+    fn checks(&self, bench: &mut Bench<'_>) {
+        let Self { part, outcomes, bounds, .. } = self;
+        let (Some(first), Some(mapped)) = (outcomes.first(), outcomes.last()) else { return };
+        let report = &mut bench.report;
+        let time = first.token_ms / bounds.token_ms;
+        report.check_at_most(
+            format!("{part}: time a token, of the larger of reading and computing"),
+            time,
+            TIME_MAX,
+        );
+        let read = first.read.iter().sum::<f64>() / bounds.least.iter().sum::<f64>();
+        report.check_at_most(format!("{part}: bytes read a token, of the least possible"), read, READ_MAX);
+        let beside = first.beside.iter().copied().fold(0.0, f64::max) / self.limit as f64;
+        let name = format!("{part}: unreclaimable beside the KV cache, of the limit");
+        report.check_at_most(name, beside, UNRECLAIMABLE_MAX);
+        let faster = mapped.token_ms / first.token_ms;
+        report.check_at_least(format!("{part}: times as fast as mapped in 1 round"), faster, 1.0);
+        let written = |outcome: &Outcome| outcome.figure.answer["written"].clone();
+        let differ = outcomes.iter().filter(|outcome| written(outcome) != written(first)).count();
+        report.check_equal(
+            format!("{part}: ways of {} whose tokens differ", self.ways.len()),
+            differ as f64,
+            0.0,
+        );
+        let kills: u64 = outcomes.iter().map(|outcome| outcome.kills + outcome.figure.recoveries()).sum();
+        report.check_equal(format!("{part}: processes killed and devices lost"), kills as f64, 0.0);
+    }
+
+    /// Keeps what the head predicted of the ways that its planner knows. Each device has measured the disk alone: where
+    /// they share one, a token takes no less than it needs for all that they read.
+    fn predict(&self, bench: &mut Bench<'_>, shared: Option<f64>) {
+        let known = self.ways.iter().zip(self.outcomes).filter(|(way, _)| way.is_planned_for());
+        for (way, outcome) in known {
+            let predicted = outcome.figure.predicted().and_then(|planned| planned.prediction);
+            let Some(prediction) = predicted else { continue };
+            let read: f64 = prediction.devices.iter().map(|device| device.read_bytes).sum();
+            let predicted_s = prediction.token_s.max(shared.map_or(0.0, |rate| read / rate));
+            let of = format!("{}: {}", self.part, way.name);
+            bench.predictions.push(Prediction {
+                of,
+                predicted_ms: predicted_s * 1e3,
+                measured_ms: outcome.token_ms,
+            });
+        }
+    }
 }
 
 #[cfg(test)]
@@ -350,13 +393,15 @@ mod tests {
         let Planned::Given(mut plan) = Planned::shares(&[("head", 16), ("desk", 16)], 4) else { return };
         plan.shares[1].prefetch_bytes = 1e8;
         let ways = variants(&plan);
-        assert_eq!(ways.len(), 5);
+        assert_eq!(ways.len(), 6);
         assert_eq!((ways[0].plan.clone(), ways[1].plan.rounds), (plan.clone(), 1));
         assert!(ways[2].plan.rounds == 4 && ways[2].plan.shares[1].prefetch_bytes == 0.0);
-        assert_eq!((ways[3].memory, ways[4].memory, ways[4].plan.rounds), ("0MB", "all", 1));
+        assert_eq!((ways[4].memory, ways[5].memory, ways[5].plan.rounds), ("0MB", "all", 1));
+        let known: Vec<bool> = ways.iter().map(Way::is_planned_for).collect();
+        assert_eq!(known, [true, true, true, false, true, false]);
         plan.rounds = 1;
         plan.shares[1].prefetch_bytes = 0.0;
         let ways = variants(&plan);
-        assert_eq!((ways.len(), ways[1].plan.rounds), (4, 4));
+        assert_eq!((ways.len(), ways[1].plan.rounds), (5, 4));
     }
 }

@@ -71,7 +71,7 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let layers = if ring { Layers::Planned } else { Layers::All };
-        let share = Share { kv_tokens: options.kv_tokens, layers };
+        let share = Share { kv_tokens: options.kv_tokens, layers, reads_ahead: !head.ring_no_read_ahead };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let speculator = speculation.speculator(&model, options.clone())?;

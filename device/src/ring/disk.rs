@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use memmap2::MmapMut;
+
 use super::profile::median;
 
 /// Blocks in order (PIPO finds about 8 MB best for disks).
 const BLOCK: usize = 8 << 20;
 /// Blocks here and there: what the system reads around a page that is missing.
 const PIECE: usize = 64 << 10;
-/// Direct reads begin, end and land at multiples of this.
-const ALIGNED: usize = 4096;
 /// Threads that read in order, so that the disk always has a next request.
 const READERS: u64 = 2;
 /// One run.
@@ -99,36 +99,17 @@ fn open(path: &Path) -> std::io::Result<(File, bool)> {
     Ok((File::open(path)?, false))
 }
 
-/// A buffer with an aligned stretch of `len` bytes.
-struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-impl Buffer {
-    fn new(len: usize) -> Self {
-        let bytes = vec![0; len + ALIGNED];
-        let start = bytes.as_ptr().align_offset(ALIGNED).min(ALIGNED);
-        Self { bytes, start, len }
-    }
-
-    /// Reads at `offset`, as far as the file goes.
-    fn fill(&mut self, file: &File, offset: u64) -> std::io::Result<usize> {
-        file.read_at(&mut self.bytes[self.start..self.start + self.len], offset)
-    }
-}
-
 /// Bytes a second of two threads that take blocks in turn, from the beginning again where the file ends.
 fn in_order(file: &File, bytes: u64) -> std::io::Result<f64> {
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let blocks = bytes.div_ceil(BLOCK as u64);
     let begun = Instant::now();
     let reader = || {
-        let mut buffer = Buffer::new(BLOCK);
+        // Pages of its own: aligned as direct reads need them, and given back at once.
+        let mut buffer = MmapMut::map_anon(BLOCK)?;
         while begun.elapsed() < RUN {
             let block = next.fetch_add(1, Ordering::Relaxed) % blocks;
-            let read = buffer.fill(file, block * BLOCK as u64)?;
+            let read = file.read_at(&mut buffer, block * BLOCK as u64)?;
             done.fetch_add(read as u64, Ordering::Relaxed);
         }
         std::io::Result::Ok(())
@@ -143,11 +124,11 @@ fn in_order(file: &File, bytes: u64) -> std::io::Result<f64> {
 /// Bytes a second of one thread that reads pieces in an order of large odd steps.
 fn here_and_there(file: &File, bytes: u64, run: usize) -> std::io::Result<f64> {
     let pieces = bytes / PIECE as u64;
-    let mut buffer = Buffer::new(PIECE);
+    let mut buffer = MmapMut::map_anon(PIECE)?;
     let (begun, mut done, mut at) = (Instant::now(), 0, run as u64);
     while begun.elapsed() < RUN {
         at = (at + 0x9E37_79B9) % pieces;
-        done += buffer.fill(file, at * PIECE as u64)? as u64;
+        done += file.read_at(&mut buffer, at * PIECE as u64)? as u64;
     }
     Ok(done as f64 / begun.elapsed().as_secs_f64())
 }
@@ -164,13 +145,12 @@ mod tests {
         file.write_all(&bytes).unwrap();
         file.as_file().sync_all().unwrap();
         let (opened, _) = open(file.path()).unwrap();
-        let mut buffer = Buffer::new(PIECE);
-        assert_eq!(buffer.bytes[buffer.start..].as_ptr() as usize % ALIGNED, 0);
+        let mut buffer = MmapMut::map_anon(PIECE).unwrap();
         for offset in [0, 65_536, 262_144] {
-            let read = buffer.fill(&opened, offset).unwrap();
+            let read = opened.read_at(&mut buffer, offset).unwrap();
             let offset = offset as usize;
             assert_eq!(read, PIECE.min(bytes.len() - offset));
-            assert!(buffer.bytes[buffer.start..buffer.start + read] == bytes[offset..offset + read]);
+            assert!(buffer[..read] == bytes[offset..offset + read]);
         }
     }
 

@@ -15,7 +15,7 @@ pub use step::{Activations, Operation, Span, Step};
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Most bytes of one echo, either way.
 pub const ECHO_BYTES_MAX: u32 = 4 << 20;
 

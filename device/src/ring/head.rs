@@ -58,6 +58,8 @@ pub struct RingOptions {
     pub engine: EngineOptions,
     /// How hidden states travel.
     pub activations: Activations,
+    /// Whether the other devices read weights ahead of computing with them.
+    pub reads_ahead: bool,
     /// Least and most rows of a chunk.
     pub chunk_rows: (usize, usize),
     /// Time between heartbeats; a device that misses three is lost.
@@ -83,6 +85,7 @@ impl RingOptions {
             name: name.into(),
             engine,
             activations: Activations::F32,
+            reads_ahead: true,
             chunk_rows: (16, 128),
             heartbeat: Duration::from_millis(300),
             hop: Duration::from_secs(5),

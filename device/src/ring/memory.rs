@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 /// Of what a system calls available, the share that is used: the rest is for what other programs ask for meanwhile.
 const USED_SHARE: f64 = 0.9;
+/// The same of what a control group leaves: its programs are its own, only the system's pages for it come on top.
+const GROUP_USED_SHARE: f64 = 0.98;
 
 /// Memory for a model, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,12 +60,12 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
         let missing = || MemoryError::Missing { place: path.display().to_string(), field };
         fields.get(field).copied().ok_or_else(missing)
     };
-    let mut available = kilobytes("MemAvailable")? * 1024;
+    let mut available_bytes = used(kilobytes("MemAvailable")? * 1024, USED_SHARE);
     let mut bound_by = "system".to_owned();
     if let Some((left, group)) = cgroup_left(root)
-        && left < available
+        && used(left, GROUP_USED_SHARE) < available_bytes
     {
-        (available, bound_by) = (left, group);
+        (available_bytes, bound_by) = (used(left, GROUP_USED_SHARE), group);
     }
     let swap_bytes = if android {
         let anonymous = kilobytes("Active(anon)")? + kilobytes("Inactive(anon)")?;
@@ -71,7 +73,7 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
     } else {
         0
     };
-    Ok(Memory { available_bytes: (available as f64 * USED_SHARE) as u64, swap_bytes, bound_by })
+    Ok(Memory { available_bytes, swap_bytes, bound_by })
 }
 
 /// Memory of a macOS system from what `vm_stat` prints: free, inactive, speculative and purgeable pages.
@@ -91,8 +93,12 @@ pub fn of_vm_stat(text: &str) -> Result<Memory, MemoryError> {
         + pages("Pages inactive")?
         + pages("Pages speculative")?
         + pages("Pages purgeable")?;
-    let available_bytes = (free.saturating_mul(page) as f64 * USED_SHARE) as u64;
+    let available_bytes = used(free.saturating_mul(page), USED_SHARE);
     Ok(Memory { available_bytes, swap_bytes: 0, bound_by: "system".to_owned() })
+}
+
+fn used(bytes: u64, share: f64) -> u64 {
+    (bytes as f64 * share) as u64
 }
 
 fn read(path: &Path) -> Result<String, MemoryError> {
@@ -186,16 +192,15 @@ mod tests {
         root
     }
 
-    fn used(bytes: u64) -> u64 {
-        (bytes as f64 * USED_SHARE) as u64
-    }
-
     #[test]
     fn a_system_without_limits_gives_what_it_calls_available() {
         let root = system(&[("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")]);
         let memory = of_linux(root.path(), false).unwrap();
-        let want =
-            Memory { available_bytes: used(17_114_356 * 1024), swap_bytes: 0, bound_by: "system".to_owned() };
+        let want = Memory {
+            available_bytes: used(17_114_356 * 1024, USED_SHARE),
+            swap_bytes: 0,
+            bound_by: "system".to_owned(),
+        };
         assert_eq!(memory, want);
     }
 
@@ -215,7 +220,7 @@ mod tests {
         let memory = of_linux(root.path(), false).unwrap();
         assert_eq!(
             (memory.available_bytes, memory.bound_by.as_str()),
-            (used(1_600_000_000), "control group /home")
+            (used(1_600_000_000, GROUP_USED_SHARE), "control group /home")
         );
     }
 
@@ -233,7 +238,7 @@ mod tests {
         let memory = of_linux(root.path(), false).unwrap();
         assert_eq!(
             (memory.available_bytes, memory.bound_by.as_str()),
-            (used(1_200_000_000), "control group /a/b")
+            (used(1_200_000_000, GROUP_USED_SHARE), "control group /a/b")
         );
     }
 
@@ -249,7 +254,7 @@ mod tests {
                     Pages active:                            180000.\nPages inactive:                          100000.\n\
                     Pages speculative:                         5000.\nPages wired down:                         90000.\n\
                     Pages purgeable:                           1000.\n";
-        assert_eq!(of_vm_stat(text).unwrap().available_bytes, used(126_000 * 16_384));
+        assert_eq!(of_vm_stat(text).unwrap().available_bytes, used(126_000 * 16_384, USED_SHARE));
         let error = of_vm_stat(&text.replace("Pages inactive", "Pages idle")).unwrap_err().to_string();
         assert_eq!(error, "`vm_stat` says no Pages inactive");
     }

@@ -197,6 +197,7 @@ mod tests {
             memory_bytes,
             swap_bytes: 0.0,
             buffer_bytes: 0.0,
+            stream_bytes: 0.0,
             weight_bytes_max: None,
             disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 5e8 },
         }

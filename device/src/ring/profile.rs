@@ -13,27 +13,30 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use baton_engine::STREAM_BYTES;
 use baton_engine::gguf::{Gguf, GgufError, TensorView};
 use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
 use baton_plan::cluster::ByFormat;
 use baton_plan::{Device, Disk, ModelShape, Os, Processor};
+use memmap2::MmapMut;
 
 use super::disk::{self, DiskError};
 use super::memory::{self, Memory, MemoryError};
 use super::shape::{ShapeError, shape_of};
+use crate::residency::BUFFER_BYTES;
 
 pub use general::general;
 pub use kept::{Origin, kept_or_measured};
 
 /// Weights of a product that should stay in the caches, for each thread.
 const CACHED_BYTES: usize = 256 << 10;
+/// More than a processor's caches hold.
+const CACHE_BYTES: usize = 32 << 20;
 /// Weights that no cache holds.
 const STREAMED_BYTES: usize = 512 << 20;
 /// How long one run of a cached product takes at least.
 const RUN: Duration = Duration::from_millis(15);
 const RUNS: usize = 5;
-/// What the engine holds beside weights and KV: activations, tokenizer, program.
-const BUFFER_BYTES: f64 = 128e6;
 
 /// What a device is measured for.
 #[derive(Debug, Clone)]
@@ -82,6 +85,14 @@ pub enum ProfileError {
     /// The disk cannot be measured.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// There is no memory for a measurement.
+    #[error("take {bytes} bytes of memory to measure copies in: {source}")]
+    Room {
+        /// How many.
+        bytes: usize,
+        /// What happened.
+        source: std::io::Error,
+    },
     /// Threads cannot be started.
     #[error("start {threads} threads: {source}")]
     Threads {
@@ -119,11 +130,12 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     let device = Device {
         name: options.name.clone(),
         os,
-        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize) },
+        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? },
         gpu: None,
         memory_bytes: memory.available_bytes as f64,
         swap_bytes: memory.swap_bytes as f64,
-        buffer_bytes: BUFFER_BYTES,
+        buffer_bytes: BUFFER_BYTES as f64,
+        stream_bytes: STREAM_BYTES as f64,
         weight_bytes_max: None,
         disk: Disk {
             sequential_bytes_per_s: disk.sequential_bytes_per_s,
@@ -138,13 +150,14 @@ fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
     Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })
 }
 
-/// Sets the device's memory to what is free now.
+/// Sets the device's memory to what is free now, and what this program takes of it beside weights.
 ///
 /// # Errors
 /// [`ProfileError::Memory`], [`ProfileError::System`].
 pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
     let (_, memory) = this_memory()?;
     (device.memory_bytes, device.swap_bytes) = (memory.available_bytes as f64, memory.swap_bytes as f64);
+    (device.buffer_bytes, device.stream_bytes) = (BUFFER_BYTES as f64, STREAM_BYTES as f64);
     Ok(())
 }
 
@@ -266,9 +279,11 @@ fn streamed_rate(matrices: &[Matrix<'_>], pool: &Pool) -> f64 {
 }
 
 /// Seconds to append one token's keys and values to a cache that lies in no processor cache.
-fn kv_copy_s(bytes: usize) -> f64 {
+fn kv_copy_s(bytes: usize) -> Result<f64, ProfileError> {
     let token = vec![1_u8; bytes];
-    let mut cache = vec![0_u8; (32 << 20_usize).max(bytes)];
+    let len = CACHE_BYTES.max(bytes);
+    // Pages of its own: an allocator that has once seen so large a block given back keeps all smaller ones from then on.
+    let mut cache = MmapMut::map_anon(len).map_err(|source| ProfileError::Room { bytes: len, source })?;
     let places = cache.len() / bytes.max(1);
     let mut run = || {
         let begun = Instant::now();
@@ -282,7 +297,7 @@ fn kv_copy_s(bytes: usize) -> f64 {
     run();
     let seconds = median((0..RUNS).map(|_| run()).collect());
     std::hint::black_box(&cache);
-    seconds
+    Ok(seconds)
 }
 
 #[cfg(test)]

@@ -66,10 +66,28 @@ pub struct Model {
     gguf: Arc<Gguf>,
     config: ModelConfig,
     weights: Weights,
-    tokenizer: Arc<Tokenizer>,
-    template: ChatTemplate,
+    /// None where only some layers are computed: a vocabulary is tens of megabytes.
+    text: Option<Text>,
     name: String,
     sha256: OnceLock<String>,
+}
+
+/// What turns text into tokens and back.
+struct Text {
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+}
+
+impl Text {
+    fn read(gguf: &Gguf, rows: usize) -> Result<Self, ModelError> {
+        let tokenizer = Arc::new(Tokenizer::from_gguf(gguf)?);
+        let tokens = tokenizer.vocab_len();
+        if tokens > rows {
+            return Err(ModelError::VocabularyTooLarge { tokens, rows });
+        }
+        let template = template(gguf, &tokenizer)?;
+        Ok(Self { tokenizer, template })
+    }
 }
 
 /// What files without a template of their own are given: ChatML, as llama.cpp does.
@@ -96,7 +114,7 @@ impl Model {
 
     /// [`Self::open`], for a device whose memory does not hold all weights that it computes with: as many of them as
     /// `residency` allows stay in memory, the others are read from the disk for every token. Not one logit depends on
-    /// it. Of layers that are not listed nothing is read; they cannot be run.
+    /// it. Of layers that are not listed nothing is read; they cannot be run. Without its ends it has no text either.
     ///
     /// # Errors
     /// As [`Self::open`], and [`ModelError::Residency`].
@@ -128,14 +146,10 @@ impl Model {
             }
             Keep::Within(residency) => Weights::Streamed(Box::new(StreamedWeights::new(weights, residency)?)),
         };
-        let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
-        let (tokens, rows) = (tokenizer.vocab_len(), config.vocab_len);
-        if tokens > rows {
-            return Err(ModelError::VocabularyTooLarge { tokens, rows });
-        }
-        let template = template(&gguf, &tokenizer)?;
+        let has_ends = !matches!(keep, Keep::Within(residency) if !residency.ends);
+        let text = has_ends.then(|| Text::read(&gguf, config.vocab_len)).transpose()?;
         let name = name(&gguf)?;
-        Ok(Arc::new(Self { gguf, config, weights, tokenizer, template, name, sha256: OnceLock::new() }))
+        Ok(Arc::new(Self { gguf, config, weights, text, name, sha256: OnceLock::new() }))
     }
 
     /// The model's shape.
@@ -160,13 +174,23 @@ impl Model {
     }
 
     /// Its tokenizer.
+    ///
+    /// # Panics
+    /// If it was opened without its ends ([`Residency::ends`]): what computes layers alone sees no text.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
+        &self.text().tokenizer
     }
 
     /// Its chat template; ChatML where the file has none.
+    ///
+    /// # Panics
+    /// As [`Self::tokenizer`].
     pub fn template(&self) -> &ChatTemplate {
-        &self.template
+        &self.text().template
+    }
+
+    fn text(&self) -> &Text {
+        self.text.as_ref().expect("only a model with its ends is given text")
     }
 
     /// The name in its metadata, else the file's.

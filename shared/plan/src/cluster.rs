@@ -125,6 +125,9 @@ pub struct Device {
     /// `c^cpu`: bytes of compute buffers.
     #[serde(default)]
     pub buffer_bytes: f64,
+    /// Of these, the bytes that streamed weights are read into: what is read ahead without taking anything from weights.
+    #[serde(default)]
+    pub stream_bytes: f64,
     /// Most bytes of weights that may stay in its memory, whatever that has room for; none where nobody set a limit. The
     /// exact search and every prediction go by it; Halda knows no such limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -304,6 +307,7 @@ impl Device {
         self.cpu.check(&place)?;
         not_negative(&place, "memory_bytes", self.memory_bytes)?;
         not_negative(&place, "swap_bytes", self.swap_bytes)?;
+        not_negative(&place, "stream_bytes", self.stream_bytes)?;
         not_negative(&place, "buffer_bytes", self.buffer_bytes)?;
         not_negative(&place, "weight_bytes_max", self.weight_bytes_max.unwrap_or(0.0))?;
         positive(&place, "sequential_bytes_per_s", self.disk.sequential_bytes_per_s)?;

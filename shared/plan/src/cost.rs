@@ -6,14 +6,15 @@
 //!   ahead of themselves; `b'` is `b` and the layer's KV cache. (prima.cpp, A.3, adds the two.)
 //! * **Residency.** Weights fill what KV and buffers leave of the memory; a fixed set stays, and the overflow `D` is read
 //!   for every token. With Metal a device that is too small reads everything (A.3, case 2).
-//! * **Reading ahead.** A part `P` of the memory may be kept for reading while others compute. Then `D + P` is read for
-//!   each token, of which `k P` before windows begin, and `S = D - (k - 1) P` inside them, beside the device's own
-//!   products (weights stream through two buffers, so all but the first half layer overlaps).
+//! * **Reading ahead.** While others compute a device fills its reading buffers, `B` bytes; a part `P` of the memory may be
+//!   kept for more. Then `D + P` is read for each token, of which `k (B + P)` before windows begin, and
+//!   `S = D - k B - (k - 1) P` inside them, beside the device's own products (all but the first half layer overlaps).
 //! * A device is busy for `t = max(C, S / s) + fill`, a token takes `T = sum t + k sum hops`, and no disk can do more than
 //!   `D + P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
 //!   piecewise linear, so Newton's method from the left finds it exactly.
 //!
-//! With `k = 1` reading ahead gains nothing; `k` rounds cost `k` times the hops.
+//! With `k = 1` keeping memory for reading ahead gains nothing; `k` rounds cost `k` times the hops. Of all `P` with which
+//! `T` is the least, a plan has the smallest.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,8 @@ pub(crate) struct Holding {
     pub(crate) room: f64,
     /// Bytes a second of the reads it needs.
     pub(crate) disk: f64,
+    /// `B` in bytes.
+    pub(crate) stream: f64,
     /// What the first streamed half layer adds.
     pub(crate) fill_s: f64,
     /// `t^ram-vram + t^vram-ram`, for each window.
@@ -75,17 +78,39 @@ impl Holding {
         if self.overflow <= 0.0 {
             return Some(Own { seconds: busy, prefetch: 0.0, slope: 0.0 });
         }
-        let reading = self.overflow / self.disk;
-        if reading > token_s {
+        if self.reading_s() > token_s {
             return None;
         }
         let ahead = (rounds - 1) as f64;
-        let useful = if rounds == 1 { 0.0 } else { (self.overflow - self.disk * busy).max(0.0) / ahead };
+        let buffered = self.buffered(rounds);
+        let useful = if rounds == 1 { 0.0 } else { (buffered - self.disk * busy).max(0.0) / ahead };
         let readable = self.disk * token_s - self.overflow;
         let prefetch = useful.min(self.room).min(readable).max(0.0);
-        let inside = (self.overflow - ahead * prefetch) / self.disk;
+        let inside = (buffered - ahead * prefetch) / self.disk;
         let slope = if readable < useful.min(self.room) { ahead } else { 0.0 };
         Some(Own { seconds: busy.max(inside) + self.fill_s, prefetch, slope })
+    }
+
+    /// Seconds in which its disk gives what memory does not hold: no token takes less.
+    pub(crate) fn reading_s(&self) -> f64 {
+        if self.overflow > 0.0 { self.overflow / self.disk } else { 0.0 }
+    }
+
+    /// What is left to be read inside the windows when every one begins with full buffers.
+    fn buffered(&self, rounds: usize) -> f64 {
+        (self.overflow - rounds as f64 * self.stream).max(0.0)
+    }
+
+    /// The same part with up to `slack_s` more seconds, for which less memory is kept for reading ahead.
+    fn relaxed(&self, own: Own, rounds: usize, slack_s: f64) -> Own {
+        if own.prefetch <= 0.0 || slack_s <= 0.0 {
+            return own;
+        }
+        let without = self.buffered(rounds) / self.disk + self.fill_s;
+        let seconds = (own.seconds + slack_s).min(without.max(own.seconds));
+        let inside = (seconds - self.fill_s) * self.disk;
+        let prefetch = (self.buffered(rounds) - inside).max(0.0) / (rounds - 1) as f64;
+        Own { seconds, prefetch: prefetch.min(own.prefetch), ..own }
     }
 }
 
@@ -197,6 +222,7 @@ impl<'a> Costs<'a> {
             overflow: 0.0,
             room: 0.0,
             disk: device.disk.sequential_bytes_per_s,
+            stream: device.stream_bytes,
             fill_s: 0.0,
             copy_s: device.gpu.as_ref().filter(|_| gpu > 0).map_or(0.0, |gpu| gpu.copy_s),
         };
@@ -250,11 +276,7 @@ impl<'a> Costs<'a> {
         if !network.is_finite() {
             return f64::INFINITY;
         }
-        let mut token_s = holdings
-            .iter()
-            .filter(|held| held.overflow > 0.0)
-            .map(|held| held.overflow / held.disk)
-            .fold(0.0, f64::max);
+        let mut token_s = holdings.iter().map(Holding::reading_s).fold(0.0, f64::max);
         for _ in 0..100 {
             let own = holdings.iter().filter_map(|held| held.own(rounds, token_s));
             let (sum, slope) =
@@ -269,6 +291,26 @@ impl<'a> Costs<'a> {
             token_s = next;
         }
         token_s
+    }
+
+    /// What each of these holdings does within a token of the [settled](Self::settle) time: nobody keeps more memory for
+    /// reading ahead than that time needs. None where a disk cannot keep up with it.
+    pub(crate) fn parts(
+        holdings: &[Holding],
+        rounds: usize,
+        around_s: f64,
+        token_s: f64,
+    ) -> Option<Vec<Own>> {
+        let own = |held: &Holding| held.own(rounds, token_s);
+        let mut parts = holdings.iter().map(own).collect::<Option<Vec<Own>>>()?;
+        let taken: f64 = parts.iter().map(|own| own.seconds).sum();
+        let mut slack_s = token_s - rounds as f64 * around_s - taken;
+        for (held, part) in holdings.iter().zip(&mut parts) {
+            let relaxed = held.relaxed(*part, rounds, slack_s);
+            slack_s -= relaxed.seconds - part.seconds;
+            *part = relaxed;
+        }
+        Some(parts)
     }
 
     /// The seconds of a token under `plan`; none where a device cannot hold its share or a hop leads nowhere.
@@ -303,18 +345,18 @@ impl<'a> Costs<'a> {
         if !token_s.is_finite() {
             return Err(self.impossible("a hop of the ring leads nowhere".to_owned()));
         }
+        let parts = Self::parts(&holdings, rounds, self.hops.around(&ring), token_s)
+            .expect("a settled time is one that every disk keeps up with");
         let mut devices: Vec<DeviceTime> = Vec::new();
-        for (place, (device, held)) in places.iter().enumerate() {
-            let own = held.own(rounds, token_s).expect("a settled time is one that every disk keeps up with");
+        for (place, ((device, held), own)) in places.iter().zip(parts).enumerate() {
             let share = &plan.shares[place];
             devices.push(self.device_time(*device, held, own, share.layers, place == 0, &ring, rounds));
         }
         let waits = token_s - devices.iter().map(DeviceTime::total_s).sum::<f64>();
         // A token that is no shorter than what one disk reads: the rest of the time is that disk's.
-        let reading = |held: &Holding| held.overflow / held.disk;
         let slowest = (0..holdings.len())
             .filter(|at| holdings[*at].overflow > 0.0)
-            .max_by(|a, b| reading(&holdings[*a]).total_cmp(&reading(&holdings[*b])));
+            .max_by(|a, b| holdings[*a].reading_s().total_cmp(&holdings[*b].reading_s()));
         if let Some(slowest) = slowest {
             devices[slowest].disk_s += waits.max(0.0);
         }

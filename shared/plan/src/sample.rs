@@ -60,6 +60,7 @@ pub fn device(name: &str, layers: f64) -> Device {
         memory_bytes: layers * 109e6,
         swap_bytes: 0.0,
         buffer_bytes: 0.0,
+        stream_bytes: 0.0,
         weight_bytes_max: None,
         disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 0.4e9 },
     }
@@ -88,6 +89,7 @@ pub fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, ModelShape, 
         own.cpu = processor(draw.within(5e9, 60e9));
         own.os = [Os::Linux, Os::Linux, Os::Android, Os::Macos][draw.count(0, 3)];
         own.swap_bytes = draw.within(1e7, 3e8);
+        own.stream_bytes = if draw.chance(0.5) { 0.0 } else { draw.within(1e6, 5e7) };
         let disk = draw.within(0.05e9, 6e9);
         own.disk = Disk { sequential_bytes_per_s: disk, random_bytes_per_s: disk * 0.4 };
         if draw.chance(0.4) {

@@ -9,9 +9,9 @@
 //!   which is improved locally.
 //!
 //! The sum falls as `T` grows, and the least `T` with sum at most `T` is meant. It is found without bisection: the
-//! shares that are best for some `T` have a least time `T' <= T` of their own; from there again, until nothing is gained.
-//! Each turn changes the shares, so this ends, and it ends at the optimum: with the least sum for `T` being `T` itself,
-//! every smaller time has a larger least sum.
+//! shares that are best for some `T`, of those whose disks could keep up with less, have a least time `T' < T` of their
+//! own where their sum is below `T`; from there again, until nothing is gained. Each turn changes the shares, so this ends,
+//! and it ends at the optimum: with the least sum for `T` being `T` itself, every smaller time has a larger least sum.
 //!
 //! A device that takes part has a layer in every round; only the head may have none.
 
@@ -64,9 +64,9 @@ impl<'a> Field<'a> {
         Self { costs, head, holdings: (0..costs.cluster.devices.len()).map(of).collect() }
     }
 
-    /// The way of holding that takes least in a token of `token_s`.
+    /// The way of holding that takes least in a token of `token_s`, of those whose disk would keep up with a shorter one.
     fn least(&self, device: usize, layers: usize, rounds: usize, token_s: f64) -> Option<(&Holding, f64)> {
-        let ways = self.holdings[device][layers].iter();
+        let ways = self.holdings[device][layers].iter().filter(|held| held.reading_s() < token_s);
         let own = ways.filter_map(|held| held.own(rounds, token_s).map(|own| (held, own.seconds)));
         own.min_by(|a, b| a.1.total_cmp(&b.1))
     }
@@ -166,14 +166,14 @@ pub fn search(
 fn named(costs: &Costs<'_>, best: &Best) -> Plan {
     let ring = &best.choice.ring;
     let name = |device: usize| costs.cluster.devices[device].name.clone();
+    let parts = Costs::parts(&best.held, best.rounds, costs.hops.around(ring), best.token_s);
     let share = |place: usize| {
-        let own = best.held[place].own(best.rounds, best.token_s);
         let relays = costs.hops.relays(ring[place], ring[(place + 1) % ring.len()]);
         Share {
             device: name(ring[place]),
             layers: best.choice.layers[place],
             gpu_layers: best.held[place].gpu,
-            prefetch_bytes: own.map_or(0.0, |own| own.prefetch),
+            prefetch_bytes: parts.as_ref().map_or(0.0, |parts| parts[place].prefetch),
             relays: relays.into_iter().map(name).collect(),
         }
     };

@@ -85,7 +85,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let each = args.prompt + args.tokens;
     // Room for whole blocks of every sequence.
     let kv_tokens = args.sequences * (each.next_multiple_of(32) + 32);
-    let share = Share { kv_tokens, layers: if args.alone { Layers::All } else { Layers::Planned } };
+    let layers = if args.alone { Layers::All } else { Layers::Planned };
+    let share = Share { kv_tokens, layers, reads_ahead: !args.head.ring_no_read_ahead };
     let model = residency::open(&args.model, args.memory, 0, &share)
         .with_context(|| format!("open model `{}`", args.model.display()))?;
     let engine = EngineOptions { threads: args.threads, kv_tokens, ..EngineOptions::default() };

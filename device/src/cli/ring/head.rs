@@ -13,7 +13,7 @@ use baton_plan::{Device, ModelShape, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
-use crate::residency::MemoryFor;
+use crate::residency::{MemoryFor, text_bytes};
 use crate::ring::discovery::{Discovery, Interfaces};
 use crate::ring::edges::EdgeBook;
 use crate::ring::frame::{Activations, Hello, NextNode};
@@ -57,6 +57,9 @@ pub(in crate::cli) struct HeadArgs {
     /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
     #[arg(long)]
     ring_f16: bool,
+    /// Read weights that memory does not hold only when they are needed, on all devices: to measure what reading ahead gains
+    #[arg(long)]
+    pub(in crate::cli) ring_no_read_ahead: bool,
 }
 
 /// A ring, and views of it for other threads.
@@ -92,6 +95,7 @@ pub(in crate::cli) fn form(
     let file = model.path().context("the model is not in a file")?;
     let mut own = own_device(&name, file, engine.threads, settings, said)?;
     memory.bound(&mut own);
+    own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
     let nodes = there(&peers, said);
     let edges = EdgeBook::of(folder.clone());
     let config = model.config();
@@ -121,7 +125,9 @@ pub(in crate::cli) fn form(
     }
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
     let heartbeat = Duration::from_millis(args.ring_heartbeat.into());
-    let options = RingOptions { activations, edges, heartbeat, ..RingOptions::new(name, engine) };
+    let reads_ahead = !args.ring_no_read_ahead;
+    let options =
+        RingOptions { activations, reads_ahead, edges, heartbeat, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));

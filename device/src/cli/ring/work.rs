@@ -1,5 +1,6 @@
 //! A worker's side of a ring on the command line: it is there for its head, and says what it is doing.
 
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -124,9 +125,7 @@ fn say(event: &WorkerEvent, json: bool) {
             (json!({ "event": "head_gone", "head": head }), format!("head {head} is gone"))
         }
     };
-    if json {
-        println!("{object}");
-    } else {
-        println!("{text}");
-    }
+    // Who reads this may be gone; the device works on.
+    let _ =
+        if json { writeln!(std::io::stdout(), "{object}") } else { writeln!(std::io::stdout(), "{text}") };
 }

@@ -49,6 +49,8 @@ pub struct Configure {
     pub width: u32,
     /// Of the worker's memory for weights, the bytes that are for reading ahead while others compute.
     pub prefetch_bytes: u64,
+    /// Whether reads run ahead of the computing.
+    pub reads_ahead: bool,
     /// All windows of all places, in the order in which a token passes them.
     pub windows: Vec<Window>,
     /// The model file: SHA-256 of the list of its pieces.
@@ -245,6 +247,7 @@ pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
     out.u16(configure.n_layers);
     out.u32(configure.width);
     out.u64(configure.prefetch_bytes);
+    out.u8(u8::from(configure.reads_ahead));
     out.count(configure.windows.len());
     for window in &configure.windows {
         for part in [window.round, window.place, window.begin, window.end] {
@@ -275,6 +278,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
     let (epoch, place) = (from.u64("epoch")?, from.u16("place")?);
     let (n_layers, width) = (from.u16("layers")?, from.u32("width")?);
     let prefetch_bytes = from.u64("bytes to be read ahead")?;
+    let reads_ahead = from.flag("reading ahead")?;
     let count = from.count("windows", WINDOW_BYTES)?;
     let windows = (0..count).map(|_| read_window(from)).collect::<Result<Vec<_>, _>>()?;
     let joined = windows.windows(2).all(|pair| pair[0].end == pair[1].begin);
@@ -288,6 +292,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         n_layers,
         width,
         prefetch_bytes,
+        reads_ahead,
         windows,
         model: from.key("model")?,
         kv_tokens: from.u64("tokens of the kv cache")?,

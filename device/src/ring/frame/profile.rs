@@ -27,7 +27,7 @@ pub(super) fn write_device(out: &mut Writer, device: &Device) {
     }
     out.u8(u8::from(device.weight_bytes_max.is_some()));
     device.weight_bytes_max.into_iter().for_each(|value| out.f64(value));
-    let rest = [device.memory_bytes, device.swap_bytes, device.buffer_bytes];
+    let rest = [device.memory_bytes, device.swap_bytes, device.buffer_bytes, device.stream_bytes];
     let disk = [device.disk.sequential_bytes_per_s, device.disk.random_bytes_per_s];
     rest.into_iter().chain(disk).for_each(|value| out.f64(value));
 }
@@ -52,6 +52,7 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
         memory_bytes: from.f64("memory")?,
         swap_bytes: from.f64("swap")?,
         buffer_bytes: from.f64("buffers")?,
+        stream_bytes: from.f64("reading buffers")?,
         weight_bytes_max,
         disk: Disk {
             sequential_bytes_per_s: from.f64("disk in order")?,

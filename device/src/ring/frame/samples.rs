@@ -31,6 +31,7 @@ fn device(gpu: bool) -> Device {
         memory_bytes: 4e9,
         swap_bytes: 1e9,
         buffer_bytes: 2e8,
+        stream_bytes: 4e7,
         weight_bytes_max: gpu.then_some(1.5e9),
         disk: Disk { sequential_bytes_per_s: 1e9, random_bytes_per_s: 1e8 },
     }
@@ -45,6 +46,7 @@ pub(super) fn configure() -> Configure {
         n_layers: 6,
         width: 64,
         prefetch_bytes: 300 << 20,
+        reads_ahead: true,
         windows: vec![window(0, 0, 0, 2), window(0, 1, 2, 3), window(1, 1, 3, 6)],
         model: [9; 32],
         kv_tokens: 4096,

@@ -286,6 +286,7 @@ impl RingHead {
             n_layers: layout.n_layers as u16,
             width: self.engine.model().config().d_model as u32,
             prefetch_bytes: layout.prefetch_bytes[place],
+            reads_ahead: self.options.reads_ahead,
             windows: layout.windows.clone(),
             model: self.shelf.as_ref().map(|shelf| shelf.manifest.digest()).unwrap_or_default(),
             kv_tokens: engine.kv_tokens as u64,

@@ -13,7 +13,8 @@ use baton_plan::cluster::ByFormat;
 use baton_plan::{Device, Disk, Processor};
 
 use super::{
-    BUFFER_BYTES, CACHED_BYTES, ProfileError, STREAMED_BYTES, kv_copy_s, rate, streamed_rate, this_memory,
+    BUFFER_BYTES, CACHED_BYTES, ProfileError, STREAM_BYTES, STREAMED_BYTES, kv_copy_s, rate, streamed_rate,
+    this_memory,
 };
 use crate::ring::disk::{self, DiskError};
 
@@ -54,11 +55,12 @@ pub fn general(
     Ok(Device {
         name: name.to_owned(),
         os,
-        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(KV_BYTES) },
+        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(KV_BYTES)? },
         gpu: None,
         memory_bytes: memory.available_bytes as f64,
         swap_bytes: memory.swap_bytes as f64,
-        buffer_bytes: BUFFER_BYTES,
+        buffer_bytes: BUFFER_BYTES as f64,
+        stream_bytes: STREAM_BYTES as f64,
         weight_bytes_max: None,
         disk,
     })

@@ -48,7 +48,7 @@ fn devices_whose_layers_do_not_fit_their_memory_read_them_and_change_no_bit() {
 
 #[test]
 fn a_head_keeps_the_layers_of_its_plan_within_its_memory() {
-    let share = Share { kv_tokens: 1024, layers: Layers::Planned };
+    let share = Share { kv_tokens: 1024, layers: Layers::Planned, reads_ahead: true };
     let own = residency::open(&model_path(), MemoryFor::Bytes(30_000), 0, &share).unwrap();
     let home = Home::new(1);
     let planner = first(plan(2, &[("head", 2), ("w1", LAYERS - 2)]));

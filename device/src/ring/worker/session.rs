@@ -209,6 +209,7 @@ fn listen(
 struct Held {
     digest: Digest,
     layers: Vec<usize>,
+    reads_ahead: bool,
     model: Arc<Model>,
 }
 
@@ -310,17 +311,20 @@ impl Serving<'_> {
 
     /// An engine of these layers, without sequences.
     fn engine(&mut self, configure: &Configure, layers: &[usize]) -> Result<Engine, Unable> {
-        let same = |held: &Held| held.digest == configure.model && held.layers == layers;
+        let reads_ahead = configure.reads_ahead;
+        let same = |held: &Held| {
+            held.digest == configure.model && held.layers == layers && held.reads_ahead == reads_ahead
+        };
         if !self.held.as_ref().is_some_and(same) {
             // What is mapped must keep still while more of the file is written.
             self.held = None;
             let path = self.file(configure, layers)?;
             // Ascending layers are those of a token in the order in which it passes them.
-            let share =
-                Share { kv_tokens: configure.kv_tokens as usize, layers: Layers::Of(layers.to_vec()) };
+            let kv_tokens = configure.kv_tokens as usize;
+            let share = Share { kv_tokens, layers: Layers::Of(layers.to_vec()), reads_ahead };
             let model = residency::open(&path, self.options.memory, 0, &share);
             let model = model.map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
-            self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), model });
+            self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), reads_ahead, model });
         }
         let held = self.held.as_ref().expect("set on the lines above");
         if let Some(weights) = held.model.streamed() {

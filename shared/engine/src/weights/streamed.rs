@@ -35,7 +35,7 @@ use reader::{Reader, ReaderOptions};
 pub use stats::ResidencyStats;
 
 /// Buffers that weights are read into.
-const BUFFERS: usize = 8;
+const BUFFERS: usize = 10;
 /// Bytes of a read where nothing else is said. PIPO finds reads near 8 MB best for one at a time; three at a time of
 /// half of that are as fast, and their buffers are free again sooner.
 const READ_BYTES: usize = 4 << 20;
@@ -57,13 +57,12 @@ pub struct Residency {
     pub layers: Option<Vec<usize>>,
     /// Whether this device also computes embeddings and logits.
     pub ends: bool,
-    /// What is for weights that are read ahead while nobody computes here:
-    /// in a ring of several rounds, while the other devices do (`P_m` of the plan). The reading buffers hold the first of
-    /// it, the page cache the rest; only that is taken from the budget.
+    /// Of the budget, what the page cache may hold of weights that are read ahead, beyond the reading buffers, while
+    /// nobody computes here: in a ring of several rounds, while the other devices do (`P_m` of the plan).
     pub prefetch_bytes: u64,
     /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
     pub reads_ahead: bool,
-    /// Bytes of one read at most, 4 KiB to 8 MB; eight buffers of that size are held.
+    /// Bytes of one read at most, 4 KiB to 8 MB; ten buffers of that size are held.
     pub read_bytes: usize,
 }
 
@@ -131,11 +130,14 @@ pub enum ResidencyError {
 struct Place {
     at: MatrixAt,
     sometimes: bool,
+    /// Whether it is the projection to logits.
+    output: bool,
 }
 
 impl Place {
     fn walked(&self) -> Walked {
-        Walked { rows: self.at.rows, row_bytes: self.at.row_bytes(), sometimes: self.sometimes }
+        let Self { at, sometimes, output } = *self;
+        Walked { rows: at.rows, row_bytes: at.row_bytes(), sometimes, output }
     }
 }
 
@@ -158,11 +160,12 @@ impl Walk {
         check_layers(&layers, mapped.n_layers())?;
         let mut places = Vec::new();
         for &layer in &layers {
-            places.extend(mapped.matrices(layer).into_iter().map(|at| Place { at, sometimes: false }));
-            places.extend(mapped.expert_matrices(layer).into_iter().map(|at| Place { at, sometimes: true }));
+            let place = |sometimes| move |at| Place { at, sometimes, output: false };
+            places.extend(mapped.matrices(layer).into_iter().map(place(false)));
+            places.extend(mapped.expert_matrices(layer).into_iter().map(place(true)));
         }
         if ends {
-            places.push(Place { at: *mapped.head_at(), sometimes: false });
+            places.push(Place { at: *mapped.head_at(), sometimes: false, output: true });
         }
         Ok(Self { layers, places })
     }
@@ -420,10 +423,8 @@ impl Choice {
         let walked: Vec<Walked> = walk.places.iter().map(Place::walked).collect();
         let all: u64 = walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum();
         let budget = wanted.budget_bytes;
-        // The reading buffers hold the first of it; where everything stays nothing is read ahead.
-        let buffers = (BUFFERS * cut.read_bytes_max) as u64;
-        let beyond = wanted.prefetch_bytes.saturating_sub(buffers).min(budget);
-        let prefetch_bytes = if all <= budget { 0 } else { beyond };
+        // Where everything stays nothing is read ahead.
+        let prefetch_bytes = if all <= budget { 0 } else { wanted.prefetch_bytes.min(budget) };
         let rows = choose(&walked, budget - prefetch_bytes, cut);
         let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
         for (place, rows) in walk.places.iter().zip(&choice.rows) {

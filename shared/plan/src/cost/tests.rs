@@ -3,7 +3,15 @@
 use super::*;
 use crate::sample::{Draw, cluster, device, drawn, model};
 
-/// Least own seconds for a token of `token_s`, over a grid of `P`, from the definition.
+/// Own seconds where `prefetch` bytes are kept for reading ahead, from the definition.
+fn seconds_with(held: &Holding, rounds: usize, prefetch: f64) -> f64 {
+    let busy = held.busy_s + rounds as f64 * held.copy_s;
+    let read = held.overflow + prefetch;
+    let inside = read - read.min(rounds as f64 * (held.stream + prefetch));
+    busy.max(inside / held.disk) + held.fill_s
+}
+
+/// Least own seconds for a token of `token_s`, over a grid of `P`.
 fn own_by_grid(held: &Holding, rounds: usize, token_s: f64) -> f64 {
     let busy = held.busy_s + rounds as f64 * held.copy_s;
     if held.overflow <= 0.0 {
@@ -11,12 +19,7 @@ fn own_by_grid(held: &Holding, rounds: usize, token_s: f64) -> f64 {
     }
     let grid = (0..=4000).map(|step| held.room * f64::from(step) / 4000.0);
     let allowed = grid.filter(|prefetch| held.overflow + prefetch <= held.disk * token_s * (1.0 + 1e-12));
-    let own = allowed.map(|prefetch| {
-        let read = held.overflow + prefetch;
-        let inside = read - read.min(rounds as f64 * prefetch);
-        busy.max(inside / held.disk) + held.fill_s
-    });
-    own.fold(f64::INFINITY, f64::min)
+    allowed.map(|prefetch| seconds_with(held, rounds, prefetch)).fold(f64::INFINITY, f64::min)
 }
 
 fn token_by_bisection(held: &[Holding], rounds: usize, around_s: f64) -> f64 {
@@ -32,7 +35,7 @@ fn token_by_bisection(held: &[Holding], rounds: usize, around_s: f64) -> f64 {
 #[test]
 fn the_time_of_a_token_is_the_least_that_every_device_keeps_up_with() {
     let mut draw = Draw(3);
-    let mut streamed = 0;
+    let (mut streamed, mut kept_any) = (0, 0);
     for seed in 0..150 {
         let (cluster, model, workload) = drawn(seed, 3, 12);
         let costs = Costs::new(&cluster, &model, workload).unwrap();
@@ -55,7 +58,20 @@ fn the_time_of_a_token_is_the_least_that_every_device_keeps_up_with() {
         streamed += usize::from(held.iter().any(|held| held.overflow > 0.0 && rounds > 1));
         assert!(exact <= by_hand * (1.0 + 1e-9), "{seed}: {exact} {by_hand}");
         assert!(by_hand <= exact * 1.003, "{seed}: {exact} {by_hand} {held:?} {rounds}");
+        let parts = Costs::parts(&held, rounds, around, exact).unwrap();
+        let mut slack_s = exact - rounds as f64 * around;
+        for (held, own) in held.iter().zip(&parts).filter(|(held, _)| held.overflow > 0.0) {
+            let with = seconds_with(held, rounds, own.prefetch);
+            assert!(with <= own.seconds * (1.0 + 1e-9), "{seed}: {with} {own:?}");
+            assert!((held.overflow + own.prefetch) / held.disk <= exact * (1.0 + 1e-9), "{seed}: {own:?}");
+        }
+        slack_s -= parts.iter().map(|own| own.seconds).sum::<f64>();
+        assert!(slack_s >= -1e-9 * exact, "{seed}: {slack_s}");
+        let kept = parts.iter().any(|own| own.prefetch > 0.0);
+        assert!(!kept || slack_s <= 1e-9 * exact, "{seed}: {slack_s} s are left, and yet {parts:?}");
+        kept_any += usize::from(kept);
     }
+    assert!(kept_any > 5, "{kept_any} cases in which memory is kept for reading ahead");
     assert!(streamed > 20, "{streamed} cases with something to read ahead");
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Pure. Of every matrix the first rows are resident and the others are streamed, so that each matrix has something to
 //! compute while its rest is read, and the reader never waits for long. As a budget of bytes can be used to within one
-//! unit of rows, what is read for a token is the least possible but for that unit.
+//! unit of rows, what is read for a token is the least possible but for that unit. The projection to logits, by far the
+//! largest matrix, stays whole where the budget holds it: streamed, it would be one long read at the end of a token,
+//! which no other device of a ring computes beside.
 //! Always holds: resident bytes are at most the budget, except for matrices whose rows no buffer holds, which cannot
 //! be streamed. Rows that every token needs come before those of experts, of which a token needs a few.
 
@@ -15,6 +17,8 @@ pub(super) struct Walked {
     pub(super) row_bytes: usize,
     /// Whether only tokens need it that are sent to an expert.
     pub(super) sometimes: bool,
+    /// Whether it is the projection to logits.
+    pub(super) output: bool,
 }
 
 impl Walked {
@@ -46,7 +50,7 @@ impl Cut {
 
     /// The reads of `rows`: as few as possible, and of about the same size.
     pub(super) fn pieces(&self, rows: Range<usize>, row_bytes: usize) -> Vec<Range<usize>> {
-        let matrix = Walked { rows: rows.len(), row_bytes, sometimes: false };
+        let matrix = Walked { rows: rows.len(), row_bytes, sometimes: false, output: false };
         let unit = self.unit(&matrix);
         let most = (self.read_bytes_max / row_bytes.max(1)).max(1) / unit * unit;
         let each = rows.len().div_ceil(rows.len().div_ceil(most).max(1)).next_multiple_of(unit).max(1);
@@ -68,8 +72,11 @@ pub(super) fn choose(walk: &[Walked], budget: u64, cut: &Cut) -> Vec<usize> {
         let kind: Vec<usize> = (0..walk.len()).filter(|at| of_kind(&walk[*at])).collect();
         let (small, large): (Vec<usize>, Vec<usize>) =
             kind.iter().partition(|at| walk[**at].bytes() < 2 * cut.worth_bytes);
-        small.into_iter().for_each(|at| chosen.all_of(at));
-        chosen.spread(&large);
+        let (output, large): (Vec<usize>, Vec<usize>) = large.into_iter().partition(|at| walk[*at].output);
+        small.into_iter().chain(output.iter().copied()).for_each(|at| chosen.all_of(at));
+        let left = output.into_iter().filter(|at| chosen.rows[*at] == 0);
+        let spread: Vec<usize> = large.into_iter().chain(left).collect();
+        chosen.spread(&spread);
         chosen.fill(&kind);
     }
     chosen.rows
@@ -147,7 +154,7 @@ mod tests {
 
     /// A layer of an 8B model in Q4_K, so many times.
     fn layers(count: usize) -> Vec<Walked> {
-        let matrix = |rows, row_bytes| Walked { rows, row_bytes, sometimes: false };
+        let matrix = |rows, row_bytes| Walked { rows, row_bytes, sometimes: false, output: false };
         let q4 = 4096 / 256 * 144;
         let layer =
             [(4096, q4), (1024, q4), (1024, q4), (4096, q4), (14336, q4), (14336, q4), (4096, 56 * 144)];
@@ -175,16 +182,28 @@ mod tests {
     #[test]
     fn small_matrices_stay_before_large_ones_are_cut() {
         let mut walk = layers(1);
-        walk.push(Walked { rows: 8, row_bytes: 4096 * 4, sometimes: false });
+        walk.push(Walked { rows: 8, row_bytes: 4096 * 4, sometimes: false, output: false });
         let rows = choose(&walk, 20 << 20, &CUT);
         assert_eq!(rows[7], 8, "the router stays");
         assert!(rows[4] > 0 && rows[4] < 14336 && rows[5] > 0 && rows[6] > 0, "{rows:?}");
     }
 
     #[test]
+    fn the_projection_to_logits_stays_where_the_budget_holds_it() {
+        let mut walk = layers(4);
+        walk.push(Walked { rows: 128_256, row_bytes: 16 * 210, sometimes: false, output: true });
+        let output = walk[28].bytes();
+        let rows = choose(&walk, output + (100 << 20), &CUT);
+        assert_eq!(rows[28], 128_256);
+        assert!(rows[4] > 0 && rows[4] < 14336 && rows[25] > 0 && rows[25] < 14336, "{rows:?}");
+        let rows = choose(&walk, output - 1, &CUT);
+        assert!(rows[28] > 0 && rows[28] < 128_256 && rows[4] > 0, "{rows:?}");
+    }
+
+    #[test]
     fn what_every_token_needs_comes_before_experts() {
         let mut walk = layers(1);
-        let expert = Walked { rows: 8 * 14336, row_bytes: 2304, sometimes: true };
+        let expert = Walked { rows: 8 * 14336, row_bytes: 2304, sometimes: true, output: false };
         walk.extend([expert; 3]);
         let dense: u64 = walk[..7].iter().map(Walked::bytes).sum();
         let rows = choose(&walk, dense + (30 << 20), &CUT);
@@ -197,8 +216,8 @@ mod tests {
     #[test]
     fn rows_that_no_buffer_holds_stay() {
         let walk = [
-            Walked { rows: 2, row_bytes: 5 << 20, sometimes: false },
-            Walked { rows: 100, row_bytes: 100_000, sometimes: false },
+            Walked { rows: 2, row_bytes: 5 << 20, sometimes: false, output: false },
+            Walked { rows: 100, row_bytes: 100_000, sometimes: false, output: false },
         ];
         assert_eq!(choose(&walk, 0, &CUT), [2, 0]);
         assert_eq!(choose(&walk, 11 << 20, &CUT)[0], 2);
@@ -215,7 +234,12 @@ mod tests {
 
     fn matrices() -> impl Strategy<Value = Vec<Walked>> {
         let matrix = (1..6_usize, 1..40_usize, any::<bool>());
-        let walked = |(rows, row_bytes, sometimes)| Walked { rows, row_bytes, sometimes };
+        let walked = |(rows, row_bytes, sometimes)| Walked {
+            rows,
+            row_bytes,
+            sometimes,
+            output: !sometimes && rows % 5 == 0,
+        };
         prop::collection::vec(matrix.prop_map(walked), 1..5)
     }
 
