@@ -19,7 +19,7 @@ use crate::ring::profile::this_memory;
 use crate::ring::shape::{ShapeError, shape_of};
 
 /// What the program takes beside weights, KV cache, reading buffers and text: activations, code.
-const BESIDE_BYTES: u64 = 20 << 20;
+const BESIDE_BYTES: u64 = 12 << 20;
 /// What a device without text takes beside weights and KV cache.
 pub const BUFFER_BYTES: u64 = STREAM_BYTES + BESIDE_BYTES;
 /// What a tokenizer takes for each token of its vocabulary, merges included.
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const GROW_AFTER: Duration = Duration::from_secs(10);
 /// Changes of fewer hundredths are not worth reading other pages.
 const SHRINK_PERCENT: u64 = 2;
-const GROW_PERCENT: u64 = 5;
+const GROW_PERCENT: u64 = 2;
 /// Page faults a pass above which the system is taking the model's pages, whatever it says that it can give.
 const FAULTS_MAX: u64 = 64;
 
@@ -138,8 +138,7 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
                 Layers::All | Layers::Planned => (shape.layers, shape.output_bytes, text_bytes(shape.vocab)),
             };
             let layer_kv_bytes = (shape.kv_bytes * KV_FACTOR * share.kv_tokens as f64) as u64;
-            let beside = BUFFER_BYTES + text;
-            let needs = Needs { layers, layer_kv_bytes, beside, had: unreclaimable_bytes() };
+            let needs = Needs { layers, layer_kv_bytes, text, had: unreclaimable_bytes() };
             let weights = shape.layer_bytes * layers as f64 + ends;
             // Without rules for this system's memory the file is mapped, as ever.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
@@ -163,6 +162,8 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
     if let Some((needs, _)) = follows {
+        // Its text is there by now, as large as it is.
+        let needs = Needs { text: 0, had: unreclaimable_bytes(), ..needs };
         let (watched, keeper) = (Arc::downgrade(&model), Keeper::new(budget_bytes));
         // Where no thread can be had the budget stays as it is.
         let _ = std::thread::Builder::new()
@@ -196,15 +197,15 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
 struct Needs {
     layers: usize,
     layer_kv_bytes: u64,
-    /// All but the KV cache.
-    beside: u64,
+    /// What is still to come for text.
+    text: u64,
     had: u64,
 }
 
 impl Needs {
     /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
     fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
-        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + self.beside;
+        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + BUFFER_BYTES + self.text;
         let to_come = bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
         available.saturating_sub(to_come)
     }
@@ -226,9 +227,16 @@ fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
         let Some(model) = model.upgrade() else { return };
         let (Some(weights), Ok((_, found))) = (model.streamed(), this_memory()) else { return };
         let stats = weights.stats();
-        needs.layers = weights.layers().len();
+        let layers = weights.layers().len();
+        let other_share = std::mem::replace(&mut needs.layers, layers) != layers;
+        let possible_bytes = needs.left_for_weights(found.available_bytes, unreclaimable_bytes());
+        if other_share {
+            keeper = Keeper::new(possible_bytes);
+            weights.set_budget(possible_bytes);
+            continue;
+        }
         let seen = Seen {
-            possible_bytes: needs.left_for_weights(found.available_bytes, unreclaimable_bytes()),
+            possible_bytes,
             passes: stats.passes,
             // Pages that come for the first time are no sign of pressure.
             major_faults: stats.major_faults.filter(|_| stats.cold_bytes == 0),
@@ -361,8 +369,8 @@ mod tests {
 
     #[test]
     fn what_the_program_takes_itself_is_counted_once() {
-        let beside = BUFFER_BYTES + text_bytes(1_000);
-        let needs = Needs { layers: 4, layer_kv_bytes: 100, beside, had: 100 };
+        let (text, beside) = (5_000, BUFFER_BYTES + 5_000);
+        let needs = Needs { layers: 4, layer_kv_bytes: 100, text, had: 100 };
         assert_eq!(needs.left_for_weights(beside + 2_000, 100), 1_600);
         assert_eq!(needs.left_for_weights(beside + 1_700, 400), 1_600, "300 of its own are taken");
         assert_eq!(needs.left_for_weights(1_200, beside + 500), 1_200);

@@ -35,10 +35,11 @@ use reader::{Reader, ReaderOptions};
 pub use stats::ResidencyStats;
 
 /// Buffers that weights are read into.
-const BUFFERS: usize = 10;
-/// Bytes of a read where nothing else is said. PIPO finds reads near 8 MB best for one at a time; three at a time of
-/// half of that are as fast, and their buffers are free again sooner.
-const READ_BYTES: usize = 4 << 20;
+const BUFFERS: usize = 20;
+/// Bytes of a read where nothing else is said. PIPO finds reads near 8 MB best for one at a time; three at a time of a
+/// quarter of that are as fast, their buffers are free again sooner, and what a pass waits for shares the disk with less
+/// that is for later.
+const READ_BYTES: usize = 2 << 20;
 /// What a read may be set to.
 const READ_BYTES_MIN: usize = 4 << 10;
 const READ_BYTES_MAX: usize = 8_000_000;
@@ -62,7 +63,7 @@ pub struct Residency {
     pub prefetch_bytes: u64,
     /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
     pub reads_ahead: bool,
-    /// Bytes of one read at most, 4 KiB to 8 MB; ten buffers of that size are held.
+    /// Bytes of one read at most, 4 KiB to 8 MB; twenty buffers of that size are held.
     pub read_bytes: usize,
 }
 
