@@ -182,6 +182,8 @@ impl CloudProcess {
             .args(["--listen", listen, "--database", database, "--json"])
             .args(options)
             .env("RUST_LOG", "error")
+            // As in the image.
+            .env("MALLOC_ARENA_MAX", "2")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
