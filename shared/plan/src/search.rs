@@ -13,6 +13,9 @@
 //! own where their sum is below `T`; from there again, until nothing is gained. Each turn changes the shares, so this ends,
 //! and it ends at the optimum: with the least sum for `T` being `T` itself, every smaller time has a larger least sum.
 //!
+//! Where a disk alone sets the time of a token, several numbers of rounds reach it: the one is taken that keeps the
+//! least memory for reading ahead, and then leaves the most time to spare.
+//!
 //! A device that takes part has a layer in every round; only the head may have none.
 
 use crate::cluster::{Cluster, ModelShape, Workload};
@@ -160,7 +163,31 @@ pub fn search(
             line::improve_orders(&field, &others, options, with, &mut best);
         }
     }
-    best.map(|best| named(&costs, &best)).ok_or_else(|| costs.impossible(why_not(&costs)))
+    let best = best.ok_or_else(|| costs.impossible(why_not(&costs)))?;
+    let best = if options.rounds.is_none() { easiest(&costs, best) } else { best };
+    Ok(named(&costs, &best))
+}
+
+/// The same shares in that number of rounds which takes no longer, and asks least of the devices.
+fn easiest(costs: &Costs<'_>, best: Best) -> Best {
+    let around_s = costs.hops.around(&best.choice.ring);
+    let narrow = best.choice.layers.iter().copied().filter(|layers| *layers > 0).min().unwrap_or(1);
+    let most = if best.choice.ring.len() > 1 { narrow.min(ROUNDS_MAX) } else { 1 };
+    let asked = |rounds: usize| {
+        let token_s = Costs::settle(&best.held, rounds, around_s);
+        let parts =
+            Costs::parts(&best.held, rounds, around_s, token_s).filter(|_| token_s <= best.token_s)?;
+        let prefetch: f64 = parts.iter().map(|own| own.prefetch).sum();
+        let busy_s: f64 = parts.iter().map(|own| own.seconds).sum();
+        Some((prefetch, busy_s + rounds as f64 * around_s, rounds, token_s))
+    };
+    let easier = |a: &(f64, f64, usize, f64), b: &(f64, f64, usize, f64)| {
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+    };
+    match (1..=most).filter_map(asked).min_by(easier) {
+        Some((_, _, rounds, token_s)) => Best { rounds, token_s, ..best },
+        None => best,
+    }
 }
 
 fn named(costs: &Costs<'_>, best: &Best) -> Plan {

@@ -134,3 +134,34 @@ fn where_nothing_fits_the_error_says_who_holds_what() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("no plan for 8 layers of `sample`: `phone` can hold 2 layers"), "{error}");
 }
+
+#[test]
+fn where_the_disk_sets_the_time_the_rounds_are_those_that_keep_the_least_memory() {
+    let kept = |costs: &Costs<'_>, plan: &Plan| {
+        let prediction = costs.predict(plan).unwrap();
+        (prediction.token_s, prediction.devices.iter().map(|device| device.prefetch_bytes).sum::<f64>())
+    };
+    let mut equal = 0;
+    for seed in 0..40 {
+        let mut devices = [device("a", 2.0 + f64::from(seed % 4)), device("b", 3.0)];
+        for device in &mut devices {
+            device.disk.sequential_bytes_per_s = 0.4e9 + 0.02e9 * f64::from(seed);
+            device.stream_bytes = 50e6;
+        }
+        let (cluster, model) = (cluster(devices.to_vec()), model(16));
+        let workload = Workload { context: 64, sequences: 1 };
+        let plan = search(&cluster, &model, workload, &SearchOptions::default()).unwrap();
+        let costs = Costs::new(&cluster, &model, workload).unwrap();
+        let (token_s, memory) = kept(&costs, &plan);
+        let least = plan.shares.iter().map(|share| share.layers).min().unwrap();
+        for rounds in 1..=least {
+            let (other_s, other) = kept(&costs, &Plan { rounds, ..plan.clone() });
+            assert!(other_s >= token_s * (1.0 - 1e-9), "{seed}: {rounds} rounds take {other_s} of {token_s}");
+            if rounds != plan.rounds && other_s <= token_s {
+                assert!(memory <= other + 1e-3, "{seed}: {rounds} rounds keep {other} of {memory}");
+                equal += usize::from(other > memory + 1e6);
+            }
+        }
+    }
+    assert!(equal > 5, "{equal} numbers of rounds that keep more");
+}
