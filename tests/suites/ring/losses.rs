@@ -1,6 +1,6 @@
 //! A worker is killed, stopped or cut off at every phase of an answer: its process by a signal, its wires by a proxy.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -18,14 +18,27 @@ enum Fate {
     Stopped,
 }
 
-/// When, from the moment at which the worker has its part: while the prompt is computed, and between tokens.
-const MOMENTS: [Duration; 5] = [
-    Duration::ZERO,
-    Duration::from_millis(30),
-    Duration::from_millis(100),
-    Duration::from_millis(250),
-    Duration::from_millis(600),
-];
+/// When, from the moment at which the worker has its part, as shares of the time that an answer takes: while the prompt is
+/// computed, and between tokens.
+const SHARES: [f64; 5] = [0.0, 0.1, 0.25, 0.5, 0.75];
+/// How many more moments are tried where none of these fell into an answer, as other programs took the CPUs meanwhile.
+const MORE: u32 = 16;
+const PLAN: [(&str, usize); 3] = [("head", 1), ("desk", 2), ("phone", 2)];
+
+/// The moments, for answers that take so long.
+fn moments(lasts: Duration) -> impl Iterator<Item = (bool, Duration)> {
+    let more = (1..=MORE).map(move |at| (true, lasts * at / MORE));
+    SHARES.into_iter().map(move |share| (false, lasts.mul_f64(share))).chain(more)
+}
+
+/// How long an answer takes that nothing happens to, from the moment at which the worker has its part.
+async fn undisturbed(home: &mut Home) -> Duration {
+    let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
+    home.workers[1].says("ready").await.expect("the worker has its part");
+    let begun = Instant::now();
+    finish(&mut head).await.expect("an answer");
+    begun.elapsed()
+}
 
 /// Sends a signal to a process of this test's.
 fn signal(pid: u32, name: &str) {
@@ -35,8 +48,7 @@ fn signal(pid: u32, name: &str) {
 
 /// One answer during which the worker meets its fate; what the head's bench says.
 async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
-    let plan = [("head", 1), ("desk", 2), ("phone", 2)];
-    let mut head = begin(home, &plan, 2, TOKENS).expect("start the head");
+    let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
     let phone = &mut home.workers[1];
     phone.says("ready").await.expect("the worker has its part");
     tokio::time::sleep(moment).await;
@@ -47,8 +59,13 @@ async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
 
 async fn at_every_moment(fate: Fate) {
     let want = alone(TOKENS).await.expect("one device alone");
+    let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
+    let lasts = undisturbed(&mut home).await;
     let mut recovered = 0;
-    for moment in MOMENTS {
+    for (more, moment) in moments(lasts) {
+        if more && recovered > 0 {
+            break;
+        }
         let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
         let have = answer(&mut home, fate, moment).await;
         assert_eq!(have["written"], want["written"], "{fate:?} after {moment:?}");
@@ -97,11 +114,15 @@ fn cut(wire: &Wire, how: Cut) {
 async fn cut_at_every_moment(how: Cut) {
     let want = alone(TOKENS).await.expect("one device alone");
     let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
+    let lasts = undisturbed(&mut home).await;
+    home.workers[1].says("head_gone").await.expect("the worker notices that its head is gone");
     let mut recovered = 0;
-    for moment in MOMENTS {
+    for (more, moment) in moments(lasts) {
+        if more && recovered > 0 {
+            break;
+        }
         let wire = Wire::before(&home, 1).await.expect("a proxy before the worker");
-        let mut head =
-            begin(&home, &[("head", 1), ("desk", 2), ("phone", 2)], 2, TOKENS).expect("start the head");
+        let mut head = begin(&home, &PLAN, 2, TOKENS).expect("start the head");
         let ready = home.workers[1].says("ready").await.expect("the worker has its part");
         assert_eq!(ready["epoch"], 1, "{ready}");
         tokio::time::sleep(moment).await;
