@@ -88,6 +88,8 @@ pub enum Purpose {
     Control,
     /// Hidden states to the next device of the ring.
     Ring,
+    /// Pieces of the model, between workers of one ring.
+    Weights,
     /// Two strangers that pair.
     Pairing,
 }

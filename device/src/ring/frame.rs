@@ -16,6 +16,8 @@ use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
 pub const VERSION: u16 = 4;
+/// Most bytes that say which pieces of a model there are, a bit for each.
+pub const WHICH_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of one echo, either way.
 pub const ECHO_BYTES_MAX: u32 = 4 << 20;
 
@@ -97,15 +99,24 @@ pub enum Frame {
     FetchManifest,
     /// Head to worker: that list.
     Manifest(Vec<u8>),
-    /// Worker to head: these pieces of the model file, please.
+    /// Worker to head, or to another worker: these pieces of the model file, please.
     FetchPieces {
         /// The first piece.
         first: u32,
         /// How many.
         count: u32,
     },
-    /// Head to worker: one piece.
+    /// Whoever was asked, to the worker: one piece.
     Piece(PieceOf),
+    /// Worker to worker: which pieces of this model there are, please; some of them may be asked for then.
+    AskPieces {
+        /// SHA-256 of the list of its pieces.
+        model: [u8; 32],
+    },
+    /// The answer: a bit for each piece, the lowest of a byte first; what is not said is not there.
+    HasPieces(Vec<u8>),
+    /// Worker to head: something came from another worker.
+    Fed,
     /// Whoever opened a link to the other side: answer at once, for the time it takes.
     Echo(EchoOf),
     /// The answer: as many bytes as were asked for.
@@ -156,6 +167,15 @@ impl Frame {
                 out.u32(piece.index);
                 out.bytes(&piece.bytes);
             }
+            Self::AskPieces { model } => {
+                out.u8(kind::ASK_PIECES);
+                out.0.extend_from_slice(model);
+            }
+            Self::HasPieces(which) => {
+                out.u8(kind::HAS_PIECES);
+                out.bytes(which);
+            }
+            Self::Fed => out.u8(kind::FED),
             Self::Echo(echo) => control::write_echo(&mut out, kind::ECHO, echo),
             Self::Echoed(echo) => control::write_echo(&mut out, kind::ECHOED, echo),
             Self::AwaitEdge { from } => {
@@ -198,13 +218,23 @@ impl Frame {
                 let index = from.u32("piece")?;
                 Self::Piece(PieceOf { index, bytes: from.bytes("bytes of a piece")?.to_vec() })
             }
+            kind::ASK_PIECES => Self::AskPieces { model: from.key("model")? },
+            kind::HAS_PIECES => {
+                let which = from.bytes("pieces that there are")?;
+                if which.len() > WHICH_BYTES_MAX {
+                    let (value, max) = (which.len() as u64, WHICH_BYTES_MAX as u64);
+                    return Err(FrameError::Value { what: "bytes of pieces that there are", value, max });
+                }
+                Self::HasPieces(which.to_vec())
+            }
+            kind::FED => Self::Fed,
             kind::ECHO => Self::Echo(control::read_echo(&mut from)?),
             kind::ECHOED => Self::Echoed(control::read_echo(&mut from)?),
             kind::AWAIT_EDGE => Self::AwaitEdge { from: from.key("key")? },
             kind::MEASURE_EDGE => Self::MeasureEdge(control::read_node(&mut from)?),
             kind::EDGE => Self::Edge(control::read_way(&mut from)?),
             value => {
-                let max = u64::from(kind::EDGE);
+                let max = u64::from(kind::FED);
                 return Err(FrameError::Value { what: "kind", value: u64::from(value), max });
             }
         };
@@ -231,6 +261,9 @@ mod kind {
     pub(super) const AWAIT_EDGE: u8 = 13;
     pub(super) const MEASURE_EDGE: u8 = 14;
     pub(super) const EDGE: u8 = 15;
+    pub(super) const ASK_PIECES: u8 = 16;
+    pub(super) const HAS_PIECES: u8 = 17;
+    pub(super) const FED: u8 = 18;
 }
 
 #[cfg(test)]

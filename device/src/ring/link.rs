@@ -24,6 +24,8 @@ pub enum Purpose {
     Control,
     /// From one place of the ring to the next.
     Ring,
+    /// From a worker to one that may have weights which it lacks.
+    Weights,
 }
 
 /// Why a frame did not get through.
@@ -85,7 +87,7 @@ pub trait Network: Send + Sync {
     /// another one uses that.
     fn own(&self) -> NextNode;
 
-    /// Lets these devices open ring links, besides those that were paired.
+    /// Lets these devices open links of the ring and for weights, besides those that were paired.
     fn allow(&self, keys: &[Key]);
 
     /// Opens a link to a device that has this key.

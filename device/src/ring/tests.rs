@@ -8,6 +8,7 @@ mod home;
 mod joining;
 mod losses;
 mod plans;
+mod weights;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

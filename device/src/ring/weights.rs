@@ -1,12 +1,13 @@
 //! Weights on demand: a device of the ring keeps only the parts of the model's file that its layers need, and gets
-//! what is missing from the head.
+//! what is missing from others that have it, or from the head.
 //!
 //! The head's file is a list of pieces with their hashes ([`Manifest`]); a worker keeps a sparse file of the same
-//! layout ([`Store`]), so that both read it the same way. Always holds: a piece counts as there only after its hash
+//! layout ([`Store`]), so that both read it the same way, and others can be given what is in it ([`Stock`]). Always holds: a piece counts as there only after its hash
 //! was checked and its bytes were on the disk; whatever moment the program dies at, the next start goes on from there;
 //! bytes that nobody checked are never computed with.
 
 mod manifest;
+mod stock;
 mod store;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use baton_engine::gguf::{Gguf, GgufError};
 
 pub use manifest::{Digest, Manifest, PIECE_BYTES};
+pub use stock::{Stock, Which};
 pub use store::Store;
 
 /// Pieces that are asked for at once.
@@ -75,6 +77,9 @@ pub enum WeightsError {
         /// Pieces of the model.
         count: u32,
     },
+    /// Something else is to be done instead.
+    #[error("a newer plan came")]
+    Superseded,
     /// Whoever has the weights does not give them.
     #[error("fetch weights: {0}")]
     Source(String),

@@ -3,13 +3,15 @@
 //!
 //! One ring at a time. Threads: this one accepts links; each head's session has one that reads its control channel,
 //! one that carries out what it says, one that sends heartbeats whatever the others do; each epoch has one that
-//! receives frames, one that computes and one that sends. Between them are bounded queues: a frame is read only where
+//! receives frames, one that computes and one that sends; a few more give pieces of the model to other workers. Between them are bounded queues: a frame is read only where
 //! there is room for it. Never trusts a frame further than it was checked: what does not fit ends the epoch, with the
 //! sender named.
 
 mod compute;
 mod edge;
+mod feed;
 mod fetch;
+mod peers;
 mod session;
 
 use std::num::NonZeroUsize;
@@ -128,6 +130,11 @@ pub fn serve(
             Purpose::Ring => {
                 if let Some(session) = &session {
                     session.arrived(link);
+                }
+            }
+            Purpose::Weights => {
+                if let Some(session) = &session {
+                    session.feed(link);
                 }
             }
             Purpose::Control if !is_head(&link.peer) => {

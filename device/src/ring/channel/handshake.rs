@@ -63,6 +63,7 @@ impl Intent {
             Self::Use(Purpose::Ring) => 2,
             Self::Use(Purpose::Pairing) => 3,
             Self::Probe => 4,
+            Self::Use(Purpose::Weights) => 5,
         }
     }
 
@@ -72,6 +73,7 @@ impl Intent {
             2 => Some(Self::Use(Purpose::Ring)),
             3 => Some(Self::Use(Purpose::Pairing)),
             4 => Some(Self::Probe),
+            5 => Some(Self::Use(Purpose::Weights)),
             _ => None,
         }
     }

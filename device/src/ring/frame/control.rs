@@ -17,6 +17,8 @@ const NAME_BYTES_MAX: usize = 256;
 const WORDS_BYTES_MAX: usize = 4096;
 /// Bytes of a window.
 const WINDOW_BYTES: usize = 8;
+/// Bytes of a device's address and key, at least.
+const NODE_BYTES: usize = 4 + 32;
 
 /// A worker introduces itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +69,8 @@ pub struct Configure {
     pub next: NextNode,
     /// Public key of the device before this one.
     pub before: [u8; 32],
+    /// The other workers of the ring, which may have weights that this one lacks.
+    pub others: Vec<NextNode>,
     /// How hidden states travel.
     pub activations: Activations,
     /// Time between heartbeats.
@@ -269,6 +273,8 @@ pub(super) fn write_configure(out: &mut Writer, configure: &Configure) {
     }
     write_node(out, &configure.next);
     out.0.extend_from_slice(&configure.before);
+    out.count(configure.others.len());
+    configure.others.iter().for_each(|node| write_node(out, node));
     out.u8(u8::from(configure.activations == Activations::F16));
     out.u32(millis(configure.heartbeat));
     out.u32(millis(configure.hop));
@@ -311,6 +317,10 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         },
         next: read_node(from)?,
         before: from.key("key before")?,
+        others: {
+            let count = from.count("other workers", NODE_BYTES)?;
+            (0..count).map(|_| read_node(from)).collect::<Result<Vec<_>, _>>()?
+        },
         activations: if from.flag("activations")? { Activations::F16 } else { Activations::F32 },
         heartbeat: Duration::from_millis(u64::from(from.u32("heartbeat")?)),
         hop: Duration::from_millis(u64::from(from.u32("hop")?)),

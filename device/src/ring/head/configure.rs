@@ -295,6 +295,7 @@ impl RingHead {
             window: engine.window,
             next: node(place + 1).unwrap_or_else(|| own.clone()),
             before: node(place - 1).map_or(own.key, |node| node.key),
+            others: (1..=places.len()).filter(|at| *at != place).filter_map(node).collect(),
             activations: self.options.activations,
             heartbeat: self.options.heartbeat,
             hop: self.options.hop,

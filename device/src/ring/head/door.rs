@@ -37,8 +37,8 @@ impl Door {
                         }
                         arrivals.push(link);
                     }
-                    // A head takes no orders.
-                    Ok((_, Purpose::Control)) | Err(LinkError::TimedOut) => {}
+                    // A head takes no orders, and gives weights on its workers' control channels alone.
+                    Ok((_, Purpose::Control | Purpose::Weights)) | Err(LinkError::TimedOut) => {}
                     Err(err) => {
                         tracing::warn!(%err, "the head takes no more links");
                         return;

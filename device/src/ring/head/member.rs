@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) failure: Option<Failure>,
     /// Why it is gone.
     pub(super) lost: Option<String>,
-    /// When it was last given a piece of the model.
+    /// When it was last given a piece of the model, here or by another worker.
     pub(super) fed: Instant,
     /// The way that it measured last.
     pub(super) edge: Option<WayTo>,
@@ -169,6 +169,7 @@ impl Shared {
             Frame::Ready { epoch } => locked(&self.state).ready = epoch,
             Frame::Failed(failure) => locked(&self.state).failure = Some(failure),
             Frame::Edge(way) => locked(&self.state).edge = Some(way),
+            Frame::Fed => locked(&self.state).fed = Instant::now(),
             Frame::FetchManifest => {
                 self.send(&Frame::Manifest(shelf.manifest.bytes())).map_err(|err| err.to_string())?;
                 locked(&self.state).fed = Instant::now();

@@ -31,7 +31,7 @@ pub type Paired = Box<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 struct Shared {
     identity: Identity,
     paired: Paired,
-    /// Devices of the present ring that are not paired with this one: they may open ring links.
+    /// Devices of the present ring that are not paired with this one: they may open links of the ring, and for weights.
     guests: Mutex<Vec<Key>>,
     /// Where devices were when they connected.
     seen: Mutex<BTreeMap<Key, IpAddr>>,
@@ -115,7 +115,7 @@ fn link(channel: Channel, purpose: Purpose, called: bool) -> Link {
     let peer = channel.peer().0;
     let (sender, receiver) = channel.split();
     let (sender, receiver): (Box<dyn FrameSender>, Box<dyn FrameReceiver>) = match (purpose, called) {
-        (Purpose::Control, _) => (Box::new(Closing(sender)), Box::new(Closing(receiver))),
+        (Purpose::Control | Purpose::Weights, _) => (Box::new(Closing(sender)), Box::new(Closing(receiver))),
         (Purpose::Ring, true) => (Box::new(Closing(sender)), Box::new(receiver)),
         (Purpose::Ring, false) => (Box::new(sender), Box::new(Closing(receiver))),
     };
@@ -194,6 +194,7 @@ fn greet(
     let purpose = match purpose {
         channel::Purpose::Control if (shared.paired)(channel.peer()) => Purpose::Control,
         channel::Purpose::Ring => Purpose::Ring,
+        channel::Purpose::Weights => Purpose::Weights,
         channel::Purpose::Control | channel::Purpose::Pairing => return Err(ChannelError::Refused),
     };
     locked(&shared.seen).insert(channel.peer().0, channel.address().ip());
@@ -222,6 +223,7 @@ impl Network for HomeNetwork {
         let meant = match purpose {
             Purpose::Control => channel::Purpose::Control,
             Purpose::Ring => channel::Purpose::Ring,
+            Purpose::Weights => channel::Purpose::Weights,
         };
         let channel = Channel::connect(address, &self.shared.identity, &PublicKey(to.key), meant, timeout)?;
         Ok(link(channel, purpose, true))

@@ -33,6 +33,21 @@ fn record(index: u32) -> [u8; RECORD] {
     bytes
 }
 
+/// Which of so many pieces a log names, and its bytes up to the first that are no record.
+pub(super) fn named_in(log: &[u8], count: u32) -> (Vec<bool>, u64) {
+    let mut has = vec![false; count as usize];
+    let mut good = 0;
+    for bytes in log.as_chunks::<RECORD>().0 {
+        let index = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if *bytes != record(index) || index >= count {
+            break;
+        }
+        has[index as usize] = true;
+        good += RECORD as u64;
+    }
+    (has, good)
+}
+
 impl Store {
     /// Opens the store of a model in this folder, or begins one.
     ///
@@ -60,16 +75,7 @@ impl Store {
             file.set_len(0).map_err(named("empty", &path))?;
             file.set_len(manifest.file_len()).map_err(named("make", &path))?;
         }
-        let mut has = vec![false; manifest.count() as usize];
-        let mut good = 0;
-        for bytes in known.as_chunks::<RECORD>().0 {
-            let index = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            if *bytes != record(index) || index >= manifest.count() {
-                break;
-            }
-            has[index as usize] = true;
-            good += RECORD as u64;
-        }
+        let (has, good) = named_in(&known, manifest.count());
         // A torn record at the end would put those behind it out of step.
         log.set_len(good).map_err(named("cut", &log_path))?;
         let log = OpenOptions::new().append(true).open(&log_path).map_err(named("open", &log_path))?;

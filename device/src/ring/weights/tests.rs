@@ -204,3 +204,48 @@ fn a_full_disk_is_named_with_what_is_missing() {
     let other = store.refused(std::io::Error::from(std::io::ErrorKind::PermissionDenied), 1);
     assert!(matches!(other, WeightsError::File { .. }));
 }
+
+#[test]
+fn what_one_device_has_it_can_give_and_no_more() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let digest = head.manifest.digest();
+    assert!(Stock::of(digest, &[], folder.path()).is_none(), "nothing is there");
+    let path = fetched(folder.path(), &head, &[2]).0.unwrap();
+    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let stock = Stock::of(digest, &[], folder.path()).unwrap();
+    let file = File::open(&head.path).unwrap();
+    let mut given = 0;
+    for index in 0..head.manifest.count() + 9 {
+        assert_eq!(stock.which().has(index), store.has(index), "piece {index}");
+        match stock.piece(index) {
+            Ok(bytes) => {
+                assert_eq!(bytes, head.manifest.piece(&file, &head.path, index).unwrap());
+                given += 1;
+            }
+            Err(err) => {
+                assert!(matches!(err, WeightsError::NoSuchPiece { .. }) && !store.has(index), "{err}")
+            }
+        }
+    }
+    assert!(given > 3 && given < head.manifest.count() / 2, "{given} pieces");
+    // Neither a torn record nor a file of another length is given from.
+    let log = path.with_extension("have");
+    let whole = std::fs::read(&log).unwrap();
+    std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();
+    let there = |stock: &Stock| (0..head.manifest.count()).filter(|index| stock.which().has(*index)).count();
+    assert_eq!(there(&Stock::of(digest, &[], folder.path()).unwrap()), whole.len() / 8 - 1);
+    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    assert!(Stock::of(digest, &[], folder.path()).is_none());
+    assert!(Stock::of([7; 32], &[], folder.path()).is_none());
+}
+
+#[test]
+fn pieces_are_named_by_bits() {
+    let has: Vec<bool> = (0..21).map(|at| at < 3 || at == 9 || at > 15).collect();
+    let which = Which::of(&has);
+    assert_eq!(which.bytes(), [0b111, 0b10, 0b11111]);
+    let read = Which::read(which.bytes().to_vec());
+    assert!((0..21).all(|at| read.has(at) == has[at as usize]) && !read.has(21) && !read.has(u32::MAX));
+    let runs = [0..3, 0..9, 2..9, 3..9, 9..10, 16..99, 5..5].map(|pieces| read.run(pieces));
+    assert_eq!(runs, [3, 3, 1, 0, 1, 5, 0]);
+}

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::session::Outgoing;
 use crate::ring::frame::{Configure, Frame};
-use crate::ring::weights::{PieceSource, Take, WeightsError};
+use crate::ring::weights::{BATCH, PieceSource, Take, WeightsError};
+
+/// Frames that one question may leave behind which was given up.
+const LATE_MAX: u32 = BATCH + 1;
 
 /// The head, as the one who has the whole file.
 pub(super) struct FromHead<'a> {
@@ -19,8 +22,32 @@ pub(super) struct FromHead<'a> {
 }
 
 impl FromHead<'_> {
-    fn ask(&self, frame: &Frame) -> Result<(), WeightsError> {
+    pub(super) fn ask(&self, frame: &Frame) -> Result<(), WeightsError> {
         self.outgoing.send(frame).map_err(|err| WeightsError::Source(err.to_string()))
+    }
+
+    /// Whether a newer part has come.
+    pub(super) fn superseded(&mut self) -> bool {
+        if let Ok(Frame::Configure(newer)) = self.inbox.try_recv() {
+            *self.newer = Some(newer);
+        }
+        self.newer.is_some()
+    }
+
+    /// The answer that `meant` takes from a frame. What a part that was given up had asked for may come before it.
+    fn answer_to<T>(
+        &mut self,
+        what: &str,
+        meant: impl Fn(Frame) -> Result<T, Frame>,
+    ) -> Result<T, WeightsError> {
+        for _ in 0..=LATE_MAX {
+            match meant(self.answer()?) {
+                Ok(answer) => return Ok(answer),
+                Err(Frame::Piece(_) | Frame::Manifest(_)) => {}
+                Err(_) => break,
+            }
+        }
+        Err(WeightsError::Source(format!("the head did not answer with {what}")))
     }
 
     /// The next frame that is an answer.
@@ -29,7 +56,7 @@ impl FromHead<'_> {
         match self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Frame::Configure(newer)) => {
                 *self.newer = Some(newer);
-                Err(WeightsError::Source("a newer plan came".into()))
+                Err(WeightsError::Superseded)
             }
             Ok(frame) => Ok(frame),
             Err(RecvTimeoutError::Timeout) => {
@@ -43,19 +70,20 @@ impl FromHead<'_> {
 impl PieceSource for FromHead<'_> {
     fn manifest(&mut self) -> Result<Vec<u8>, WeightsError> {
         self.ask(&Frame::FetchManifest)?;
-        match self.answer()? {
+        self.answer_to("the list of pieces", |frame| match frame {
             Frame::Manifest(bytes) => Ok(bytes),
-            _ => Err(WeightsError::Source("the head answered with another frame".into())),
-        }
+            other => Err(other),
+        })
     }
 
     fn pieces(&mut self, pieces: Range<u32>, take: Take<'_>) -> Result<(), WeightsError> {
         self.ask(&Frame::FetchPieces { first: pieces.start, count: pieces.end - pieces.start })?;
         for index in pieces {
-            match self.answer()? {
-                Frame::Piece(piece) if piece.index == index => take(index, &piece.bytes)?,
-                _ => return Err(WeightsError::Source(format!("the head did not answer with piece {index}"))),
-            }
+            let bytes = self.answer_to(&format!("piece {index}"), |frame| match frame {
+                Frame::Piece(piece) if piece.index == index => Ok(piece.bytes),
+                other => Err(other),
+            })?;
+            take(index, &bytes)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! long.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use baton_engine::{Engine, EngineOptions, Model};
 
 use super::compute::{Counters, Work};
+use super::feed::Larder;
 use super::fetch::FromHead;
+use super::peers::FromRing;
 use super::{Said, WorkerEvent, WorkerOptions};
 use crate::error_chain::chain;
 use crate::residency::{self, Layers, Share};
@@ -56,6 +58,8 @@ pub(super) struct Shared {
     /// Ring links that came and were not asked for yet.
     pub(super) arrivals: Mutex<Vec<Link>>,
     heartbeat: Mutex<Duration>,
+    /// Devices that take weights from here now.
+    pub(super) fed: AtomicUsize,
     pub(super) ended: AtomicBool,
 }
 
@@ -67,6 +71,7 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Session {
     head: Key,
     shared: Arc<Shared>,
+    larder: Larder,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -86,9 +91,10 @@ impl Session {
             counters: Arc::default(),
             arrivals: Mutex::default(),
             heartbeat: Mutex::new(HEARTBEAT),
+            fed: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         });
-        let own = Arc::clone(&shared);
+        let (own, larder) = (Arc::clone(&shared), Larder::of(options));
         let (network, options, said) = (Arc::clone(network), options.clone(), Arc::clone(said));
         let thread = std::thread::Builder::new().name("baton-ring-session".into()).spawn(move || {
             said(WorkerEvent::Head { key: head });
@@ -108,6 +114,7 @@ impl Session {
                     held: None,
                     running: None,
                     newer: None,
+                    early: None,
                     last: 0,
                 }
                 .run();
@@ -115,7 +122,7 @@ impl Session {
             });
             said(WorkerEvent::HeadGone { key: head });
         })?;
-        Ok(Self { head, shared, thread: Some(thread) })
+        Ok(Self { head, shared, larder, thread: Some(thread) })
     }
 
     pub(super) fn head(&self) -> Key {
@@ -124,6 +131,11 @@ impl Session {
 
     pub(super) fn is_alive(&self) -> bool {
         !self.shared.ended.load(Ordering::Acquire)
+    }
+
+    /// A device of the ring wants weights.
+    pub(super) fn feed(&self, link: Link) {
+        self.larder.feed(&self.shared, link);
     }
 
     /// A ring link came.
@@ -241,6 +253,8 @@ pub(super) struct Serving<'a> {
     held: Option<Held>,
     running: Option<Running>,
     newer: Option<Box<Configure>>,
+    /// A ring link that came before its part: the epoch, and whose it is.
+    early: Option<((u64, Key), Box<dyn FrameReceiver>)>,
     /// The newest epoch.
     last: u64,
 }
@@ -301,7 +315,8 @@ impl Serving<'_> {
 
     fn prepare(&mut self, configure: Configure, layers: &[usize]) -> Result<(), Unable> {
         *locked(&self.shared.heartbeat) = configure.heartbeat.max(SLICE);
-        self.network.allow(&[configure.before]);
+        let others = configure.others.iter().map(|node| node.key);
+        self.network.allow(&others.chain([configure.before]).collect::<Vec<Key>>());
         let engine = if layers.is_empty() { None } else { Some(self.engine(&configure, layers)?) };
         let sender = self.connect(&configure)?;
         let receiver = self.entrance(&configure)?;
@@ -358,9 +373,10 @@ impl Serving<'_> {
                 Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
             }
         }
-        let Self { options, said, shared, inbox, newer, .. } = self;
+        let Self { network, options, said, shared, inbox, newer, .. } = self;
         let patience = options.patience;
-        let mut source = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
+        let head = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
+        let mut source = FromRing::new(head, shared, network, (configure.model, &configure.others));
         let mut progress = |done, total| said(WorkerEvent::Fetching { done, total });
         provide(&options.folder, configure.model, layers, &mut source, &mut progress)
             .map_err(|err| Unable(FailureCode::Weights, chain(&err)))
@@ -395,15 +411,30 @@ impl Serving<'_> {
         }
     }
 
+    /// The latest link of this device; those of others are for another part.
+    fn come_from(&self, peer: Key) -> Option<Link> {
+        let mut arrivals = locked(&self.shared.arrivals);
+        let at = arrivals.iter().rposition(|link| link.peer == peer)?;
+        Some(arrivals.remove(at))
+    }
+
     /// Waits for the link from the device before, which may still be fetching weights: the head decides how long.
     fn entrance(&mut self, configure: &Configure) -> Result<Box<dyn FrameReceiver>, Unable> {
         loop {
-            let come = locked(&self.shared.arrivals).pop();
-            if let Some(mut link) = come.filter(|link| link.peer == configure.before) {
+            if let Some((_, receiver)) =
+                self.early.take_if(|(at, _)| *at == (configure.epoch, configure.before))
+            {
+                return Ok(receiver);
+            }
+            if let Some(mut link) = self.come_from(configure.before) {
                 let first = link.receiver.receive(self.options.patience);
                 let first = first.ok().and_then(|bytes| Frame::decode(&bytes).ok());
                 match first {
                     Some(Frame::Enter { epoch, .. }) if epoch == configure.epoch => return Ok(link.receiver),
+                    // Of a part that is still on its way to this thread.
+                    Some(Frame::Enter { epoch, .. }) if epoch > configure.epoch => {
+                        self.early = Some(((epoch, link.peer), link.receiver));
+                    }
                     _ => {
                         self.shared.counters.refused.fetch_add(1, Ordering::AcqRel);
                         continue;

@@ -1,0 +1,181 @@
+//! Fetching weights from other devices of the ring that have them already, and the rest from the head.
+//!
+//! A device that has the next pieces is asked for them; what it does not give, or gives with other bytes than the head's
+//! list says, comes from another one or from the head, and it is not asked again. So a device that lies or dies costs
+//! time and nothing else.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::fetch::FromHead;
+use super::session::Shared;
+use crate::error_chain::chain;
+use crate::ring::frame::{Frame, NextNode};
+use crate::ring::link::{Link, LinkError, Network, Purpose};
+use crate::ring::weights::{Digest, PieceSource, Take, WeightsError, Which};
+
+/// Between two looks at what else has come.
+const SLICE: Duration = Duration::from_millis(20);
+/// How long a device that was configured at the same moment may take to know of this one.
+const KNOWN: Duration = Duration::from_millis(500);
+/// Devices that are asked.
+const PEERS_MAX: usize = 8;
+
+/// A device that has pieces.
+struct Peer {
+    node: NextNode,
+    link: Link,
+    which: Which,
+}
+
+/// The devices of the ring.
+pub(super) struct FromRing<'a> {
+    pub(super) head: FromHead<'a>,
+    pub(super) shared: &'a Arc<Shared>,
+    network: &'a Arc<dyn Network>,
+    model: Digest,
+    /// Not asked yet, the last one first.
+    unasked: Vec<NextNode>,
+    peers: Vec<Peer>,
+    /// How long one answer of a device other than the head may take.
+    patience: Duration,
+}
+
+impl<'a> FromRing<'a> {
+    pub(super) fn new(
+        head: FromHead<'a>,
+        shared: &'a Arc<Shared>,
+        network: &'a Arc<dyn Network>,
+        (model, others): (Digest, &[NextNode]),
+    ) -> Self {
+        // The head counts a device as lost that nothing comes to for twice its patience.
+        let patience = head.patience / 2;
+        let unasked = others.iter().take(PEERS_MAX).rev().cloned().collect();
+        Self { head, shared, network, model, unasked, peers: Vec::new(), patience }
+    }
+
+    /// Asks all devices what they have; those that do not answer have nothing.
+    fn ask_all(&mut self) -> Result<(), WeightsError> {
+        while let Some(node) = self.unasked.pop() {
+            match self.ask(&node) {
+                Ok((link, which)) => self.peers.push(Peer { node, link, which }),
+                Err(err @ WeightsError::Superseded) => return Err(err),
+                Err(err) => {
+                    tracing::debug!(address = %node.address, err = %chain(&err), "a device has no weights");
+                }
+            }
+            self.head.ask(&Frame::Fed)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, node: &NextNode) -> Result<(Link, Which), WeightsError> {
+        let begun = Instant::now();
+        let mut link = loop {
+            match self.network.connect(node, Purpose::Weights, self.patience) {
+                Ok(link) => break link,
+                Err(LinkError::Refused | LinkError::Closed) if begun.elapsed() < KNOWN => {
+                    self.wanted()?;
+                    std::thread::sleep(SLICE);
+                }
+                Err(err) => return Err(WeightsError::Source(chain(&err))),
+            }
+        };
+        let asked = link.sender.send(&Frame::AskPieces { model: self.model }.encode(), self.patience);
+        asked.map_err(|err| WeightsError::Source(chain(&err)))?;
+        match self.answer(&mut link)? {
+            Frame::HasPieces(bytes) => Ok((link, Which::read(bytes))),
+            _ => Err(WeightsError::Source("it answered with another frame".into())),
+        }
+    }
+
+    /// Fails where something else is to be done meanwhile.
+    fn wanted(&mut self) -> Result<(), WeightsError> {
+        match self.head.superseded() || self.shared.ended.load(Ordering::Acquire) {
+            true => Err(WeightsError::Superseded),
+            false => Ok(()),
+        }
+    }
+
+    /// The next frame of a device.
+    fn answer(&mut self, link: &mut Link) -> Result<Frame, WeightsError> {
+        let begun = Instant::now();
+        loop {
+            match link.receiver.receive(SLICE) {
+                Ok(bytes) => {
+                    return Frame::decode(&bytes).map_err(|err| WeightsError::Source(err.to_string()));
+                }
+                Err(LinkError::TimedOut) if begun.elapsed() < self.patience => self.wanted()?,
+                Err(err) => return Err(WeightsError::Source(chain(&err))),
+            }
+        }
+    }
+
+    /// Takes pieces from this device until it fails; how far it came, and whether it did.
+    fn take_from(
+        &mut self,
+        peer: &mut Peer,
+        pieces: Range<u32>,
+        take: Take<'_>,
+    ) -> (u32, Result<(), WeightsError>) {
+        let ask = Frame::FetchPieces { first: pieces.start, count: pieces.end - pieces.start };
+        if let Err(err) = peer.link.sender.send(&ask.encode(), self.patience) {
+            return (pieces.start, Err(WeightsError::Source(chain(&err))));
+        }
+        for index in pieces.clone() {
+            let taken = self.answer(&mut peer.link).and_then(|frame| match frame {
+                Frame::Piece(piece) if piece.index == index => take(index, &piece.bytes),
+                _ => Err(WeightsError::Source(format!("it did not answer with piece {index}"))),
+            });
+            if let Err(err) = taken {
+                return (index, Err(err));
+            }
+        }
+        (pieces.end, Ok(()))
+    }
+}
+
+/// Whose pieces to ask for next: a device, or none for the head; and up to where.
+fn next(peers: &[Peer], pieces: Range<u32>) -> (Option<usize>, u32) {
+    let most = (0..peers.len()).max_by_key(|at| (peers[*at].which.run(pieces.clone()), usize::MAX - at));
+    match most.map(|at| (at, peers[at].which.run(pieces.clone()))) {
+        Some((at, run)) if run > 0 => (Some(at), pieces.start + run),
+        _ => {
+            let has = |index: &u32| peers.iter().any(|peer| peer.which.has(*index));
+            (None, pieces.clone().find(has).unwrap_or(pieces.end))
+        }
+    }
+}
+
+impl PieceSource for FromRing<'_> {
+    fn manifest(&mut self) -> Result<Vec<u8>, WeightsError> {
+        self.head.manifest()
+    }
+
+    fn pieces(&mut self, pieces: Range<u32>, take: Take<'_>) -> Result<(), WeightsError> {
+        self.ask_all()?;
+        let mut at = pieces.start;
+        while at < pieces.end {
+            let (peer, end) = next(&self.peers, at..pieces.end);
+            let Some(peer) = peer else {
+                self.head.pieces(at..end, take)?;
+                at = end;
+                continue;
+            };
+            let mut peer = self.peers.remove(peer);
+            let (came, taken) = self.take_from(&mut peer, at..end, take);
+            at = came;
+            match taken {
+                Ok(()) => self.peers.push(peer),
+                Err(err @ (WeightsError::Source(_) | WeightsError::Forged { .. })) => {
+                    tracing::warn!(address = %peer.node.address, err = %chain(&err), "weights of a device are not used");
+                }
+                Err(err) => return Err(err),
+            }
+            self.head.ask(&Frame::Fed)?;
+        }
+        Ok(())
+    }
+}
