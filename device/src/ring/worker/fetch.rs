@@ -35,16 +35,14 @@ impl FromHead<'_> {
     }
 
     /// The answer that `meant` takes from a frame. What a part that was given up had asked for may come before it.
-    fn answer_to<T>(
-        &mut self,
-        what: &str,
-        meant: impl Fn(Frame) -> Result<T, Frame>,
-    ) -> Result<T, WeightsError> {
+    fn answer_to<T>(&mut self, what: &str, meant: impl Fn(Frame) -> Option<T>) -> Result<T, WeightsError> {
         for _ in 0..=LATE_MAX {
-            match meant(self.answer()?) {
-                Ok(answer) => return Ok(answer),
-                Err(Frame::Piece(_) | Frame::Manifest(_)) => {}
-                Err(_) => break,
+            let frame = self.answer()?;
+            let may_be_late = matches!(frame, Frame::Piece(_) | Frame::Manifest(_));
+            match meant(frame) {
+                Some(answer) => return Ok(answer),
+                None if may_be_late => {}
+                None => break,
             }
         }
         Err(WeightsError::Source(format!("the head did not answer with {what}")))
@@ -71,8 +69,8 @@ impl PieceSource for FromHead<'_> {
     fn manifest(&mut self) -> Result<Vec<u8>, WeightsError> {
         self.ask(&Frame::FetchManifest)?;
         self.answer_to("the list of pieces", |frame| match frame {
-            Frame::Manifest(bytes) => Ok(bytes),
-            other => Err(other),
+            Frame::Manifest(bytes) => Some(bytes),
+            _ => None,
         })
     }
 
@@ -80,8 +78,8 @@ impl PieceSource for FromHead<'_> {
         self.ask(&Frame::FetchPieces { first: pieces.start, count: pieces.end - pieces.start })?;
         for index in pieces {
             let bytes = self.answer_to(&format!("piece {index}"), |frame| match frame {
-                Frame::Piece(piece) if piece.index == index => Ok(piece.bytes),
-                other => Err(other),
+                Frame::Piece(piece) if piece.index == index => Some(piece.bytes),
+                _ => None,
             })?;
             take(index, &bytes)?;
         }
