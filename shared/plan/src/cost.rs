@@ -9,9 +9,8 @@
 //! * **Reading ahead.** While others compute a device fills its reading buffers, `B` bytes; a part `P` of the memory may be
 //!   kept for more, in the page cache. Then `D + P` is needed for each token, of which `k (B + P)` before windows begin, and
 //!   `S = D - k B - (k - 1) P` inside them, beside the device's own products (all but the first half layer overlaps).
-//!   Of what passes through the page cache a share `r` ([`READ_AGAIN`]) is read again.
 //! * A device is busy for `t = max(C, S / s) + fill`, a token takes `T = sum t + k sum hops`, and no disk can do more than
-//!   `D + P + r k P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
+//!   `D + P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
 //!   piecewise linear, so Newton's method from the left finds it exactly.
 //!
 //! With `k = 1` keeping memory for reading ahead gains nothing; `k` rounds cost `k` times the hops. Of all `P` with which
@@ -26,10 +25,6 @@ use crate::plan::{Plan, PlanError};
 /// Below this rate a disk is slow, and its device never gets more than its memory holds (bytes a second; the value of
 /// prima.cpp's code).
 pub const SLOW_DISK_BYTES_PER_S: f64 = 0.1e9;
-
-/// Of what is read ahead into the page cache, the share that is read beyond what is used: pages that the system drops
-/// before their turn, and its own units. Measured with llama-8b in 1.3 GB on Linux: 75 MB of 405 MB a token.
-pub const READ_AGAIN: f64 = 0.18;
 
 /// Seconds on one processor, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -89,11 +84,10 @@ impl Holding {
         let ahead = (rounds - 1) as f64;
         let buffered = self.buffered(rounds);
         let useful = if rounds == 1 { 0.0 } else { (buffered - self.disk * busy).max(0.0) / ahead };
-        let costs = prefetch_costs(rounds);
-        let readable = (self.disk * token_s - self.overflow) / costs;
+        let readable = self.disk * token_s - self.overflow;
         let prefetch = useful.min(self.room).min(readable).max(0.0);
         let inside = (buffered - ahead * prefetch) / self.disk;
-        let slope = if readable < useful.min(self.room) { ahead / costs } else { 0.0 };
+        let slope = if readable < useful.min(self.room) { ahead } else { 0.0 };
         Some(Own { seconds: busy.max(inside) + self.fill_s, prefetch, slope })
     }
 
@@ -118,11 +112,6 @@ impl Holding {
         let prefetch = (self.buffered(rounds) - inside).max(0.0) / (rounds - 1) as f64;
         Own { seconds, prefetch: prefetch.min(own.prefetch), ..own }
     }
-}
-
-/// Bytes read for each byte of `P`.
-fn prefetch_costs(rounds: usize) -> f64 {
-    1.0 + READ_AGAIN * rounds as f64
 }
 
 /// Costs of a model on a cluster, for every device and number of layers.
@@ -399,7 +388,7 @@ impl<'a> Costs<'a> {
             memory_s: cpu * on_cpu.memory_s + gpu * on_gpu.memory_s + output.memory_s + copies,
             disk_s: own.seconds - held.busy_s - copies + lookup,
             network_s: rounds as f64 * if ring.len() > 1 { self.hops.seconds(at, next) } else { 0.0 },
-            read_bytes: held.overflow + own.prefetch * prefetch_costs(rounds),
+            read_bytes: held.overflow + own.prefetch,
             overflow_bytes: held.overflow,
             prefetch_bytes: own.prefetch,
             weight_budget_bytes: budget,

@@ -18,8 +18,7 @@ fn own_by_grid(held: &Holding, rounds: usize, token_s: f64) -> f64 {
         return busy;
     }
     let grid = (0..=4000).map(|step| held.room * f64::from(step) / 4000.0);
-    let read = |prefetch: f64| held.overflow + prefetch + 0.18 * rounds as f64 * prefetch;
-    let allowed = grid.filter(|prefetch| read(*prefetch) <= held.disk * token_s * (1.0 + 1e-12));
+    let allowed = grid.filter(|prefetch| held.overflow + prefetch <= held.disk * token_s * (1.0 + 1e-12));
     allowed.map(|prefetch| seconds_with(held, rounds, prefetch)).fold(f64::INFINITY, f64::min)
 }
 
