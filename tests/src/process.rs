@@ -183,7 +183,7 @@ impl CloudProcess {
             .args(options)
             .env("RUST_LOG", "error")
             // As in the image.
-            .env("MALLOC_ARENA_MAX", "2")
+            .env("MALLOC_ARENA_MAX", "4")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
