@@ -112,19 +112,18 @@ async fn keys_and_scenes_are_in_force_on_both_within_five_seconds() {
     let own = cluster.key.clone();
     let path = "/v1/scenes/doc-qa";
 
-    // From the moment at which the command has said that it is done.
-    let (id, key) = cluster.create_key("another");
     let since = Instant::now();
+    let (id, key) = cluster.create_key("another");
     in_force(&cluster, since, "a new key", path, &key, |status, _| status == 200).await;
 
-    cluster.revoke_key(&id);
     let since = Instant::now();
+    cluster.revoke_key(&id);
     in_force(&cluster, since, "a revoked key", path, &key, |status, _| status == 401).await;
 
     let (_, before) = cluster.get(0, path, &own).await;
     let version = before["version"].as_u64().expect("a version");
-    cluster.admin(&["scenes", "set", "doc-qa", "--ratio", "0.5"]);
     let since = Instant::now();
+    cluster.admin(&["scenes", "set", "doc-qa", "--ratio", "0.5"]);
     let newer = |status: u16, scene: &Value| {
         status == 200 && scene["version"].as_u64() > Some(version) && scene["ratio"].as_f64() == Some(0.5)
     };

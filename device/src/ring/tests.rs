@@ -40,22 +40,27 @@ struct Fixture {
     model: Arc<Model>,
 }
 
-static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| {
-    let shape = SyntheticModel {
-        n_layers: LAYERS as u32,
-        n_heads: 4,
-        n_kv_heads: 2,
-        d_model: 64,
-        d_head: 16,
-        d_ff: 96,
-        tied: false,
-        ..SyntheticModel::small("llama", Format::F32, 11)
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ring.gguf");
-    std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
-    Fixture { model: Model::open(&path).unwrap(), folder }
-});
+impl Fixture {
+    /// A model of four heads of this width.
+    fn of(d_head: u32, d_ff: u32, seed: u64) -> Self {
+        let shape = SyntheticModel {
+            n_layers: LAYERS as u32,
+            n_heads: 4,
+            n_kv_heads: 2,
+            d_model: 4 * d_head,
+            d_head,
+            d_ff,
+            tied: false,
+            ..SyntheticModel::small("llama", Format::F32, seed)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ring.gguf");
+        std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
+        Self { model: Model::open(&path).unwrap(), folder }
+    }
+}
+
+static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| Fixture::of(16, 96, 11));
 
 fn model() -> Arc<Model> {
     Arc::clone(&FIXTURE.model)

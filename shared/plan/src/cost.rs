@@ -13,8 +13,8 @@
 //!   `D + P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
 //!   piecewise linear, so Newton's method from the left finds it exactly.
 //!
-//! With `k = 1` keeping memory for reading ahead gains nothing; `k` rounds cost `k` times the hops. Of all `P` with which
-//! `T` is the least, a plan has the smallest.
+//! With `k = 1` keeping memory for reading ahead gains nothing; `k` rounds cost `k` times the hops. Of the `P` with which
+//! `T` is the least, a plan has no more than that time needs.
 
 use serde::{Deserialize, Serialize};
 

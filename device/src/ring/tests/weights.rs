@@ -9,22 +9,7 @@ use crate::ring::link::Purpose;
 use crate::ring::link::memory::{Fate, Passing};
 
 /// A model of several pieces for each layer.
-static LARGE: LazyLock<Fixture> = LazyLock::new(|| {
-    let shape = SyntheticModel {
-        n_layers: LAYERS as u32,
-        n_heads: 4,
-        n_kv_heads: 2,
-        d_model: 256,
-        d_head: 64,
-        d_ff: 704,
-        tied: false,
-        ..SyntheticModel::small("llama", Format::F32, 12)
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("large.gguf");
-    std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
-    Fixture { model: Model::open(&path).unwrap(), folder }
-});
+static LARGE: LazyLock<Fixture> = LazyLock::new(|| Fixture::of(64, 704, 12));
 
 /// What one engine writes.
 static WANT: LazyLock<(Vec<f32>, Vec<TokenId>)> = LazyLock::new(|| {
