@@ -19,7 +19,7 @@ pub mod http;
 pub mod letters;
 pub mod machine;
 mod memory;
-mod peer;
+pub mod peer;
 mod perplexity;
 pub mod process;
 pub mod samples;

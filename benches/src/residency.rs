@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use baton_device::residency::{BUFFER_BYTES, text_bytes};
 use baton_device::ring::disk;
-use baton_engine::STREAM_BYTES;
+use baton_device::ring::shape::shape_of;
 use serde_json::{Value, json};
 
 use crate::cgroup::{Cgroup, Limits};
@@ -21,8 +22,8 @@ pub mod worker;
 const SHAPE: &str = "llama-8b";
 /// What the file and the room around it need.
 const DISK_BYTES: u64 = 8_000_000_000;
-/// What a worker takes beside weights: vocabulary, activations, program and the pages around stretches that stay.
-const BESIDE_BYTES: u64 = 110_000_000;
+/// How much of a control group's memory a device takes: its rule for memory in containers.
+const USED_PERCENT: u64 = 98;
 /// Bytes read a token, of the least possible.
 const READ_MAX: f64 = 1.15;
 /// Time a token, of the larger of reading and computing.
@@ -102,7 +103,8 @@ fn limits(args: &Args) -> Limits {
 
 fn measure(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
     let limit = args.limit_mb * 1_000_000;
-    let budget = limit.saturating_sub(STREAM_BYTES + BESIDE_BYTES);
+    let vocab = shape_of(path).with_context(|| format!("read the shape of {}", path.display()))?.vocab;
+    let budget = (limit / 100 * USED_PERCENT).saturating_sub(BUFFER_BYTES + text_bytes(vocab));
     let with = |budget: u64, more: &[&str]| {
         let own = ["--budget".to_owned(), budget.to_string()];
         own.into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect::<Vec<_>>()

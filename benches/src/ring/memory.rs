@@ -2,7 +2,8 @@
 //! the worker, and what a token then reads and takes beside the least possible.
 //!
 //! The planner's plan first; then rounds, reading ahead and what stays in memory are switched off in turn, and last the
-//! files are plainly mapped. The disk's rate is measured before and after.
+//! files are plainly mapped. prima.cpp follows in the same groups, where it is given. The disk's rate is measured before
+//! and after.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,9 @@ use baton_e2e::home::{Home, Planned, Seat, Task, answer};
 use baton_plan::{ModelShape, Plan};
 use serde_json::{Value, json};
 
+use super::prima::{Prima, Run};
 use super::sampler::{Sampler, Seen};
-use super::{Bench, Figure, Prediction, shape};
+use super::{Bench, Figure, Prediction, peers, shape};
 use crate::cgroup::{Cgroup, Limits};
 use crate::engine::Subject;
 use crate::engine::samples::median;
@@ -127,6 +129,7 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
         );
         outcomes.push(outcome);
     }
+    let others = prima(bench, setting)?;
     let disk = (before + rate(&setting.subject.path)?) / 2.0;
     let bounds = Bounds::new(setting, &plan, disk, compute_ms);
     let throttled = |rate| format!(" ({} MB/s each at most)", rate / 1_000_000);
@@ -139,8 +142,9 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
         setting.limits.reads_per_s.map_or_else(String::new, throttled),
         compute_ms,
     ));
+    let limit = setting.limits.memory;
     let measured =
-        Measured { part, limit: setting.limits.memory, ways: &ways, outcomes: &outcomes, bounds: &bounds };
+        Measured { part, limit, ways: &ways, outcomes: &outcomes, others: &others, bounds: &bounds };
     measured.table(bench, &setting.subject.name);
     measured.predict(bench, setting.limits.reads_per_s.is_none().then_some(disk));
     measured.checks(bench);
@@ -156,7 +160,7 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     bench.report.data(
         part,
         json!({ "disk_bytes_per_s": disk, "compute_ms": compute_ms, "bound_ms": bounds.token_ms,
-                "least_bytes_per_token": bounds.least, "ways": named }),
+                "least_bytes_per_token": bounds.least, "ways": named, "prima_cpp": others }),
     );
     Ok(())
 }
@@ -265,6 +269,31 @@ fn outcome(
     Ok(Outcome { beside: beside.collect(), figure, token_ms, read, kills })
 }
 
+/// Milliseconds of a token of prima.cpp in groups like these, in one round and in four; none where it is not given.
+fn prima(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Vec<(String, f64)>> {
+    let Some(prima) = peers::prima(bench) else { return Ok(Vec::new()) };
+    let each = |rounds: usize| {
+        let token_ms = prima_ms(bench, setting, &prima, rounds)?;
+        let name = format!("prima.cpp in {rounds} round{}", if rounds == 1 { "" } else { "s" });
+        eprintln!("{name}: {token_ms:.0} ms a token");
+        Ok((name, token_ms))
+    };
+    [1, 4].into_iter().map(each).collect()
+}
+
+fn prima_ms(bench: &Bench<'_>, setting: &Setting<'_>, prima: &Prima, rounds: usize) -> Result<f64> {
+    let model = &setting.subject.path;
+    let group = |name: &str| Cgroup::new(&format!("baton-ring-{name}"), &setting.limits, model);
+    let groups = [group(NAMES[0])?, group(NAMES[1])?];
+    forget(model)?;
+    let launchers = [0, 1].map(|at: usize| groups[at].launcher().map(OsString::from).into());
+    let window = setting.shape.layers / NAMES.len() / rounds;
+    let run = Run { model, windows: [window; 2], tokens: TOKENS, launchers };
+    let token_ms = bench.wait(prima.token_ms(&run));
+    let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;
+    token_ms.with_context(|| format!("prima.cpp in {rounds} rounds; {kills} of it were killed for memory"))
+}
+
 /// The least that is possible.
 struct Bounds {
     /// Bytes read a token, of each device.
@@ -304,6 +333,8 @@ struct Measured<'a> {
     limit: u64,
     ways: &'a [Way],
     outcomes: &'a [Outcome],
+    /// What others take, in milliseconds a token.
+    others: &'a [(String, f64)],
     bounds: &'a Bounds,
 }
 
@@ -324,7 +355,19 @@ impl Measured<'_> {
                 each(&outcome.beside),
             ]
         };
-        let rows: Vec<_> = self.ways.iter().zip(self.outcomes).map(row).collect();
+        let other = |(name, token_ms): &(String, f64)| {
+            let of_bound = format!("{:.2}", token_ms / self.bounds.token_ms);
+            vec![
+                name.clone(),
+                format!("{token_ms:.0}"),
+                of_bound,
+                String::new(),
+                String::new(),
+                String::new(),
+            ]
+        };
+        let own = self.ways.iter().zip(self.outcomes).map(row);
+        let rows: Vec<_> = own.chain(self.others.iter().map(other)).collect();
         let header = [
             "",
             "ms a token",
@@ -338,7 +381,7 @@ impl Measured<'_> {
     }
 
     fn checks(&self, bench: &mut Bench<'_>) {
-        let Self { part, outcomes, bounds, .. } = self;
+        let Self { part, outcomes, others, bounds, .. } = self;
         let (Some(first), Some(mapped)) = (outcomes.first(), outcomes.last()) else { return };
         let report = &mut bench.report;
         let time = first.token_ms / bounds.token_ms;
@@ -354,6 +397,10 @@ impl Measured<'_> {
         report.check_at_most(name, beside, UNRECLAIMABLE_MAX);
         let faster = mapped.token_ms / first.token_ms;
         report.check_at_least(format!("{part}: times as fast as mapped in 1 round"), faster, 1.0);
+        for (name, token_ms) in *others {
+            let faster = token_ms / first.token_ms;
+            report.check_at_least(format!("{part}: times as fast as {name}"), faster, 1.0);
+        }
         let written = |outcome: &Outcome| outcome.figure.answer["written"].clone();
         let differ = outcomes.iter().filter(|outcome| written(outcome) != written(first)).count();
         report.check_equal(
