@@ -54,6 +54,7 @@ struct Page {
     recoveries: u64,
     refused: u64,
     devices: Vec<Row>,
+    fetching: Vec<String>,
     lost: Vec<LostDevice>,
     why: String,
 }
@@ -109,6 +110,7 @@ impl Page {
             recoveries: stats.recoveries,
             refused: stats.refused,
             devices: stats.devices.iter().map(|device| Row::of(device, planned)).collect(),
+            fetching: stats.fetching,
             lost: stats.lost,
             why: explanation.map_or_else(String::new, |found| explained::lines(found, stats.rounds)),
         }
@@ -139,11 +141,13 @@ mod tests {
             bytes_in: 0,
             bytes_out: 0,
         };
-        let stats = RingStats { epoch: 7, rounds: 1, devices: vec![device], ..Default::default() };
+        let fetching = vec!["<i>tablet".to_owned()];
+        let stats = RingStats { epoch: 7, rounds: 1, devices: vec![device], fetching, ..Default::default() };
         let text = Page::of(RingStatus { stats: Some(stats), planned: None }).render().unwrap();
         assert!(text.contains("Epoch 7, 1 round of a token"), "{text}");
         assert!(text.contains("desk</td><td>3</td>") && text.contains("<td>4.2</td>"), "{text}");
-        assert!(!text.contains("<b>desk"), "{text}");
+        assert!(text.contains("tablet fetches its weights"), "{text}");
+        assert!(!text.contains("<b>desk") && !text.contains("<i>tablet"), "{text}");
         let alone = Page::of(RingStatus { stats: None, planned: None }).render().unwrap();
         assert!(alone.contains("This device computes alone"), "{alone}");
     }

@@ -9,13 +9,15 @@ mod control;
 mod profile;
 mod step;
 
-pub use control::{Configure, EchoOf, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf, Way, WayTo};
+pub use control::{
+    Configure, EchoOf, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf, Provide, Way, WayTo,
+};
 pub use step::{Activations, Operation, Span, Step};
 
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Most bytes that say which pieces of a model there are, a bit for each.
 pub const WHICH_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of one echo, either way.
@@ -95,6 +97,10 @@ pub enum Frame {
     Failed(Failure),
     /// From place to place.
     Step(Step),
+    /// Head to worker that is in no epoch: fetch what a part will need, before there is one.
+    Provide(Box<Provide>),
+    /// Worker to head: that is there.
+    Provided,
     /// Worker to head: the list of the model file's pieces, please.
     FetchManifest,
     /// Head to worker: that list.
@@ -152,6 +158,8 @@ impl Frame {
             Self::Heartbeat(beat) => control::write_heartbeat(&mut out, beat),
             Self::Failed(failure) => control::write_failure(&mut out, failure),
             Self::Step(step) => step::write(&mut out, step),
+            Self::Provide(provide) => control::write_provide(&mut out, provide),
+            Self::Provided => out.u8(kind::PROVIDED),
             Self::FetchManifest => out.u8(kind::FETCH_MANIFEST),
             Self::Manifest(bytes) => {
                 out.u8(kind::MANIFEST);
@@ -209,6 +217,8 @@ impl Frame {
             kind::HEARTBEAT => Self::Heartbeat(control::read_heartbeat(&mut from)?),
             kind::FAILED => Self::Failed(control::read_failure(&mut from)?),
             kind::STEP => Self::Step(step::read(&mut from)?),
+            kind::PROVIDE => Self::Provide(Box::new(control::read_provide(&mut from)?)),
+            kind::PROVIDED => Self::Provided,
             kind::FETCH_MANIFEST => Self::FetchManifest,
             kind::MANIFEST => Self::Manifest(from.bytes("manifest")?.to_vec()),
             kind::FETCH_PIECES => {
@@ -234,7 +244,7 @@ impl Frame {
             kind::MEASURE_EDGE => Self::MeasureEdge(control::read_node(&mut from)?),
             kind::EDGE => Self::Edge(control::read_way(&mut from)?),
             value => {
-                let max = u64::from(kind::FED);
+                let max = u64::from(kind::PROVIDED);
                 return Err(FrameError::Value { what: "kind", value: u64::from(value), max });
             }
         };
@@ -264,6 +274,8 @@ mod kind {
     pub(super) const ASK_PIECES: u8 = 16;
     pub(super) const HAS_PIECES: u8 = 17;
     pub(super) const FED: u8 = 18;
+    pub(super) const PROVIDE: u8 = 19;
+    pub(super) const PROVIDED: u8 = 20;
 }
 
 #[cfg(test)]

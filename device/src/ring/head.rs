@@ -46,6 +46,9 @@ use recovery::Owed;
 /// Plans for the head and these workers, by name; the plan begins with the head. Words say why there is none.
 pub type Planner = Box<dyn FnMut(&[Hello]) -> Result<Plan, String> + Send>;
 
+/// The same for a plan that nobody runs yet: which layers devices that come would have.
+pub type Drafter = Box<dyn Fn(&[Hello]) -> Result<Plan, String> + Send>;
+
 /// Whether to plan anew, after what devices have shown of themselves; asked between answers only.
 pub type Reviser = Box<dyn FnMut(&[Shown]) -> bool + Send>;
 
@@ -209,7 +212,7 @@ enum Route {
 struct Board {
     stats: Mutex<RingStats>,
     newcomers: Mutex<Vec<NextNode>>,
-    /// The members, whether or not the plan uses them.
+    /// The members, whether or not the plan uses them, and who is about to be one.
     present: Mutex<Vec<Key>>,
 }
 
@@ -238,14 +241,14 @@ impl RingHandle {
         locked(&self.0.stats).clone()
     }
 
-    /// Lets a device take part as soon as no answer runs.
+    /// Lets a device take part as soon as it has its weights and no answer runs.
     pub fn join(&self, node: NextNode) {
         let mut newcomers = locked(&self.0.newcomers);
         newcomers.retain(|other| other.key != node.key);
         newcomers.push(node);
     }
 
-    /// Keys of the workers that have joined, whether or not the plan uses them.
+    /// Keys of the workers that have joined, whether or not the plan uses them, and of those that fetch their weights.
     pub fn present(&self) -> Vec<Key> {
         locked(&self.0.present).clone()
     }
@@ -266,12 +269,16 @@ pub struct RingHead {
     network: Arc<dyn Network>,
     options: RingOptions,
     planner: Planner,
+    drafter: Option<Drafter>,
     reviser: Option<Reviser>,
     singles: drift::Singles,
+    own_memory: drift::OwnMemory,
     engine: Engine,
     shelf: Option<Arc<Shelf>>,
     door: Option<Door>,
     members: Vec<Arc<Member>>,
+    /// Devices that fetch their weights and are no members yet.
+    coming: Vec<Arc<Member>>,
     route: Route,
     epoch: u64,
     step: u64,
@@ -318,6 +325,7 @@ impl RingHead {
             shelf: None,
             door: None,
             members: Vec::new(),
+            coming: Vec::new(),
             route: Route::Down,
             epoch: 0,
             step: 0,
@@ -327,8 +335,10 @@ impl RingHead {
             owed: None,
             strikes: BTreeMap::new(),
             weighed: BTreeSet::new(),
+            drafter: None,
             reviser: None,
             singles: drift::Singles::default(),
+            own_memory: drift::OwnMemory::default(),
             refused: Arc::default(),
             step_us: [0; 2],
             probed: Instant::now(),
@@ -341,6 +351,13 @@ impl RingHead {
         head.weigh_edges();
         head.form(&mut ())?;
         Ok(head)
+    }
+
+    /// Asks this where the plan is not to be run yet, in place of the planner, which may keep what it said last.
+    #[must_use]
+    pub fn with_drafter(mut self, drafter: Drafter) -> Self {
+        self.drafter = Some(drafter);
+        self
     }
 
     /// Has the plan revised by what devices show of themselves.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use baton_plan::explain::{Explanation, explain};
 use baton_plan::{
-    Cluster, Costs, Device, ModelShape, Plan, PlanError, Prediction, SearchOptions, Workload, search,
+    Cluster, Costs, Device, ModelShape, Plan, PlanError, Prediction, SearchOptions, Share, Workload, search,
 };
 use serde::{Deserialize, Serialize};
 
@@ -109,25 +109,15 @@ impl Planning {
     /// [`PlanError`] in the planner's words.
     pub fn plan(&self, workers: &[Device]) -> Result<Plan, PlanError> {
         let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
-        let mut network = self.edges.network();
-        network.edges.retain(|edge| there(&edge.from) && there(&edge.to));
-        let measured: Vec<Device> = std::iter::once(&self.head).chain(workers).cloned().collect();
-        let devices = {
+        let cluster = {
             let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
             // Who comes back has measured itself anew.
             drift.corrections.retain(|name, _| there(name));
-            let devices = measured.iter().map(|device| corrected(device, &drift.corrections)).collect();
-            drift.measured = measured;
-            devices
+            drift.measured = std::iter::once(&self.head).chain(workers).cloned().collect();
+            self.cluster(&drift.measured, &drift.corrections)
         };
-        let cluster = Cluster { note: String::new(), devices, network, head: Some(self.head.name.clone()) };
-        let Wanted { model, workload, options, given } = &self.wanted;
-        let all = |plan: &&Plan| {
-            plan.shares
-                .iter()
-                .all(|share| there(&share.device) && share.relays.iter().all(|name| there(name)))
-        };
-        let planned = match given.as_ref().filter(all) {
+        let Wanted { model, workload, options, .. } = &self.wanted;
+        let planned = match self.given(workers) {
             Some(plan) => {
                 let costs = Costs::new(&cluster, model, *workload)?;
                 let prediction = costs.predict(plan).ok();
@@ -143,6 +133,41 @@ impl Planning {
         let plan = planned.plan.clone();
         self.board.put(planned);
         Ok(plan)
+    }
+
+    /// The same plan where nobody is to run it yet: the present one stays the present one.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub fn draft(&self, workers: &[Device]) -> Result<Plan, PlanError> {
+        if let Some(plan) = self.given(workers) {
+            return Ok(plan.clone());
+        }
+        let measured: Vec<Device> = std::iter::once(&self.head).chain(workers).cloned().collect();
+        let corrections = {
+            let drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
+            drift.corrections.clone()
+        };
+        let Wanted { model, workload, options, .. } = &self.wanted;
+        search(&self.cluster(&measured, &corrections), model, *workload, options)
+    }
+
+    /// The plan that a person gave, where all of its devices are there.
+    fn given(&self, workers: &[Device]) -> Option<&Plan> {
+        let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
+        self.wanted.given.as_ref().filter(|plan| {
+            let all = |share: &Share| there(&share.device) && share.relays.iter().all(|name| there(name));
+            plan.shares.iter().all(all)
+        })
+    }
+
+    /// These devices as they have turned out, and the ways between them.
+    fn cluster(&self, measured: &[Device], corrections: &BTreeMap<String, Correction>) -> Cluster {
+        let there = |name: &str| measured.iter().any(|device| device.name == name);
+        let mut network = self.edges.network();
+        network.edges.retain(|edge| there(&edge.from) && there(&edge.to));
+        let devices = measured.iter().map(|device| corrected(device, corrections)).collect();
+        Cluster { note: String::new(), devices, network, head: Some(self.head.name.clone()) }
     }
 
     /// Whether it is worth planning anew at `now` (since any beginning), after what devices show of themselves; the next
@@ -241,6 +266,19 @@ mod tests {
             without.iter().any(|what| what.device == "desk" && what.token_s > Some(slow / 2.0)),
             "{without:?}"
         );
+    }
+
+    #[test]
+    fn a_draft_is_the_plan_that_would_come_and_leaves_the_present_one() {
+        let planning = planning(None);
+        let alone = planning.plan(&[]).unwrap();
+        let desk = [device("desk", 2e9)];
+        let draft = planning.draft(&desk).unwrap();
+        assert_eq!(planning.board().planned().unwrap().plan, alone);
+        assert_eq!(planning.plan(&desk).unwrap(), draft);
+        let given = super::tests::planning(Some(draft.clone()));
+        assert_eq!(given.draft(&desk).unwrap(), draft);
+        assert_eq!(given.draft(&[]).unwrap(), alone, "without a device of the given plan");
     }
 
     #[test]

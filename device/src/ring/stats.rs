@@ -73,6 +73,9 @@ pub struct RingStats {
     pub refused: u64,
     /// How often sequences were computed again on another set of devices.
     pub recoveries: u64,
+    /// Devices that fetch their weights before they take part.
+    #[serde(default)]
+    pub fetching: Vec<String>,
     /// Devices that were lost, oldest first; the latest of many.
     pub lost: Vec<LostDevice>,
 }

@@ -117,13 +117,20 @@ struct Home {
     hub: Arc<Hub>,
     workers: Vec<(Arc<AtomicBool>, Option<JoinHandle<()>>)>,
     events: Arc<Mutex<Vec<(u8, WorkerEvent)>>>,
+    /// What workers that are added from now on have for an answer.
+    patience: Duration,
     folders: Vec<tempfile::TempDir>,
 }
 
 impl Home {
     fn new(workers: u8) -> Self {
-        let mut home =
-            Self { hub: Arc::default(), workers: Vec::new(), events: Arc::default(), folders: Vec::new() };
+        let mut home = Self {
+            hub: Arc::default(),
+            workers: Vec::new(),
+            events: Arc::default(),
+            patience: Duration::from_secs(10),
+            folders: Vec::new(),
+        };
         (1..=workers).for_each(|number| home.add(number, vec![model_path()]));
         home
     }
@@ -140,6 +147,7 @@ impl Home {
         options.threads = NonZeroUsize::new(1);
         options.files = files;
         options.memory = memory;
+        options.patience = self.patience;
         let network: Arc<dyn Network> = self.hub.node(number);
         let stop = Arc::new(AtomicBool::new(false));
         let (own, events) = (Arc::clone(&stop), Arc::clone(&self.events));
@@ -175,6 +183,20 @@ impl Home {
 
     fn head(&self, planner: impl FnMut(&[Hello]) -> Result<Plan, String> + Send + 'static) -> RingHead {
         self.head_with(model(), Box::new(planner), |_| {})
+    }
+}
+
+/// Lets devices that come fetch what they lack until the ring has so many.
+#[track_caller]
+fn until_devices(head: &mut RingHead, devices: usize) {
+    let (handle, begun) = (head.handle(), std::time::Instant::now());
+    loop {
+        head.between_answers();
+        if handle.stats().devices.len() == devices {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", handle.stats());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

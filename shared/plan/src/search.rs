@@ -168,6 +168,23 @@ pub fn search(
     Ok(named(&costs, &best))
 }
 
+/// What a number of rounds asks of the devices; less of the first, then of the next, is easier.
+struct Asked {
+    /// Bytes of memory that are kept for reading ahead.
+    prefetch_bytes: f64,
+    /// Seconds of all devices and ways together.
+    busy_s: f64,
+    rounds: usize,
+    token_s: f64,
+}
+
+impl Asked {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let by_memory = self.prefetch_bytes.total_cmp(&other.prefetch_bytes);
+        by_memory.then(self.busy_s.total_cmp(&other.busy_s)).then(self.rounds.cmp(&other.rounds))
+    }
+}
+
 /// The same shares in that number of rounds which takes no longer, and asks least of the devices.
 fn easiest(costs: &Costs<'_>, best: Best) -> Best {
     let around_s = costs.hops.around(&best.choice.ring);
@@ -177,15 +194,12 @@ fn easiest(costs: &Costs<'_>, best: Best) -> Best {
         let token_s = Costs::settle(&best.held, rounds, around_s);
         let parts =
             Costs::parts(&best.held, rounds, around_s, token_s).filter(|_| token_s <= best.token_s)?;
-        let prefetch: f64 = parts.iter().map(|own| own.prefetch).sum();
-        let busy_s: f64 = parts.iter().map(|own| own.seconds).sum();
-        Some((prefetch, busy_s + rounds as f64 * around_s, rounds, token_s))
+        let prefetch_bytes = parts.iter().map(|own| own.prefetch).sum();
+        let computing_s: f64 = parts.iter().map(|own| own.seconds).sum();
+        Some(Asked { prefetch_bytes, busy_s: computing_s + rounds as f64 * around_s, rounds, token_s })
     };
-    let easier = |a: &(f64, f64, usize, f64), b: &(f64, f64, usize, f64)| {
-        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
-    };
-    match (1..=most).filter_map(asked).min_by(easier) {
-        Some((_, _, rounds, token_s)) => Best { rounds, token_s, ..best },
+    match (1..=most).filter_map(asked).min_by(Asked::cmp) {
+        Some(Asked { rounds, token_s, .. }) => Best { rounds, token_s, ..best },
         None => best,
     }
 }

@@ -109,12 +109,12 @@ pub(in crate::cli) fn form(
     };
     let planning = Planning::new(own, edges.clone(), wanted);
     let (board, revising, begun) = (planning.board(), planning.clone(), Instant::now());
-    let planner = move |workers: &[Hello]| {
-        // Planned under the names that they go by in this ring.
-        let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
-        let devices: Vec<Device> = workers.iter().filter_map(named).collect();
-        planning.plan(&devices).map_err(|err| err.to_string())
-    };
+    // Planned under the names that they go by in this ring.
+    let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
+    let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
+    let drafting = planning.clone();
+    let drafter = move |workers: &[Hello]| drafting.draft(&devices(workers)).map_err(|err| err.to_string());
+    let planner = move |workers: &[Hello]| planning.plan(&devices(workers)).map_err(|err| err.to_string());
     let paired = {
         let peers = peers.clone();
         Box::new(move |key: &_| peers.knows(key))
@@ -130,6 +130,7 @@ pub(in crate::cli) fn form(
         RingOptions { activations, reads_ahead, edges, heartbeat, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
+        .with_drafter(Box::new(drafter))
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
     let handle = head.handle();
     let home = PairedHome::new(folder, identity, discovery(args));

@@ -117,6 +117,9 @@ pub(super) fn table(stats: &RingStats, planned: Option<&Planned>) -> String {
         let rate = edge.bytes_per_s.map_or_else(|| "?".to_owned(), |rate| format!("{:.1}", rate / 1e6));
         out += &format!("{} to {}: {latency} ms, {rate} MB/s\n", edge.from, edge.to);
     }
+    for name in &stats.fetching {
+        out += &format!("{name}: fetching its weights, takes part once it has them\n");
+    }
     for lost in &stats.lost {
         out += &format!("lost: {} ({})\n", lost.name, lost.words);
     }
@@ -141,8 +144,10 @@ mod tests {
             bytes_out: 0,
         };
         let lost = LostDevice { name: "phone".to_owned(), words: "silent".to_owned() };
+        let fetching = vec!["tablet".to_owned()];
+        let devices = vec![device];
         let stats =
-            RingStats { epoch: 3, rounds: 2, devices: vec![device], lost: vec![lost], ..Default::default() };
+            RingStats { epoch: 3, rounds: 2, devices, fetching, lost: vec![lost], ..Default::default() };
         let edge = baton_plan::Edge {
             from: "head".to_owned(),
             to: "desk".to_owned(),
@@ -155,7 +160,8 @@ mod tests {
         let planned = Planned { cluster, plan, prediction: None, explanation: None };
         let text = table(&stats, Some(&planned));
         assert!(text.contains("head to desk: 1.50 ms, 42.5 MB/s"), "{text}");
-        for want in ["epoch 3, 2 rounds", "desk", "12.5", "1.50", "lost: phone (silent)"] {
+        for want in ["epoch 3, 2 rounds", "desk", "12.5", "1.50", "tablet: fetching", "lost: phone (silent)"]
+        {
             assert!(text.contains(want), "{want}: {text}");
         }
     }

@@ -17,6 +17,8 @@ const NAME_BYTES_MAX: usize = 256;
 const WORDS_BYTES_MAX: usize = 4096;
 /// Bytes of a window.
 const WINDOW_BYTES: usize = 8;
+/// Bytes of a layer's number.
+const LAYER_BYTES: usize = 2;
 /// Bytes of a device's address and key, at least.
 const NODE_BYTES: usize = 4 + 32;
 
@@ -77,6 +79,17 @@ pub struct Configure {
     pub heartbeat: Duration,
     /// How long a frame may take to the next device.
     pub hop: Duration,
+}
+
+/// What a worker is to fetch before it has a part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provide {
+    /// The model file: SHA-256 of the list of its pieces.
+    pub model: [u8; 32],
+    /// The layers of the part that it is likely to have, ascending.
+    pub layers: Vec<u16>,
+    /// Other workers, which may have weights that this one lacks.
+    pub others: Vec<NextNode>,
 }
 
 /// A worker lives, and what it has done in this epoch.
@@ -203,6 +216,11 @@ pub(super) fn read_node(from: &mut Reader<'_>) -> Result<NextNode, FrameError> {
     Ok(NextNode { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? })
 }
 
+fn read_nodes(from: &mut Reader<'_>) -> Result<Vec<NextNode>, FrameError> {
+    let count = from.count("other workers", NODE_BYTES)?;
+    (0..count).map(|_| read_node(from)).collect()
+}
+
 pub(super) fn write_way(out: &mut Writer, to: &WayTo) {
     out.u8(kind::EDGE);
     out.0.extend_from_slice(&to.to);
@@ -317,10 +335,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         },
         next: read_node(from)?,
         before: from.key("key before")?,
-        others: {
-            let count = from.count("other workers", NODE_BYTES)?;
-            (0..count).map(|_| read_node(from)).collect::<Result<Vec<_>, _>>()?
-        },
+        others: read_nodes(from)?,
         activations: if from.flag("activations")? { Activations::F16 } else { Activations::F32 },
         heartbeat: Duration::from_millis(u64::from(from.u32("heartbeat")?)),
         hop: Duration::from_millis(u64::from(from.u32("hop")?)),
@@ -334,6 +349,25 @@ fn read_window(from: &mut Reader<'_>) -> Result<Window, FrameError> {
         return Err(FrameError::Mismatch { what: "begin and end of a window" });
     }
     Ok(Window { round, place, begin, end, gpu: 0 })
+}
+
+pub(super) fn write_provide(out: &mut Writer, provide: &Provide) {
+    out.u8(kind::PROVIDE);
+    out.0.extend_from_slice(&provide.model);
+    out.count(provide.layers.len());
+    provide.layers.iter().for_each(|layer| out.u16(*layer));
+    out.count(provide.others.len());
+    provide.others.iter().for_each(|node| write_node(out, node));
+}
+
+pub(super) fn read_provide(from: &mut Reader<'_>) -> Result<Provide, FrameError> {
+    let model = from.key("model")?;
+    let count = from.count("layers", LAYER_BYTES)?;
+    let layers = (0..count).map(|_| from.u16("layer")).collect::<Result<Vec<_>, _>>()?;
+    if !layers.is_sorted_by(|a, b| a < b) {
+        return Err(FrameError::Mismatch { what: "layers, which ascend," });
+    }
+    Ok(Provide { model, layers, others: read_nodes(from)? })
 }
 
 pub(super) fn write_heartbeat(out: &mut Writer, beat: &Heartbeat) {

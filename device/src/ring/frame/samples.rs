@@ -10,7 +10,7 @@ use baton_plan::{Device, Disk, Gpu, GpuKind, Os, Processor, Window};
 
 use super::{
     Activations, Configure, EchoOf, Failure, FailureCode, Frame, Heartbeat, Hello, NextNode, Operation,
-    PieceOf, Span, Step, Way, WayTo,
+    PieceOf, Provide, Span, Step, Way, WayTo,
 };
 
 fn device(gpu: bool) -> Device {
@@ -89,6 +89,12 @@ pub(crate) fn of_every_kind() -> Vec<Frame> {
         Frame::Ready { epoch: 8 },
         Frame::Heartbeat(beat),
         Frame::Failed(failure),
+        Frame::Provide(Box::new(Provide {
+            model: [9; 32],
+            layers: vec![0, 3, 4],
+            others: configure().others,
+        })),
+        Frame::Provided,
         Frame::FetchManifest,
         Frame::Manifest(vec![1, 2, 3]),
         Frame::FetchPieces { first: 4, count: 5 },

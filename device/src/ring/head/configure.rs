@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::StepControl;
+use baton_plan::Plan;
 
-use super::super::frame::{Configure, FailureCode, Frame, NextNode};
+use super::super::frame::{Configure, FailureCode, Frame, Hello, NextNode};
 use super::super::layout::Layout;
 use super::super::link::{FrameReceiver, FrameSender, Outbox, Purpose};
 use super::super::stats::{DeviceStats, LostDevice};
@@ -166,8 +167,25 @@ impl RingHead {
     }
 
     fn plan(&mut self) -> Result<Layout, RingError> {
-        let hellos: Vec<_> = self.members.iter().map(|member| member.hello.clone()).collect();
-        let plan = (self.planner)(&hellos);
+        let plan = (self.planner)(&self.hellos());
+        self.layout(plan)
+    }
+
+    /// What would be planned for the members, where nobody runs it yet.
+    pub(super) fn draft(&mut self) -> Result<Layout, RingError> {
+        let hellos = self.hellos();
+        let plan = match &self.drafter {
+            Some(drafter) => drafter(&hellos),
+            None => (self.planner)(&hellos),
+        };
+        self.layout(plan)
+    }
+
+    fn hellos(&self) -> Vec<Hello> {
+        self.members.iter().map(|member| member.hello.clone()).collect()
+    }
+
+    fn layout(&self, plan: Result<Plan, String>) -> Result<Layout, RingError> {
         let plan = plan.map_err(|words| RingError::NoPlan { devices: self.names(), words })?;
         Ok(Layout::of_plan(&plan, &self.options.name, self.engine.model().config().n_layers)?)
     }

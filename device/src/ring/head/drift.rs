@@ -4,12 +4,17 @@
 //! its heartbeats, the head here. A device is spoken of once it has computed enough of them since the last look.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use super::super::drift::Shown;
+use super::super::profile::{own_bytes, this_memory};
 use super::{RingHead, Route};
 
 /// Frames of one row that a time is taken over, at least.
 const SINGLES_MIN: u64 = 16;
+
+/// Between two looks at how much memory is free.
+const MEMORY_LOOK: Duration = Duration::from_secs(5);
 
 /// Counts of steps with one row, up to the last look.
 #[derive(Debug, Default)]
@@ -39,6 +44,26 @@ impl Singles {
     }
 }
 
+/// What a model may take on the head, what it has taken itself included, as workers say it of themselves.
+#[derive(Debug, Default)]
+pub(super) struct OwnMemory {
+    looked: Option<(Instant, Option<f64>)>,
+}
+
+impl OwnMemory {
+    fn bytes(&mut self) -> Option<f64> {
+        match self.looked {
+            Some((at, bytes)) if at.elapsed() < MEMORY_LOOK => bytes,
+            _ => {
+                let found = this_memory().ok();
+                let bytes = found.map(|(_, memory)| (memory.available_bytes + own_bytes()) as f64);
+                self.looked = Some((Instant::now(), bytes));
+                bytes
+            }
+        }
+    }
+}
+
 impl RingHead {
     /// Asks whether the plan still fits; where it does not, the ring is formed by a new one.
     pub(super) fn check_drift(&mut self) {
@@ -47,7 +72,7 @@ impl RingHead {
         let mut shown = vec![Shown {
             name: self.options.name.clone(),
             token_s: self.singles.since(&self.options.name, own),
-            memory_bytes: None,
+            memory_bytes: self.own_memory.bytes(),
         }];
         for (place, member) in (1..).zip(&epoch.places) {
             let beat = member.state().beat;

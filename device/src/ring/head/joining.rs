@@ -1,15 +1,18 @@
 //! Devices that come while the ring serves, and devices that went while nobody asked.
 //!
-//! Both are seen to between answers only: whoever comes takes part from the next answer on. A device that cannot be
-//! formed a ring with is left out again, so that who comes never costs those that are there their ring.
+//! Both are seen to between answers only. Whoever comes fetches its weights first, while the ring goes on without it,
+//! and takes part from the next answer on once it has them. A device that cannot be formed a ring with is left out
+//! again, so that who comes never costs those that are there their ring.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::edges::{EdgeBook, MEASURE};
-use super::super::frame::{Frame, NextNode, WayTo};
+use super::super::frame::{Frame, NextNode, Provide, WayTo};
+use super::super::layout::Layout;
 use super::super::link::Key;
+use super::super::stats::LostDevice;
 use super::super::weights::{Manifest, PIECE_BYTES, WeightsError};
 use super::door::Door;
 use super::member::{Member, Shelf};
@@ -17,16 +20,14 @@ use super::{RingError, RingHead, Route, chain, locked};
 
 /// Workers between which every way is measured: 28 pairs. Ways to further ones count as the slowest that is known.
 const WEIGHED_MAX: usize = 8;
+/// How long a device may get nothing of what it lacks before it is left out; hashing a file of its own takes time, too.
+const QUIET: Duration = Duration::from_secs(120);
 /// Between two looks at whether a way was measured.
 const SLICE: Duration = Duration::from_millis(2);
 
 impl RingHead {
-    /// Takes devices in, to be called between answers: the ring is planned anew with those that answer, and live
-    /// sequences go over to it. Where no ring can be formed with them, it is formed without.
-    ///
-    /// # Errors
-    /// As [`Self::connect`].
-    pub fn adopt(&mut self, nodes: &[NextNode]) -> Result<(), RingError> {
+    /// Lets devices come, to be called between answers: those that answer are told to fetch what they will need.
+    fn adopt(&mut self, nodes: &[NextNode]) -> Result<(), RingError> {
         let mut came: Vec<Key> = Vec::new();
         for node in nodes {
             match self.admit(node) {
@@ -41,6 +42,78 @@ impl RingHead {
             return Ok(());
         }
         self.weigh_edges();
+        if matches!(self.route, Route::Down) {
+            // Nothing goes on that they could keep waiting.
+            return self.take_in(&came);
+        }
+        match self.draft() {
+            Ok(layout) => self.provide(&came, &layout),
+            Err(err) => {
+                tracing::warn!(err = %chain(&err), "no plan with the devices that came");
+                self.members.retain(|member| !came.contains(&member.node.key));
+            }
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// Has them fetch the weights of the layers that they would have in this plan; until then they are no members.
+    fn provide(&mut self, came: &[Key], layout: &Layout) {
+        let model = self.shelf.as_ref().map(|shelf| shelf.manifest.digest()).unwrap_or_default();
+        let (coming, members): (Vec<_>, Vec<_>) =
+            self.members.drain(..).partition(|member| came.contains(&member.node.key));
+        self.members = members;
+        let others: Vec<NextNode> = self.members.iter().map(|member| member.node.clone()).collect();
+        for member in coming {
+            let place = layout.names.iter().position(|name| name == member.name());
+            let layers = place.map_or_else(Vec::new, |place| layout.layers_of(place));
+            // Layers are fewer than 65536.
+            let layers = layers.into_iter().map(|layer| layer as u16).collect();
+            let told =
+                member.send(&Frame::Provide(Box::new(Provide { model, layers, others: others.clone() })));
+            match told {
+                Ok(()) => {
+                    tracing::info!(
+                        device = member.name(),
+                        "a device fetches its weights before it takes part"
+                    );
+                    self.coming.push(member);
+                }
+                Err(err) => {
+                    tracing::warn!(device = member.name(), err = %chain(&err), "a device cannot join")
+                }
+            }
+        }
+    }
+
+    /// Sees to the devices that fetch: once none does any more, those that have everything are taken in.
+    fn welcome(&mut self) -> Result<(), RingError> {
+        let mut left = Vec::new();
+        self.coming.retain(|member| {
+            let state = member.state();
+            let words = state.lost.or_else(|| member.failure(0).map(|failure| failure.words));
+            let quiet = !state.provided && state.fed.elapsed() > QUIET;
+            let words = words.or_else(|| quiet.then(|| format!("got no weights for {} s", QUIET.as_secs())));
+            left.extend(words.clone().map(|words| LostDevice { name: member.name().to_owned(), words }));
+            words.is_none()
+        });
+        for device in left {
+            tracing::warn!(device = device.name, words = device.words, "a device leaves before it took part");
+            locked(&self.board.stats).lose(device);
+            self.publish();
+        }
+        if self.coming.is_empty() || self.coming.iter().any(|member| !member.state().provided) {
+            return Ok(());
+        }
+        let came: Vec<Key> = self.coming.iter().map(|member| member.node.key).collect();
+        self.members.append(&mut self.coming);
+        self.weigh_edges();
+        self.take_in(&came)
+    }
+
+    /// Plans the ring anew with these members, and live sequences go over to it; where no ring can be formed with them,
+    /// it is formed without.
+    fn take_in(&mut self, came: &[Key]) -> Result<(), RingError> {
         match self.recover(&mut ()) {
             Err(err) if self.members.iter().any(|member| came.contains(&member.node.key)) => {
                 tracing::warn!(err = %chain(&err), "no ring with the devices that came");
@@ -54,21 +127,23 @@ impl RingHead {
     /// Opens the control channel to a device; whether it is a member now and was none before.
     pub(super) fn admit(&mut self, node: &NextNode) -> Result<bool, RingError> {
         let known = |member: &Arc<Member>| member.node.key == node.key;
-        if self.members.iter().any(|member| known(member) && member.lost().is_none()) {
+        let mut all = self.members.iter().chain(&self.coming);
+        if all.any(|member| known(member) && member.lost().is_none()) {
             return Ok(false);
         }
         self.members.retain(|member| !known(member));
+        self.coming.retain(|member| !known(member));
         let shelf = self.shelf()?;
         if self.door.is_none() {
             self.door = Some(Door::open(&self.network)?);
         }
-        let keys: Vec<Key> =
-            self.members.iter().map(|member| member.node.key).chain(std::iter::once(node.key)).collect();
+        let all = self.members.iter().chain(&self.coming);
+        let keys: Vec<Key> = all.map(|member| member.node.key).chain(std::iter::once(node.key)).collect();
         self.network.allow(&keys);
         let times = (self.options.heartbeat, self.options.patience);
         match Member::connect(self.network.as_ref(), node, &shelf, &self.options.edges, times) {
             Ok(member) => {
-                let mut names = self.members.iter().map(|member| member.name());
+                let mut names = self.members.iter().chain(&self.coming).map(|member| member.name());
                 let name = member.name();
                 if name == self.options.name || names.any(|other| other == name) {
                     return Err(RingError::TwoNames { name: name.to_owned() });
@@ -114,9 +189,12 @@ impl RingHead {
         Ok(shelf)
     }
 
-    /// Shows other threads who belongs to the ring.
+    /// Shows other threads who belongs to the ring, or is about to.
     pub(super) fn publish(&self) {
-        *locked(&self.board.present) = self.members.iter().map(|member| member.node.key).collect();
+        let all = self.members.iter().chain(&self.coming);
+        *locked(&self.board.present) = all.map(|member| member.node.key).collect();
+        let names = self.coming.iter().map(|member| member.name().to_owned());
+        locked(&self.board.stats).fetching = names.collect();
     }
 
     /// Sees to who went and who came since the last answer.
@@ -133,8 +211,13 @@ impl RingHead {
             // Members that the plan does not use.
             None => self.bury(),
         }
-        let newcomers = std::mem::take(&mut *locked(&self.board.newcomers));
-        if let Err(err) = self.adopt(&newcomers) {
+        let mut done = self.welcome();
+        // One plan for all that fetch: who comes meanwhile waits for them.
+        if self.coming.is_empty() {
+            let newcomers = std::mem::take(&mut *locked(&self.board.newcomers));
+            done = done.and_then(|()| self.adopt(&newcomers));
+        }
+        if let Err(err) = done {
             tracing::warn!(err = %chain(&err), "the ring cannot be formed again");
         }
     }

@@ -35,6 +35,8 @@ pub(super) struct State {
     pub(super) beat: Heartbeat,
     /// The newest epoch that it is ready for.
     pub(super) ready: u64,
+    /// Whether it has what it was to fetch before it has a part.
+    pub(super) provided: bool,
     /// Its latest failure.
     pub(super) failure: Option<Failure>,
     /// Why it is gone.
@@ -91,6 +93,7 @@ impl Member {
         let state = State {
             beat: Heartbeat::default(),
             ready: 0,
+            provided: false,
             failure: None,
             lost: None,
             fed: Instant::now(),
@@ -167,6 +170,7 @@ impl Shared {
         match Frame::decode(bytes).map_err(|err| err.to_string())? {
             Frame::Heartbeat(beat) => locked(&self.state).beat = beat,
             Frame::Ready { epoch } => locked(&self.state).ready = epoch,
+            Frame::Provided => locked(&self.state).provided = true,
             Frame::Failed(failure) => locked(&self.state).failure = Some(failure),
             Frame::Edge(way) => locked(&self.state).edge = Some(way),
             Frame::Fed => locked(&self.state).fed = Instant::now(),

@@ -6,6 +6,7 @@ use crate::ring::frame::Frame;
 use crate::ring::head::RingError;
 use crate::ring::link::Purpose;
 use crate::ring::link::memory::Fate;
+use crate::ring::profile::this_memory;
 
 fn want(ids: &[TokenId]) -> Vec<f32> {
     written(&mut one_engine(), ids, 3).0
@@ -94,8 +95,7 @@ fn a_device_that_comes_later_serves_from_the_next_answer_on() {
     let handle = head.handle();
     handle.join(Home::node(2));
     assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
-    head.between_answers();
-    assert_eq!(handle.stats().devices.len(), 3);
+    until_devices(&mut head, 3);
     let mut engine = one_engine();
     let seq = engine.create();
     engine.step(&[step(seq, &ids, Wanted::None)], &mut ()).unwrap();
@@ -125,9 +125,8 @@ fn a_device_that_comes_back_is_found_and_serves_again() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
-    head.between_answers();
-    assert_eq!(handle.stats().devices.len(), 3, "{:?}", handle.stats());
-    assert!(handle.joining().is_empty());
+    until_devices(&mut head, 3);
+    assert!(handle.joining().is_empty() && handle.stats().fetching.is_empty());
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with it again");
     let mut engine = one_engine();
     let seq = engine.create();
@@ -136,6 +135,48 @@ fn a_device_that_comes_back_is_found_and_serves_again() {
     let have = head.step(&[step(kept, &[9], Wanted::Last)], &mut ()).unwrap().remove(0).logits;
     assert_same_bits(&have, &want, "a sequence from before all that");
     assert_eq!(handle.stats().lost.len(), 1);
+}
+
+#[test]
+fn a_device_that_fetches_its_weights_keeps_nobody_waiting() {
+    let mut home = Home::new(1);
+    home.patience = Duration::from_secs(300);
+    let mut head = home.head(even(1, LAYERS));
+    let (handle, ids) = (head.handle(), prompt(8, 40));
+    home.add(2, Vec::new());
+    let slow = Arc::new(AtomicBool::new(true));
+    let own = Arc::clone(&slow);
+    home.hub.hook(move |passing| {
+        let asks = matches!(Frame::decode(passing.frame), Ok(Frame::FetchPieces { .. }));
+        if asks && own.load(Ordering::Acquire) { Fate::Instead(Vec::new()) } else { Fate::Pass }
+    });
+    let epoch = handle.stats().epoch;
+    handle.join(Home::node(2));
+    for _ in 0..3 {
+        head.between_answers();
+        assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "while it fetches");
+        let stats = handle.stats();
+        assert_eq!(
+            (stats.devices.len(), stats.epoch, &stats.fetching[..]),
+            (2, epoch, &["w2".to_owned()][..])
+        );
+        assert_eq!(handle.present(), [[1; 32], [2; 32]], "nobody has to look for it");
+    }
+    // It goes, comes back, and goes on fetching.
+    home.hub.kill(2);
+    let begun = std::time::Instant::now();
+    while handle.stats().lost.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", handle.stats());
+        head.between_answers();
+    }
+    assert_eq!((handle.stats().fetching.len(), handle.present()), (0, vec![[1; 32]]));
+    slow.store(false, Ordering::Release);
+    home.hub.revive(2);
+    handle.join(Home::node(2));
+    until_devices(&mut head, 3);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with it");
+    let stats = handle.stats();
+    assert_eq!((stats.lost.len(), stats.fetching.len(), stats.epoch), (1, 0, epoch + 1), "{stats:?}");
 }
 
 #[test]
@@ -158,13 +199,13 @@ fn a_device_with_which_no_ring_can_be_formed_costs_nobody_the_ring() {
     head.between_answers();
     let stats = handle.stats();
     assert_eq!((stats.devices.len(), handle.present()), (2, vec![[1; 32]]), "{stats:?}");
-    assert_eq!(stats.epoch, epoch + 1, "formed once more, without it");
+    assert_eq!(stats.epoch, epoch, "the ring goes on as it was");
     let ids = prompt(5, 40);
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "without it");
     handle.join(Home::node(7));
     handle.join(Home::node(1));
     head.between_answers();
-    assert_eq!(handle.stats().epoch, epoch + 1, "who is not there, or there already, costs nothing");
+    assert_eq!(handle.stats().epoch, epoch, "who is not there, or there already, costs nothing");
 }
 
 #[test]
@@ -249,7 +290,8 @@ fn every_way_is_measured_once_and_known_by_name() {
     let ids = prompt(2, 30);
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "on a measured ring");
     home.add(3, vec![model_path()]);
-    head.adopt(&[Home::node(3)]).unwrap();
+    head.handle().join(Home::node(3));
+    until_devices(&mut head, 4);
     assert_eq!(names(&kept).len(), 12);
     let said = std::mem::take(&mut *echoes.lock().unwrap());
     assert!(
@@ -299,6 +341,8 @@ fn what_devices_show_is_asked_for_between_answers_and_a_new_plan_changes_no_bit(
     head.between_answers();
     assert_eq!(head.handle().stats().epoch, epoch, "nothing is shown yet");
     assert!(seen.lock().unwrap().concat().iter().all(|device| device.token_s.is_none()));
+    let memory = seen.lock().unwrap()[0].iter().find(|device| device.name == "head").unwrap().memory_bytes;
+    assert_eq!(memory.is_some_and(|bytes| bytes > 0.0), this_memory().is_ok(), "the head's own: {memory:?}");
     assert_same_bits(&written(&mut head, &ids, 40).0, &want.0, "by the first plan");
     // The worker's counts come with its heartbeats.
     let begun = std::time::Instant::now();

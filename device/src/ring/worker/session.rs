@@ -21,7 +21,7 @@ use super::{Said, WorkerEvent, WorkerOptions};
 use crate::error_chain::chain;
 use crate::residency::{self, Layers, Share};
 use crate::ring::edges;
-use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, Step};
+use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NextNode, Provide, Step};
 use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
 use crate::ring::profile::{own_bytes, this_memory};
@@ -278,6 +278,10 @@ impl Serving<'_> {
                         self.await_edge(from);
                         continue;
                     }
+                    Ok(Frame::Provide(provide)) => {
+                        self.provide(&provide);
+                        continue;
+                    }
                     // Answers that come too late, to questions of an older part.
                     Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => continue,
                     Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
@@ -313,6 +317,29 @@ impl Serving<'_> {
         }
     }
 
+    /// Fetches what a part will need, while the ring goes on without this device.
+    fn provide(&mut self, provide: &Provide) {
+        let done = match self.running {
+            // What it maps must keep still.
+            Some(_) => Err("it has a part already".to_owned()),
+            // It is only to relay.
+            None if provide.layers.is_empty() => Ok(()),
+            None => {
+                self.held = None;
+                let layers: Vec<usize> = provide.layers.iter().copied().map(usize::from).collect();
+                let file = self.file(provide.model, &provide.others, &layers);
+                file.map(drop).map_err(|Unable(_, words)| words)
+            }
+        };
+        match done {
+            // Where the head does not hear it, the control channel ends.
+            Ok(()) => drop(self.shared.outgoing.send(&Frame::Provided)),
+            // A part came meanwhile, which has its own answer.
+            Err(_) if self.newer.is_some() => {}
+            Err(words) => fail(self.shared, &self.said, 0, FailureCode::Weights, words),
+        }
+    }
+
     fn prepare(&mut self, configure: Configure, layers: &[usize]) -> Result<(), Unable> {
         *locked(&self.shared.heartbeat) = configure.heartbeat.max(SLICE);
         let others = configure.others.iter().map(|node| node.key);
@@ -333,7 +360,7 @@ impl Serving<'_> {
         if !self.held.as_ref().is_some_and(same) {
             // What is mapped must keep still while more of the file is written.
             self.held = None;
-            let path = self.file(configure, layers)?;
+            let path = self.file(configure.model, &configure.others, layers)?;
             // Ascending layers are those of a token in the order in which it passes them.
             let kv_tokens = configure.kv_tokens as usize;
             let share = Share { kv_tokens, layers: Layers::Of(layers.to_vec()), reads_ahead };
@@ -365,10 +392,10 @@ impl Serving<'_> {
     }
 
     /// A file with these layers: a whole one that is here, or this device's part.
-    fn file(&mut self, configure: &Configure, layers: &[usize]) -> Result<PathBuf, Unable> {
+    fn file(&mut self, model: Digest, others: &[NextNode], layers: &[usize]) -> Result<PathBuf, Unable> {
         for path in &self.options.files {
             match Manifest::of_file(path, PIECE_BYTES) {
-                Ok(manifest) if manifest.digest() == configure.model => return Ok(path.clone()),
+                Ok(manifest) if manifest.digest() == model => return Ok(path.clone()),
                 Ok(_) => {}
                 Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
             }
@@ -376,9 +403,9 @@ impl Serving<'_> {
         let Self { network, options, said, shared, inbox, newer, .. } = self;
         let patience = options.patience;
         let head = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
-        let mut source = FromRing::new(head, shared, network, (configure.model, &configure.others));
+        let mut source = FromRing::new(head, shared, network, (model, others));
         let mut progress = |done, total| said(WorkerEvent::Fetching { done, total });
-        provide(&options.folder, configure.model, layers, &mut source, &mut progress)
+        provide(&options.folder, model, layers, &mut source, &mut progress)
             .map_err(|err| Unable(FailureCode::Weights, chain(&err)))
     }
 
