@@ -24,7 +24,7 @@ use baton_kernels_cpu::Format;
 use baton_plan::{Plan, Share};
 
 use super::frame::{Hello, NextNode};
-use super::head::{Planner, RingHead, RingOptions};
+use super::head::{Planner, RingHandle, RingHead, RingOptions};
 use super::link::memory::Hub;
 use super::link::{Key, Network};
 use super::lookout::{Neighbourhood, keep_looking};
@@ -186,13 +186,13 @@ impl Home {
     }
 }
 
-/// Lets devices that come fetch what they lack until the ring has so many.
+/// Has the head see to its devices, until this one has what it lacks and takes part.
 #[track_caller]
-fn until_devices(head: &mut RingHead, devices: usize) {
-    let (handle, begun) = (head.handle(), std::time::Instant::now());
+fn until_serves(handle: &RingHandle, name: &str, mut sees: impl FnMut()) {
+    let begun = std::time::Instant::now();
     loop {
-        head.between_answers();
-        if handle.stats().devices.len() == devices {
+        sees();
+        if handle.stats().devices.iter().any(|device| device.name == name) {
             return;
         }
         assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", handle.stats());

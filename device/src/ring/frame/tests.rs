@@ -83,7 +83,7 @@ fn check_refused(bytes: &[u8], want: FrameError) {
 fn refusals_name_the_field_and_the_limit() {
     let version = VERSION.to_le_bytes();
     check_refused(&[1, 0, 6], FrameError::Version { theirs: 1 });
-    check_refused(&[version[0], version[1], 19], FrameError::Value { what: "kind", value: 19, max: 18 });
+    check_refused(&[version[0], version[1], 21], FrameError::Value { what: "kind", value: 21, max: 20 });
     check_refused(&[], FrameError::Short { what: "version", needed: 2, left: 0 });
     let manifest = [version[0], version[1], 8, 255, 255, 255, 255, 0];
     check_refused(&manifest, FrameError::Short { what: "manifest", needed: u32::MAX as usize, left: 1 });

@@ -167,7 +167,8 @@ impl RingHead {
     }
 
     fn plan(&mut self) -> Result<Layout, RingError> {
-        let plan = (self.planner)(&self.hellos());
+        let hellos = self.hellos();
+        let plan = (self.planner)(&hellos);
         self.layout(plan)
     }
 

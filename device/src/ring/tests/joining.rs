@@ -95,7 +95,7 @@ fn a_device_that_comes_later_serves_from_the_next_answer_on() {
     let handle = head.handle();
     handle.join(Home::node(2));
     assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
-    until_devices(&mut head, 3);
+    until_serves(&handle, "w2", || head.between_answers());
     let mut engine = one_engine();
     let seq = engine.create();
     engine.step(&[step(seq, &ids, Wanted::None)], &mut ()).unwrap();
@@ -125,7 +125,7 @@ fn a_device_that_comes_back_is_found_and_serves_again() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(handle.stats().devices.len(), 2, "not while an answer may run");
-    until_devices(&mut head, 3);
+    until_serves(&handle, "w1", || head.between_answers());
     assert!(handle.joining().is_empty() && handle.stats().fetching.is_empty());
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with it again");
     let mut engine = one_engine();
@@ -173,7 +173,7 @@ fn a_device_that_fetches_its_weights_keeps_nobody_waiting() {
     slow.store(false, Ordering::Release);
     home.hub.revive(2);
     handle.join(Home::node(2));
-    until_devices(&mut head, 3);
+    until_serves(&handle, "w2", || head.between_answers());
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "with it");
     let stats = handle.stats();
     assert_eq!((stats.lost.len(), stats.fetching.len(), stats.epoch), (1, 0, epoch + 1), "{stats:?}");
@@ -290,8 +290,9 @@ fn every_way_is_measured_once_and_known_by_name() {
     let ids = prompt(2, 30);
     assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "on a measured ring");
     home.add(3, vec![model_path()]);
-    head.handle().join(Home::node(3));
-    until_devices(&mut head, 4);
+    let handle = head.handle();
+    handle.join(Home::node(3));
+    until_serves(&handle, "w3", || head.between_answers());
     assert_eq!(names(&kept).len(), 12);
     let said = std::mem::take(&mut *echoes.lock().unwrap());
     assert!(

@@ -57,8 +57,9 @@ fn second_comes(
     let first = pieces.lock().unwrap().clone();
     assert!(first[&(0, 1)] >= 12 && first.len() == 1, "four layers from the head: {first:?}");
     home.add(2, Vec::new());
-    head.handle().join(Home::node(2));
-    head.between_answers();
+    let handle = head.handle();
+    handle.join(Home::node(2));
+    until_serves(&handle, "w2", || head.between_answers());
     (home, head, pieces)
 }
 
