@@ -76,10 +76,7 @@ impl Prima {
         if rank == 0 {
             let windows = run.windows.map(|layers| layers.to_string()).join(",");
             command.args(["-lw", &windows, "-c", "512", "-n", &run.tokens.to_string(), "-p", PROMPT]);
-            command
-                .args(["--temp", "0", "--ignore-eos", "--no-warmup"])
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
+            command.args(["--temp", "0", "--ignore-eos"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         } else {
             command.stdout(Stdio::null()).stderr(Stdio::null());
         }
