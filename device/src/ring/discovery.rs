@@ -23,8 +23,6 @@ const SERVICE: &str = "_baton-ring._tcp.local.";
 const FOUND_MAX: usize = 256;
 /// Addresses of one device.
 const ADDRESSES_MAX: usize = 16;
-/// Characters of a model's short name.
-const MODEL_MAX: usize = 64;
 /// How long the end of an announcement may take.
 const GOODBYE: Duration = Duration::from_millis(500);
 
@@ -145,8 +143,6 @@ pub struct Advert {
     pub port: u16,
     /// Whether it admits strangers right now.
     pub pairing: bool,
-    /// Which model it keeps, in a few characters that differ where models do.
-    pub model: Option<String>,
 }
 
 impl Advert {
@@ -159,7 +155,6 @@ impl Advert {
             ring,
             port,
             pairing: false,
-            model: None,
         }
     }
 
@@ -172,7 +167,6 @@ impl Advert {
         ];
         texts.extend(self.ring.map(|ring| ("ring", ring.to_string())));
         texts.extend(self.pairing.then(|| ("pair", "1".to_owned())));
-        texts.extend(self.model.clone().map(|model| ("model", model)));
         texts
     }
 }
@@ -192,8 +186,6 @@ pub struct Found {
     pub version: u16,
     /// Whether it admits strangers right now.
     pub pairing: bool,
-    /// Which model it keeps.
-    pub model: Option<String>,
     /// Where it listens; IPv4 first.
     pub addresses: Vec<SocketAddr>,
 }
@@ -202,13 +194,6 @@ pub struct Found {
 fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr>) -> Option<Found> {
     let instance = text("at")?;
     if instance.len() != 16 || !instance.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let model = text("model");
-    let plain = |model: &String| {
-        model.chars().count() <= MODEL_MAX && model.chars().all(|c| c.is_alphanumeric() || "-_. ".contains(c))
-    };
-    if model.as_ref().is_some_and(|model| !plain(model)) {
         return None;
     }
     addresses.sort_by_key(|address| (address.is_ipv6(), *address));
@@ -221,7 +206,6 @@ fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr
         ring: text("ring").map(|ring| ring.parse()).transpose().ok()?,
         version: text("v")?.parse().ok()?,
         pairing: text("pair").is_some_and(|pair| pair == "1"),
-        model,
         addresses,
     })
 }
@@ -369,7 +353,6 @@ mod tests {
         let identity = Identity::generate("Küche".parse().unwrap()).unwrap();
         let mut advert = Advert::of(&identity, Some(RingId([5; 8])), 8018);
         advert.pairing = true;
-        advert.model = Some("llama-8b Q4_K_M".to_owned());
         advert
     }
 
@@ -390,10 +373,9 @@ mod tests {
             (&advert.name, advert.fingerprint, &advert.instance)
         );
         assert_eq!((found.ring, found.version, found.pairing), (advert.ring, PROTOCOL_VERSION, true));
-        assert_eq!(found.model, advert.model);
-        let alone = Advert { ring: None, pairing: false, model: None, ..advert };
+        let alone = Advert { ring: None, pairing: false, ..advert };
         let found = found_of(&lookup(&alone.texts()), Vec::new()).unwrap();
-        assert_eq!((found.ring, found.pairing, found.model), (None, false, None));
+        assert_eq!((found.ring, found.pairing), (None, false));
     }
 
     #[test]
@@ -409,7 +391,6 @@ mod tests {
             ("key", "abcdefgh"),
             ("at", "0123456789abcdeg"),
             ("ring", "12"),
-            ("model", "a\nb"),
         ] {
             let mut changed = texts.clone();
             changed.iter_mut().find(|(known, _)| *known == key).unwrap().1 = bad.to_owned();
@@ -420,15 +401,15 @@ mod tests {
     proptest! {
         #[test]
         fn any_texts_give_a_device_that_can_be_shown_or_none(
-            texts in proptest::collection::vec(".{0,80}", 7),
+            texts in proptest::collection::vec(".{0,80}", 6),
             ports in proptest::collection::vec(any::<u16>(), 0..40),
         ) {
-            let keys = ["v", "name", "key", "at", "ring", "pair", "model"];
+            let keys = ["v", "name", "key", "at", "ring", "pair"];
             let texts: Vec<_> = keys.into_iter().zip(texts).collect();
             let addresses = ports.iter().map(|port| SocketAddr::from(([10, 0, 0, 1], *port))).collect();
             if let Some(found) = found_of(&lookup(&texts), addresses) {
                 prop_assert!(found.addresses.len() <= ADDRESSES_MAX);
-                let shown = format!("{} {}", found.name, found.model.unwrap_or_default());
+                let shown = found.name.to_string();
                 prop_assert!(!shown.chars().any(char::is_control), "{:?}", shown);
             }
         }

@@ -77,8 +77,6 @@ pub struct Observations {
     pub heard: Vec<Found>,
     /// The pinned devices.
     pub peers: Vec<PeerSeen>,
-    /// Which model this device keeps, as it would be announced.
-    pub model: Option<String>,
 }
 
 /// How bad a finding is.
@@ -141,15 +139,6 @@ pub enum Finding {
     },
     /// The other device has seen a second one with this device's key.
     ClonedThere(DeviceName),
-    /// Models differ.
-    Models {
-        /// The other device.
-        name: DeviceName,
-        /// What this device keeps.
-        ours: String,
-        /// What the other keeps.
-        theirs: String,
-    },
     /// A call failed otherwise.
     Failed(DeviceName, SocketAddr, String),
     /// A device is as it should be.
@@ -168,11 +157,7 @@ impl Finding {
     pub fn weight(&self) -> Weight {
         match self {
             Self::Reached { .. } => Weight::Fine,
-            Self::NoPeers(_)
-            | Self::Deaf(_)
-            | Self::NothingHeard
-            | Self::NotAnnounced(_)
-            | Self::Models { .. } => Weight::Odd,
+            Self::NoPeers(_) | Self::Deaf(_) | Self::NothingHeard | Self::NotAnnounced(_) => Weight::Odd,
             _ => Weight::Broken,
         }
     }
@@ -196,7 +181,6 @@ impl Finding {
             Self::NotPinned(_) => "key_not_pinned",
             Self::OtherKey(..) => "other_key",
             Self::Versions { .. } => "versions_differ",
-            Self::Models { .. } => "models_differ",
             Self::Failed(..) => "call_failed",
             Self::Reached { .. } => "reached",
         }
@@ -249,7 +233,6 @@ impl Finding {
                  (`baton ring leave --device NAME`) and pair again"
             }
             Self::Versions { .. } => "update the older program",
-            Self::Models { .. } => "the head's model counts; a worker fetches the layers that it lacks",
             Self::Failed(..) => "see the message",
             Self::Reached { .. } => "",
         }
@@ -291,9 +274,6 @@ impl fmt::Display for Finding {
             }
             Self::ClonedThere(name) => {
                 write!(f, "{name} has a connection from another device with this device's key")
-            }
-            Self::Models { name, ours, theirs } => {
-                write!(f, "{name} keeps the model {theirs}, this device {ours}")
             }
             Self::Failed(name, at, what) => write!(f, "{name}: calling {at} failed: {what}"),
             Self::Reached { name, at, ms } => {
@@ -358,10 +338,6 @@ fn of_network(seen: &Observations) -> Vec<Finding> {
 fn of_peer(peer: &PeerSeen, seen: &Observations) -> Vec<Finding> {
     let name = || peer.name.clone();
     let mut findings = Vec::new();
-    let models = peer.announced.as_ref().and_then(|found| found.model.as_ref()).zip(seen.model.as_ref());
-    if let Some((theirs, ours)) = models.filter(|(theirs, ours)| theirs != ours) {
-        findings.push(Finding::Models { name: name(), ours: ours.clone(), theirs: theirs.clone() });
-    }
     let well = peer.answers.iter().find_map(|(at, answer)| match answer {
         Answer::Well { ms } => Some(Finding::Reached { name: name(), at: *at, ms: *ms }),
         _ => None,

@@ -28,8 +28,7 @@ pub(super) struct DoctorArgs {
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let folder = args.state.open()?;
-    let look =
-        Look { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer, model: None };
+    let look = Look { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer };
     let seen = observe(&folder, &look);
     let findings = diagnose(&seen);
     let broken = findings.iter().filter(|finding| finding.weight() == Weight::Broken).count();

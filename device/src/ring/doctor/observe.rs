@@ -23,13 +23,11 @@ pub struct Look {
     pub listen: Duration,
     /// How long a device may take to answer.
     pub answer: Duration,
-    /// Which model this device keeps.
-    pub model: Option<String>,
 }
 
 /// Looks. What cannot be seen is part of what is seen, so that there is always something to judge.
 pub fn observe(folder: &StateFolder, look: &Look) -> Observations {
-    let mut seen = Observations { model: look.model.clone(), ..Observations::default() };
+    let mut seen = Observations::default();
     let identity = kept(Identity::load(folder), &mut seen.damaged).flatten();
     seen.identity = identity.as_ref().map(|identity| (*identity.public(), identity.name().clone()));
     seen.membership = kept(Membership::load(folder), &mut seen.damaged).flatten();

@@ -33,7 +33,6 @@ fn found(key: PublicKey, host: u8) -> Found {
         ring: Some(RingId([1; 8])),
         version: PROTOCOL_VERSION,
         pairing: false,
-        model: None,
         addresses: vec![at(host)],
     }
 }
@@ -176,14 +175,6 @@ fn findings_of_a_device_that_is_not_reached() {
     );
     // An old address is no matter where another one answers.
     check(|seen| seen.peers[0].answers.insert(0, (at(7), Answer::Silent)), &[reached()]);
-    let models = Finding::Models { name: name("phone"), ours: "a".to_owned(), theirs: "b".to_owned() };
-    check(
-        |seen| {
-            seen.model = Some("a".to_owned());
-            seen.peers[0].announced.as_mut().unwrap().model = Some("b".to_owned());
-        },
-        &[reached(), models],
-    );
 }
 
 #[test]
@@ -237,19 +228,14 @@ fn real_devices_are_looked_at() {
         scope.spawn(|| assert!(matches!(answer(well, &others[0], true), ChannelError::Closed)));
         scope.spawn(|| assert!(matches!(answer(stranger, &others[1], false), ChannelError::Refused)));
         scope.spawn(|| assert!(matches!(answer(replaced, &elsewhere, true), ChannelError::Unproven)));
-        let look = Look {
-            interfaces: Interfaces::of(&[loopback]),
-            listen: Duration::ZERO,
-            answer: LONG,
-            model: None,
-        };
+        let look = Look { interfaces: Interfaces::of(&[loopback]), listen: Duration::ZERO, answer: LONG };
         observe(&folder, &look)
     });
     assert!(seen.links.iter().any(|link| link.used && link.address == IpAddr::from([127, 0, 0, 1])));
     let kinds: Vec<&str> = diagnose(&seen).iter().map(Finding::kind).collect();
     assert_eq!(kinds, ["reached", "key_not_pinned", "other_key", "port_closed"]);
     std::fs::write(folder.path().join("peers.json"), "{").unwrap();
-    let look = Look { interfaces: Interfaces::Real, listen: Duration::ZERO, answer: LONG, model: None };
+    let look = Look { interfaces: Interfaces::Real, listen: Duration::ZERO, answer: LONG };
     let findings = diagnose(&observe(&folder, &look));
     assert!(matches!(&findings[0], Finding::Damaged(what) if what.contains("peers.json")), "{findings:?}");
 }
