@@ -3,7 +3,7 @@
 //!
 //! The planner's plan first; then rounds, reading ahead and what stays in memory are switched off in turn, and last the
 //! files are plainly mapped. prima.cpp follows in the same groups, where it is given. The disk's rate is measured before
-//! and after.
+//! and after each of them: it is not the same from minute to minute.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,8 @@ impl Way {
 /// What one way took.
 struct Outcome {
     figure: Figure,
+    /// Bytes a second of the disk, around this way.
+    disk: f64,
     /// Median milliseconds of a token, the first ones left out.
     token_ms: f64,
     /// Bytes read a token, of each device.
@@ -114,31 +116,37 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     let rate = |path: &Path| -> Result<f64> {
         Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
     };
-    let before = rate(&setting.subject.path)?;
+    let mut last = rate(&setting.subject.path)?;
+    let mut around = || -> Result<f64> {
+        let before = std::mem::replace(&mut last, rate(&setting.subject.path)?);
+        Ok((before + last) / 2.0)
+    };
     let compute_ms = computing(bench, setting)?;
     let plan = planned(bench, setting)?;
     let ways = variants(&plan);
     let mut outcomes = Vec::new();
+    // What came before the ways took its time.
+    around()?;
     for way in &ways {
         let outcome = run(bench, setting, way).with_context(|| format!("run the ring: {}", way.name))?;
+        let outcome = Outcome { disk: around()?, ..outcome };
         eprintln!(
-            "{}: {:.0} ms a token, reads {:.0?} MB",
+            "{}: {:.0} ms a token, reads {:.0?} MB, the disk {:.2} GB/s",
             way.name,
             outcome.token_ms,
-            outcome.read.iter().map(|read| read / 1e6).collect::<Vec<_>>()
+            outcome.read.iter().map(|read| read / 1e6).collect::<Vec<_>>(),
+            outcome.disk / 1e9
         );
         outcomes.push(outcome);
     }
-    let others = prima(bench, setting)?;
-    let disk = (before + rate(&setting.subject.path)?) / 2.0;
-    let bounds = Bounds::new(setting, &plan, disk, compute_ms);
+    let others = prima(bench, setting, &mut around)?;
+    let bounds = Bounds { setting, plan: &plan, compute_ms };
     let throttled = |rate| format!(" ({} MB/s each at most)", rate / 1_000_000);
     bench.report.note(format!(
-        "{part}: {}: plan {}; {:.2} GB of memory each; one disk for both reads {:.2} GB/s{}; computing takes {:.0} ms",
+        "{part}: {}: plan {}; {:.2} GB of memory each, one disk for both{}; computing takes {:.0} ms",
         setting.subject.name,
         layers(&plan),
         setting.limits.memory as f64 / 1e9,
-        disk / 1e9,
         setting.limits.reads_per_s.map_or_else(String::new, throttled),
         compute_ms,
     ));
@@ -146,21 +154,21 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     let measured =
         Measured { part, limit, ways: &ways, outcomes: &outcomes, others: &others, bounds: &bounds };
     measured.table(bench, &setting.subject.name);
-    measured.predict(bench, setting.limits.reads_per_s.is_none().then_some(disk));
+    measured.predict(bench);
     measured.checks(bench);
     let named = ways.iter().zip(&outcomes).map(|(way, outcome)| {
         let memory = &way.memory;
         json!({
             "way": way.name, "memory": memory, "plan": way.plan, "token_ms": outcome.token_ms,
-            "read_bytes_per_token": outcome.read, "unreclaimable_beside_kv": outcome.beside, "kills": outcome.kills,
+            "disk_bytes_per_s": outcome.disk, "read_bytes_per_token": outcome.read, "unreclaimable_beside_kv": outcome.beside, "kills": outcome.kills,
             "steps_ms": outcome.figure.answer["steps_ms"],
         })
     });
     let named = Value::Array(named.collect());
     bench.report.data(
         part,
-        json!({ "disk_bytes_per_s": disk, "compute_ms": compute_ms, "bound_ms": bounds.token_ms,
-                "least_bytes_per_token": bounds.least, "ways": named, "prima_cpp": others }),
+        json!({ "compute_ms": compute_ms, "least_bytes_per_token": bounds.least(), "ways": named,
+                "prima_cpp": others }),
     );
     Ok(())
 }
@@ -266,17 +274,31 @@ fn outcome(
         let kv = setting.shape.kv_bytes * KV_FACTOR * share.layers as f64 * kv_tokens;
         (seen.unreclaimable() as f64 - kv).max(0.0)
     });
-    Ok(Outcome { beside: beside.collect(), figure, token_ms, read, kills })
+    Ok(Outcome { beside: beside.collect(), figure, disk: f64::NAN, token_ms, read, kills })
 }
 
-/// Milliseconds of a token of prima.cpp in groups like these, in one round and in four; none where it is not given.
-fn prima(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Vec<(String, f64)>> {
+/// What another program takes in groups like these.
+#[derive(Debug, serde::Serialize)]
+struct Other {
+    name: String,
+    token_ms: f64,
+    /// Bytes a second of the disk, around this.
+    disk: f64,
+}
+
+/// prima.cpp, in one round and in four; none where it is not given.
+fn prima(
+    bench: &mut Bench<'_>,
+    setting: &Setting<'_>,
+    around: &mut dyn FnMut() -> Result<f64>,
+) -> Result<Vec<Other>> {
     let Some(prima) = peers::prima(bench) else { return Ok(Vec::new()) };
     let each = |rounds: usize| {
         let token_ms = prima_ms(bench, setting, &prima, rounds)?;
         let name = format!("prima.cpp in {rounds} round{}", if rounds == 1 { "" } else { "s" });
-        eprintln!("{name}: {token_ms:.0} ms a token");
-        Ok((name, token_ms))
+        let disk = around()?;
+        eprintln!("{name}: {token_ms:.0} ms a token, the disk {:.2} GB/s", disk / 1e9);
+        Ok(Other { name, token_ms, disk })
     };
     [1, 4].into_iter().map(each).collect()
 }
@@ -295,27 +317,31 @@ fn prima_ms(bench: &Bench<'_>, setting: &Setting<'_>, prima: &Prima, rounds: usi
 }
 
 /// The least that is possible.
-struct Bounds {
-    /// Bytes read a token, of each device.
-    least: Vec<f64>,
-    /// Milliseconds of a token.
-    token_ms: f64,
+struct Bounds<'a> {
+    setting: &'a Setting<'a>,
+    plan: &'a Plan,
+    compute_ms: f64,
 }
 
-impl Bounds {
-    /// Both devices share one disk, and each may have a bound of its own on it.
-    fn new(setting: &Setting<'_>, plan: &Plan, disk: f64, compute_ms: f64) -> Self {
-        let shape = &setting.shape;
-        let least = plan.shares.iter().enumerate().map(|(at, share)| {
+impl Bounds<'_> {
+    /// Bytes read a token, of each device.
+    fn least(&self) -> Vec<f64> {
+        let shape = &self.setting.shape;
+        let least = self.plan.shares.iter().enumerate().map(|(at, share)| {
             let output = if at == 0 { shape.output_bytes } else { 0.0 };
-            (share.layers as f64 * shape.layer_bytes + output - setting.limits.memory as f64).max(0.0)
+            (share.layers as f64 * shape.layer_bytes + output - self.setting.limits.memory as f64).max(0.0)
         });
-        let least: Vec<f64> = least.collect();
-        let each = setting.limits.reads_per_s.map_or(disk, |rate| disk.min(rate as f64));
+        least.collect()
+    }
+
+    /// Milliseconds of a token, where the disk gives so much. Both devices share it, and each may have a bound of its
+    /// own on it.
+    fn token_ms(&self, disk: f64) -> f64 {
+        let least = self.least();
+        let each = self.setting.limits.reads_per_s.map_or(disk, |rate| disk.min(rate as f64));
         let alone_s = least.iter().fold(0.0_f64, |most, bytes| most.max(bytes / each));
         let shared_s = least.iter().sum::<f64>() / disk;
-        let token_ms = compute_ms.max(1e3 * alone_s.max(shared_s));
-        Self { least, token_ms }
+        self.compute_ms.max(1e3 * alone_s.max(shared_s))
     }
 }
 
@@ -333,14 +359,14 @@ struct Measured<'a> {
     limit: u64,
     ways: &'a [Way],
     outcomes: &'a [Outcome],
-    /// What others take, in milliseconds a token.
-    others: &'a [(String, f64)],
-    bounds: &'a Bounds,
+    others: &'a [Other],
+    bounds: &'a Bounds<'a>,
 }
 
 impl Measured<'_> {
     fn table(&self, bench: &mut Bench<'_>, model: &str) {
-        let least: f64 = self.bounds.least.iter().sum();
+        let least: f64 = self.bounds.least().iter().sum();
+        let of_bound = |token_ms: f64, disk: f64| format!("{:.2}", token_ms / self.bounds.token_ms(disk));
         let row = |(way, outcome): (&Way, &Outcome)| {
             let read: f64 = outcome.read.iter().sum();
             let each = |values: &[f64]| {
@@ -349,28 +375,24 @@ impl Measured<'_> {
             vec![
                 way.name.clone(),
                 format!("{:.0}", outcome.token_ms),
-                format!("{:.2}", outcome.token_ms / self.bounds.token_ms),
+                format!("{:.2}", outcome.disk / 1e9),
+                of_bound(outcome.token_ms, outcome.disk),
                 each(&outcome.read),
                 format!("{:.3}", read / least),
                 each(&outcome.beside),
             ]
         };
-        let other = |(name, token_ms): &(String, f64)| {
-            let of_bound = format!("{:.2}", token_ms / self.bounds.token_ms);
-            vec![
-                name.clone(),
-                format!("{token_ms:.0}"),
-                of_bound,
-                String::new(),
-                String::new(),
-                String::new(),
-            ]
+        let other = |other: &Other| {
+            let (ms, rate) = (format!("{:.0}", other.token_ms), format!("{:.2}", other.disk / 1e9));
+            let none = String::new;
+            vec![other.name.clone(), ms, rate, of_bound(other.token_ms, other.disk), none(), none(), none()]
         };
         let own = self.ways.iter().zip(self.outcomes).map(row);
         let rows: Vec<_> = own.chain(self.others.iter().map(other)).collect();
         let header = [
             "",
             "ms a token",
+            "disk, GB/s",
             "of the bound",
             "MB read a token",
             "of the least",
@@ -384,22 +406,22 @@ impl Measured<'_> {
         let Self { part, outcomes, others, bounds, .. } = self;
         let (Some(first), Some(mapped)) = (outcomes.first(), outcomes.last()) else { return };
         let report = &mut bench.report;
-        let time = first.token_ms / bounds.token_ms;
+        let time = first.token_ms / bounds.token_ms(first.disk);
         report.check_at_most(
             format!("{part}: time a token, of the larger of reading and computing"),
             time,
             TIME_MAX,
         );
-        let read = first.read.iter().sum::<f64>() / bounds.least.iter().sum::<f64>();
+        let read = first.read.iter().sum::<f64>() / bounds.least().iter().sum::<f64>();
         report.check_at_most(format!("{part}: bytes read a token, of the least possible"), read, READ_MAX);
         let beside = first.beside.iter().copied().fold(0.0, f64::max) / self.limit as f64;
         let name = format!("{part}: unreclaimable beside the KV cache, of the limit");
         report.check_at_most(name, beside, UNRECLAIMABLE_MAX);
         let faster = mapped.token_ms / first.token_ms;
         report.check_at_least(format!("{part}: times as fast as mapped in 1 round"), faster, 1.0);
-        for (name, token_ms) in *others {
-            let faster = token_ms / first.token_ms;
-            report.check_at_least(format!("{part}: times as fast as {name}"), faster, 1.0);
+        for other in *others {
+            let faster = other.token_ms / first.token_ms;
+            report.check_at_least(format!("{part}: times as fast as {}", other.name), faster, 1.0);
         }
         let written = |outcome: &Outcome| outcome.figure.answer["written"].clone();
         let differ = outcomes.iter().filter(|outcome| written(outcome) != written(first)).count();
@@ -414,13 +436,14 @@ impl Measured<'_> {
 
     /// Keeps what the head predicted of the ways that its planner knows. Each device has measured the disk alone: where
     /// they share one, a token takes no less than it needs for all that they read.
-    fn predict(&self, bench: &mut Bench<'_>, shared: Option<f64>) {
+    fn predict(&self, bench: &mut Bench<'_>) {
+        let shares = self.bounds.setting.limits.reads_per_s.is_none();
         let known = self.ways.iter().zip(self.outcomes).filter(|(way, _)| way.is_planned_for());
         for (way, outcome) in known {
             let predicted = outcome.figure.predicted().and_then(|planned| planned.prediction);
             let Some(prediction) = predicted else { continue };
             let read: f64 = prediction.devices.iter().map(|device| device.read_bytes).sum();
-            let predicted_s = prediction.token_s.max(shared.map_or(0.0, |rate| read / rate));
+            let predicted_s = prediction.token_s.max(if shares { read / outcome.disk } else { 0.0 });
             let of = format!("{}: {}", self.part, way.name);
             bench.predictions.push(Prediction {
                 of,

@@ -229,7 +229,6 @@ mod tests {
             ring: None,
             version,
             pairing: true,
-            model: None,
             addresses: vec![SocketAddr::from(([10, 0, 0, 1], 1))],
         }
     }
