@@ -4,9 +4,10 @@
 //! loopback, or slow links ([`baton_e2e::link`]). What a part lacks on this machine it says in a line `skipped: ...`,
 //! and measures nothing in its place. Every run that has a prediction is kept for the check of predictions at the end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use baton_device::ring::disk;
 use baton_device::ring::planning::Planned as Predicted;
 use baton_device::ring::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
@@ -291,6 +292,19 @@ impl Bench<'_> {
 /// The shape of a model's file, for predictions.
 fn shape(subject: &Subject) -> Result<ModelShape> {
     shape_of(&subject.path).with_context(|| format!("read the shape of {}", subject.path.display()))
+}
+
+/// Milliseconds of a token that a head predicted, where its devices share one disk of this rate in truth: no less than
+/// reading for all of them takes. Each has measured the disk alone.
+fn on_one_disk(figure: &Figure, bytes_per_s: f64) -> Option<f64> {
+    let prediction = figure.predicted()?.prediction?;
+    let read: f64 = prediction.devices.iter().map(|device| device.read_bytes).sum();
+    Some(1e3 * prediction.token_s.max(read / bytes_per_s))
+}
+
+/// What the disk under this file gives now, in bytes a second.
+fn disk_rate(path: &Path) -> Result<f64> {
+    Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
 }
 
 /// Layers as evenly as possible over these devices.

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task};
 use serde_json::json;
 
-use super::Bench;
+use super::{Bench, Prediction, disk_rate, on_one_disk};
 use crate::cgroup::{Cgroup, Limits};
 use crate::engine::Subject;
 use crate::residency::free_bytes;
@@ -66,7 +66,9 @@ fn run(bench: &mut Bench<'_>, subject: &Subject, limits: &Limits, parts: &Path) 
     let workers: Vec<Seat> = (1..NAMES.len()).map(worker).collect();
     let home = bench.wait(Home::below(&bench.scratch, subject.path.clone(), seat(0), &workers))?;
     let task = Task { prompt: 8, limit: Duration::from_secs(900), ..Task::of_tokens(TOKENS) };
+    let before = disk_rate(&subject.path)?;
     let figure = bench.ring(&home, &task, &Planned::Searched);
+    let disk = (before + disk_rate(&subject.path)?) / 2.0;
     let kills = groups.iter().map(Cgroup::kills).sum::<Result<u64>>()?;
     let figure = figure.with_context(|| format!("{kills} processes were killed for memory"))?;
     let peaks = groups.iter().map(Cgroup::peak_bytes).collect::<Result<Vec<_>>>()?;
@@ -90,10 +92,13 @@ fn run(bench: &mut Bench<'_>, subject: &Subject, limits: &Limits, parts: &Path) 
     bench.report.check_equal("large: tokens written", written as f64, TOKENS as f64);
     bench.report.check_equal("large: processes killed for memory", kills as f64, 0.0);
     bench.report.check_equal("large: devices lost", figure.recoveries() as f64, 0.0);
-    bench.predict("large", std::slice::from_ref(&figure));
+    if let Some(predicted_ms) = on_one_disk(&figure, disk) {
+        let measured_ms = figure.step_ms;
+        bench.predictions.push(Prediction { of: "large".to_owned(), predicted_ms, measured_ms });
+    }
     bench.report.data(
         "large",
-        json!({ "step_ms": figure.step_ms, "plan": predicted.plan, "group_peak_bytes": peaks, "kills": kills }),
+        json!({ "step_ms": figure.step_ms, "disk_bytes_per_s": disk, "plan": predicted.plan, "group_peak_bytes": peaks, "kills": kills }),
     );
     Ok(())
 }

@@ -6,18 +6,17 @@
 //! and after each of them: it is not the same from minute to minute.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use baton_device::ring::disk;
 use baton_e2e::home::{Home, Planned, Seat, Task, answer};
 use baton_plan::{ModelShape, Plan};
 use serde_json::{Value, json};
 
 use super::prima::{Prima, Run};
 use super::sampler::{Sampler, Seen};
-use super::{Bench, Figure, Prediction, peers, shape};
+use super::{Bench, Figure, Prediction, disk_rate, on_one_disk, peers, shape};
 use crate::cgroup::{Cgroup, Limits};
 use crate::engine::Subject;
 use crate::engine::samples::median;
@@ -113,12 +112,9 @@ fn lacks(bench: &Bench<'_>, limits: &Limits) -> Option<String> {
 }
 
 fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> {
-    let rate = |path: &Path| -> Result<f64> {
-        Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
-    };
-    let mut last = rate(&setting.subject.path)?;
+    let mut last = disk_rate(&setting.subject.path)?;
     let mut around = || -> Result<f64> {
-        let before = std::mem::replace(&mut last, rate(&setting.subject.path)?);
+        let before = std::mem::replace(&mut last, disk_rate(&setting.subject.path)?);
         Ok((before + last) / 2.0)
     };
     let compute_ms = computing(bench, setting)?;
@@ -434,22 +430,15 @@ impl Measured<'_> {
         report.check_equal(format!("{part}: processes killed and devices lost"), kills as f64, 0.0);
     }
 
-    /// Keeps what the head predicted of the ways that its planner knows. Each device has measured the disk alone: where
-    /// they share one, a token takes no less than it needs for all that they read.
+    /// Keeps what the head predicted of the ways that its planner knows. Disks with a bound of their own do not share one.
     fn predict(&self, bench: &mut Bench<'_>) {
         let shares = self.bounds.setting.limits.reads_per_s.is_none();
         let known = self.ways.iter().zip(self.outcomes).filter(|(way, _)| way.is_planned_for());
         for (way, outcome) in known {
-            let predicted = outcome.figure.predicted().and_then(|planned| planned.prediction);
-            let Some(prediction) = predicted else { continue };
-            let read: f64 = prediction.devices.iter().map(|device| device.read_bytes).sum();
-            let predicted_s = prediction.token_s.max(if shares { read / outcome.disk } else { 0.0 });
+            let disk = if shares { outcome.disk } else { f64::INFINITY };
+            let Some(predicted_ms) = on_one_disk(&outcome.figure, disk) else { continue };
             let of = format!("{}: {}", self.part, way.name);
-            bench.predictions.push(Prediction {
-                of,
-                predicted_ms: predicted_s * 1e3,
-                measured_ms: outcome.token_ms,
-            });
+            bench.predictions.push(Prediction { of, predicted_ms, measured_ms: outcome.token_ms });
         }
     }
 }

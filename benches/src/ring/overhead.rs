@@ -4,7 +4,7 @@
 //! Each device has one thread on a CPU of its own. Ways to run take turns, and each ratio is one of the same turn.
 
 use anyhow::{Context as _, Result};
-use baton_e2e::home::{Home, Planned, Seat, Task};
+use baton_e2e::home::{Home, Planned, Seat, Task, alone};
 use serde_json::json;
 
 use super::{Bench, Figure, evenly, median_ms, shape};
@@ -14,7 +14,7 @@ use crate::engine::samples::median;
 /// Both devices.
 pub(super) const NAMES: [&str; 2] = ["head", "desk"];
 /// Rounds that are compared.
-const ROUNDS: [usize; 4] = [1, 2, 4, 8];
+pub(super) const ROUNDS: [usize; 4] = [1, 2, 4, 8];
 /// A ring of one, of the engine alone.
 const ONE_MAX: f64 = 1.02;
 /// Milliseconds of a hop beyond its link.
@@ -59,7 +59,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         );
     }
     let ratio = median(one.iter().zip(&alone).map(|(one, alone)| one.step_ms / alone.step_ms));
-    let hop_ms = hop_ms(&rounds, &two);
+    let hop_ms = slope_ms(&rounds, &two);
     let mut rows = vec![
         vec!["engine alone".to_owned(), "0".to_owned(), format!("{:.3}", median_ms(&alone))],
         vec!["ring of one".to_owned(), "0".to_owned(), format!("{:.3}", median_ms(&one))],
@@ -86,7 +86,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Milliseconds that one more hop takes: the slope of least squares through all turns, each less its own mean.
-fn hop_ms(rounds: &[usize], figures: &[Vec<Figure>]) -> f64 {
+pub(super) fn slope_ms(rounds: &[usize], figures: &[Vec<Figure>]) -> f64 {
     let turns = figures.first().map_or(0, Vec::len);
     let hops: Vec<f64> = rounds.iter().map(|rounds| (NAMES.len() * rounds) as f64).collect();
     let middle = hops.iter().sum::<f64>() / hops.len() as f64;
@@ -98,27 +98,36 @@ fn hop_ms(rounds: &[usize], figures: &[Vec<Figure>]) -> f64 {
     median(slopes).unwrap_or(f64::NAN)
 }
 
-/// Measures a prompt and adds the table and the check.
+/// Measures a prompt and adds the table and the check; with one device of as many threads as both have beside it, which
+/// is what these two CPUs give at most.
 pub(super) fn prefill(bench: &mut Bench<'_>) -> Result<()> {
     let subject = bench.subject(&bench.args.model)?;
     let layers = shape(&subject)?.layers;
     let home = home(bench, &subject)?;
     let task = Task { prompt: PROMPT, ..Task::of_tokens(2) };
-    let (mut one, mut two) = (Vec::new(), Vec::new());
+    let (mut one, mut two, mut most) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 1..=bench.args.alternations {
         one.push(bench.alone(&home, &task)?.prefill_tokens_per_s);
         let shares = Planned::shares(&evenly(&NAMES, layers), 1);
         two.push(bench.ring(&home, &task, &shares)?.prefill_tokens_per_s);
-        let (one, two) = (one[turn - 1], two[turn - 1]);
-        eprintln!("{turn}/{}: one device {one:.1}, two {two:.1} tokens/s", bench.args.alternations);
+        let both = Task { threads: NAMES.len(), ..task };
+        most.push(Figure::of(bench.wait(alone(&subject.path, &both))?)?.prefill_tokens_per_s);
+        let (one, two, most) = (one[turn - 1], two[turn - 1], most[turn - 1]);
+        eprintln!(
+            "{turn}/{}: one device {one:.1}, two {two:.1}, one of two threads {most:.1} tokens/s",
+            bench.args.alternations
+        );
     }
     let ratio = median(two.iter().zip(&one).map(|(two, one)| two / one)).unwrap_or(f64::NAN);
     let rate = |rates: &[f64]| format!("{:.1}", median(rates.iter().copied()).unwrap_or(f64::NAN));
-    let rows = [vec!["one device".to_owned(), rate(&one)], vec!["two devices".to_owned(), rate(&two)]];
+    let row = |name: &str, rates: &[f64]| vec![name.to_owned(), rate(rates)];
+    let rows = [row("one device", &one), row("two devices", &two), row("one device, two threads", &most)];
     let title = format!("{}: a prompt of {PROMPT} tokens, a thread for each device", subject.name);
     bench.report.table(&title, &["", "tokens/s"], &rows);
     bench.report.check_at_least("rate of a prompt on two devices, by one's", ratio, PREFILL_MIN);
-    bench.report.data("prefill", json!({ "prompt": PROMPT, "one": one, "two": two }));
+    bench
+        .report
+        .data("prefill", json!({ "prompt": PROMPT, "one": one, "two": two, "one_of_two_threads": most }));
     Ok(())
 }
 
@@ -132,6 +141,6 @@ mod tests {
         // 50 ms and 0.2 ms a hop; one turn is slower as a whole.
         let at = |rounds: f64| vec![figure(50.0 + 0.4 * rounds), figure(60.0 + 0.4 * rounds)];
         let figures: Vec<_> = [1.0, 2.0, 4.0, 8.0].map(at).into();
-        assert!((hop_ms(&ROUNDS, &figures) - 0.2).abs() < 1e-9);
+        assert!((slope_ms(&ROUNDS, &figures) - 0.2).abs() < 1e-9);
     }
 }
