@@ -82,7 +82,10 @@ impl Browser {
             .connect(&webdriver)
             .await
             .expect("open a browser");
-        Browser { client, webdriver, _driver: driver, _profile: profile }
+        let browser = Browser { client, webdriver, _driver: driver, _profile: profile };
+        // A window that nobody looks at has no focus, and then no element of its page has.
+        browser.cdp("Emulation.setFocusEmulationEnabled", json!({ "enabled": true })).await;
+        browser
     }
 
     /// Ends it.
