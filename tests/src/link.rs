@@ -16,8 +16,8 @@ use anyhow::Context as _;
 /// Bytes that are read at once, and pieces of them that may be under way in one direction.
 const READ_BYTES: usize = 64 << 10;
 const PIECES_MAX: usize = 1024;
-/// The system wakes a sleeping thread late by less than this; the rest is waited for awake.
-const AWAKE: Duration = Duration::from_micros(150);
+/// A system, and most of all a virtual one, wakes a sleeping thread late by less than this; the rest is waited for awake.
+const AWAKE: Duration = Duration::from_millis(1);
 
 /// How slow it is now.
 #[derive(Debug, Default)]
