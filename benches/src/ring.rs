@@ -250,14 +250,22 @@ impl Bench<'_> {
         task: &Task,
         really: impl FnOnce(&mut Cluster),
     ) {
-        let measured = median(figures.iter().map(|figure| figure.step_ms));
-        let Some(mut known) = figures.first().and_then(Figure::predicted) else { return };
-        really(&mut known.cluster);
-        let workload = Workload { context: task.prompt + task.tokens, sequences: task.sequences };
-        let costs = Costs::new(&known.cluster, model, workload);
-        let token_s = costs.ok().and_then(|costs| costs.token_s(&known.plan));
-        if let (Some(token_s), Some(measured_ms)) = (token_s, measured) {
-            self.predictions.push(Prediction { of: of.into(), predicted_ms: token_s * 1e3, measured_ms });
+        let of = of.into();
+        let anew = || {
+            let mut known =
+                figures.first().and_then(Figure::predicted).context("the head printed no plan")?;
+            really(&mut known.cluster);
+            let workload = Workload { context: task.prompt + task.tokens, sequences: task.sequences };
+            Ok::<f64, anyhow::Error>(
+                Costs::new(&known.cluster, model, workload)?.predict(&known.plan)?.token_s,
+            )
+        };
+        match anew() {
+            Ok(token_s) => {
+                let (predicted_ms, measured_ms) = (token_s * 1e3, median_ms(figures));
+                self.predictions.push(Prediction { of, predicted_ms, measured_ms });
+            }
+            Err(err) => self.report.note(format!("no prediction of {of}: {err:#}")),
         }
     }
 

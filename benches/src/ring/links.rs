@@ -72,8 +72,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         beyond.push(over_ms);
         for (rounds, figures) in rounds.iter().zip(figures) {
             let really = |home: &mut Cluster| {
-                home.network.latency_s = *delay_ms as f64 / 1e3;
-                home.network.edges.iter_mut().for_each(|edge| edge.latency_s = None);
+                let latency_s = *delay_ms as f64 / 1e3;
+                home.network.latency_s = latency_s;
+                home.network.edges.iter_mut().for_each(|edge| edge.latency_s = Some(latency_s));
             };
             let of = format!("links of {delay_ms} ms, {rounds} rounds");
             bench.predict_in(of, figures, &shape, &task, really);
