@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-plan", &[]),
     ("baton-corpus", &[]),
     ("baton-longbench", &[]),
+    ("baton-terminal", &[]),
     ("baton-refine", &["baton-protocol"]),
     ("baton-engine", &["baton-kernels-cpu"]),
     ("baton-import", &["baton-engine", "baton-kernels-cpu"]),
@@ -26,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "baton-refine",
             "baton-pacing",
             "baton-kernels-cpu",
+            "baton-terminal",
         ],
     ),
     (
@@ -38,6 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "baton-pacing",
             "baton-plan",
             "baton-kernels-cpu",
+            "baton-terminal",
         ],
     ),
 ];
@@ -53,6 +56,7 @@ const BELOW: &[&str] = &[
     "baton-import",
     "baton-corpus",
     "baton-longbench",
+    "baton-terminal",
 ];
 const KEPT_ABOVE: &[&str] = &["tokio", "axum", "sqlx", "reqwest", "hyper"];
 
