@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use baton_engine::AdapterId;
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, PrefixScope};
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, Sampling, Segment, Timing};
 use baton_refine::{AttentionShape, Mode, UnknownMode};
 
@@ -33,14 +33,17 @@ pub(crate) struct Asked<'a> {
     pub(crate) adapter: Option<AdapterId>,
     /// The caller's span.
     pub(crate) trace: Option<TraceParent>,
+    /// Whose request it is.
+    pub(crate) owner: u128,
 }
 
 /// Makes everything that the answer needs.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
-    let Asked { request, scene, adapter, trace } = *asked;
+    let Asked { request, scene, adapter, trace, owner } = *asked;
     check_content(&request.segments)?;
     let mode = mode(request, scene)?;
     let mut prompt = assembled(served, &request.segments)?;
+    let shared_tokens = served.scene_prefixes.shared_tokens(served, &scene.settings, &prompt.ids);
     let continued = continue_answer(served, request, &mut prompt);
     let room = room(served, prompt.ids.len())?;
     // An answer that goes on where a device gave up needs no mask: nobody prefills for it.
@@ -53,6 +56,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
     let max_tokens = planned.assist_tokens as usize;
     let draft = Draft {
         prompt: prompt.ids,
+        prefixes: PrefixScope { owner, shared_tokens },
         adapter,
         continued,
         window,
@@ -74,6 +78,8 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
 pub(crate) struct Draft {
     /// Prompt ids, those of `continued` at their end.
     pub(crate) prompt: Vec<TokenId>,
+    /// Who may find what is computed of them again.
+    pub(crate) prefixes: PrefixScope,
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) continued: Vec<TokenId>,
     pub(crate) window: Option<Window>,
@@ -149,6 +155,7 @@ impl Draft {
             spec,
             observer,
             prompt: self.prompt,
+            prefixes: self.prefixes,
             adapter: self.adapter,
             window: self.window,
             mask: self.mask,

@@ -1,5 +1,6 @@
 //! A chat completion as the service sees it: L = all, no refinement.
 
+use baton_engine::PrefixScope;
 use baton_engine::prompt::assemble_with_tools;
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::{Sampling, Segment};
@@ -11,10 +12,9 @@ use crate::job::{Job, MaskSource};
 use crate::logprobs::Logprobs;
 use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
-use crate::service::{Served, ServiceError};
+use crate::service::{Served, ServiceError, Terms};
 use crate::stream::AssistStream;
 use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
-use crate::trace::TraceParent;
 
 /// A checked chat completion.
 #[derive(Debug, Clone)]
@@ -77,7 +77,7 @@ pub enum AnswerFormat {
 pub(crate) fn prepare(
     served: &Served,
     request: &CompletionRequest,
-    trace: Option<TraceParent>,
+    terms: &Terms,
 ) -> Result<(Job, AssistStream), ServiceError> {
     request.sampling.check()?;
     let constraint = constraint(served, request)?;
@@ -95,6 +95,8 @@ pub(crate) fn prepare(
     let first = first_event(served, &scene, &planned);
     let draft = Draft {
         prompt,
+        // No part of a chat is known to be anything but its tenant's.
+        prefixes: PrefixScope { owner: terms.owner, shared_tokens: 0 },
         adapter: None,
         continued: Vec::new(),
         window: None,
@@ -102,7 +104,7 @@ pub(crate) fn prepare(
         first,
         max_tokens,
         ends_at_cap: true,
-        trace,
+        trace: terms.trace,
         scene: None,
         extras: Extras { penalties: request.penalties, constraint, logprobs: request.logprobs.clone() },
     };

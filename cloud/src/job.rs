@@ -12,7 +12,7 @@ use baton_engine::detokenize::Detokenizer;
 use baton_engine::sampling::Sampler;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
-use baton_engine::{AdapterId, AttentionScores, HeadId};
+use baton_engine::{AdapterId, AttentionScores, BLOCK_TOKENS, HeadId, PrefixScope};
 use baton_pacing::BoundBy;
 use baton_protocol::{
     AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
@@ -54,6 +54,8 @@ pub(crate) struct Job {
     pub(crate) spec: JobSpec,
     pub(crate) observer: Observer,
     pub(crate) prompt: Vec<TokenId>,
+    /// Who may find what is computed of it again.
+    pub(crate) prefixes: PrefixScope,
     /// The adapter that it is computed with.
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) window: Option<Window>,
@@ -70,7 +72,7 @@ pub(crate) struct Job {
     pub(crate) answer: Vec<TokenId>,
     /// How many of `answer` it continues from.
     pub(crate) continued: usize,
-    /// Prompt tokens found in the prefix tree when it got its first slot.
+    /// Prompt tokens found in the prefix tree when it got its first slot, in whole blocks.
     pub(crate) cached: usize,
     pub(crate) arrived_at: Duration,
     /// When it got its first slot.
@@ -149,6 +151,13 @@ impl Job {
         // Scores are captured when the first token is sampled, never again.
         let computed = if self.written() == 0 { self.spec.tail_tokens } else { 1 };
         self.prompt.len() + self.written() - computed
+    }
+
+    /// Notes what was found of the prompt when it got its first slot.
+    ///
+    /// Callers are told whole blocks: to the token, the figure would say how much of a guess at an earlier prompt is right.
+    pub(crate) fn found(&mut self, tokens: usize) {
+        self.cached = tokens - tokens % BLOCK_TOKENS;
     }
 
     /// Samples the next token from `logits: [v]` and puts its event into the outbox.

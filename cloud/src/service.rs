@@ -6,6 +6,7 @@
 //! terminal event.
 
 mod error;
+mod prefixes;
 mod served;
 
 use std::num::NonZeroUsize;
@@ -119,6 +120,8 @@ pub struct Terms {
     pub trace: Option<TraceParent>,
     /// How the request shares slots with those of other tenants.
     pub share: Share,
+    /// Whose it is: what is computed of its prompt is found again by requests of the same owner only.
+    pub owner: u128,
 }
 
 impl CloudService {
@@ -237,7 +240,7 @@ impl CloudService {
         request.check()?;
         let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
-        let asked = Asked { request, scene: &scene, adapter, trace: terms.trace };
+        let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
         let (job, mut stream) = assist::prepare(served, &asked)?;
         self.submit(served, job, terms)?;
         if let Some(device) = &request.device {
@@ -266,7 +269,7 @@ impl CloudService {
         terms: Terms,
     ) -> Result<AssistStream, ServiceError> {
         let served = self.named(&request.model)?;
-        let (job, mut stream) = completion::prepare(served, request, terms.trace)?;
+        let (job, mut stream) = completion::prepare(served, request, &terms)?;
         self.submit(served, job, terms)?;
         stream.watch(Recorder::new(&self.first().desk, TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)

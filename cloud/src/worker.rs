@@ -186,7 +186,9 @@ impl Worker {
     /// What the KV cache can take now.
     fn room(&self) -> KvRoom {
         let next = self.desk.next_waiting().and_then(|id| self.jobs.get(&id));
-        let held = |job: &Job| self.engine.held_prefix(job.adapter, &job.feed()[..job.reusable_tokens()]);
+        let held = |job: &Job| {
+            self.engine.held_prefix(job.prefixes, job.adapter, &job.feed()[..job.reusable_tokens()])
+        };
         KvRoom { free_tokens: self.engine.free_tokens(), next_held_tokens: next.map_or(0, held) }
     }
 
@@ -238,7 +240,7 @@ impl Worker {
             error!(job = id.0, "a sequence without its request");
             return self.desk.step(Event::Fail(id));
         };
-        let Ok(seq) = self.engine.create_with(job.adapter) else {
+        let Ok(seq) = self.engine.create_in(job.prefixes, job.adapter) else {
             error!(job = id.0, "a request with an adapter of another engine");
             return self.desk.step(Event::Fail(id));
         };
@@ -247,7 +249,7 @@ impl Worker {
         let cached = self.engine.reuse_prefix(seq, &job.feed()[..=job.reusable_tokens()]);
         if job.opened_at.is_none() {
             job.opened_at = Some(self.desk.clock.now());
-            job.cached = cached;
+            job.found(cached);
             job.lower(self.desk.max_tokens(id));
         }
         let room = self.room();

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
 
 use super::key::{SecretHash, hash_secret};
 use super::{ApiKey, DEFAULT_TENANT, Scope, Scopes, Tenant, TenantSettings};
@@ -57,6 +58,14 @@ impl Caller {
         let mut hasher = DefaultHasher::new();
         self.tenant.id.hash(&mut hasher);
         Share { tenant: hasher.finish(), weight: self.tenant.settings.weight.max(1) }
+    }
+
+    /// Whose cached prefixes the caller's requests find: its tenant's, and nobody else's.
+    #[must_use]
+    pub fn owner(&self) -> u128 {
+        // A tenant's name may be chosen with care; this hash has no collisions that anybody could choose.
+        let digest = Sha256::digest(self.tenant.id.as_bytes());
+        u128::from_le_bytes(std::array::from_fn(|at| digest[at]))
     }
 
     /// Checks that the key allows it.

@@ -14,7 +14,6 @@ use super::openapi::{AssistBody, ErrorReply};
 use super::sse::{self, Encode, Source};
 use super::{App, PathId, access, body, path_id, terms};
 use crate::access::Caller;
-use crate::service::Terms;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -42,7 +41,7 @@ pub(super) async fn assist(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = access::admit(&app, &caller)?;
-    let terms = Terms { share: caller.share(), ..terms::terms(&headers)? };
+    let terms = terms::terms(&headers, &caller)?;
     let bytes = body::read(&headers, body, &app).await?;
     let owner = Owner::of(&headers);
     let (service, kept) = (app.service.clone(), app.kept.clone());

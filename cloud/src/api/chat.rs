@@ -20,7 +20,6 @@ use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
 use super::{App, access, body, terms};
 use crate::access::Caller;
-use crate::service::Terms;
 use crate::stream::AssistStream;
 
 /// Answers a chat.
@@ -53,7 +52,7 @@ pub(super) async fn complete(
 
 async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
-    let terms = Terms { share: caller.share(), ..terms::terms(headers)? };
+    let terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app).await?;
     let service = app.service.clone();
     // Parsing, tokenizing and compiling a schema take milliseconds: not on a thread of the runtime.

@@ -1,4 +1,4 @@
-//! What a request says in its headers: a deadline, and the caller's span.
+//! What a request says beside its body: whose it is, a deadline, and the caller's span.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use axum::http::HeaderMap;
 use baton_protocol::ErrorCode;
 
 use super::error::ApiError;
+use crate::access::Caller;
 use crate::service::Terms;
 use crate::trace::TraceParent;
 
@@ -16,12 +17,16 @@ const TRACEPARENT: &str = "traceparent";
 /// The longest deadline that is taken: an hour.
 const DEADLINE_MS_MAX: u64 = 3_600_000;
 
-pub(super) fn terms(headers: &HeaderMap) -> Result<Terms, ApiError> {
+pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiError> {
     let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok()).and_then(TraceParent::parse);
-    let Some(value) = headers.get(DEADLINE) else { return Ok(Terms { trace, ..Terms::default() }) };
+    Ok(Terms { deadline: deadline(headers)?, trace, share: caller.share(), owner: caller.owner() })
+}
+
+fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+    let Some(value) = headers.get(DEADLINE) else { return Ok(None) };
     let ms = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
     match ms.filter(|ms| (1..=DEADLINE_MS_MAX).contains(ms)) {
-        Some(ms) => Ok(Terms { deadline: Some(Duration::from_millis(ms)), trace, ..Terms::default() }),
+        Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => {
             let sent: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
             let message =
@@ -41,7 +46,7 @@ mod tests {
         let check = |value: &'static str, want: Option<u64>| {
             let mut headers = HeaderMap::new();
             headers.insert(DEADLINE, HeaderValue::from_static(value));
-            let have = terms(&headers).ok().and_then(|terms| terms.deadline);
+            let have = deadline(&headers).ok().flatten();
             assert_eq!(have, want.map(Duration::from_millis), "{value}");
         };
         check("1500", Some(1500));
@@ -49,6 +54,6 @@ mod tests {
         for wrong in ["0", "-1", "1.5", "soon", "", "3600001", "99999999999999999999"] {
             check(wrong, None);
         }
-        assert_eq!(terms(&HeaderMap::new()).unwrap(), Terms::default());
+        assert_eq!(deadline(&HeaderMap::new()).unwrap(), None);
     }
 }

@@ -9,6 +9,7 @@ use baton_engine::{
 };
 use baton_refine::Calibration;
 
+use super::prefixes::ScenePrefixes;
 use super::{KV_TOKENS_DEFAULT_MAX, ServiceOptions};
 use crate::constrain::{ConstraintError, Grammars};
 use crate::cost::Costs;
@@ -97,6 +98,8 @@ pub(crate) struct Served {
     pub(crate) desk: Arc<Desk>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Option<Traces>,
+    /// What all tenants' prompts of a scene begin with.
+    pub(crate) scene_prefixes: ScenePrefixes,
     /// The vocabulary as constrained answers need it; made when the first one is asked for.
     grammars: OnceLock<Result<Grammars, ConstraintError>>,
 }
@@ -148,6 +151,7 @@ impl Served {
             desk: desk.clone(),
             metrics: options.metrics.clone(),
             traces: options.traces.clone(),
+            scene_prefixes: ScenePrefixes::default(),
             grammars: OnceLock::new(),
         };
         Ok((served, Worker::new(engine, desk, options.emulation, turns)))

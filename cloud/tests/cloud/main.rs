@@ -14,6 +14,7 @@ mod client;
 mod completions;
 mod edge;
 mod fairness;
+mod isolation;
 mod load;
 mod models;
 mod observability;

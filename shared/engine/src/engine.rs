@@ -25,7 +25,7 @@ use crate::config::SlidingWindow;
 use crate::eviction::{EvictError, Kept};
 use crate::forward::{Adapted, Pass, PassInput, last_row};
 use crate::kv::pool::Root;
-use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixStats, SeqId};
+use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
 use crate::scores::{AttentionScores, Capture, CaptureError};
 use crate::tokenizer::TokenId;
@@ -305,7 +305,7 @@ impl Engine {
 
     /// A new, empty sequence of the model alone.
     pub fn create(&mut self) -> SeqId {
-        self.table.create(Root::default())
+        self.table.create(Root::default(), PrefixScope::default())
     }
 
     /// A new, empty sequence, computed with this adapter, as are its forks; it shares prefixes only with sequences of
@@ -314,8 +314,16 @@ impl Engine {
     /// # Errors
     /// [`KvError::UnknownAdapter`] where the adapter was given to another engine.
     pub fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, KvError> {
+        self.create_in(PrefixScope::default(), adapter)
+    }
+
+    /// The same, for an engine that several owners use: it shares prefixes as `scope` says.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownAdapter`] where the adapter was given to another engine.
+    pub fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, KvError> {
         let root = self.root(adapter)?;
-        Ok(self.table.create(root))
+        Ok(self.table.create(root, scope))
     }
 
     /// A new sequence with the first `n_tokens` of `seq`; shares their blocks.
@@ -385,10 +393,10 @@ impl Engine {
         self.table.prefix_stats()
     }
 
-    /// Tokens of `ids`, from the first on, whose blocks live sequences of this adapter hold: [`Self::reuse_prefix`]
-    /// needs no room for them. None for an adapter of another engine.
-    pub fn held_prefix(&self, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.root(adapter).map_or(0, |root| self.table.held_prefix(root, ids))
+    /// Tokens of `ids`, from the first on, whose blocks live sequences of this scope and adapter hold:
+    /// [`Self::reuse_prefix`] needs no room for them. None for an adapter of another engine.
+    pub fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
+        self.root(adapter).map_or(0, |root| self.table.held_prefix(root, scope, ids))
     }
 
     /// Tokens that the cache has room for, in whole blocks: free ones, and kept prefixes of no present sequence.

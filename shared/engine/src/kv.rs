@@ -3,7 +3,8 @@
 //! Sequences grow token by token, fork (sharing blocks, copying the partial last one only when one of them
 //! writes into it), are cut back and released. Full blocks form a tree of prefixes, so that a new sequence with
 //! a known prefix need not compute it again, and sequences that have computed the same prefix beside each other
-//! share its blocks from then on; sequences of different adapters share none. This module moves no numbers: it says which block must be copied before a pass
+//! share its blocks from then on; sequences of different adapters share none, and those of different owners only what
+//! [`PrefixScope`] says is everybody's. This module moves no numbers: it says which block must be copied before a pass
 //! writes, and the backend does it.
 //!
 //! What always holds: an operation that fails has changed nothing; a block that two sequences share is never
@@ -16,7 +17,7 @@ use crate::tokenizer::TokenId;
 
 pub(crate) mod pool;
 
-use pool::{BlockId, BlockPool, Place, Root};
+use pool::{BlockId, BlockPool, Owner, Place, Root};
 
 /// Tokens of one block. The order in which attention sums keys follows blocks by absolute position, so this
 /// number is part of the definition of a model's logits.
@@ -92,9 +93,29 @@ pub struct PrefixStats {
     pub cached_blocks: usize,
 }
 
+/// Which other sequences may take over what a sequence has computed, besides those of its own adapter.
+///
+/// A hit saves time and is counted, so that it tells that somebody else has sent the same tokens. Where that must not be
+/// told, sequences have different owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PrefixScope {
+    /// Only sequences of the same owner find its blocks.
+    pub owner: u128,
+    /// Tokens at its beginning that are no secret: whole blocks of them are shared by all owners.
+    pub shared_tokens: usize,
+}
+
+impl PrefixScope {
+    /// Who finds a sequence's block at `at`.
+    fn owner_at(self, at: usize) -> Owner {
+        if (at + 1) * BLOCK_TOKENS <= self.shared_tokens { Owner::All } else { Owner::One(self.owner) }
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 struct Sequence {
     root: Root,
+    scope: PrefixScope,
     ids: Vec<TokenId>,
     /// Covers `ids`, and more between reserve and commit. Those that `ids` fill are nodes of the tree.
     blocks: Vec<BlockId>,
@@ -115,9 +136,11 @@ impl Sequence {
         self.ids.len() - self.evicted
     }
 
-    /// Where the block at `at` stands in the tree.
-    fn place(&self, at: usize) -> Place {
-        at.checked_sub(1).map_or(Place::First(self.root), |before| Place::Behind(self.blocks[before]))
+    /// Where the block at `at` stands in the tree, and whose it is.
+    fn place(&self, at: usize) -> (Place, Owner) {
+        let place =
+            at.checked_sub(1).map_or(Place::First(self.root), |before| Place::Behind(self.blocks[before]));
+        (place, self.scope.owner_at(at))
     }
 }
 
@@ -140,12 +163,14 @@ impl KvTable {
     /// Every sequence loses its tokens, and every block its content.
     pub(crate) fn clear(&mut self) {
         self.pool = self.pool.emptied();
-        self.seqs.values_mut().for_each(|seq| *seq = Sequence { root: seq.root, ..Sequence::default() });
+        for seq in self.seqs.values_mut() {
+            *seq = Sequence { root: seq.root, scope: seq.scope, ..Sequence::default() };
+        }
     }
 
-    /// A new, empty sequence, which shares prefixes with those of its root.
-    pub(crate) fn create(&mut self, root: Root) -> SeqId {
-        self.insert(Sequence { root, ..Sequence::default() })
+    /// A new, empty sequence, which shares prefixes with those of its root, as far as `scope` says.
+    pub(crate) fn create(&mut self, root: Root, scope: PrefixScope) -> SeqId {
+        self.insert(Sequence { root, scope, ..Sequence::default() })
     }
 
     /// The root that the sequence was created with.
@@ -184,7 +209,7 @@ impl KvTable {
     /// A new sequence of the same tokens, of which `kept` have slots; its blocks are new, and the backend fills them.
     pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
         let parent = self.closed(seq)?;
-        let (root, ids) = (parent.root, parent.ids.clone());
+        let (root, scope, ids) = (parent.root, parent.scope, parent.ids.clone());
         let needed = kept.div_ceil(BLOCK_TOKENS);
         if needed > self.pool.available() {
             return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });
@@ -192,7 +217,16 @@ impl KvTable {
         let room = "there is room for every block, counted above";
         let blocks = (0..needed).map(|_| self.pool.allocate().expect(room)).collect();
         let (evicted, evicted_at) = (ids.len() - kept, ids.len());
-        Ok(self.insert(Sequence { root, ids, blocks, queried: true, open: false, evicted, evicted_at }))
+        Ok(self.insert(Sequence {
+            root,
+            scope,
+            ids,
+            blocks,
+            queried: true,
+            open: false,
+            evicted,
+            evicted_at,
+        }))
     }
 
     /// Tokens of the sequence that no slot is left for.
@@ -236,13 +270,16 @@ impl KvTable {
         PrefixStats { evicted_blocks: self.pool.evicted(), cached_blocks: self.pool.cached(), ..self.stats }
     }
 
-    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences of `root` hold: a sequence that takes
-    /// them over needs no room for them.
-    pub(crate) fn held_prefix(&self, root: Root, ids: &[TokenId]) -> usize {
+    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences of `root` hold, as far as `scope` lets
+    /// it see them: a sequence that takes them over needs no room for them.
+    pub(crate) fn held_prefix(&self, root: Root, scope: PrefixScope, ids: &[TokenId]) -> usize {
         let mut place = Place::First(root);
         let mut tokens = 0;
-        for block_ids in ids.chunks_exact(BLOCK_TOKENS) {
-            let held = self.pool.find(place, block_ids).filter(|block| self.pool.refs(*block) > 0);
+        for (at, block_ids) in ids.chunks_exact(BLOCK_TOKENS).enumerate() {
+            let held = self
+                .pool
+                .find(place, scope.owner_at(at), block_ids)
+                .filter(|block| self.pool.refs(*block) > 0);
             let Some(block) = held else { break };
             place = Place::Behind(block);
             tokens += BLOCK_TOKENS;
@@ -262,13 +299,15 @@ impl KvTable {
         }
         let mut rest = &ids[..ids.len().saturating_sub(1)];
         while let Some((block_ids, after)) = rest.split_at_checked(BLOCK_TOKENS) {
-            let Some(block) = pool.find(sequence.place(sequence.blocks.len()), block_ids) else { break };
+            let (place, owner) = sequence.place(sequence.blocks.len());
+            let Some(block) = pool.find(place, owner, block_ids) else { break };
             pool.retain(block);
             sequence.blocks.push(block);
             sequence.ids.extend_from_slice(block_ids);
             rest = after;
         }
-        let part = pool.find_part(sequence.place(sequence.blocks.len()), rest);
+        let (place, owner) = sequence.place(sequence.blocks.len());
+        let part = pool.find_part(place, owner, rest);
         if let Some((block, n)) = part.filter(|(_, n)| *n >= PART_TOKENS_MIN) {
             // Shared until the sequence writes behind these tokens: then `reserve` gives it a copy.
             pool.retain(block);
@@ -334,7 +373,8 @@ impl KvTable {
         }
         for at in full..sequence.ids.len() / BLOCK_TOKENS {
             let block_ids = &sequence.ids[at * BLOCK_TOKENS..(at + 1) * BLOCK_TOKENS];
-            sequence.blocks[at] = pool.publish(sequence.place(at), block_ids, sequence.blocks[at]);
+            let (place, owner) = sequence.place(at);
+            sequence.blocks[at] = pool.publish(place, owner, block_ids, sequence.blocks[at]);
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ pub use engine::{
     AdapterId, Engine, EngineError, EngineOptions, SeqOutput, StepControl, StepError, StepSeq, Wanted,
 };
 pub use eviction::{EvictError, Kept};
-pub use kv::{BLOCK_TOKENS, KvError, PrefixStats, SeqId};
+pub use kv::{BLOCK_TOKENS, KvError, PrefixScope, PrefixStats, SeqId};
 pub use model::{Model, ModelError};
 pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use sampling::{Sampler, SamplingParams};

@@ -3,10 +3,11 @@
 //! Bookkeeping only: block contents live in the backend. A block is in one of three states: free (no content),
 //! held (by one sequence or more), or cached (no sequence holds it, but the tree still knows its content). A node
 //! of the tree is a full block: its place says the root, the ids of the block and of everything before it, compared id by
-//! id, so that nobody can write a prompt that names the block of another one.
+//! id, so that nobody can write a prompt that names the block of another one. Beside its place it has an owner: a
+//! block is found by its own owner's sequences only, however well somebody else guesses its ids.
 //!
 //! What always holds: every block is in exactly one state; a held node's parent is held, so that below a cached
-//! node everything is cached; only leaves are evicted, the one released first before the others, so that a prefix
+//! node everything is cached; below a node of one owner there are only nodes of that owner; only leaves are evicted, the one released first before the others, so that a prefix
 //! outlives what follows it; no more than the bound are cached.
 
 use std::collections::BTreeMap;
@@ -24,6 +25,15 @@ pub(crate) struct BlockId(pub(crate) u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) struct Root(pub(crate) u32);
 
+/// Whose sequences find a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Owner {
+    /// Everybody's.
+    All,
+    /// Those of this owner.
+    One(u128),
+}
+
 /// Where a block stands in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -33,15 +43,18 @@ pub(crate) enum Place {
     Behind(BlockId),
 }
 
-/// Nodes below one node, by the ids of their blocks; sorted, so that the nearest ids are neighbours.
-type Children = BTreeMap<Arc<[TokenId]>, BlockId>;
+/// Nodes of one owner below one node, by the ids of their blocks; sorted, so that the nearest ids are neighbours.
+type Siblings = BTreeMap<Arc<[TokenId]>, BlockId>;
+/// Nodes below one node; no owner has none.
+type Children = BTreeMap<Owner, Siblings>;
 
-/// Below a root that nothing was published under.
-static NO_CHILDREN: Children = Children::new();
+/// Where nothing was published.
+static NO_SIBLINGS: Siblings = Siblings::new();
 
 #[derive(Debug, Clone)]
 struct Node {
     place: Place,
+    owner: Owner,
     ids: Arc<[TokenId]>,
     children: Children,
     /// When the last sequence left it: the key of a leaf in `leaves`; meaningful only while it is cached.
@@ -162,17 +175,17 @@ impl BlockPool {
         }
     }
 
-    /// Makes a full block, held by one sequence, findable at `place`. Where the tree knows this content
+    /// Makes a full block, held by one sequence, findable at `place` for its owner. Where the tree knows this content
     /// already, the sequence gets the known block in place of its own, which becomes free. Returns the block to hold.
-    pub(crate) fn publish(&mut self, place: Place, ids: &[TokenId], id: BlockId) -> BlockId {
-        if let Some(known) = self.find(place, ids) {
+    pub(crate) fn publish(&mut self, place: Place, owner: Owner, ids: &[TokenId], id: BlockId) -> BlockId {
+        if let Some(known) = self.find(place, owner, ids) {
             self.retain(known);
             self.release(id);
             return known;
         }
         let ids: Arc<[TokenId]> = ids.into();
-        self.children_mut(place).insert(ids.clone(), id);
-        let node = Node { place, ids, children: Children::new(), released_at: 0 };
+        self.children_mut(place).entry(owner).or_default().insert(ids.clone(), id);
+        let node = Node { place, owner, ids, children: Children::new(), released_at: 0 };
         let before = self.blocks[id.0 as usize].node.replace(node);
         assert!(before.is_none(), "block {} was published twice", id.0);
         id
@@ -182,8 +195,8 @@ impl BlockPool {
     /// was cached below it is given up.
     pub(crate) fn unpublish(&mut self, id: BlockId) {
         if let Some(node) = self.blocks[id.0 as usize].node.take() {
-            self.children_mut(node.place).remove(&node.ids);
-            let mut below: Vec<BlockId> = node.children.into_values().collect();
+            self.detach(&node);
+            let mut below: Vec<BlockId> = blocks_of(node.children).collect();
             while let Some(child) = below.pop() {
                 let block = &mut self.blocks[child.0 as usize];
                 assert_eq!(block.refs, 0, "a held block follows block {} that one sequence holds", id.0);
@@ -192,23 +205,23 @@ impl BlockPool {
                 self.cached -= 1;
                 self.evicted += 1;
                 self.free.push(child);
-                below.extend(node.children.into_values());
+                below.extend(blocks_of(node.children));
             }
         }
     }
 
-    /// The block that holds `ids` at `place`, if the tree knows one.
-    pub(crate) fn find(&self, place: Place, ids: &[TokenId]) -> Option<BlockId> {
-        self.children(place).get(ids).copied()
+    /// The owner's block that holds `ids` at `place`, if the tree knows one.
+    pub(crate) fn find(&self, place: Place, owner: Owner, ids: &[TokenId]) -> Option<BlockId> {
+        self.siblings(place, owner).get(ids).copied()
     }
 
-    /// The block at `place` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
+    /// The owner's block at `place` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
     /// that agree for equally long, the one whose ids come first.
-    pub(crate) fn find_part(&self, place: Place, ids: &[TokenId]) -> Option<(BlockId, usize)> {
-        let children = self.children(place);
+    pub(crate) fn find_part(&self, place: Place, owner: Owner, ids: &[TokenId]) -> Option<(BlockId, usize)> {
+        let siblings = self.siblings(place, owner);
         // What shares the longest prefix with a key is its neighbour in sorted order.
-        let below = children.range::<[TokenId], _>((Unbounded, Excluded(ids))).next_back();
-        let above = children.range::<[TokenId], _>((Included(ids), Unbounded)).next();
+        let below = siblings.range::<[TokenId], _>((Unbounded, Excluded(ids))).next_back();
+        let above = siblings.range::<[TokenId], _>((Included(ids), Unbounded)).next();
         let shared = |key: &[TokenId]| key.iter().zip(ids).take_while(|(a, b)| a == b).count();
         let mut best: Option<(BlockId, usize)> = None;
         for (key, id) in below.into_iter().chain(above) {
@@ -224,7 +237,7 @@ impl BlockPool {
     fn evict(&mut self) -> Option<BlockId> {
         let (_, id) = self.leaves.pop_first()?;
         let node = self.blocks[id.0 as usize].node.take().expect("leaves are nodes");
-        self.children_mut(node.place).remove(&node.ids);
+        self.detach(&node);
         self.cached -= 1;
         self.evicted += 1;
         if let Place::Behind(parent) = node.place {
@@ -238,11 +251,25 @@ impl BlockPool {
         Some(id)
     }
 
-    fn children(&self, place: Place) -> &Children {
-        match place {
-            Place::First(root) => self.roots.get(&root).unwrap_or(&NO_CHILDREN),
-            Place::Behind(id) => &self.blocks[id.0 as usize].node.as_ref().expect(PARENTS_ARE_NODES).children,
+    /// Takes a node out of the list that it stands in.
+    fn detach(&mut self, node: &Node) {
+        let children = self.children_mut(node.place);
+        if let Some(siblings) = children.get_mut(&node.owner) {
+            siblings.remove(&node.ids);
+            if siblings.is_empty() {
+                children.remove(&node.owner);
+            }
         }
+    }
+
+    fn siblings(&self, place: Place, owner: Owner) -> &Siblings {
+        let children = match place {
+            Place::First(root) => self.roots.get(&root),
+            Place::Behind(id) => {
+                Some(&self.blocks[id.0 as usize].node.as_ref().expect(PARENTS_ARE_NODES).children)
+            }
+        };
+        children.and_then(|children| children.get(&owner)).unwrap_or(&NO_SIBLINGS)
     }
 
     fn children_mut(&mut self, place: Place) -> &mut Children {
@@ -264,15 +291,24 @@ impl BlockPool {
             let id = BlockId(at as u32);
             assert_eq!(free.contains(&id), block.refs == 0 && block.node.is_none(), "block {at}: free");
             let Some(node) = &block.node else { continue };
-            assert_eq!(self.find(node.place, &node.ids), Some(id), "block {at} is not where it says");
+            let found = self.find(node.place, node.owner, &node.ids);
+            assert_eq!(found, Some(id), "block {at} is not where it says");
             let parent_refs = match node.place {
                 Place::First(_) => u32::MAX,
                 Place::Behind(parent) => self.refs(parent),
             };
             assert!(block.refs <= parent_refs, "block {at} is held by more sequences than its parent");
-            for (ids, child) in &node.children {
-                let below = self.blocks[child.0 as usize].node.as_ref().expect("children are nodes");
-                assert_eq!((below.place, &below.ids), (Place::Behind(id), ids), "a child knows its place");
+            for (owner, siblings) in &node.children {
+                assert!(!siblings.is_empty(), "an empty list below block {at} is forgotten");
+                assert!(
+                    node.owner == Owner::All || node.owner == *owner,
+                    "block {at} is followed by a stranger's"
+                );
+                for (ids, child) in siblings {
+                    let below = self.blocks[child.0 as usize].node.as_ref().expect("children are nodes");
+                    let place = (below.place, below.owner, &below.ids);
+                    assert_eq!(place, (Place::Behind(id), *owner, ids), "a child knows its place");
+                }
             }
             cached += usize::from(block.refs == 0);
             if block.refs == 0 && node.children.is_empty() {
@@ -283,6 +319,10 @@ impl BlockPool {
         assert_eq!((self.cached, self.leaves.len()), (cached, leaves));
         assert!(cached <= self.cached_max, "{cached} blocks cached, bound {}", self.cached_max);
     }
+}
+
+fn blocks_of(children: Children) -> impl Iterator<Item = BlockId> {
+    children.into_values().flat_map(Siblings::into_values)
 }
 
 const PARENTS_ARE_NODES: &str = "a block is published after the one before it, and outlived by it";

@@ -61,11 +61,12 @@ impl World {
     }
 
     /// Every sequence has its ids, its blocks hold what was written for exactly these ids, and sequences with equal
-    /// beginnings share the full blocks of them.
+    /// beginnings share the full blocks of them where they have one owner; no two owners hold one block.
     fn check(&self) {
         self.table.pool.check();
         let mut held = std::collections::HashSet::new();
-        let mut full: HashMap<(Root, &[TokenId]), BlockId> = HashMap::new();
+        let mut full: HashMap<(Root, Owner, &[TokenId]), BlockId> = HashMap::new();
+        let mut owners: HashMap<BlockId, Owner> = HashMap::new();
         for (seq, ids) in &self.naive {
             assert_eq!(self.table.ids(*seq).unwrap(), ids);
             assert_eq!(self.table.len(*seq).unwrap(), ids.len());
@@ -75,7 +76,16 @@ impl World {
             held.extend(blocks.iter().copied());
             for (at, block) in blocks[..ids.len() / BLOCK_TOKENS].iter().enumerate() {
                 let prefix = &ids[..(at + 1) * BLOCK_TOKENS];
-                assert_eq!(full.entry((root, prefix)).or_insert(*block), block, "one block for one content");
+                let owner = self.table.seqs[seq].scope.owner_at(at);
+                assert_eq!(
+                    full.entry((root, owner, prefix)).or_insert(*block),
+                    block,
+                    "one block for one content"
+                );
+            }
+            for (at, block) in blocks.iter().enumerate() {
+                let owner = self.table.seqs[seq].scope.owner_at(at);
+                assert_eq!(*owners.entry(*block).or_insert(owner), owner, "block {block:?} has two owners");
             }
             for position in 0..ids.len() {
                 let slot = &self.contents[&blocks[position / BLOCK_TOKENS]][position % BLOCK_TOKENS];
@@ -92,7 +102,7 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Create { root: u32 },
+    Create { root: u32, owner: u128, shared_tokens: usize },
     Append { seqs: Vec<(usize, usize, u32)>, commit: bool },
     Fork { at: usize, part: usize },
     Truncate { at: usize, part: usize },
@@ -103,7 +113,9 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let seqs = prop::collection::vec((0..8usize, 0..70usize, 0..2u32), 1..4);
     prop_oneof![
-        2 => (0..2u32).prop_map(|root| Op::Create { root }),
+        2 => (0..2u32, 0..2u128, prop::sample::select(vec![0, 31, 32, 70])).prop_map(|(root, owner, shared_tokens)| {
+            Op::Create { root, owner, shared_tokens }
+        }),
         6 => (seqs, prop::bool::weighted(0.8)).prop_map(|(seqs, commit)| Op::Append { seqs, commit }),
         3 => (0..8usize, 0..=100usize).prop_map(|(at, part)| Op::Fork { at, part }),
         2 => (0..8usize, 0..=100usize).prop_map(|(at, part)| Op::Truncate { at, part }),
@@ -115,8 +127,8 @@ fn op() -> impl Strategy<Value = Op> {
 fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
     let count = world.naive.len();
     match op {
-        Op::Create { root } => {
-            let seq = world.table.create(Root(root));
+        Op::Create { root, owner, shared_tokens } => {
+            let seq = world.table.create(Root(root), PrefixScope { owner, shared_tokens });
             world.naive.push((seq, Vec::new()));
         }
         _ if count == 0 => {}
@@ -157,8 +169,9 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             let (seq, ids) = &mut world.naive[at % count];
             let source = &past[from % past.len()];
             let Some(rest) = source.strip_prefix(ids.as_slice()) else { return };
-            let (before, held) =
-                (ids.len(), world.table.held_prefix(world.table.root(*seq).unwrap(), source));
+            let scope = world.table.seqs[seq].scope;
+            let held = world.table.held_prefix(world.table.root(*seq).unwrap(), scope, source);
+            let before = ids.len();
             let gained = world.table.reuse_prefix(*seq, rest);
             assert!(gained == 0 || gained < rest.len());
             let part = gained % BLOCK_TOKENS;
@@ -195,7 +208,7 @@ proptest! {
 
 fn world_with(n_blocks: u32, ids: &[TokenId]) -> World {
     let mut world = World::new(n_blocks);
-    let seq = world.table.create(Root::default());
+    let seq = world.table.create(Root::default(), PrefixScope::default());
     world.naive.push((seq, Vec::new()));
     world.append(&[(0, ids.to_vec())], true).unwrap();
     world
@@ -217,7 +230,7 @@ fn a_released_prefix_is_found_again_but_never_all_of_it() {
         (&ids[..40], 32),
         (&[7, 7], 0),
     ] {
-        let seq = world.table.create(Root::default());
+        let seq = world.table.create(Root::default(), PrefixScope::default());
         assert_eq!(world.table.reuse_prefix(seq, wanted), gained, "{wanted:?}");
         assert_eq!(world.table.ids(seq).unwrap(), &wanted[..gained]);
         world.table.release(seq);
@@ -236,12 +249,12 @@ fn the_nearest_block_is_found_among_many() {
         (0..32).map(|i| if i < at { 5 } else { (at % 2) * 9 }).collect()
     };
     for at in 0..32 {
-        let seq = world.table.create(Root::default());
+        let seq = world.table.create(Root::default(), PrefixScope::default());
         world.naive.push((seq, Vec::new()));
         world.append(&[(world.naive.len() - 1, start(at))], true).unwrap();
     }
     for at in PART_TOKENS_MIN as u32..31 {
-        let seq = world.table.create(Root::default());
+        let seq = world.table.create(Root::default(), PrefixScope::default());
         let wanted: Vec<TokenId> = start(at).into_iter().take(at as usize + 1).chain([77; 40]).collect();
         assert_eq!(world.table.reuse_prefix(seq, &wanted), at as usize + 1, "{wanted:?}");
         world.table.release(seq);
@@ -254,18 +267,66 @@ fn sequences_that_compute_the_same_beside_each_other_share_it_afterwards() {
     let ids: Vec<TokenId> = (0..80).collect();
     let mut world = World::new(8);
     for _ in 0..2 {
-        let seq = world.table.create(Root::default());
+        let seq = world.table.create(Root::default(), PrefixScope::default());
         world.naive.push((seq, Vec::new()));
     }
     world.append(&[(0, ids.clone()), (1, ids.clone())], true).unwrap();
     world.check();
     assert_eq!(world.table.free_tokens(), 4 * BLOCK_TOKENS, "two shared blocks and two partial ones");
-    assert_eq!(world.table.held_prefix(Root::default(), &ids), 64);
+    assert_eq!(world.table.held_prefix(Root::default(), PrefixScope::default(), &ids), 64);
     for (seq, _) in std::mem::take(&mut world.naive) {
         world.table.release(seq);
     }
-    assert_eq!(world.table.held_prefix(Root::default(), &ids), 0, "nobody holds what is only cached");
+    assert_eq!(
+        world.table.held_prefix(Root::default(), PrefixScope::default(), &ids),
+        0,
+        "nobody holds what is only cached"
+    );
     world.check();
+}
+
+#[test]
+fn owners_meet_only_in_what_is_everybody_s() {
+    let ids: Vec<TokenId> = (0..130).collect();
+    let scope = |owner, shared_tokens| PrefixScope { owner, shared_tokens };
+    let mut world = World::new(16);
+    let seq = world.table.create(Root::default(), scope(1, 40));
+    world.naive.push((seq, Vec::new()));
+    world.append(&[(0, ids.clone())], true).unwrap();
+    let held = |world: &World, scope| world.table.held_prefix(Root::default(), scope, &ids);
+    for (owner, shared_tokens, known) in
+        [(1, 40, 128), (2, 40, 32), (2, 63, 32), (2, 64, 32), (2, 0, 0), (2, 31, 0), (1, 0, 0), (1, 96, 32)]
+    {
+        let scope = scope(owner, shared_tokens);
+        assert_eq!(held(&world, scope), known, "{scope:?}");
+        let seq = world.table.create(Root::default(), scope);
+        assert_eq!(world.table.reuse_prefix(seq, &ids), known, "{scope:?}");
+        // Nor by a guess that is right but for the last ids of a block.
+        let mut guess = ids[..63].to_vec();
+        guess.extend([77, 78]);
+        let other = world.table.create(Root::default(), scope);
+        assert_eq!(
+            world.table.reuse_prefix(other, &guess),
+            if known == 128 { 63 } else { known },
+            "{scope:?}"
+        );
+        world.table.release(seq);
+        world.table.release(other);
+    }
+    // Who computes the same later gets blocks of its own, and both stay.
+    let other = world.table.create(Root::default(), scope(2, 40));
+    let known = world.table.reuse_prefix(other, &ids);
+    world.naive.push((other, ids[..known].to_vec()));
+    world.append(&[(1, ids[known..].to_vec())], true).unwrap();
+    world.check();
+    assert_eq!((held(&world, scope(1, 40)), held(&world, scope(2, 40))), (128, 128));
+    assert_eq!(
+        world.table.free_tokens(),
+        (16 - 5 - 4) * BLOCK_TOKENS,
+        "one block is shared, the others are not"
+    );
+    world.table.clear();
+    assert_eq!(world.table.seqs[&other].scope, scope(2, 40), "a cleared sequence keeps its owner");
 }
 
 #[test]
@@ -275,7 +336,7 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     let branch = |n: u32| [&trunk[..], &[1000 + n; 64][..]].concat();
     let mut world = World::new(8);
     for n in 0..3 {
-        let seq = world.table.create(Root::default());
+        let seq = world.table.create(Root::default(), PrefixScope::default());
         let known = world.table.reuse_prefix(seq, &branch(n));
         world.naive.push((seq, branch(n)[..known].to_vec()));
         let at = world.naive.len() - 1;
@@ -289,12 +350,12 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     let stats = world.table.prefix_stats();
     assert_eq!((world.table.free_tokens(), stats.cached_blocks), (8 * BLOCK_TOKENS, 8));
     // Six blocks are taken: the branches go, oldest first, and the trunk stays.
-    let other = world.table.create(Root::default());
+    let other = world.table.create(Root::default(), PrefixScope::default());
     world.naive.push((other, Vec::new()));
     for (blocks, left) in [(2, [64, 128, 128]), (2, [64, 64, 128]), (1, [64, 64, 96]), (1, [64, 64, 64])] {
         world.append(&[(0, vec![7; blocks * BLOCK_TOKENS])], true).unwrap();
         for (n, left) in left.into_iter().enumerate() {
-            let seq = world.table.create(Root::default());
+            let seq = world.table.create(Root::default(), PrefixScope::default());
             let wanted = [&branch(n as u32)[..], &[1]].concat();
             // Looking must not count as using, so the sequence is given back in the order of the branches.
             assert_eq!(world.table.reuse_prefix(seq, &wanted), left, "branch {n}");
@@ -309,14 +370,14 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
 fn what_is_kept_is_bounded() {
     let mut world = World::bounded(8, 2);
     let ids: Vec<TokenId> = (0..160).collect();
-    let seq = world.table.create(Root::default());
+    let seq = world.table.create(Root::default(), PrefixScope::default());
     world.naive.push((seq, Vec::new()));
     world.append(&[(0, ids.clone())], true).unwrap();
     world.table.release(world.naive.remove(0).0);
     world.check();
     let stats = world.table.prefix_stats();
     assert_eq!((stats.cached_blocks, stats.evicted_blocks), (2, 3));
-    let seq = world.table.create(Root::default());
+    let seq = world.table.create(Root::default(), PrefixScope::default());
     assert_eq!(world.table.reuse_prefix(seq, &ids), 64, "the beginning is what stays");
 }
 
@@ -330,7 +391,7 @@ fn a_kept_block_is_copied_before_it_is_changed_where_there_is_room() {
         world.naive[0].1.truncate(50);
         world.append(&[(0, vec![9])], true).unwrap();
         world.check();
-        let again = world.table.create(Root::default());
+        let again = world.table.create(Root::default(), PrefixScope::default());
         let wanted = [&ids[..], &[1]].concat();
         assert_eq!(world.table.reuse_prefix(again, &wanted), left, "of {n_blocks} blocks");
     }
@@ -342,10 +403,10 @@ fn the_end_of_a_cached_prefix_is_evicted_first() {
     let mut world = world_with(4, &ids);
     world.table.release(world.naive.remove(0).0);
     assert_eq!(world.table.free_tokens(), 4 * BLOCK_TOKENS);
-    let other = world.table.create(Root::default());
+    let other = world.table.create(Root::default(), PrefixScope::default());
     world.naive.push((other, Vec::new()));
     world.append(&[(0, vec![1000; 2 * BLOCK_TOKENS])], true).unwrap();
-    let seq = world.table.create(Root::default());
+    let seq = world.table.create(Root::default(), PrefixScope::default());
     assert_eq!(world.table.reuse_prefix(seq, &ids), 2 * BLOCK_TOKENS);
 }
 

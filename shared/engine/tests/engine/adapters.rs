@@ -7,7 +7,9 @@ use std::sync::Arc;
 use baton_engine::adapter::targets;
 use baton_engine::gguf::Gguf;
 use baton_engine::synthetic::SyntheticAdapter;
-use baton_engine::{Adapter, AdapterError, Engine, EngineOptions, KvError, Model, SeqId, StepSeq, Wanted};
+use baton_engine::{
+    Adapter, AdapterError, Engine, EngineOptions, KvError, Model, PrefixScope, SeqId, StepSeq, Wanted,
+};
 use baton_kernels_cpu::{Format, dequantize_row};
 use proptest::prelude::*;
 
@@ -179,7 +181,8 @@ fn prefixes_of_different_adapters_never_meet() {
     let [one, two] = adapters.clone().map(|adapter| engine.add_adapter(adapter).unwrap());
     let first = engine.create_with(Some(one)).unwrap();
     all_logits(&mut engine, first, &ids);
-    let held = [None, Some(one), Some(two)].map(|adapter| engine.held_prefix(adapter, &ids));
+    let scope = PrefixScope::default();
+    let held = [None, Some(one), Some(two)].map(|adapter| engine.held_prefix(scope, adapter, &ids));
     assert_eq!(held, [0, 96, 0]);
     let want = alone(&model, Some(&adapters[0]), &ids);
     let v = model.config().vocab_len;
@@ -211,5 +214,5 @@ fn an_engine_knows_its_own_adapters_only() {
     let err = foreign.add_adapter(Arc::clone(&adapters[0])).unwrap_err();
     assert!(matches!(&err, AdapterError::OtherModel { name } if name == "synthetic adapter seed 1"), "{err}");
     assert_eq!(foreign.create_with(Some(ids[1])), Err(KvError::UnknownAdapter(1)));
-    assert_eq!(foreign.held_prefix(Some(ids[1]), &[1; 64]), 0);
+    assert_eq!(foreign.held_prefix(PrefixScope::default(), Some(ids[1]), &[1; 64]), 0);
 }
