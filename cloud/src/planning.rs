@@ -1,6 +1,6 @@
 //! r and L of one request: its own wish, the scene's setting, or the optimizer's answer.
 //!
-//! Never: lets r fall below the scene's xi or L exceed what the context holds. Pure: all figures are passed in.
+//! Never: lets r fall below the scene's xi or L exceed what the scene allows and the context holds. Pure: all figures are passed in.
 
 use baton_pacing::{
     CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, relay,
@@ -113,7 +113,7 @@ pub(crate) fn policy(scene: &SceneSettings, wish: Wish, answer_tokens_max: u32) 
         assist_tokens: wish.assist_tokens.or(scene.assist_tokens),
         assist_floor: scene.assist_floor,
         tau_ms: f64::from(scene.tau_ms),
-        answer_tokens_max,
+        answer_tokens_max: answer_tokens_max.min(scene.assist_max),
         slow_device: SlowDevice::AcceptGap,
     }
 }

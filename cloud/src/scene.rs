@@ -1,7 +1,7 @@
 //! Scenes: what one kind of question may cost. Text around the question, r, xi, L, tau, corrector.
 //!
 //! Never: reads a database or a file; this is the checked type that both the store and the API speak.
-//! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L.
+//! Always: a [`Scene`] is within the ranges of the protocol, with `xi <= ratio` and floor <= L <= max.
 
 pub mod diff;
 
@@ -14,6 +14,8 @@ pub const ID_BYTES_MAX: usize = 64;
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
 /// The longest name of a model or adapter, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
+/// The largest L of a scene that does not say: far more than a relay needs, and enough for a whole answer.
+pub const ASSIST_MAX_DEFAULT: u32 = 4096;
 /// What answers may lose, as a share of the score.
 const TOLERANCE: NumberRange = NumberRange::new(0.0, 1.0);
 
@@ -43,6 +45,8 @@ pub struct SceneSettings {
     pub assist_tokens: Option<u32>,
     /// The smallest L, also under load.
     pub assist_floor: u32,
+    /// The largest L, whatever a request asks for.
+    pub assist_max: u32,
     /// The largest tolerable gap between shown tokens, in milliseconds.
     pub tau_ms: f32,
     /// Who is right where cloud and device disagree.
@@ -89,6 +93,14 @@ pub enum SceneError {
         tokens: u32,
         /// The scene's floor.
         floor: u32,
+    },
+    /// L or its floor is above its bound.
+    #[error("assist max {max} must be at least {tokens}, the scene's L or its floor")]
+    AssistMax {
+        /// L, or its floor where the optimizer answers L.
+        tokens: u32,
+        /// The scene's bound.
+        max: u32,
     },
     /// The name of a model or adapter that no service can have.
     #[error("{field} `{name}` must be 1 to {NAME_BYTES_MAX} visible ASCII characters")]
@@ -145,6 +157,7 @@ impl SceneSettings {
             xi: 0.25,
             assist_tokens: None,
             assist_floor: 4,
+            assist_max: ASSIST_MAX_DEFAULT,
             tau_ms: 100.0,
             corrector: Corrector::Cloud,
             refine: true,
@@ -163,6 +176,7 @@ impl SceneSettings {
         limits::RATIO.check("xi", self.xi)?;
         limits::RATIO.check_opt("ratio", self.ratio)?;
         limits::ASSIST_TOKENS.check("assist_floor", self.assist_floor)?;
+        limits::ASSIST_TOKENS.check("assist_max", self.assist_max)?;
         limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?;
         limits::TAU_MS.check("tau_ms", self.tau_ms)?;
         TOLERANCE.check("tolerance", self.tolerance)?;
@@ -176,6 +190,10 @@ impl SceneSettings {
         }
         if let Some(tokens) = self.assist_tokens.filter(|&tokens| tokens < self.assist_floor) {
             return Err(SceneError::AssistTokens { tokens, floor: self.assist_floor });
+        }
+        let (tokens, max) = (self.assist_tokens.unwrap_or(self.assist_floor), self.assist_max);
+        if tokens > max {
+            return Err(SceneError::AssistMax { tokens, max });
         }
         check_mode(self.mode)?;
         for (field, name) in [("model", &self.model), ("adapter", &self.adapter)] {
@@ -227,6 +245,7 @@ impl Scene {
             xi: settings.xi,
             assist_tokens: settings.assist_tokens,
             assist_floor: settings.assist_floor,
+            assist_max: settings.assist_max,
             tau_ms: settings.tau_ms,
             corrector: settings.corrector,
             refine: settings.refine,
@@ -263,6 +282,13 @@ mod tests {
         check(|s| s.assist_tokens = Some(3), Some("assist tokens 3 must be at least the floor 4"));
         check(|s| s.assist_tokens = Some(0), Some("field `assist_tokens` is 0, must be 1 to 65536"));
         check(|s| s.assist_tokens = Some(70_000), Some("field `assist_tokens` is 70000, must be 1 to 65536"));
+        check(|s| s.assist_max = 70_000, Some("field `assist_max` is 70000, must be 1 to 65536"));
+        check(|s| s.assist_max = 3, Some("assist max 3 must be at least 4, the scene's L or its floor"));
+        check(
+            |s| (s.assist_tokens, s.assist_max) = (Some(65), 64),
+            Some("assist max 64 must be at least 65, the scene's L or its floor"),
+        );
+        check(|s| (s.assist_tokens, s.assist_max) = (Some(64), 64), None);
         check(|s| s.assist_floor = 0, Some("field `assist_floor` is 0, must be 1 to 65536"));
         check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
         check(|s| s.tolerance = 1.5, Some("field `tolerance` is 1.5, must be 0 to 1"));

@@ -18,6 +18,7 @@ pub fn built_in(id: &str) -> SceneInfo {
         xi: if refine { 0.25 } else { 1.0 },
         assist_tokens: None,
         assist_floor: 1,
+        assist_max: 65_536,
         tau_ms: 100.0,
         corrector: Corrector::Cloud,
         refine,

@@ -327,6 +327,7 @@ fn label(field: &str) -> &str {
         "ratio" => "r",
         "assist_tokens" => "L",
         "assist_floor" => "Floor of L",
+        "assist_max" => "Largest L",
         "tau_ms" => "tau (ms)",
         "tolerance" => "Tolerated loss",
         "corrector" => "Corrector",

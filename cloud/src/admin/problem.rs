@@ -137,6 +137,7 @@ impl Problem {
             SceneError::Ratio { .. } | SceneError::NotRefined(_) => "ratio",
             SceneError::Mode(_) => "mode",
             SceneError::AssistTokens { .. } => "assist_tokens",
+            SceneError::AssistMax { .. } => "assist_max",
             SceneError::Name { field, .. } => field,
             SceneError::Text { name, .. } if *name == "system text" => "system",
             SceneError::Text { .. } => "question_prefix",

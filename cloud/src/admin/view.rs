@@ -32,6 +32,9 @@ pub struct Settings {
     /// The smallest L, also under load.
     #[schema(minimum = 1, maximum = 65536)]
     pub assist_floor: u32,
+    /// The largest L, whatever a request asks for.
+    #[schema(minimum = 1, maximum = 65536)]
+    pub assist_max: u32,
     /// tau, the largest tolerable gap between shown tokens, in milliseconds.
     #[schema(minimum = 1.0, maximum = 60000.0)]
     pub tau_ms: f32,
@@ -62,6 +65,7 @@ impl From<&SceneSettings> for Settings {
             xi: settings.xi,
             assist_tokens: settings.assist_tokens,
             assist_floor: settings.assist_floor,
+            assist_max: settings.assist_max,
             tau_ms: settings.tau_ms,
             corrector: settings.corrector.as_str().to_owned(),
             refine: settings.refine,
@@ -88,6 +92,7 @@ impl Settings {
             xi: self.xi,
             assist_tokens: self.assist_tokens,
             assist_floor: self.assist_floor,
+            assist_max: self.assist_max,
             tau_ms: self.tau_ms,
             corrector,
             refine: self.refine,

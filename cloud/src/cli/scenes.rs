@@ -101,6 +101,9 @@ pub struct SceneSet {
     /// Smallest L, also under load
     #[arg(long)]
     pub assist_floor: Option<u32>,
+    /// Largest L, whatever a request asks for
+    #[arg(long)]
+    pub assist_max: Option<u32>,
     /// Largest tolerable gap between shown tokens, in milliseconds
     #[arg(long)]
     pub tau_ms: Option<f32>,
@@ -171,6 +174,7 @@ impl SceneSet {
         put(&mut settings.xi, self.xi);
         put(&mut settings.assist_tokens, self.assist_tokens.map(Auto::fixed));
         put(&mut settings.assist_floor, self.assist_floor);
+        put(&mut settings.assist_max, self.assist_max);
         put(&mut settings.tau_ms, self.tau_ms);
         put(&mut settings.tolerance, self.tolerance);
         put(&mut settings.corrector, self.corrector);
@@ -304,6 +308,7 @@ fn print_scenes(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
 fn texts(scene: &Scene, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "system           {:?}", scene.settings.system)?;
     writeln!(out, "question prefix  {:?}", scene.settings.question_prefix)?;
+    writeln!(out, "largest L        {}", scene.settings.assist_max)?;
     writeln!(out, "tolerance        {}", scene.settings.tolerance)?;
     writeln!(out, "model            {}", scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
     writeln!(out, "adapter          {}", scene.settings.adapter.as_deref().unwrap_or("none"))

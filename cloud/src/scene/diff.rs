@@ -18,7 +18,7 @@ pub struct FieldChange {
 impl SceneSettings {
     /// Every setting by its name in the API, in the order in which people read them.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, Value); 13] {
+    pub fn fields(&self) -> [(&'static str, Value); 14] {
         // The shortest decimal of an f32, not its neighbour in f64.
         let number = |value: f32| json!(super::decimal(value));
         [
@@ -28,6 +28,7 @@ impl SceneSettings {
             ("xi", number(self.xi)),
             ("assist_tokens", json!(self.assist_tokens)),
             ("assist_floor", json!(self.assist_floor)),
+            ("assist_max", json!(self.assist_max)),
             ("tau_ms", number(self.tau_ms)),
             ("tolerance", number(self.tolerance)),
             ("corrector", json!(self.corrector.as_str())),

@@ -31,6 +31,7 @@ migrations! {
     7 "access" "0007_access.sql";
     8 "usage" "0008_usage.sql";
     9 "scene model" "0009_scene_model.sql";
+    12 "scene assist max" "0012_scene_assist_max.sql";
 }
 
 /// Brings the schema up to date. PostgreSQL: one program at a time, by an advisory lock; a schema that is newer than this

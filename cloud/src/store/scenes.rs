@@ -13,7 +13,7 @@ use super::db::{Row, args};
 use super::{Store, StoreError, sql};
 use crate::access::{Actor, check_label};
 use crate::scene::diff::changes_json;
-use crate::scene::{Scene, SceneSettings, check_id, decimal};
+use crate::scene::{ASSIST_MAX_DEFAULT, Scene, SceneSettings, check_id, decimal};
 
 const SCENE: &str = "scene";
 
@@ -384,6 +384,7 @@ impl Change {
             decimal(settings.tolerance),
             settings.model.as_deref(),
             settings.adapter.as_deref(),
+            settings.assist_max,
             self.at_ms / 1000,
             &self.by,
             new.note,
@@ -496,13 +497,16 @@ fn publication(row: &Row) -> Result<Publication, StoreError> {
 
 /// A version, checked again: a row that was written by hand cannot bring settings out of bounds.
 pub(super) fn scene(row: &Row) -> Result<Scene, StoreError> {
+    let (assist_tokens, assist_floor) = (row.opt_small("assist_tokens")?, row.small("assist_floor")?);
+    let before = ASSIST_MAX_DEFAULT.max(assist_tokens.unwrap_or(0)).max(assist_floor);
     let settings = SceneSettings {
         system: row.text("system")?,
         question_prefix: row.text("question_prefix")?,
         ratio: row.opt_real("ratio")?.map(|ratio| ratio as f32),
         xi: row.real("xi")? as f32,
-        assist_tokens: row.opt_small("assist_tokens")?,
-        assist_floor: row.small("assist_floor")?,
+        assist_tokens,
+        assist_floor,
+        assist_max: row.opt_small("assist_max")?.unwrap_or(before),
         tau_ms: row.real("tau_ms")? as f32,
         corrector: row.parsed("corrector")?,
         refine: row.flag("refine")?,

@@ -17,7 +17,7 @@ macro_rules! statements {
 macro_rules! settings {
     () => {
         "system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, corrector, refine, refine_mode, \
-         tolerance, model, adapter"
+         tolerance, model, adapter, assist_max"
     };
 }
 
@@ -92,7 +92,7 @@ statements! {
         "SELECT ", version!(), " FROM scene_versions WHERE id = $1 AND version = $2";
     SCENE_VERSION_ADD: "add a version of a scene" =
         "INSERT INTO scene_versions (", version!(), ") \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)";
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)";
     PUBLICATIONS: "read publications of a scene" =
         "SELECT seq, version, published_ms, published_by, note FROM scene_publications WHERE id = $1 ORDER BY seq";
     PUBLICATION_ADD: "publish a scene" =

@@ -45,6 +45,7 @@ fn every_setting_is_read_as_it_was_written() {
             xi: 0.1,
             assist_tokens: Some(24),
             assist_floor: 2,
+            assist_max: 300,
             tau_ms: 80.5,
             corrector: Corrector::Device,
             refine: true,

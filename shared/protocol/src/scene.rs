@@ -62,6 +62,9 @@ pub struct SceneInfo {
     pub assist_tokens: Option<u32>,
     /// Fewest tokens the cloud writes, also under load.
     pub assist_floor: u32,
+    /// Most tokens the cloud writes, whatever a request asks for.
+    #[serde(default = "any_length")]
+    pub assist_max: u32,
     /// Largest tolerable gap between shown tokens, in milliseconds.
     pub tau_ms: f32,
     /// Whose token counts where cloud and device differ.
@@ -79,6 +82,11 @@ pub struct SceneInfo {
     pub tokenizer_sha256: Option<String>,
 }
 
+/// A service that says nothing bounds L by its model's context alone.
+fn any_length() -> u32 {
+    limits::ASSIST_TOKENS.max as u32
+}
+
 impl SceneInfo {
     /// Checks the ranges of all numbers.
     ///
@@ -89,6 +97,7 @@ impl SceneInfo {
         limits::RATIO.check("xi", self.xi)?;
         limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?;
         limits::ASSIST_TOKENS.check("assist_floor", self.assist_floor)?;
+        limits::ASSIST_TOKENS.check("assist_max", self.assist_max)?;
         limits::TAU_MS.check("tau_ms", self.tau_ms)
     }
 }
@@ -107,6 +116,7 @@ mod tests {
             xi: 0.1,
             assist_tokens: None,
             assist_floor: 4,
+            assist_max: 4096,
             tau_ms: 100.0,
             corrector: Corrector::Device,
             refine: true,
@@ -121,7 +131,9 @@ mod tests {
         let mut json = serde_json::to_value(scene()).unwrap();
         assert_eq!(json["ratio"], 0.25);
         json["brand_new"] = serde_json::json!([1, 2]);
-        assert_eq!(serde_json::from_value::<SceneInfo>(json).unwrap(), scene());
+        assert_eq!(serde_json::from_value::<SceneInfo>(json.clone()).unwrap(), scene());
+        json.as_object_mut().unwrap().remove("assist_max");
+        assert_eq!(serde_json::from_value::<SceneInfo>(json).unwrap().assist_max, 65_536, "an older service");
     }
 
     #[test]
@@ -138,6 +150,7 @@ mod tests {
         check("xi", |s| s.xi = 1.5);
         check("assist_tokens", |s| s.assist_tokens = Some(0));
         check("assist_floor", |s| s.assist_floor = 0);
+        check("assist_max", |s| s.assist_max = 0);
         check("tau_ms", |s| s.tau_ms = f32::INFINITY);
     }
 

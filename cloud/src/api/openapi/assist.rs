@@ -237,6 +237,8 @@ pub(in super::super) struct SceneBody {
     assist_tokens: Option<u32>,
     /// Fewest tokens the cloud writes, also under load.
     assist_floor: u32,
+    /// Most tokens the cloud writes, whatever a request asks for.
+    assist_max: u32,
     /// Largest tolerable gap between shown tokens, in milliseconds.
     tau_ms: f64,
     /// `cloud` or `device`.

@@ -7,7 +7,7 @@ use super::{API, World};
 fn settings(change: impl FnOnce(&mut Value)) -> Value {
     let mut settings = json!({
         "system": "You answer from the document.", "question_prefix": "\n\nQuestion: ", "ratio": 0.25, "xi": 0.25,
-        "assist_tokens": null, "assist_floor": 4, "tau_ms": 100, "corrector": "cloud", "refine": true,
+        "assist_tokens": null, "assist_floor": 4, "assist_max": 4096, "tau_ms": 100, "corrector": "cloud", "refine": true,
         "mode": "attention", "tolerance": 0.02,
     });
     change(&mut settings);

@@ -108,6 +108,7 @@ fn fields<'a>(revision: &'a str, changes: &[(&'a str, &'a str)]) -> Vec<(&'a str
         ("assist_tokens", ""),
         ("xi", "0.25"),
         ("assist_floor", "4"),
+        ("assist_max", "4096"),
         ("tau_ms", "100"),
         ("tolerance", "0.02"),
         ("refine", "yes"),
