@@ -124,6 +124,7 @@ impl Draft {
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens);
         stream.set_prompt_tokens(self.prompt.len());
         stream.set_model(&served.name);
+        stream.wakes(served.desk.clone());
         let tokenizer = served.model.tokenizer();
         let text = AnswerText {
             tokenizer: tokenizer.clone(),

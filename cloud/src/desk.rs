@@ -65,6 +65,8 @@ struct State {
     traffic: Traffic,
     kv: KvFigures,
     stage: Stage,
+    /// Somebody has something for the engine's thread that the core does not know.
+    woken: bool,
 }
 
 /// What the engine's KV cache holds, as of the last pass.
@@ -118,7 +120,7 @@ impl Desk {
         let kv = KvFigures { free_tokens: core.stats().kv_tokens, ..KvFigures::default() };
         let arrived = HashMap::new();
         let traffic = Traffic::default();
-        let state = State { core, arrived, costs, telemetry, traffic, kv, stage: Stage::Open };
+        let state = State { core, arrived, costs, telemetry, traffic, kv, stage: Stage::Open, woken: false };
         Desk { clock, state: Mutex::new(state), wake: Condvar::new(), next_id: AtomicU64::new(1) }
     }
 
@@ -155,11 +157,18 @@ impl Desk {
         into.extend(state.arrived.drain());
     }
 
-    /// Sleeps until there is a job or the stage changes; returns at once where there is one.
-    pub(crate) fn wait(&self) {
+    /// Sleeps until there is a job, somebody wakes it or the stage is another one; returns at once where it is so
+    /// already.
+    pub(crate) fn wait(&self, stage: Stage) {
         let state = self.lock();
-        let idle = |state: &mut State| state.core.is_idle() && state.stage == Stage::Open;
-        drop(self.wake.wait_while(state, idle).expect(POISONED));
+        let idle = |state: &mut State| state.core.is_idle() && state.stage == stage && !state.woken;
+        self.wake.wait_while(state, idle).expect(POISONED).woken = false;
+    }
+
+    /// Has the engine's thread look at its answers again.
+    pub(crate) fn wake(&self) {
+        self.lock().woken = true;
+        self.wake.notify_all();
     }
 
     pub(crate) fn stage(&self) -> Stage {

@@ -10,6 +10,9 @@
 //! what it has written, and later computes prompt and answer again (what the prefix tree still knows excepted). The
 //! engine's logits and the sampler do not depend on how a prefix came into the cache, so its tokens stay the same.
 //!
+//! A sequence whose reader does not read is parked: it gives its slot and its blocks up as a preempted one does, but waits
+//! for its reader, not for a slot.
+//!
 //! What may wait is bounded by the time that its prompts take ([`BacklogBound`]); a request whose deadline cannot be met
 //! is refused at once, one whose deadline passes before it gets its first slot ends there. What a
 //! request may write is lowered towards its floor by what waits behind it at the moment when it gets its first slot
@@ -107,6 +110,11 @@ pub struct JobSpec {
 pub enum Event {
     /// Somebody asks for a sequence.
     Submit(JobSpec),
+    /// Its reader does not read: it gives its slot up until [`Event::Unpark`]. Nothing happens in the pass of another or
+    /// where it waits for its first slot.
+    Park(JobId),
+    /// Its reader reads again.
+    Unpark(JobId),
     /// Its reader is gone or asked to stop. Unknown ids are ignored: the sequence may have just ended.
     Cancel(JobId),
     /// The service goes down before this sequence has ended. Unknown ids are ignored.
@@ -257,6 +265,8 @@ pub struct SchedulerStats {
     pub waiting: usize,
     /// Sequences that may wait.
     pub queue: usize,
+    /// Sequences that have no slot because nobody reads them.
+    pub parked: usize,
     /// KV tokens of the blocks that running sequences hold; shared ones count for each.
     pub kv_held_tokens: usize,
     /// KV tokens in all.
@@ -297,6 +307,7 @@ impl SchedulerStats {
             slots: self.slots + other.slots,
             waiting: self.waiting + other.waiting,
             queue: self.queue + other.queue,
+            parked: self.parked + other.parked,
             kv_held_tokens: self.kv_held_tokens + other.kv_held_tokens,
             kv_tokens: self.kv_tokens + other.kv_tokens,
             backlog_tokens: self.backlog_tokens + other.backlog_tokens,

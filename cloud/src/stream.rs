@@ -1,19 +1,26 @@
 //! One answer as its reader sees it: events in order, and the means to stop it.
 //!
-//! Always: dropping the stream cancels the answer (a reader that is gone frees its slot within one token); what waits
-//! here is bounded by the answer's cap; events that belong into one packet come as one batch.
+//! Always: dropping the stream cancels the answer (a reader that is gone frees its slot within one token); an answer is
+//! written at most [`UNREAD_TOKENS_MAX`] tokens ahead of its reader, so that what waits here is bounded; events that
+//! belong into one packet come as one batch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use baton_protocol::AssistEvent;
 use tokio::sync::mpsc;
 
+use crate::desk::Desk;
 use crate::scheduler::JobId;
 
 /// Events that go out together.
 pub(crate) type Batch = Vec<AssistEvent>;
+
+/// Tokens that are written ahead of a reader; then the answer waits without a slot until half of them are read.
+///
+/// A relay's L is far below: only what nobody reads, or hardly anybody, ever waits.
+pub const UNREAD_TOKENS_MAX: usize = 256;
 
 /// Batches besides the tokens' own that one answer can have: the end.
 const BATCHES_BESIDES_TOKENS: usize = 2;
@@ -32,11 +39,61 @@ impl CancelFlag {
     }
 }
 
+/// How far an answer is written and read, and whether it waits for its reader.
+#[derive(Debug, Default)]
+struct Progress {
+    written: AtomicUsize,
+    read: AtomicUsize,
+    parked: AtomicBool,
+}
+
+impl Progress {
+    fn unread(&self) -> usize {
+        let read = self.read.load(Ordering::SeqCst);
+        self.written.load(Ordering::SeqCst).saturating_sub(read)
+    }
+}
+
+/// Says how far the reader of an answer is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReadMark {
+    progress: Arc<Progress>,
+    /// Who must be woken where the answer waits for this.
+    desk: Option<Arc<Desk>>,
+}
+
+impl ReadMark {
+    /// The reader has the first `tokens` tokens.
+    pub(crate) fn read_up_to(&self, tokens: usize) {
+        self.progress.read.fetch_max(tokens, Ordering::SeqCst);
+        // In this order: whoever parks the answer says so first and then looks at what was read.
+        self.wake();
+    }
+
+    /// Whether the answer may not go on before somebody reads.
+    pub(crate) fn is_full(&self) -> bool {
+        self.progress.unread() >= UNREAD_TOKENS_MAX
+    }
+
+    fn wake(&self) {
+        if let Some(desk) = self.desk.as_ref().filter(|_| self.progress.parked.load(Ordering::SeqCst)) {
+            desk.wake();
+        }
+    }
+}
+
+/// Tokens among events.
+pub(crate) fn tokens_in(events: &[AssistEvent]) -> usize {
+    let is_token = |event: &&AssistEvent| matches!(event, AssistEvent::First(_) | AssistEvent::Token(_));
+    events.iter().filter(is_token).count()
+}
+
 /// The writing end; belongs to the engine's thread and never blocks it.
 #[derive(Debug)]
 pub(crate) struct EventSink {
     batches: mpsc::Sender<Batch>,
     cancel: CancelFlag,
+    progress: Arc<Progress>,
 }
 
 impl EventSink {
@@ -45,8 +102,9 @@ impl EventSink {
         if batch.is_empty() {
             return;
         }
-        // The channel holds as many batches as the answer has tokens, so that it is full only for a reader whose
-        // answer broke its cap: that would be our bug, and the answer is given up rather than the thread blocked.
+        self.progress.written.fetch_add(tokens_in(&batch), Ordering::SeqCst);
+        // The channel holds as many batches as may be unread, so that it is full only where an answer was not parked in
+        // time: that would be our bug, and the answer is given up rather than the thread blocked.
         if self.batches.try_send(batch).is_err() {
             self.cancel.set();
         }
@@ -54,6 +112,30 @@ impl EventSink {
 
     pub(crate) fn cancel(&self) -> &CancelFlag {
         &self.cancel
+    }
+
+    /// Whether the answer waits for its reader.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.progress.parked.load(Ordering::SeqCst)
+    }
+
+    /// Whether it must begin to: it is as far ahead of its reader as it may be.
+    pub(crate) fn park(&self) -> bool {
+        if self.progress.unread() < UNREAD_TOKENS_MAX {
+            return false;
+        }
+        self.progress.parked.store(true, Ordering::SeqCst);
+        // A reader that came in between did not know that it is waited for.
+        !self.unpark()
+    }
+
+    /// Whether it may go on.
+    pub(crate) fn unpark(&self) -> bool {
+        let goes_on = self.progress.unread() <= UNREAD_TOKENS_MAX / 2;
+        if goes_on {
+            self.progress.parked.store(false, Ordering::SeqCst);
+        }
+        goes_on
     }
 }
 
@@ -70,6 +152,9 @@ pub struct AssistStream {
     batches: mpsc::Receiver<Batch>,
     ready: VecDeque<AssistEvent>,
     cancel: CancelFlag,
+    mark: ReadMark,
+    /// Tokens handed out; none where somebody else says what was read.
+    read: Option<usize>,
     prompt_tokens: u64,
     model: String,
     watches: Vec<Box<dyn StreamWatch>>,
@@ -78,9 +163,11 @@ pub struct AssistStream {
 impl AssistStream {
     /// A stream and its writing end, for an answer of at most `max_tokens`.
     pub(crate) fn new(id: JobId, max_tokens: usize) -> (EventSink, AssistStream) {
-        let (sender, batches) = mpsc::channel(max_tokens + BATCHES_BESIDES_TOKENS);
+        // A pass sends a batch, and before the next one the answer is parked if it must be.
+        let (sender, batches) = mpsc::channel(max_tokens.min(UNREAD_TOKENS_MAX) + BATCHES_BESIDES_TOKENS);
         let cancel = CancelFlag::default();
-        let sink = EventSink { batches: sender, cancel: cancel.clone() };
+        let progress = Arc::<Progress>::default();
+        let sink = EventSink { batches: sender, cancel: cancel.clone(), progress: progress.clone() };
         (
             sink,
             AssistStream {
@@ -88,6 +175,8 @@ impl AssistStream {
                 batches,
                 ready: VecDeque::new(),
                 cancel,
+                mark: ReadMark { progress, desk: None },
+                read: Some(0),
                 prompt_tokens: 0,
                 model: String::new(),
                 watches: Vec::new(),
@@ -118,9 +207,21 @@ impl AssistStream {
         name.clone_into(&mut self.model);
     }
 
+    /// Who is woken where the answer waits for its reader.
+    pub(crate) fn wakes(&mut self, desk: Arc<Desk>) {
+        self.mark.desk = Some(desk);
+    }
+
+    /// From now on taking events out does not mean that they are read: the caller says so by the mark.
+    pub(crate) fn keeps_unread(&mut self) -> ReadMark {
+        self.read = None;
+        self.mark.clone()
+    }
+
     /// Asks for an early end; an `end` event with reason `cancelled` follows.
     pub fn cancel(&self) {
         self.cancel.set();
+        self.mark.wake();
     }
 
     /// Shows every further event to `watch`, which lives as long as the stream.
@@ -148,6 +249,7 @@ impl AssistStream {
         for event in &batch {
             self.show(event);
         }
+        self.mark_read(tokens_in(&batch));
         Some(batch)
     }
 
@@ -164,7 +266,15 @@ impl AssistStream {
     fn pop(&mut self) -> Option<AssistEvent> {
         let event = self.ready.pop_front()?;
         self.show(&event);
+        self.mark_read(tokens_in(std::slice::from_ref(&event)));
         Some(event)
+    }
+
+    fn mark_read(&mut self, tokens: usize) {
+        if let Some(read) = self.read.as_mut().filter(|_| tokens > 0) {
+            *read += tokens;
+            self.mark.read_up_to(*read);
+        }
     }
 
     fn show(&mut self, event: &AssistEvent) {
@@ -176,6 +286,6 @@ impl AssistStream {
 
 impl Drop for AssistStream {
     fn drop(&mut self) {
-        self.cancel.set();
+        self.cancel();
     }
 }

@@ -93,7 +93,9 @@ impl Worker {
                 continue;
             }
             match self.desk.stage() {
-                Stage::Open => self.desk.wait(),
+                Stage::Open => self.desk.wait(Stage::Open),
+                // An answer that waits for its reader has not ended.
+                Stage::Draining if self.desk.stats().parked > 0 => self.desk.wait(Stage::Draining),
                 Stage::Draining | Stage::Stopping | Stage::Failed => return,
             }
         }
@@ -110,6 +112,7 @@ impl Worker {
         loop {
             self.desk.take_arrived(&mut self.jobs);
             self.drop_cancelled();
+            self.mind_readers();
             self.share_prefixes();
             let mut effects = VecDeque::from(self.desk.step(Event::Turn(self.room())));
             if effects.is_empty() {
@@ -227,6 +230,21 @@ impl Worker {
             })
             .collect();
         for event in leaving {
+            self.perform(event);
+        }
+    }
+
+    /// Answers that nobody reads wait without a slot.
+    fn mind_readers(&mut self) {
+        let events: Vec<Event> = self
+            .jobs
+            .values()
+            .filter_map(|job| match job.sink.is_parked() {
+                true => job.sink.unpark().then_some(Event::Unpark(job.spec.id)),
+                false => job.sink.park().then_some(Event::Park(job.spec.id)),
+            })
+            .collect();
+        for event in events {
             self.perform(event);
         }
     }

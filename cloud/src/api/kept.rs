@@ -1,6 +1,8 @@
 //! Answers whose readers may come back: kept while they are written, and ten seconds beyond.
 //!
-//! A request with `resume` goes on to its cap whoever reads; its events stay here, so that `GET /v1/assist/{id}` with
+//! A request with `resume` goes on without its reader, as far as any answer is written ahead of one
+//! ([`crate::stream::UNREAD_TOKENS_MAX`]); then it waits without a slot, and ends where nobody comes for ten seconds. Its
+//! events stay here, so that `GET /v1/assist/{id}` with
 //! `Last-Event-ID` goes on behind the event seen last, and the same request sent again gets the same stream.
 //! Always: bounded in number and bytes (what has ended gives way first; an answer for which there is no room is simply
 //! not kept), and an answer is found only with the key that asked for it.
@@ -16,7 +18,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::stream::AssistStream;
+use super::sse::is_terminal;
+use crate::stream::{AssistStream, ReadMark, tokens_in};
 
 /// What all kept answers together may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +28,7 @@ pub(super) struct KeptLimits {
     pub(super) answers_max: usize,
     /// Bytes of their events.
     pub(super) bytes_max: usize,
-    /// How long they stay after their end.
+    /// How long they stay after their end, and how long one that may not go on waits for a reader.
     pub(super) after_end: Duration,
 }
 
@@ -65,6 +68,8 @@ struct Book {
 #[derive(Debug)]
 struct Kept {
     state: Mutex<State>,
+    /// How far any reader is.
+    mark: ReadMark,
     /// How many events there are.
     count: watch::Sender<usize>,
 }
@@ -82,6 +87,8 @@ pub(super) struct KeptReader {
     kept: Arc<Kept>,
     count: watch::Receiver<usize>,
     next: usize,
+    /// Tokens among the events before `next`.
+    tokens: usize,
     /// The index that the reader has seen last.
     seen: Option<u32>,
 }
@@ -105,10 +112,10 @@ impl KeptAnswers {
         &self,
         owner: Owner,
         id: Uuid,
-        answer: AssistStream,
+        mut answer: AssistStream,
     ) -> Result<KeptReader, AssistStream> {
         let name = (owner, id);
-        let kept = Arc::new(Kept { state: Mutex::default(), count: watch::Sender::new(0) });
+        let kept;
         {
             let mut book = self.lock();
             if let Some(there) = book.answers.get(&name) {
@@ -117,6 +124,8 @@ impl KeptAnswers {
             if book.answers.len() >= self.limits.answers_max && !book.drop_oldest_ended() {
                 return Err(answer);
             }
+            let mark = answer.keeps_unread();
+            kept = Arc::new(Kept { state: Mutex::default(), mark, count: watch::Sender::new(0) });
             book.answers.insert(name, kept.clone());
         }
         let reader = Kept::reader(kept.clone(), None);
@@ -124,15 +133,33 @@ impl KeptAnswers {
         Ok(reader)
     }
 
-    /// Takes every event over, to the end and `after_end` beyond.
-    async fn write_down(self, name: Name, kept: Arc<Kept>, mut answer: AssistStream) {
-        while let Some(batch) = answer.next_batch().await {
-            self.count_bytes(name, &kept, batch.iter().map(bytes_of).sum());
-            kept.add(batch);
-        }
+    /// Keeps an answer to its end and `after_end` beyond.
+    async fn write_down(self, name: Name, kept: Arc<Kept>, answer: AssistStream) {
+        self.take_over(name, &kept, answer).await;
         kept.end();
         tokio::time::sleep(self.limits.after_end).await;
         self.lock().forget(name, &kept);
+    }
+
+    /// Takes every event over.
+    async fn take_over(&self, name: Name, kept: &Arc<Kept>, mut answer: AssistStream) {
+        loop {
+            let batch = tokio::select! {
+                batch = answer.next_batch() => batch,
+                () = kept.abandoned(self.limits.after_end) => {
+                    answer.cancel();
+                    answer.next_batch().await
+                }
+            };
+            let Some(batch) = batch else { return };
+            self.count_bytes(name, kept, batch.iter().map(bytes_of).sum());
+            if batch.last().is_some_and(is_terminal) {
+                // Its tenant's place is free before its reader hears of the end, not when it is forgotten.
+                drop(answer);
+                return kept.add(batch);
+            }
+            kept.add(batch);
+        }
     }
 
     /// Makes room for an answer's new events, or stops keeping it for readers to come.
@@ -181,7 +208,18 @@ impl Book {
 impl Kept {
     fn reader(kept: Arc<Kept>, seen: Option<u32>) -> KeptReader {
         let count = kept.count.subscribe();
-        KeptReader { kept, count, next: 0, seen }
+        KeptReader { kept, count, next: 0, tokens: 0, seen }
+    }
+
+    /// Returns where the answer may not go on, and has had no reader, for as long as this.
+    async fn abandoned(&self, wait: Duration) {
+        loop {
+            self.count.closed().await;
+            tokio::time::sleep(wait).await;
+            if self.mark.is_full() && self.count.receiver_count() == 0 {
+                return;
+            }
+        }
     }
 
     fn add(&self, batch: Vec<AssistEvent>) {
@@ -209,6 +247,8 @@ impl KeptReader {
                 let state = self.kept.lock();
                 let new = &state.events[self.next..];
                 self.next = state.events.len();
+                self.tokens += tokens_in(new);
+                self.kept.mark.read_up_to(self.tokens);
                 let wanted: Vec<AssistEvent> =
                     new.iter().filter(|event| self.wants(event)).cloned().collect();
                 if !wanted.is_empty() {
@@ -254,7 +294,7 @@ const POISONED: &str = "nothing panics while it holds this lock";
 mod tests {
     use super::*;
     use crate::scheduler::JobId;
-    use crate::stream::EventSink;
+    use crate::stream::{EventSink, UNREAD_TOKENS_MAX};
     use baton_protocol::{EndEvent, EndReason, TokenEvent};
 
     const ID: Uuid = Uuid::from_u128(1);
@@ -308,6 +348,55 @@ mod tests {
         let mut only_end = kept.find(owner("a"), ID, Some(3)).unwrap();
         assert_eq!(rest(&mut only_end).await, [end()]);
         assert!(kept.lock().bytes > 0);
+    }
+
+    /// Something that is held as long as an answer's stream.
+    #[derive(Debug)]
+    struct Place(#[expect(dead_code, reason = "its end is what counts")] tokio::sync::oneshot::Sender<()>);
+
+    impl crate::stream::StreamWatch for Place {
+        fn event(&mut self, _: &AssistEvent) {}
+    }
+
+    #[tokio::test]
+    async fn a_place_is_free_when_the_reader_hears_of_the_end() {
+        let kept = KeptAnswers::default();
+        let (sink, mut stream) = answer();
+        let (place, mut free) = tokio::sync::oneshot::channel();
+        stream.watch(Place(place));
+        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        sink.send(vec![token(0)]);
+        assert_eq!(reader.next_batch().await.unwrap(), [token(0)]);
+        assert_eq!(free.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty));
+        sink.send(vec![token(1), end()]);
+        assert_eq!(reader.next_batch().await.unwrap(), [token(1), end()]);
+        assert_eq!(free.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
+        assert!(kept.find(owner("a"), ID, None).is_some(), "and the answer is still kept");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_full_and_has_no_reader_is_given_up() {
+        let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
+        let tokens = |from: u32, n: usize| (from..).take(n).map(token).collect::<Vec<_>>();
+        let kept = KeptAnswers::new(soon);
+        let (sink, stream) = AssistStream::new(JobId(1), 1000);
+        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        sink.send(tokens(0, UNREAD_TOKENS_MAX - 1));
+        assert!(!sink.park(), "it may write one more");
+        sink.send(tokens(UNREAD_TOKENS_MAX as u32 - 1, 1));
+        assert!(sink.park() && sink.is_parked() && !sink.unpark());
+        // Its reader reads: it goes on.
+        reader.next_batch().await.unwrap();
+        assert!(sink.unpark() && !sink.is_parked());
+        drop(reader);
+        sink.send(tokens(UNREAD_TOKENS_MAX as u32, UNREAD_TOKENS_MAX));
+        assert!(sink.park());
+        let given_up = async {
+            while !sink.cancel().is_set() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), given_up).await.expect("nobody comes");
     }
 
     #[tokio::test]

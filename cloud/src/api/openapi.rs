@@ -282,6 +282,8 @@ pub(super) struct Stats {
     queue_len: u64,
     /// How many may.
     queue_len_max: u64,
+    /// Answers that have no slot because nobody reads them.
+    parked: u64,
     /// Size of the KV cache, in tokens.
     kv_tokens: u64,
     /// Tokens of it that no running answer holds.

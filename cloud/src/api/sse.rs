@@ -1,7 +1,8 @@
 //! Server-sent events: frames, packets, keep-alive.
 //!
 //! Always: events that belong together are one chunk of the body (mask and first token travel in one packet), and the
-//! reader's going away drops the stream, which cancels the answer.
+//! reader's going away drops the stream, which cancels the answer. An answer is given up before its reader hears of its
+//! end, so that who asks again at once finds its place free.
 
 use std::time::Duration;
 
@@ -66,8 +67,10 @@ pub(super) async fn response(
     encode: impl Encode,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
-    let mut state = Streaming { answer: answer.into(), encode, keep_alive, ended: false };
-    let first = match tokio::time::timeout(keep_alive, state.answer.next_batch()).await {
+    let mut answer = answer.into();
+    let first = tokio::time::timeout(keep_alive, answer.next_batch()).await;
+    let mut state = Streaming { answer: Some(answer), encode, keep_alive };
+    let first = match first {
         Err(_) => Bytes::from_static(PING.as_bytes()),
         Ok(None) => return Err(cut_off_body().into()),
         Ok(Some(batch)) => match batch.first() {
@@ -89,19 +92,17 @@ pub(super) async fn response(
 }
 
 struct Streaming<E> {
-    answer: Source,
+    /// None after its terminal event.
+    answer: Option<Source>,
     encode: E,
     keep_alive: Duration,
-    ended: bool,
 }
 
 impl<E: Encode> Streaming<E> {
     /// The next packet; none after the terminal event.
     async fn next(&mut self) -> Option<Bytes> {
-        if self.ended {
-            return None;
-        }
-        let Ok(batch) = tokio::time::timeout(self.keep_alive, self.answer.next_batch()).await else {
+        let answer = self.answer.as_mut()?;
+        let Ok(batch) = tokio::time::timeout(self.keep_alive, answer.next_batch()).await else {
             return Some(Bytes::from_static(PING.as_bytes()));
         };
         // A worker that is gone leaves no terminal event: the reader still gets one.
@@ -114,7 +115,7 @@ impl<E: Encode> Streaming<E> {
         for event in batch {
             self.encode.event(event, &mut out);
             if is_terminal(event) {
-                self.ended = true;
+                self.answer = None;
                 self.encode.finish(&mut out);
                 break;
             }
@@ -123,7 +124,7 @@ impl<E: Encode> Streaming<E> {
     }
 }
 
-fn is_terminal(event: &AssistEvent) -> bool {
+pub(super) fn is_terminal(event: &AssistEvent) -> bool {
     matches!(event, AssistEvent::End(_) | AssistEvent::Error(_))
 }
 

@@ -81,6 +81,7 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
         "slots": stats.slots,
         "queue_len": stats.waiting,
         "queue_len_max": stats.queue,
+        "parked": stats.parked,
         "kv_tokens": stats.kv_tokens,
         "kv_tokens_free": kv.free_tokens,
         "preemptions_total": stats.preemptions_total,

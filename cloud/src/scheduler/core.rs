@@ -20,6 +20,8 @@ pub struct SchedulerCore {
     waiting: FairQueue,
     /// In order of arrival.
     running: Vec<Slot>,
+    /// Without a slot until their readers read.
+    parked: Vec<Request>,
     in_flight: Option<InFlight>,
     /// As the engine said last.
     room: KvRoom,
@@ -85,6 +87,7 @@ impl SchedulerCore {
             limits,
             waiting: FairQueue::default(),
             running: Vec::with_capacity(limits.slots),
+            parked: Vec::new(),
             in_flight: None,
             room: KvRoom::default(),
             times: PassTimes::default(),
@@ -104,6 +107,13 @@ impl SchedulerCore {
         self.now = now;
         match event {
             Event::Submit(spec) => self.submit(spec, now),
+            Event::Park(id) => self.park(id, now).into_iter().collect(),
+            Event::Unpark(id) => {
+                if let Some(at) = self.parked.iter().position(|request| request.spec.id == id) {
+                    self.waiting.push_resumed(self.parked.swap_remove(at));
+                }
+                Vec::new()
+            }
             Event::Cancel(id) => self.end(id, CloseReason::Cancelled, now).into_iter().collect(),
             Event::Abort(id) => self.end(id, CloseReason::Stopped, now).into_iter().collect(),
             Event::Fail(id) => self.end(id, CloseReason::Failed, now).into_iter().collect(),
@@ -154,6 +164,7 @@ impl SchedulerCore {
             slots: self.limits.slots,
             waiting: self.waiting.len(),
             queue: self.limits.queue,
+            parked: self.parked.len(),
             kv_held_tokens: self.running.iter().map(|slot| self.blocks(slot.held())).sum::<usize>()
                 * self.limits.kv_block,
             kv_tokens: self.limits.kv_tokens,
@@ -178,7 +189,7 @@ impl SchedulerCore {
         self.limits.backlog = backlog;
     }
 
-    /// Whether there is nothing to run and nobody waits.
+    /// Whether there is nothing to run and nobody waits for a slot.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
@@ -335,6 +346,22 @@ impl SchedulerCore {
         vec![Effect::Preempt(id)]
     }
 
+    /// A sequence that has written something gives its slot up until its reader reads.
+    fn park(&mut self, id: JobId, now: Duration) -> Option<Effect> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        if let Some(at) = self.running.iter().position(|slot| slot.request.spec.id == id) {
+            let mut slot = self.running.remove(at);
+            slot.request.slot_time += now.saturating_sub(slot.since);
+            self.parked.push(slot.request);
+            return Some(Effect::Preempt(id));
+        }
+        // It was preempted before.
+        self.parked.extend(self.waiting.take_resumed(id));
+        None
+    }
+
     fn step_done(&mut self, outcomes: &[(JobId, Outcome)], now: Duration) -> Vec<Effect> {
         let InFlight { plan, planned_at } =
             self.in_flight.take().expect("a pass ends only after one was planned");
@@ -371,6 +398,8 @@ impl SchedulerCore {
             let mut slot = self.running.remove(at);
             slot.request.slot_time += now.saturating_sub(slot.since);
             slot.request
+        } else if let Some(at) = self.parked.iter().position(|request| request.spec.id == id) {
+            self.parked.swap_remove(at)
         } else {
             self.waiting.take(id)?
         };
@@ -408,7 +437,7 @@ impl SchedulerCore {
         let alone_ms = self.times.alone_ms();
         Ahead {
             waiting: self.waiting.len(),
-            bytes: self.waiting.iter().map(|request| request.spec.bytes).sum(),
+            bytes: self.waiting.iter().chain(&self.parked).map(|request| request.spec.bytes).sum(),
             tokens: self.backlog(),
             drain_ms: self.drain.ms_per_token(alone_ms, self.now),
             alone_ms,

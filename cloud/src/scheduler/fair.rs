@@ -18,7 +18,7 @@ const UNIT: u128 = 1 << 20;
 /// Requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct FairQueue {
-    /// Preempted requests: they were the latest of those that ran, and hold no place that others could take.
+    /// Requests that had a slot before: their work was counted when they got it.
     resumed: VecDeque<Request>,
     lanes: BTreeMap<u64, Lane>,
     /// Virtual time: the start tag of the request that went last.
@@ -67,6 +67,19 @@ impl FairQueue {
         self.len += 1;
     }
 
+    /// Adds a request that had a slot before, behind those that were preempted.
+    pub(super) fn push_resumed(&mut self, request: Request) {
+        self.resumed.push_back(request);
+        self.len += 1;
+    }
+
+    /// Takes a request out that had a slot before.
+    pub(super) fn take_resumed(&mut self, id: JobId) -> Option<Request> {
+        let at = self.resumed.iter().position(|request| request.spec.id == id)?;
+        self.len -= 1;
+        self.resumed.remove(at)
+    }
+
     /// The request that goes next.
     pub(super) fn front(&self) -> Option<&Request> {
         self.resumed.front().or_else(|| self.next_lane().and_then(|(_, lane)| lane.requests.front()))
@@ -92,11 +105,10 @@ impl FairQueue {
 
     /// Takes a request out, wherever it stands.
     pub(super) fn take(&mut self, id: JobId) -> Option<Request> {
-        let of = |request: &Request| request.spec.id == id;
-        if let Some(at) = self.resumed.iter().position(of) {
-            self.len -= 1;
-            return self.resumed.remove(at);
+        if let Some(request) = self.take_resumed(id) {
+            return Some(request);
         }
+        let of = |request: &Request| request.spec.id == id;
         let found = self
             .lanes
             .iter()

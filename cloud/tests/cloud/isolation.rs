@@ -159,7 +159,10 @@ fn tenants_that_ask_the_same_at_the_same_time_get_the_same_answer_by_their_own_w
 }
 
 /// A server with a key for each of `tenants`, and more than one for a tenant that is named more than once.
-async fn server<const N: usize>(tenants: [&str; N]) -> (Server, [KeySecret; N]) {
+pub async fn server<const N: usize>(
+    tenants: [&str; N],
+    settings: TenantSettings,
+) -> (Server, [KeySecret; N]) {
     let secrets = tenants.map(|_| KeySecret::generate());
     let key = |(secret, tenant): (&KeySecret, &str)| ApiKey {
         id: secret.id().into(),
@@ -178,7 +181,7 @@ async fn server<const N: usize>(tenants: [&str; N]) -> (Server, [KeySecret; N]) 
     let tenant = |id: &&str| Tenant {
         id: (*id).to_owned(),
         revision: 1,
-        settings: TenantSettings::default(),
+        settings: settings.clone(),
         created_ms: 0,
         updated_ms: 0,
         updated_by: String::new(),
@@ -199,7 +202,7 @@ async fn send(server: &Server, key: &KeySecret, method: &str, path: &str, body: 
 
 #[tokio::test]
 async fn keys_of_one_tenant_share_prefixes_and_others_do_not() {
-    let (server, [one, other, same]) = server(["acme", "zeta", "acme"]).await;
+    let (server, [one, other, same]) = server(["acme", "zeta", "acme"], TenantSettings::default()).await;
     let assist = serde_json::to_value(request("doc-qa", &document(20), 2)).unwrap();
     let chat = json!({ "model": "default", "messages": [{ "role": "user", "content": document(20) }], "max_tokens": 2 });
     for (path, body, at) in
@@ -221,7 +224,7 @@ async fn keys_of_one_tenant_share_prefixes_and_others_do_not() {
 
 #[tokio::test]
 async fn a_kept_stream_is_its_key_s_alone() {
-    let (server, [one, other, same]) = server(["acme", "zeta", "acme"]).await;
+    let (server, [one, other, same]) = server(["acme", "zeta", "acme"], TenantSettings::default()).await;
     let mut asked = request("doc-qa", &document(20), 4);
     asked.resume = true;
     let path = format!("/v1/assist/{}", asked.request_id);

@@ -25,4 +25,5 @@ mod scheduler;
 mod service;
 mod service_simulation;
 mod tls;
+mod unread;
 mod world;
