@@ -4,6 +4,7 @@
 mod ask;
 mod chat;
 mod document;
+mod interrupts;
 mod model;
 mod open;
 mod profile;
@@ -11,12 +12,40 @@ mod ring;
 mod serve;
 mod terminal;
 
+pub use interrupts::Stopped;
+
+use anyhow::anyhow;
+use baton_protocol::{RefineOptions, RequestError, Sampling, limits};
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use interrupts::Interrupts;
+use reqwest::Url;
+use std::io::IsTerminal as _;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+/// Exit status of a command line that cannot be read, as clap has it.
+const WRONG_LINE: u8 = 2;
+
+/// What stands below the options of the whole program.
+const HELP: &str = "\
+Exit status: 0; 1 if something failed; 2 for a wrong command line; 130 after Ctrl-C; 141 if the reader of the output has
+gone. On a terminal, control characters of answers, messages and names are shown as symbols; files and pipes get them as
+they are, and --json escapes them.";
+
+/// Headings of the options that most commands share.
+mod heading {
+    pub(super) const CLOUD: &str = "Cloud";
+    pub(super) const MODEL: &str = "This device";
+    pub(super) const RING: &str = "Ring";
+    pub(super) const SAMPLING: &str = "Sampling";
+    pub(super) const RELAY: &str = "Relay";
+    pub(super) const SHOWN: &str = "What is shown";
+}
 
 /// Ask about long documents: the cloud begins, this device finishes.
 #[derive(Debug, Parser)]
-#[command(name = "baton", version)]
+#[command(name = "baton", version, after_help = HELP)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,6 +56,7 @@ enum Command {
     /// Ask one question about a document
     Ask(ask::AskArgs),
     /// Talk, turn by turn
+    #[command(after_help = chat::HELP)]
     Chat(chat::ChatArgs),
     /// Serve the OpenAI chat API to programs on this machine
     Serve(serve::ServeArgs),
@@ -52,70 +82,74 @@ enum ModeArg {
 #[derive(Debug, Args)]
 struct CommonArgs {
     /// Address of the cloud service, e.g. `https://assist.example.org`
-    #[arg(long, env = "BATON_CLOUD", value_name = "URL")]
+    ///
+    /// An address without a scheme gets https, one of this machine itself http.
+    #[arg(long, env = "BATON_CLOUD", value_name = "URL", value_parser = cloud_address, help_heading = heading::CLOUD)]
     cloud: Option<String>,
     /// Key for the cloud service
-    #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true)]
+    #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true, help_heading = heading::CLOUD)]
     cloud_key: Option<String>,
-    /// GGUF model of this device [default: models/demo-device.gguf, if found]
-    #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
-    model: Option<PathBuf>,
     /// Who writes [default: relay with --cloud, else device]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
     /// Allow the cloud without being asked
-    #[arg(long, conflicts_with = "no_cloud")]
+    #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
-    /// Take over at once where the line to the cloud is cut, in place of going on with its stream within 2 s
-    #[arg(long)]
+    /// Do not use the cloud, whatever was said before
+    #[arg(long, help_heading = heading::CLOUD)]
+    no_cloud: bool,
+    /// Take over at once if the line to the cloud is cut, in place of going on with its stream within 2 s
+    #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
     no_resume: bool,
+    /// What kind of device this is, for the cloud's optimizer
+    #[arg(long, default_value = "desktop", value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
+    device_class: String,
+    /// What kind of network this is on (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
+    #[arg(long, value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
+    network: Option<String>,
+    /// GGUF model of this device [default: models/demo-device.gguf, if found]
+    #[arg(long, env = "BATON_MODEL", value_name = "FILE", help_heading = heading::MODEL)]
+    model: Option<PathBuf>,
     /// GGUF file of a LoRA adapter of the device's model, by the name that a scene gives it: the cloud's part and this
     /// device's are then written with it (may be given several times)
-    #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file)]
+    #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<AdapterFile>,
-    /// Do not use the cloud, whatever was said before
-    #[arg(long)]
-    no_cloud: bool,
-    /// Folder for settings [default: the platform's]
-    #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR")]
-    config_dir: Option<PathBuf>,
     /// Compute threads [default: all]
-    #[arg(long, value_name = "N")]
-    threads: Option<std::num::NonZeroUsize>,
-    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
-    #[arg(long, default_value_t = 0, value_name = "MIB")]
-    repack_mib: u32,
-    /// Memory for the model's weights: auto (what the system can give), all (map the whole file), or a size (2GB, 800MB).
-    /// What does not fit is read from the disk for every token; --repack-mib then does nothing
-    #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
+    #[arg(long, value_name = "N", help_heading = heading::MODEL)]
+    threads: Option<NonZeroUsize>,
+    /// Memory for the model's weights: auto, all, or a size like 2GB
+    ///
+    /// auto: what the system can give. all: the whole file is mapped. What does not fit is read from the disk for every
+    /// token; --repack-mib then does nothing.
+    #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::residency::MemoryFor,
+    /// Tokens of prompt and answer that the device holds
+    #[arg(long, default_value_t = 8192, value_name = "N", help_heading = heading::MODEL)]
+    kv_tokens: usize,
+    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    #[arg(long, default_value_t = 0, value_name = "MIB", hide_short_help = true, help_heading = heading::MODEL)]
+    repack_mib: u32,
+    /// Write several tokens in one pass if earlier text or a smaller model proposes them; the answer stays the
+    /// same: auto (from earlier text, while that is faster), off, lookup (always), draft=FILE (a smaller GGUF model
+    /// with the same tokenizer, while that is faster)
+    #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW", hide_short_help = true, help_heading = heading::MODEL)]
+    speculate: crate::local::Speculation,
+    /// Folder for settings [default: the platform's]
+    #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
+    config_dir: Option<PathBuf>,
     /// Compute together with the devices of the ring that this one heads (see `baton ring init`)
-    #[arg(long)]
+    #[arg(long, help_heading = heading::RING)]
     ring: bool,
     #[command(flatten)]
     head: ring::HeadArgs,
-    /// Tokens of prompt and answer that the device holds
-    #[arg(long, default_value_t = 8192, value_name = "N")]
-    kv_tokens: usize,
-    /// Write several tokens in one pass where earlier text or a smaller model proposes them; the answer stays the
-    /// same: auto (from earlier text, while that is faster), off, lookup (always), draft=FILE (a smaller GGUF model
-    /// with the same tokenizer, while that is faster)
-    #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW")]
-    speculate: crate::local::Speculation,
-    /// What kind of device this is, for the cloud's optimizer
-    #[arg(long, default_value = "desktop", value_name = "CLASS")]
-    device_class: String,
-    /// What kind of network this is on (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
-    #[arg(long, value_name = "CLASS")]
-    network: Option<String>,
     /// EMULATION: each prefill pass takes at least so many milliseconds for each token
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", hide = true)]
     emulate_prefill_ms_per_token: Option<f64>,
     /// EMULATION: each prompt takes at least so many milliseconds besides
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", hide = true)]
     emulate_prefill_base_ms: Option<f64>,
     /// EMULATION: each decode pass takes at least so many milliseconds
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", hide = true)]
     emulate_decode_ms: Option<f64>,
 }
 
@@ -126,50 +160,104 @@ struct AnswerArgs {
     #[arg(long)]
     scene: Option<String>,
     /// Most tokens of an answer
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    max_tokens: usize,
-    /// 0: greedy
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Sample from this many most probable tokens only
-    #[arg(long)]
-    top_k: Option<u32>,
-    /// Sample from the most probable tokens of this mass only
-    #[arg(long)]
-    top_p: Option<f32>,
-    /// Sample only tokens of at least this share of the largest probability
-    #[arg(long)]
-    min_p: Option<f32>,
-    /// Penalty on tokens that the answer already holds; 1: none
-    #[arg(long, default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// Seed of the randomness
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[arg(long, default_value = "512", value_name = "N")]
+    max_tokens: NonZeroUsize,
     /// Text that ends the answer (may be given several times)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// 0: greedy
+    #[arg(long, default_value_t = 0.0, help_heading = heading::SAMPLING)]
+    temperature: f32,
+    /// Sample from this many most probable tokens only
+    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    top_k: Option<u32>,
+    /// Sample from the most probable tokens of this mass only
+    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    top_p: Option<f32>,
+    /// Sample only tokens of at least this share of the largest probability
+    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    min_p: Option<f32>,
+    /// Penalty on tokens that the answer already holds; 1: none
+    #[arg(long, default_value_t = 1.0, hide_short_help = true, help_heading = heading::SAMPLING)]
+    repetition_penalty: f32,
+    /// Seed of the randomness
+    #[arg(long, default_value_t = 0, help_heading = heading::SAMPLING)]
+    seed: u64,
     /// How the cloud refines the prompt: attention, paper, bm25, random, none
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", hide_short_help = true, help_heading = heading::RELAY)]
     refine_mode: Option<baton_refine::Mode>,
     /// Share of the document to keep (r)
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", help_heading = heading::RELAY)]
     ratio: Option<f32>,
     /// Tokens that the cloud writes (L)
-    #[arg(long, value_name = "L")]
+    #[arg(long, value_name = "L", help_heading = heading::RELAY)]
     assist_tokens: Option<u32>,
-    /// Whose token counts where both wrote one: cloud or device
-    #[arg(long, value_name = "WHO")]
+    /// Whose token counts if both wrote one: cloud or device
+    #[arg(long, value_name = "WHO", hide_short_help = true, help_heading = heading::RELAY)]
     corrector: Option<baton_protocol::Corrector>,
     /// Show text at an even pace (default)
-    #[arg(long, conflicts_with = "instant")]
+    #[arg(long, conflicts_with = "instant", hide_short_help = true, help_heading = heading::SHOWN)]
     pace: bool,
     /// Show text as it comes
-    #[arg(long)]
+    #[arg(long, help_heading = heading::SHOWN)]
     instant: bool,
     /// Print a timeline of the answer
-    #[arg(long)]
+    #[arg(long, help_heading = heading::SHOWN)]
     trace: bool,
+}
+
+impl AnswerArgs {
+    fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+            stop: self.stop.clone(),
+        }
+    }
+
+    fn refine(&self) -> RefineOptions {
+        RefineOptions { ratio: self.ratio, mode: self.refine_mode.map(|mode| mode.to_string()) }
+    }
+
+    /// Refuses numbers and stop strings that nobody could use, whoever writes: before a model is loaded.
+    fn check(&self) -> anyhow::Result<()> {
+        let checked = self.sampling().check().and_then(|()| {
+            limits::RATIO.check_opt("ratio", self.ratio)?;
+            Ok(limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?)
+        });
+        checked.map_err(|err: RequestError| {
+            // `sampling.stop[0]` is `--stop`.
+            let name = err.field().rsplit('.').next().unwrap_or_default();
+            let option = name.split('[').next().unwrap_or_default().replace('_', "-");
+            anyhow!("option --{option}: {err}")
+        })
+    }
+}
+
+/// The address of a service; `host:port` gets a scheme: https, but http for this machine itself.
+fn cloud_address(text: &str) -> Result<String, String> {
+    let wrong = || format!("`{text}` is no address of a service: want https://HOST or https://HOST:PORT");
+    let with_scheme = |scheme: &str| Url::parse(&format!("{scheme}://{text}")).map_err(|_| wrong());
+    let url = match text.split_once("://") {
+        Some(_) => Url::parse(text).map_err(|_| wrong())?,
+        None => {
+            let url = with_scheme("https")?;
+            let own = match url.host_str().map(|host| host.trim_matches(['[', ']'])) {
+                Some("localhost") => true,
+                Some(host) => host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()),
+                None => false,
+            };
+            if own { with_scheme("http")? } else { url }
+        }
+    };
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(wrong());
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
 /// An adapter's file, and the name that scenes give it.
@@ -189,18 +277,45 @@ fn adapter_file(text: &str) -> Result<AdapterFile, String> {
 }
 
 impl Cli {
+    /// Reads the command line; if it asks for help, or is wrong, says so and gives the exit status.
+    ///
+    /// # Errors
+    /// The exit status of a program that has nothing more to do.
+    pub fn read() -> Result<Self, u8> {
+        Self::try_parse().map_err(|err| {
+            let help = matches!(err.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            if help && std::io::stdout().is_terminal() {
+                // The program's own words, with their colours.
+                drop(err.print());
+                return 0;
+            }
+            // What stands on a command line may be the name of a file, and that anything.
+            let text = err.render().to_string();
+            if err.use_stderr() {
+                baton_terminal::err!("{text}");
+                return WRONG_LINE;
+            }
+            match baton_terminal::out!("{text}") {
+                Err(err) if baton_terminal::is_closed(&err) => baton_terminal::CLOSED_STATUS,
+                Err(_) => 1,
+                Ok(()) => 0,
+            }
+        })
+    }
+
     /// Runs the command.
     ///
     /// # Errors
     /// Anything that keeps the command from being done; the caller prints it.
     pub async fn run(self) -> anyhow::Result<()> {
+        let interrupts = Interrupts::listen();
         match self.command {
-            Command::Ask(args) => ask::run(args).await,
-            Command::Chat(args) => chat::run(args).await,
-            Command::Serve(args) => serve::run(args).await,
-            Command::Model(args) => model::run(args).await,
+            Command::Ask(args) => ask::run(args, &interrupts).await,
+            Command::Chat(args) => chat::run(args, &interrupts).await,
+            Command::Serve(args) => serve::run(args, &interrupts).await,
+            Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
-            Command::Ring(args) => ring::run(args).await,
+            Command::Ring(args) => ring::run(args, &interrupts).await,
         }
     }
 }
@@ -249,8 +364,80 @@ mod tests {
             &["baton", "ask", "d", "q", "--refine-mode", "best"],
             &["baton", "ask", "d", "q", "--adapter", "a.gguf"],
             &["baton", "model", "adapter", "dir", "--out", "a.gguf"],
+            &["baton", "ask", "d", "q", "--max-tokens", "0"],
+            &["baton", "ask", "d", "q", "--cloud", "ftp://host"],
         ] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    fn ask_args(options: &[&str]) -> AnswerArgs {
+        let line = ["baton", "ask", "d", "q"].iter().chain(options);
+        match Cli::try_parse_from(line).unwrap().command {
+            Command::Ask(args) => args.answer,
+            other => panic!("{other:?} is not ask"),
+        }
+    }
+
+    #[test]
+    fn options_take_their_documented_limits_and_nothing_beyond() {
+        let long = "x".repeat(limits::STOP_BYTES_MAX);
+        for good in
+            [&["--ratio", "0.01"][..], &["--ratio", "1"], &["--stop", &long], &["--temperature", "10"]]
+        {
+            assert!(ask_args(good).check().is_ok(), "{good:?}");
+        }
+        let longer = "x".repeat(limits::STOP_BYTES_MAX + 1);
+        for (bad, want) in [
+            (["--ratio", "0.009"], "option --ratio: field `ratio` is 0.009, must be 0.01 to 1"),
+            (["--ratio", "nan"], "option --ratio: field `ratio` is NaN"),
+            (["--stop", &longer], "option --stop: field `sampling.stop[0]` has length 1025"),
+            (["--stop", ""], "option --stop: field `sampling.stop[0]` is empty"),
+            (["--top-p", "1.5"], "option --top-p: field `sampling.top_p` is 1.5"),
+            (["--assist-tokens", "0"], "option --assist-tokens: "),
+        ] {
+            let said = ask_args(&bad).check().unwrap_err().to_string();
+            assert!(said.starts_with(want), "{said}");
+        }
+        // What the command line takes, the engine takes.
+        assert!(baton_engine::stop::StopStrings::new(&[long]).is_ok());
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_gets_one() {
+        for (text, want) in [
+            ("https://a.example/", "https://a.example"),
+            ("http://10.0.0.1:8300", "http://10.0.0.1:8300"),
+            ("assist.example.org", "https://assist.example.org"),
+            ("10.0.0.1:8300", "https://10.0.0.1:8300"),
+            ("127.0.0.1:8300", "http://127.0.0.1:8300"),
+            ("localhost:8300", "http://localhost:8300"),
+            ("[::1]:8300", "http://[::1]:8300"),
+            ("https://a.example/baton", "https://a.example/baton"),
+        ] {
+            assert_eq!(cloud_address(text).as_deref(), Ok(want), "{text}");
+        }
+        for bad in ["", "ftp://a.example", "file:///etc/passwd", "https://", "a b", "host:port", "://x"] {
+            let said = cloud_address(bad).unwrap_err();
+            assert!(said.contains("want https://HOST"), "{bad}: {said}");
+        }
+    }
+
+    #[test]
+    fn help_is_short_and_in_groups() {
+        let help = |name: &str, long: bool| {
+            let mut cli = Cli::command();
+            let command = cli.find_subcommand_mut(name).unwrap();
+            if long { command.render_long_help().to_string() } else { command.render_help().to_string() }
+        };
+        for name in ["ask", "chat", "serve"] {
+            let (short, long) = (help(name, false), help(name, true));
+            assert!(short.lines().count() <= 60, "{name} -h has {} lines", short.lines().count());
+            for heading in [heading::CLOUD, heading::MODEL, heading::RING] {
+                assert!(long.contains(&format!("\n{heading}:\n")), "{name}: {heading}: {long}");
+            }
+            assert!(!long.contains("emulate") && !short.contains("EMULATION"), "{name}: {long}");
+            assert!(long.contains("--adapter") && !short.contains("--adapter"), "{name}");
         }
     }
 }

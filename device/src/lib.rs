@@ -8,7 +8,6 @@ pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod client;
-mod error_chain;
 pub mod local;
 pub mod privacy;
 pub mod relay;

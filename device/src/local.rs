@@ -21,7 +21,6 @@ pub use command::{
 pub use sequences::{SequenceError, Sequences};
 pub use speculate::{Decoded, Speculation, SpeculationError};
 
-use crate::error_chain::chain;
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::Sampler;
@@ -31,6 +30,7 @@ use baton_engine::{
     Adapter, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepSeq, Wanted,
 };
 use baton_protocol::Segment;
+use baton_terminal::chain;
 use decode::Decoder;
 use std::sync::Arc;
 use std::time::Duration;

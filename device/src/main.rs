@@ -1,19 +1,31 @@
 //! The `baton` program: parses the command line, sets up logging, runs the command.
 
-use baton_device::cli::Cli;
-use clap::Parser;
+use baton_device::cli::{Cli, Stopped};
+use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
+use std::io::Write as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    let cli = match Cli::read() {
+        Ok(cli) => cli,
+        Err(status) => return status.into(),
+    };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
-    match Cli::parse().run().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err:#}");
-            ExitCode::FAILURE
-        }
+    // Without colours: the filter of the terminal shows every escape, also the log's own.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(baton_terminal::stderr);
+    log.with_ansi(false).with_target(false).init();
+    let ended = cli.run().await;
+    let Err(err) = ended.and_then(|()| Ok(baton_terminal::stdout().flush()?)) else {
+        return ExitCode::SUCCESS;
+    };
+    if let Some(Stopped(signal)) = err.downcast_ref::<Stopped>() {
+        return signal.status().into();
     }
+    if is_closed(err.as_ref()) {
+        return CLOSED_STATUS.into();
+    }
+    errln!("error: {}", chain(err.as_ref()));
+    ExitCode::FAILURE
 }

@@ -5,6 +5,7 @@
 //! a budget falls as soon as less memory is there, and grows only after that has been so for a while; nothing of a
 //! model is locked in memory.
 
+use baton_terminal::errln;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
@@ -79,7 +80,7 @@ impl FromStr for MemoryFor {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Its shape cannot be read.
-    #[error("read the model's shape")]
+    #[error(transparent)]
     Shape(#[from] ShapeError),
     /// The engine refuses it.
     #[error(transparent)]
@@ -182,7 +183,7 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
     }
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let bound = found.map_or_else(|| "--memory".to_owned(), |found| found.bound_by.clone());
-    eprintln!(
+    errln!(
         "{:.2} GB of the model's {:.2} GB of weights stay in memory ({bound} sets the bound); the other {:.2} GB are \
          read from the disk for every token{}",
         gigabytes(stats.resident_bytes),

@@ -47,10 +47,10 @@ pub struct CachedScene {
     pub scene: SceneInfo,
 }
 
-/// The settings folder.
+/// The settings folder; without one nothing is known, and nothing can be remembered.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    folder: PathBuf,
+    folder: Option<PathBuf>,
 }
 
 /// The platform's folder for settings, by its usual environment variables.
@@ -68,13 +68,9 @@ pub(crate) fn platform_folder() -> Option<PathBuf> {
 }
 
 impl Settings {
-    /// The folder given, or the platform's.
-    ///
-    /// # Errors
-    /// [`SettingsError::NoFolder`].
-    pub fn open(folder: Option<PathBuf>) -> Result<Self, SettingsError> {
-        let folder = folder.or_else(platform_folder).ok_or(SettingsError::NoFolder)?;
-        Ok(Self { folder })
+    /// The folder given, or the platform's if it has one.
+    pub fn open(folder: Option<PathBuf>) -> Self {
+        Self { folder: folder.or_else(platform_folder) }
     }
 
     /// Whether the cloud may be used; `None` if nobody was asked.
@@ -85,7 +81,7 @@ impl Settings {
     /// Remembers whether the cloud may be used.
     ///
     /// # Errors
-    /// [`SettingsError::Write`].
+    /// [`SettingsError`].
     pub fn allow_cloud(&self, cloud_allowed: bool) -> Result<(), SettingsError> {
         self.write(Path::new(CONSENT_FILE), &Consent { cloud_allowed })
     }
@@ -99,7 +95,7 @@ impl Settings {
     /// Remembers a scene.
     ///
     /// # Errors
-    /// [`SettingsError::Write`].
+    /// [`SettingsError`].
     pub fn remember_scene(&self, scene: &CachedScene) -> Result<(), SettingsError> {
         match scene_file(&scene.scene.id) {
             Some(file) => self.write(&file, scene),
@@ -115,7 +111,7 @@ impl Settings {
     /// Keeps a profile of this device.
     ///
     /// # Errors
-    /// [`SettingsError::Write`].
+    /// [`SettingsError`].
     pub(crate) fn remember_profile<T: Serialize>(
         &self,
         file: &str,
@@ -125,7 +121,7 @@ impl Settings {
     }
 
     fn read<T: for<'a> Deserialize<'a>>(&self, file: &Path) -> Option<T> {
-        let path = self.folder.join(file);
+        let path = self.folder.as_ref()?.join(file);
         if std::fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
             return None;
         }
@@ -133,17 +129,24 @@ impl Settings {
     }
 
     fn write<T: Serialize>(&self, file: &Path, value: &T) -> Result<(), SettingsError> {
-        let path = self.folder.join(file);
+        let path = self.folder.as_ref().ok_or(SettingsError::NoFolder)?.join(file);
         let write = || -> io::Result<()> {
             if let Some(parent) = path.parent() {
                 std::fs::create_dir_all(parent)?;
             }
             // Named after the process, so that two programs never write one temporary file.
             let partial = path.with_extension(format!("{}.partial", std::process::id()));
-            let mut out = std::fs::File::create(&partial)?;
-            out.write_all(&serde_json::to_vec_pretty(value)?)?;
-            out.sync_all()?;
-            std::fs::rename(&partial, &path)
+            let written = std::fs::File::create(&partial)
+                .and_then(|mut out| {
+                    out.write_all(&serde_json::to_vec_pretty(value)?)?;
+                    out.sync_all()
+                })
+                .and_then(|()| std::fs::rename(&partial, &path));
+            if written.is_err() {
+                // A full disk must not be filled further; what cannot be removed either is found by its name.
+                drop(std::fs::remove_file(&partial));
+            }
+            written
         };
         write().map_err(|err| SettingsError::Write { path: path.clone(), err })
     }
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn consent_and_scenes_are_remembered() {
         let dir = tempfile::tempdir().unwrap();
-        let settings = Settings::open(Some(dir.path().join("deep/er"))).unwrap();
+        let settings = Settings::open(Some(dir.path().join("deep/er")));
         assert_eq!(settings.cloud_allowed(), None);
         settings.allow_cloud(true).unwrap();
         assert_eq!(settings.cloud_allowed(), Some(true));
@@ -181,5 +184,18 @@ mod tests {
         std::fs::write(dir.path().join("deep/er/scenes/doc-qa.json"), b"{broken").unwrap();
         assert_eq!(settings.scene("http://a", "doc-qa"), None);
         assert_eq!(scene_file("../x"), None);
+    }
+
+    #[test]
+    fn without_a_folder_nothing_is_known_and_a_failed_write_leaves_nothing() {
+        let none = Settings { folder: None };
+        assert_eq!(none.cloud_allowed(), None);
+        assert!(matches!(none.allow_cloud(true), Err(SettingsError::NoFolder)));
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(dir.path().to_owned()));
+        // Nothing can be renamed over a folder.
+        std::fs::create_dir_all(dir.path().join(CONSENT_FILE).join("in the way")).unwrap();
+        assert!(matches!(settings.allow_cloud(true), Err(SettingsError::Write { .. })));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no partial file is left");
     }
 }

@@ -1,10 +1,12 @@
 //! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, several models
-//! and an adapter, bad input.
+//! and an adapter, bad input, interrupts and terminals.
 //!
 //! Speeds are emulated so that a cut falls into the middle of an answer; no test checks a time.
 
 #[path = "processes/models.rs"]
 mod models;
+#[path = "processes/terminal.rs"]
+mod terminal;
 
 use std::{
     io::Read as _,

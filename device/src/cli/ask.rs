@@ -1,9 +1,12 @@
 //! `baton ask DOC QUESTION`.
 
+use super::interrupts::{Interrupts, Stopped};
 use super::open::{open, question, scene_of};
+use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, document, terminal};
 use anyhow::{Context, bail};
 use baton_protocol::{Role, SceneInfo, Segment};
+use baton_terminal::errln;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -20,7 +23,7 @@ pub(super) struct AskArgs {
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     #[command(flatten)]
-    answer: AnswerArgs,
+    pub(super) answer: AnswerArgs,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -36,7 +39,8 @@ pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &
     segments
 }
 
-pub(super) async fn run(args: AskArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
+    args.answer.check()?;
     if args.question.trim().is_empty() {
         bail!("the question is empty");
     }
@@ -45,11 +49,11 @@ pub(super) async fn run(args: AskArgs) -> anyhow::Result<()> {
     let opened = open(&args.common).await?;
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {
-        eprintln!("note: {note}");
+        errln!("note: {note}");
     }
     let segments = document_segments(&scene, document, &args.question);
     let asked = question(&args.answer, opened.mode, scene, segments);
-    let mut report = terminal::show(&opened, asked, args.json).await?;
+    let Shown { mut report, stopped } = terminal::show(&opened, asked, args.json, interrupts).await?;
     report.notes.splice(0..0, note);
     if args.answer.trace {
         terminal::print_trace(&report);
@@ -61,8 +65,9 @@ pub(super) async fn run(args: AskArgs) -> anyhow::Result<()> {
         let json = serde_json::to_vec(&report).context("write the report")?;
         tokio::fs::write(path, json).await.with_context(|| format!("write `{}`", path.display()))?;
     }
-    match &report.error {
-        Some(error) => bail!("{}", error.message),
-        None => Ok(()),
+    match (&report.error, stopped) {
+        (_, Some(signal)) => bail!(Stopped(signal)),
+        (Some(error), None) => bail!("{}", error.message),
+        (None, None) => Ok(()),
     }
 }

@@ -1,5 +1,8 @@
 //! Reads the document of a question: a text file or standard input.
+//!
+//! Line ends become `\n`, so that the same text gets the same answer from whatever system it comes.
 
+use std::fmt;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -9,20 +12,33 @@ pub(super) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 /// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DocumentError {
-    #[error("read `{path}`")]
+    #[error("read {}", Named(path))]
     Read {
         path: PathBuf,
         #[source]
         err: io::Error,
     },
-    #[error("`{path}` has more than {max} bytes")]
+    #[error("{} has more than {max} bytes", Named(path))]
     TooLarge { path: PathBuf, max: u64 },
-    #[error("`{path}` is not a text file: byte {at} is zero")]
+    #[error("{} is not a text file: byte {at} is zero", Named(path))]
     Binary { path: PathBuf, at: usize },
-    #[error("`{path}` is not UTF-8 text: bad byte at {at}")]
+    #[error("{} is not UTF-8 text: bad byte at {at}", Named(path))]
     NotUtf8 { path: PathBuf, at: usize },
-    #[error("`{path}` is empty")]
+    #[error("{} is empty", Named(path))]
     Empty { path: PathBuf },
+}
+
+/// A source as a person knows it.
+struct Named<'a>(&'a Path);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == Path::new("-") {
+            f.write_str("standard input")
+        } else {
+            write!(f, "`{}`", self.0.display())
+        }
+    }
 }
 
 /// The text of a file; `-` is standard input.
@@ -39,20 +55,27 @@ pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
 }
 
 fn check(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
-    let path = path.to_owned();
     if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-        return Err(DocumentError::TooLarge { path, max: DOCUMENT_BYTES_MAX });
+        return Err(DocumentError::TooLarge { path: path.to_owned(), max: DOCUMENT_BYTES_MAX });
     }
-    if let Some(at) = bytes.iter().position(|&b| b == 0) {
-        return Err(DocumentError::Binary { path, at });
-    }
-    let text = String::from_utf8(bytes)
-        .map_err(|err| DocumentError::NotUtf8 { path: path.clone(), at: err.utf8_error().valid_up_to() })?;
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+    let text = check_text(path, bytes)?;
     if text.trim().is_empty() {
-        return Err(DocumentError::Empty { path });
+        return Err(DocumentError::Empty { path: path.to_owned() });
     }
     Ok(text)
+}
+
+/// Bytes as text with `\n` at the end of each line, without a byte order mark.
+pub(super) fn check_text(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
+    if let Some(at) = bytes.iter().position(|&b| b == 0) {
+        return Err(DocumentError::Binary { path: path.to_owned(), at });
+    }
+    let text = String::from_utf8(bytes).map_err(|err| DocumentError::NotUtf8 {
+        path: path.to_owned(),
+        at: err.utf8_error().valid_up_to(),
+    })?;
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+    Ok(if text.contains('\r') { text.replace("\r\n", "\n").replace('\r', "\n") } else { text })
 }
 
 #[cfg(test)]
@@ -73,5 +96,12 @@ mod tests {
         refused(b" \n", "empty");
         refused(&vec![b'a'; DOCUMENT_BYTES_MAX as usize + 1], "more than");
         assert!(read(Path::new("/nonexistent/x")).unwrap_err().to_string().contains("read"));
+    }
+
+    #[test]
+    fn every_systems_line_ends_are_the_same_text() {
+        for text in ["one\n\ntwo\n", "one\r\n\r\ntwo\r\n", "one\r\rtwo\r", "\u{feff}one\r\n\ntwo\r"] {
+            assert_eq!(check(Path::new("d"), text.as_bytes().to_vec()).unwrap(), "one\n\ntwo\n", "{text:?}");
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! `baton model`: a Hugging Face folder, or a LoRA adapter's, to a GGUF file.
 
-use anyhow::{Context, anyhow};
+use super::interrupts::{Interrupts, Stopped};
+use anyhow::{Context, bail};
 use baton_import::{
-    AdapterDir, AdapterOptions, ImportOptions, Progress, Quantization, Summary, import, import_adapter,
+    AdapterDir, AdapterOptions, ImportError, ImportOptions, Progress, Quantization, Summary, import,
+    import_adapter,
 };
+use baton_terminal::{errln, outln};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -95,7 +97,7 @@ fn adapter(text: &str) -> Result<AdapterDir, String> {
 /// The last line of `--json`.
 #[derive(Debug, Serialize)]
 struct ImportReport {
-    file: PathBuf,
+    file: String,
     file_bytes: u64,
     name: String,
     architecture: &'static str,
@@ -112,41 +114,41 @@ struct ImportReport {
 
 #[derive(Debug, Serialize)]
 struct AdapterReport {
-    dir: PathBuf,
+    dir: String,
     weight: f32,
     matrices: usize,
 }
 
-pub(super) async fn run(args: ModelArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: ModelArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     match args.command {
-        ModelCommand::Import(args) => import_model(args).await,
-        ModelCommand::Adapter(args) => make_adapter(args).await,
+        ModelCommand::Import(args) => import_model(args, interrupts).await,
+        ModelCommand::Adapter(args) => make_adapter(args, interrupts).await,
     }
 }
 
-async fn make_adapter(args: AdapterArgs) -> anyhow::Result<()> {
+async fn make_adapter(args: AdapterArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     let dir = args.dir.dir.clone();
     let options =
         AdapterOptions { adapter: args.dir, model: args.model, out: args.out.clone(), replace: args.force };
-    let done =
-        tokio::task::spawn_blocking(move || import_adapter(&options)).await.map_err(|err| anyhow!(err))?;
-    let summary = done.with_context(|| format!("import adapter `{}`", dir.display()))?;
+    let work = move |stop: &AtomicBool| import_adapter(&options, &|| stop.load(Ordering::Relaxed));
+    let summary =
+        stoppable(interrupts, work).await?.with_context(|| format!("import adapter `{}`", dir.display()))?;
     if args.json {
         let report = serde_json::json!({
-            "file": args.out, "file_bytes": summary.file_bytes, "name": summary.name,
+            "file": args.out.to_string_lossy(), "file_bytes": summary.file_bytes, "name": summary.name,
             "architecture": summary.architecture, "alpha": summary.alpha, "matrices": summary.matrices,
             "rank": summary.rank_max,
         });
-        println!("{report}");
+        outln!("{report}")?;
     } else {
         let (matrices, rank) = (summary.matrices, summary.rank_max);
-        println!("{}: {} ({})", args.out.display(), summary.name, summary.architecture);
-        println!("{matrices} matrices of rank up to {rank}, {} bytes", summary.file_bytes);
+        outln!("{}: {} ({})", args.out.display(), summary.name, summary.architecture)?;
+        outln!("{matrices} matrices of rank up to {rank}, {} bytes", summary.file_bytes)?;
     }
     Ok(())
 }
 
-async fn import_model(args: ImportArgs) -> anyhow::Result<()> {
+async fn import_model(args: ImportArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     let options = ImportOptions {
         dir: args.dir,
         out: args.out,
@@ -154,45 +156,54 @@ async fn import_model(args: ImportArgs) -> anyhow::Result<()> {
         quantization: args.quant,
         adapters: args.lora,
     };
-    let stop = Arc::new(AtomicBool::new(false));
     let started = Instant::now();
-    let work = tokio::task::spawn_blocking({
-        let (options, stop) = (options.clone(), Arc::clone(&stop));
-        move || {
+    let work = {
+        let options = options.clone();
+        move |stop: &AtomicBool| {
             let mut shown = Shown::default();
             import(&options, &mut |progress| {
                 shown.show(progress);
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
         }
-    });
-    tokio::pin!(work);
-    let result = tokio::select! {
-        result = &mut work => result,
-        _ = tokio::signal::ctrl_c() => {
-            stop.store(true, Ordering::Relaxed);
-            // The import ends at its next band, and removes what it wrote.
-            work.await
-        }
     };
-    if std::io::stderr().is_terminal() {
-        eprintln!();
-    }
-    let summary = result.map_err(|err| anyhow!(err))?;
-    let summary = summary.with_context(|| format!("import `{}`", options.dir.display()))?;
+    let result = stoppable(interrupts, work).await;
+    baton_terminal::clear_status();
+    let summary = result?.with_context(|| format!("import `{}`", options.dir.display()))?;
     let report = report(&options, summary, started.elapsed().as_secs_f64());
     if args.json {
-        println!("{}", serde_json::to_string(&report).context("write the report")?);
+        outln!("{}", serde_json::to_string(&report).context("write the report")?)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(())
+}
+
+/// Runs an import, which ends at its next band or matrix and removes what it wrote if a signal comes.
+async fn stoppable<T: Send + 'static>(
+    interrupts: &Interrupts,
+    work: impl FnOnce(&AtomicBool) -> Result<T, ImportError> + Send + 'static,
+) -> anyhow::Result<Result<T, ImportError>> {
+    let (stop, mut watch) = (Arc::new(AtomicBool::new(false)), interrupts.watch());
+    let asked = Arc::clone(&stop);
+    let mut work = tokio::task::spawn_blocking(move || work(&asked));
+    tokio::select! {
+        done = &mut work => Ok(done?),
+        signal = watch.signal() => {
+            stop.store(true, Ordering::Relaxed);
+            match work.await? {
+                Err(ImportError::Cancelled) => bail!(Stopped(signal)),
+                // It was done, or had failed, before it heard.
+                done => Ok(done),
+            }
+        }
+    }
 }
 
 fn report(options: &ImportOptions, summary: Summary, seconds: f64) -> ImportReport {
     let adapters = options.adapters.iter().zip(summary.adapted);
     ImportReport {
-        file: options.out.clone(),
+        file: options.out.to_string_lossy().into_owned(),
         file_bytes: summary.file_bytes,
         name: summary.name,
         architecture: summary.architecture,
@@ -205,7 +216,7 @@ fn report(options: &ImportOptions, summary: Summary, seconds: f64) -> ImportRepo
         formats: summary.formats,
         adapters: adapters
             .map(|(adapter, matrices)| AdapterReport {
-                dir: adapter.dir.clone(),
+                dir: adapter.dir.to_string_lossy().into_owned(),
                 weight: adapter.weight,
                 matrices,
             })
@@ -214,15 +225,15 @@ fn report(options: &ImportOptions, summary: Summary, seconds: f64) -> ImportRepo
     }
 }
 
-fn print(report: &ImportReport) {
+fn print(report: &ImportReport) -> std::io::Result<()> {
     let formats: Vec<String> = report.formats.iter().map(|(name, n)| format!("{n} {name}")).collect();
-    println!("{}: {} ({}), {}", report.file.display(), report.name, report.architecture, report.quantization);
-    println!("{} tensors: {}", report.n_tensors, formats.join(", "));
+    outln!("{}: {} ({}), {}", report.file, report.name, report.architecture, report.quantization)?;
+    outln!("{} tensors: {}", report.n_tensors, formats.join(", "))?;
     for adapter in &report.adapters {
-        println!("merged {} x {}: {} matrices", adapter.weight, adapter.dir.display(), adapter.matrices);
+        outln!("merged {} x {}: {} matrices", adapter.weight, adapter.dir, adapter.matrices)?;
     }
     let bits = report.file_bytes as f64 * 8.0 / report.n_weights as f64;
-    println!("{} weights in {} bytes, {bits:.2} bits a weight", report.n_weights, report.file_bytes);
+    outln!("{} weights in {} bytes, {bits:.2} bits a weight", report.n_weights, report.file_bytes)
 }
 
 /// Progress on standard error: one line that is written over on a terminal, a line each tenth elsewhere.
@@ -234,8 +245,7 @@ struct Shown {
 impl Shown {
     fn show(&mut self, progress: Progress<'_>) {
         let percent = progress.bytes_done * 100 / progress.bytes_total.max(1);
-        let mut err = std::io::stderr().lock();
-        let is_terminal = err.is_terminal();
+        let is_terminal = baton_terminal::stderr_is_terminal();
         let step = if is_terminal { 1 } else { 10 };
         if self.percent.is_some_and(|shown| shown / step == percent / step) {
             return;
@@ -243,11 +253,11 @@ impl Shown {
         self.percent = Some(percent);
         let (idx, all) = (progress.tensor_idx + 1, progress.n_tensors);
         let line = format!("{percent:>3} %  tensor {idx} of {all}: {}", progress.tensor);
-        // Progress that cannot be shown is no reason to stop.
-        let _ = match is_terminal {
-            true => write!(err, "\r{line:<72}").and_then(|()| err.flush()),
-            false => writeln!(err, "{line}"),
-        };
+        if is_terminal {
+            baton_terminal::status(&line);
+        } else {
+            errln!("{line}");
+        }
     }
 }
 

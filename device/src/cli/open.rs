@@ -17,9 +17,10 @@ use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Adapter, EngineOptions};
 use baton_pacing::PaceMode;
 use baton_plan::Workload;
-use baton_protocol::{RefineOptions, Sampling, SceneInfo, Segment};
+use baton_protocol::{SceneInfo, Segment};
+use baton_terminal::{chain, err, errln};
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
@@ -37,7 +38,7 @@ pub(super) struct Opened {
 }
 
 pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
-    let settings = Settings::open(common.config_dir.clone())?;
+    let settings = Settings::open(common.config_dir.clone());
     let wants_cloud = common.cloud.is_some() && !common.no_cloud && common.mode != Some(ModeArg::Device);
     if common.mode == Some(ModeArg::Cloud) && !wants_cloud {
         bail!("mode `cloud` needs a cloud: pass --cloud URL and not --no-cloud");
@@ -79,7 +80,7 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
             let workload =
                 Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
             let tokens = options.kv_tokens;
-            let mut said = |what: &str| eprintln!("ring: {what}");
+            let mut said = |what: &str| errln!("ring: {what}");
             let Formed { head: ring, handle, board } =
                 form(&model, options, workload, &head, memory, &kept, &mut said)?;
             (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, board }))
@@ -107,7 +108,7 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
 /// Asks once whether the cloud may be used.
 fn consent(common: &CommonArgs, settings: &Settings) -> anyhow::Result<bool> {
     if common.yes {
-        settings.allow_cloud(true)?;
+        remember(settings, true);
         return Ok(true);
     }
     if let Some(allowed) = settings.cloud_allowed() {
@@ -117,16 +118,22 @@ fn consent(common: &CommonArgs, settings: &Settings) -> anyhow::Result<bool> {
         bail!("nobody was asked yet whether the cloud may be used: pass --yes to allow it, or --no-cloud");
     }
     let url = common.cloud.as_deref().unwrap_or_default();
-    eprint!(
+    err!(
         "Questions and documents would be sent to {url}, with e-mail addresses, phone and card numbers, IBANs,\n\
          IP addresses and keys replaced. May the cloud be used? [y/N] "
     );
-    std::io::stderr().flush().context("write to the terminal")?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).context("read from the terminal")?;
     let allowed = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
-    settings.allow_cloud(allowed)?;
+    remember(settings, allowed);
     Ok(allowed)
+}
+
+/// Keeps the word for the next time; where it cannot be kept, the person is asked again.
+fn remember(settings: &Settings, allowed: bool) {
+    if let Err(err) = settings.allow_cloud(allowed) {
+        errln!("note: whether the cloud may be used is not remembered: {}", chain(&err));
+    }
 }
 
 fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -140,7 +147,7 @@ fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .chain(beside_program)
         .find(|path| path.is_file())
         .with_context(|| {
-            format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (any llama or qwen2 GGUF)")
+            format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (a GGUF file; README.md lists families and formats)")
         })
 }
 
@@ -179,17 +186,9 @@ pub(super) fn question(
         scene,
         mode,
         pace: if args.instant { PaceMode::Instant } else { PaceMode::Paced },
-        sampling: Sampling {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            repetition_penalty: args.repetition_penalty,
-            seed: args.seed,
-            stop: args.stop.clone(),
-        },
-        tokens_max: args.max_tokens,
-        refine: RefineOptions { ratio: args.ratio, mode: args.refine_mode.map(|mode| mode.to_string()) },
+        sampling: args.sampling(),
+        tokens_max: args.max_tokens.get(),
+        refine: args.refine(),
         assist_tokens: args.assist_tokens,
         corrector: args.corrector,
         escape: Escape::Plain,

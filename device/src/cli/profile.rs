@@ -1,5 +1,6 @@
 //! `baton profile`: what this device can do with a model, as `baton ring plan` reads it.
 
+use baton_terminal::{errln, out, outln};
 use std::io::IsTerminal as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -36,20 +37,20 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let options = ProfileOptions { model: args.model, threads: args.threads.unwrap_or(all), name: args.name };
     let loud = std::io::stderr().is_terminal();
-    let (settings, again) = (Settings::open(args.config_dir)?, args.again);
+    let (settings, again) = (Settings::open(args.config_dir), args.again);
     let work = tokio::task::spawn_blocking(move || {
         kept_or_measured(&options, &settings, again, &mut |what| {
             if loud {
-                eprintln!("measuring {what}");
+                errln!("measuring {what}");
             }
         })
     });
     let (measured, origin) = work.await.context("measure this device")??;
     if args.json {
         let answer = Answer { profile: &measured, origin: &origin };
-        println!("{}", serde_json::to_string(&answer).context("write the profile")?);
+        outln!("{}", serde_json::to_string(&answer).context("write the profile")?)?;
     } else {
-        print!("{}{}", text(&measured), said(&origin));
+        out!("{}{}", text(&measured), said(&origin))?;
     }
     Ok(())
 }

@@ -12,15 +12,17 @@ mod work;
 
 pub(super) use head::{Formed, HeadArgs, form};
 
+use baton_terminal::outln;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::interrupts::{Interrupts, Stopped};
 use crate::ring::discovery::Interfaces;
 use crate::ring::state::{STATE_DIR_ENV, StateError, StateFolder};
 
@@ -84,31 +86,43 @@ impl NetworkArgs {
 /// Where rings listen unless told otherwise.
 const PORT: u16 = 8018;
 
-pub(super) async fn run(args: RingArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: RingArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     match args.command {
-        RingCommand::Init(args) => until_stopped(move |stop| init::run(&args, stop)).await,
-        RingCommand::Join(args) => until_stopped(move |stop| join::run(&args, stop)).await,
+        RingCommand::Init(args) => until_stopped(interrupts, move |stop| init::run(&args, stop)).await,
+        RingCommand::Join(args) => until_stopped(interrupts, move |stop| join::run(&args, stop)).await,
         RingCommand::Leave(args) => leave::run(&args),
-        RingCommand::Doctor(args) => until_stopped(move |_| doctor::run(&args)).await,
+        RingCommand::Doctor(args) => blocking(move || doctor::run(&args)).await,
         RingCommand::Status(args) => status::run(&args).await,
-        RingCommand::Bench(args) => until_stopped(move |_| bench::run(&args)).await,
+        RingCommand::Bench(args) => blocking(move || bench::run(&args)).await,
         RingCommand::Plan(args) => plan::run(&args),
     }
 }
 
-/// Runs what waits on a thread of its own; Ctrl-C asks it to end, so that it says goodbye to other devices.
+/// Runs what waits on a thread of its own.
+async fn blocking(work: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow::Result<()> {
+    tokio::task::spawn_blocking(work).await.context("run the ring's command")?
+}
+
+/// Runs what waits on a thread of its own; a signal asks it to end, so that it says goodbye to other devices. That is how
+/// such a command is meant to end, unless it says that it was [`Stopped`].
 async fn until_stopped(
+    interrupts: &Interrupts,
     work: impl FnOnce(&AtomicBool) -> anyhow::Result<()> + Send + 'static,
 ) -> anyhow::Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, mut watch) = (Arc::new(AtomicBool::new(false)), interrupts.watch());
     let asked = Arc::clone(&stop);
-    let watch = tokio::spawn(async move {
-        super::serve::stop_signal().await;
-        asked.store(true, Ordering::Relaxed);
-    });
-    let done = tokio::task::spawn_blocking(move || work(&stop)).await.context("run the ring's command")?;
-    watch.abort();
-    done
+    let work = blocking(move || work(&asked));
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => done,
+        signal = watch.signal() => {
+            stop.store(true, Ordering::Relaxed);
+            match work.await {
+                Err(err) if err.is::<Stopped>() => bail!(Stopped(signal)),
+                done => done,
+            }
+        }
+    }
 }
 
 /// A time as people write it: `90`, `90s`, `10m`, `2h`.
@@ -127,8 +141,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// One JSON object on one line.
 fn print_line(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(value).context("write JSON")?);
-    Ok(())
+    outln!("{}", serde_json::to_string(value).context("write JSON")?).context("write JSON")
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! `baton serve`: the OpenAI chat API on this machine.
 
 use super::CommonArgs;
+use super::interrupts::Interrupts;
 use super::open::{open, scene_of};
 use crate::api::{ANSWERS_MAX, ApiState, check_address, router};
 use anyhow::Context;
 use baton_pacing::PaceMode;
+use baton_terminal::{errln, outln};
 use clap::Args;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,12 +38,12 @@ pub(super) struct ServeArgs {
     common: CommonArgs,
 }
 
-pub(super) async fn run(args: ServeArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     check_address(args.listen, args.key.as_deref())?;
     let opened = open(&args.common).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {
-        eprintln!("note: {note}");
+        errln!("note: {note}");
     }
     let listener =
         TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
@@ -61,10 +63,11 @@ pub(super) async fn run(args: ServeArgs) -> anyhow::Result<()> {
         hosts,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
     });
-    println!("listening on http://{address}");
+    outln!("listening on http://{address}")?;
+    let mut watch = interrupts.watch();
     let (stopping, stopped) = tokio::sync::oneshot::channel();
     let server = axum::serve(listener, router(state)).with_graceful_shutdown(async move {
-        stop_signal().await;
+        watch.signal().await;
         // The other side is gone only when the server has ended already.
         let _ended = stopping.send(());
     });
@@ -79,26 +82,4 @@ pub(super) async fn run(args: ServeArgs) -> anyhow::Result<()> {
         served = async { server.await } => served.context("serve"),
         () = drained => Ok(()),
     }
-}
-
-/// Ctrl-C, or a request to terminate.
-pub(super) async fn stop_signal() {
-    let interrupt = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => tokio::select! {
-                () = interrupt => {}
-                _ = terminate.recv() => {}
-            },
-            Err(_) => interrupt.await,
-        }
-    }
-    #[cfg(not(unix))]
-    interrupt.await;
 }

@@ -1,55 +1,79 @@
 //! Shows an answer on the terminal: text on standard output as it comes, notes on standard error.
 
+use super::interrupts::{Interrupts, Signal};
 use super::open::Opened;
 use crate::agent::{AnswerEvent, AnswerReport, Question};
 use crate::relay::Source;
 use anyhow::Context;
+use baton_terminal::{errln, out, outln};
 use std::io::Write;
 use tokio::sync::mpsc;
 
 /// Text events that may wait for the terminal.
 const EVENTS_MAX: usize = 256;
 
+/// An answer that was shown.
+pub(super) struct Shown {
+    pub(super) report: AnswerReport,
+    /// What cut it short.
+    pub(super) stopped: Option<Signal>,
+}
+
 /// Asks and shows; Ctrl-C cancels the answer (cloud and device) and leaves the terminal on a fresh line.
-pub(super) async fn show(opened: &Opened, question: Question, quiet: bool) -> anyhow::Result<AnswerReport> {
+pub(super) async fn show(
+    opened: &Opened,
+    question: Question,
+    quiet: bool,
+    interrupts: &Interrupts,
+) -> anyhow::Result<Shown> {
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
+    let mut watch = interrupts.watch();
     let answer = opened.agent.answer(question, sender);
     let print = async {
-        let mut interrupted = false;
+        let mut stopped = None;
         loop {
             let event = tokio::select! {
                 event = events.recv() => event,
-                signal = tokio::signal::ctrl_c(), if !interrupted => {
-                    signal.context("listen for ctrl-c")?;
-                    interrupted = true;
+                signal = watch.signal(), if stopped.is_none() => {
+                    stopped = Some(signal);
                     // What is already there may still be read; nothing new is wanted.
                     events.close();
                     continue;
                 }
             };
-            match event {
-                None => return anyhow::Ok(()),
-                Some(AnswerEvent::Note(note)) => eprintln!("note: {note}"),
-                Some(AnswerEvent::Text { text, .. }) if !quiet => {
-                    let mut out = std::io::stdout().lock();
-                    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write the answer")?;
-                }
-                Some(AnswerEvent::Text { .. }) => {}
+            let Some(event) = event else { return Ok(stopped) };
+            if let Err(err) = print_event(event, quiet) {
+                // Nobody reads: the cloud and the device need not go on.
+                events.close();
+                return Err(err);
             }
         }
     };
     let (report, printed) = tokio::join!(answer, print);
+    baton_terminal::clear_status();
+    let stopped = printed.context("write the answer")?;
+    let report = report?;
     if !quiet {
-        println!();
+        outln!().context("write the answer")?;
     }
-    printed?;
-    Ok(report?)
+    Ok(Shown { report, stopped })
+}
+
+fn print_event(event: AnswerEvent, quiet: bool) -> std::io::Result<()> {
+    match event {
+        AnswerEvent::Note(note) => errln!("note: {note}"),
+        AnswerEvent::Text { text, .. } if !quiet => {
+            out!("{text}")?;
+            baton_terminal::stdout().flush()?;
+        }
+        AnswerEvent::Text { .. } => {}
+    }
+    Ok(())
 }
 
 /// One JSON object on one line.
 pub(super) fn print_json(report: &AnswerReport) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(report).context("write the report")?);
-    Ok(())
+    outln!("{}", serde_json::to_string(report).context("write the report")?).context("write the report")
 }
 
 /// The timeline of an answer, for a person.
@@ -57,24 +81,27 @@ pub(super) fn print_trace(report: &AnswerReport) {
     let t = &report.timeline;
     let ms = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.0} ms"));
     let number = |value: Option<usize>| value.map_or("-".to_owned(), |v| v.to_string());
-    eprintln!("-- timeline (milliseconds since the question)");
-    eprintln!("first token shown        {}", ms(t.ttft_user_ms));
-    eprintln!("cloud's first token      {}", ms(t.ttft_cloud_ms));
-    eprintln!("device has the prompt    {}", ms(t.prompt_ready_ms));
-    eprintln!("device's own first token {}", ms(t.ttft_device_ms));
-    eprintln!("last token               {}", ms(t.total_ms));
-    eprintln!(
+    errln!("-- timeline (milliseconds since the question)");
+    errln!("first token shown        {}", ms(t.ttft_user_ms));
+    errln!("cloud's first token      {}", ms(t.ttft_cloud_ms));
+    errln!("device has the prompt    {}", ms(t.prompt_ready_ms));
+    errln!("device's own first token {}", ms(t.ttft_device_ms));
+    errln!("last token               {}", ms(t.total_ms));
+    errln!(
         "gaps                     max {:.0}  p99 {:.0}  sd {:.1} ms (tau {:.0})",
-        report.gap_max_ms, report.gap_p99_ms, report.gap_sd_ms, t.tau_ms
+        report.gap_max_ms,
+        report.gap_p99_ms,
+        report.gap_sd_ms,
+        t.tau_ms
     );
-    eprintln!(
+    errln!(
         "tokens                   cloud {} (L {}, bound by {})  device {}",
         report.tokens_from_cloud,
         number(t.assist_tokens),
         t.assist_bound_by.as_deref().unwrap_or("-"),
         report.tokens_from_device
     );
-    eprintln!(
+    errln!(
         "prompt tokens            {} -> {} (cached {})  mask {} bytes",
         number(t.prompt_tokens),
         number(t.prompt_tokens_refined),
@@ -82,10 +109,10 @@ pub(super) fn print_trace(report: &AnswerReport) {
         number(t.mask_bytes)
     );
     if let Some(agreement) = t.agreement {
-        eprintln!("agreement                {:.0} % of the cloud's tokens", agreement * 100.0);
+        errln!("agreement                {:.0} % of the cloud's tokens", agreement * 100.0);
     }
     if let Some(s) = report.speculation.filter(|s| s.passes > 0) {
-        eprintln!(
+        errln!(
             "speculation              {} tokens in {} passes, {} of {} proposed right{}",
             s.tokens,
             s.passes,
@@ -98,7 +125,7 @@ pub(super) fn print_trace(report: &AnswerReport) {
     for shown in &t.shown {
         let gap = last.map_or(0.0, |at| shown.at_ms - at);
         let who = if shown.source == Source::Cloud { "cloud" } else { "device" };
-        eprintln!("{:>8.0}  +{:<5.0} {:>4}  {who}", shown.at_ms, gap, shown.index);
+        errln!("{:>8.0}  +{:<5.0} {:>4}  {who}", shown.at_ms, gap, shown.index);
         last = Some(shown.at_ms);
     }
 }

@@ -36,8 +36,8 @@ use super::layout::{Layout, LayoutError};
 use super::link::{Key, LinkError, Network, Outbox};
 use super::stats::RingStats;
 use super::weights::WeightsError;
-use crate::error_chain::chain;
 use crate::local::{SequenceError, Sequences};
+use baton_terminal::chain;
 
 use door::{Door, Inbox};
 use member::{Member, Shelf};

@@ -19,7 +19,7 @@ const OUTPUT: &str = "output.weight";
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {
     /// It is no GGUF file.
-    #[error("read `{}`: {source}", path.display())]
+    #[error("read `{}`", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum ShapeError {
         source: GgufError,
     },
     /// It has no embedding.
-    #[error("`{}`: {source}", path.display())]
+    #[error("read `{}`", path.display())]
     Tensor {
         /// The file.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum ShapeError {
         source: TensorError,
     },
     /// Its metadata are wrong.
-    #[error("`{}`: {source}", path.display())]
+    #[error("read `{}`", path.display())]
     Config {
         /// The file.
         path: PathBuf,

@@ -61,12 +61,16 @@ struct Place {
     pairs_in: Option<usize>,
 }
 
-/// Writes a PEFT folder as a GGUF adapter. Cost: the adapter in memory, twice.
+/// Writes a PEFT folder as a GGUF adapter; `stopped` is asked before each matrix whether nobody wants it any more. Cost:
+/// the adapter in memory, twice.
 ///
 /// # Errors
-/// [`ImportError`]: what the folder lacks, holds that is not supported, or in which it does not fit the model. Nothing
-/// is left at `out` or beside it.
-pub fn import_adapter(options: &AdapterOptions) -> Result<AdapterSummary, ImportError> {
+/// [`ImportError`]: what the folder lacks, holds that is not supported, or in which it does not fit the model;
+/// [`ImportError::Cancelled`] if `stopped`. Nothing is left at `out` or beside it.
+pub fn import_adapter(
+    options: &AdapterOptions,
+    stopped: &dyn Fn() -> bool,
+) -> Result<AdapterSummary, ImportError> {
     let output = Output::create(&options.out, options.replace)?;
     let model = Model::open(&options.model)
         .map_err(|err| ImportError::BaseModel { path: options.model.clone(), err: Box::new(err) })?;
@@ -85,6 +89,9 @@ pub fn import_adapter(options: &AdapterOptions) -> Result<AdapterSummary, Import
     writer.set(ALPHA_KEY, alpha as f32);
     let fail = |err| ImportError::Write { path: options.out.clone(), err };
     for (matrix, place) in &places {
+        if stopped() {
+            return Err(ImportError::Cancelled);
+        }
         let Some(halves) = adapter.halves(matrix, (place.rows, place.cols))? else { continue };
         let Halves { a, mut b, rank, scale } = halves;
         let factor = scale * rank as f64 / alpha;
@@ -112,6 +119,9 @@ pub fn import_adapter(options: &AdapterOptions) -> Result<AdapterSummary, Import
         file_bytes,
     };
     drop(opened);
+    if stopped() {
+        return Err(ImportError::Cancelled);
+    }
     output.keep()?;
     Ok(summary)
 }

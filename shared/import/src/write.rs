@@ -43,6 +43,11 @@ impl Output {
         if !replace && wanted.exists() {
             return Err(ImportError::OutExists { path: wanted.to_owned() });
         }
+        // The new file takes the name of the old one, which is nothing to do to a folder or a device.
+        if fs::metadata(wanted).is_ok_and(|found| !found.is_file()) {
+            let err = std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file");
+            return Err(ImportError::Write { path: wanted.to_owned(), err: err.into() });
+        }
         let mut name = OsString::from(".");
         name.push(wanted.file_name().unwrap_or_else(|| "model".as_ref()));
         name.push(format!(".{}.partial", std::process::id()));

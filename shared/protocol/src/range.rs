@@ -21,6 +21,46 @@ pub struct OutOfRange {
     pub range: NumberRange,
 }
 
+/// A number of a type that a field can have. A limit is compared in the field's own type: the nearest `f32` to 0.01 is
+/// below 0.01, and still what a limit of 0.01 means for an `f32`.
+pub trait Bounded: Copy + Into<f64> {
+    /// The limit, rounded to this type.
+    fn limit(limit: f64) -> f64;
+    /// The value, in the fewest digits that this type tells apart.
+    fn shown(self) -> f64;
+}
+
+impl Bounded for f32 {
+    fn limit(limit: f64) -> f64 {
+        f64::from(limit as f32)
+    }
+
+    fn shown(self) -> f64 {
+        // What cannot be parsed is no number at all, and shown as it is.
+        self.to_string().parse().unwrap_or(f64::from(self))
+    }
+}
+
+impl Bounded for f64 {
+    fn limit(limit: f64) -> f64 {
+        limit
+    }
+
+    fn shown(self) -> f64 {
+        self
+    }
+}
+
+impl Bounded for u32 {
+    fn limit(limit: f64) -> f64 {
+        limit
+    }
+
+    fn shown(self) -> f64 {
+        self.into()
+    }
+}
+
 impl NumberRange {
     /// The range from `min` to `max`, both included.
     pub const fn new(min: f64, max: f64) -> Self {
@@ -36,19 +76,19 @@ impl NumberRange {
     ///
     /// # Errors
     /// [`OutOfRange`] if the value lies outside or is not finite.
-    pub fn check(self, field: &str, value: impl Into<f64>) -> Result<(), OutOfRange> {
-        let value = value.into();
-        if value.is_finite() && self.contains(value) {
+    pub fn check<N: Bounded>(self, field: &str, value: N) -> Result<(), OutOfRange> {
+        let range = Self::new(N::limit(self.min), N::limit(self.max));
+        if value.into().is_finite() && range.contains(value.into()) {
             return Ok(());
         }
-        Err(OutOfRange { field: field.to_owned(), value, range: self })
+        Err(OutOfRange { field: field.to_owned(), value: value.shown(), range: self })
     }
 
     /// As [`NumberRange::check`]; a value that is not there is fine.
     ///
     /// # Errors
     /// [`OutOfRange`] if there is a value and it lies outside or is not finite.
-    pub fn check_opt(self, field: &str, value: Option<impl Into<f64>>) -> Result<(), OutOfRange> {
+    pub fn check_opt<N: Bounded>(self, field: &str, value: Option<N>) -> Result<(), OutOfRange> {
         value.map_or(Ok(()), |value| self.check(field, value))
     }
 }
@@ -66,7 +106,23 @@ mod tests {
         }
         let error = range.check("sampling.temperature", 3.0).unwrap_err();
         assert_eq!(error.to_string(), "field `sampling.temperature` is 3, must be 0 to 2");
+        let infinite = NumberRange::new(0.0, f64::INFINITY);
+        assert!(infinite.check("x", f64::MAX).is_ok() && infinite.check("x", f64::INFINITY).is_err());
         assert!(range.check_opt("x", None::<f64>).is_ok());
         assert!(range.check_opt("x", Some(9.0)).is_err());
+    }
+
+    #[test]
+    fn limits_hold_in_the_fields_own_type() {
+        let range = NumberRange::new(0.01, 0.9);
+        for inside in [0.01f32, 0.9] {
+            assert!(range.check("ratio", inside).is_ok(), "{inside}");
+        }
+        for outside in [0.01f32.next_down(), 0.9f32.next_up()] {
+            assert!(range.check("ratio", outside).is_err(), "{outside}");
+        }
+        assert!(range.check("ratio", 0.01).is_ok() && range.check("ratio", 0.01f64.next_down()).is_err());
+        let error = range.check("ratio", 1.2f32).unwrap_err();
+        assert_eq!(error.to_string(), "field `ratio` is 1.2, must be 0.01 to 0.9");
     }
 }

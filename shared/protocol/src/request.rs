@@ -22,8 +22,8 @@ pub mod limits {
     pub const NAME_BYTES_MAX: usize = 128;
     /// Most stop strings.
     pub const STOPS_MAX: usize = 16;
-    /// Most bytes of one stop string.
-    pub const STOP_BYTES_MAX: usize = 256;
+    /// Most bytes of one stop string; as many as the engine takes, so that a device and a cloud refuse the same.
+    pub const STOP_BYTES_MAX: usize = 1_024;
     /// Share of the refinable content that is kept (r, xi).
     pub const RATIO: NumberRange = NumberRange::new(0.01, 1.0);
     /// Tokens that the cloud writes (L).

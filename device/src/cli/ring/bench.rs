@@ -1,5 +1,6 @@
 //! `baton ring bench`: what a prompt and a token take on this ring, beside what was predicted.
 
+use baton_terminal::{errln, out, outln};
 use std::io::IsTerminal as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -95,10 +96,10 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let answer = if args.alone {
         measure(&mut Engine::new(model, engine)?, args, None)?
     } else {
-        let settings = Settings::open(args.config_dir.clone())?;
+        let settings = Settings::open(args.config_dir.clone());
         let mut said = |what: &str| {
             if loud {
-                eprintln!("{what}");
+                errln!("{what}");
             }
         };
         let Formed { mut head, handle, board } =
@@ -108,12 +109,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         answer.planned = board.planned();
         answer
     };
-    if args.json {
-        print_line(&answer)
-    } else {
-        print(&answer);
-        Ok(())
-    }
+    if args.json { print_line(&answer) } else { print(&answer).context("write the table") }
 }
 
 fn measure(
@@ -193,16 +189,17 @@ fn best(logits: &[f32]) -> u32 {
     best as u32
 }
 
-fn print(answer: &Answer) {
-    println!(
+fn print(answer: &Answer) -> std::io::Result<()> {
+    outln!(
         "prompt of {} tokens: {:.1} tokens/s; {} sequence{}: {:.1} ms a step",
         answer.prompt,
         answer.prefill_tokens_per_s,
         answer.sequences,
         if answer.sequences == 1 { "" } else { "s" },
         answer.step_ms
-    );
+    )?;
     if let Some(stats) = &answer.ring {
-        print!("{}", super::status::table(stats, answer.planned.as_ref()));
+        out!("{}", super::status::table(stats, answer.planned.as_ref()))?;
     }
+    Ok(())
 }

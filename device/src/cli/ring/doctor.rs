@@ -1,5 +1,6 @@
 //! `baton ring doctor`: prints what keeps devices from seeing each other.
 
+use baton_terminal::out;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -35,7 +36,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     if args.json {
         print_line(&json!({ "findings": findings, "seen": seen }))?;
     } else {
-        print!("{}", text(&findings));
+        out!("{}", text(&findings))?;
     }
     if broken > 0 {
         bail!("{broken} {} to be mended", if broken == 1 { "thing is" } else { "things are" });

@@ -34,31 +34,31 @@ const ANSWER: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct HeadArgs {
     /// Folder of the ring's state [default: `ring` in the settings' folder]
-    #[arg(long, env = STATE_DIR_ENV, value_name = "DIR")]
+    #[arg(long, env = STATE_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_state: Option<PathBuf>,
     /// Address at which the ring's last device reaches this one; port 0 takes a free one
-    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_listen: SocketAddr,
     /// Address at which the others reach this device, where that is not the one it listens on (a forwarded port)
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_address: Option<SocketAddr>,
     /// Rounds of a token [default: the best]
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_rounds: Option<u8>,
     /// Plan to use as long as its devices are there: a file with the object that `baton ring plan --json` prints as `plan`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_plan: Option<PathBuf>,
     /// Look for devices that come back only where they were last met, not by multicast DNS
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_no_mdns: bool,
     /// Time between heartbeats in milliseconds: a device that misses three is lost; more where devices are very busy
-    #[arg(long, default_value_t = 300, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=60_000))]
+    #[arg(long, default_value_t = 300, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=60_000), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_heartbeat: u32,
     /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_f16: bool,
     /// Read weights that memory does not hold only when they are needed, on all devices: to measure what reading ahead gains
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     pub(in crate::cli) ring_no_read_ahead: bool,
 }
 

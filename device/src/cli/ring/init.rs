@@ -1,5 +1,6 @@
 //! `baton ring init`: begins a ring, shows codes, and says who joined.
 
+use baton_terminal::{chain, errln, outln};
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
@@ -64,7 +65,7 @@ pub(super) fn run(args: &InitArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         print_line(&begun)?;
     } else {
         let fingerprint = identity.public().fingerprint();
-        println!("ring {ring}: `{}` ({fingerprint}) admits devices on {address}", identity.name());
+        outln!("ring {ring}: `{}` ({fingerprint}) admits devices on {address}", identity.name())?;
     }
     // Announced for as long as devices are admitted.
     let _announced = if args.no_mdns { None } else { announce(args, &identity, ring, address) };
@@ -80,7 +81,7 @@ pub(super) fn run(args: &InitArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     if args.json {
         print_line(&json!({ "event": "ended", "joined": joined, "locked": locked }))?;
     } else {
-        println!("{joined} {} joined", if joined == 1 { "device" } else { "devices" });
+        outln!("{joined} {} joined", if joined == 1 { "device" } else { "devices" })?;
     }
     if locked {
         bail!("too many wrong codes: nobody is admitted until `baton ring init` is started again");
@@ -117,7 +118,10 @@ fn announce(args: &InitArgs, identity: &Identity, ring: RingId, address: SocketA
     match opened {
         Ok(discovery) => Some(discovery),
         Err(err) => {
-            eprintln!("note: this device is not announced ({err}); on others name it: `--head ADDRESS`");
+            errln!(
+                "note: this device is not announced ({}); on others name it: `--head ADDRESS`",
+                chain(&err)
+            );
             None
         }
     }
@@ -130,7 +134,7 @@ fn tell(event: &HostEvent, as_json: bool) -> anyhow::Result<()> {
             print_line(&json!({ "event": "code", "code": digits, "seconds": life.as_secs() }))?;
         }
         HostEvent::Code { code, .. } => {
-            println!("on the other device: baton ring join {}", code.to_string().replace(' ', ""))
+            outln!("on the other device: baton ring join {}", code.to_string().replace(' ', ""))?
         }
         HostEvent::Joined { name, key, address } if as_json => {
             let fingerprint = key.fingerprint();
@@ -139,12 +143,12 @@ fn tell(event: &HostEvent, as_json: bool) -> anyhow::Result<()> {
             }))?;
         }
         HostEvent::Joined { name, key, address } => {
-            println!("joined: `{name}` ({}) at {address}", key.fingerprint())
+            outln!("joined: `{name}` ({}) at {address}", key.fingerprint())?
         }
         HostEvent::Failed { from, error } if as_json => {
-            print_line(&json!({ "event": "failed", "from": from, "error": error.to_string() }))?;
+            print_line(&json!({ "event": "failed", "from": from, "error": chain(error) }))?;
         }
-        HostEvent::Failed { from, error } => eprintln!("note: {from} has not joined: {error}"),
+        HostEvent::Failed { from, error } => errln!("note: {from} has not joined: {}", chain(error)),
         HostEvent::Locked if as_json => print_line(&json!({ "event": "locked" }))?,
         HostEvent::Locked => {}
     }

@@ -1,5 +1,6 @@
 //! `baton ring join`: becomes a device of the ring that another one began.
 
+use baton_terminal::outln;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use serde_json::json;
 
 use super::work::{WorkArgs, work};
 use super::{NetworkArgs, PORT, StateArgs, print_line};
+use crate::cli::interrupts::{Signal, Stopped};
 use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
 use crate::ring::discovery::{Advert, Discovery, Found};
 use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
@@ -138,12 +140,12 @@ fn tell(
             "head": head,
         }));
     }
-    println!(
+    outln!(
         "`{}` ({own}) belongs to ring {}, headed by `{}` ({theirs}) at {address}",
         identity.name(),
         head.ring,
         head.name
-    );
+    )?;
     Ok(())
 }
 
@@ -167,7 +169,7 @@ fn find(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<Vec<SocketAddr>> {
         // In short turns, so that Ctrl-C is heard; what was heard before is known at once.
         let heard = discovery.search(Duration::from_secs(1), &mut |_| false)?;
         if stop.load(Ordering::Relaxed) {
-            bail!("stopped");
+            bail!(Stopped(Signal::Interrupt));
         }
         let mut heads: Vec<Found> =
             heard.into_iter().filter(|found| found.pairing && !found.addresses.is_empty()).collect();

@@ -1,6 +1,7 @@
 //! `baton ring leave`: this device leaves its ring, or another one is removed from it.
 
 use anyhow::{Context as _, bail};
+use baton_terminal::outln;
 use clap::Args;
 use serde_json::json;
 
@@ -36,7 +37,7 @@ pub(super) fn run(args: &LeaveArgs) -> anyhow::Result<()> {
         if args.json {
             return print_line(&json!({ "event": "removed", "name": removed.name, "key": removed.key }));
         }
-        println!("removed `{}` ({})", removed.name, removed.key.fingerprint());
+        outln!("removed `{}` ({})", removed.name, removed.key.fingerprint())?;
         return Ok(());
     }
     // A damaged file is removed like a sound one: leaving is the way out of it.
@@ -49,7 +50,7 @@ pub(super) fn run(args: &LeaveArgs) -> anyhow::Result<()> {
     if args.json {
         return print_line(&json!({ "event": "left", "key_forgotten": forgotten }));
     }
-    println!("this device belongs to no ring any more{}", if forgotten { ", and has no key" } else { "" });
-    println!("the others keep its key until they remove it: baton ring leave --device NAME");
+    outln!("this device belongs to no ring any more{}", if forgotten { ", and has no key" } else { "" })?;
+    outln!("the others keep its key until they remove it: baton ring leave --device NAME")?;
     Ok(())
 }

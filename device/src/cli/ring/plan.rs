@@ -1,5 +1,6 @@
 //! `baton ring plan`: a plan from a description, with every number explained.
 
+use baton_terminal::{out, outln};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
@@ -108,9 +109,9 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         std::fs::write(file, picture).with_context(|| format!("write `{}`", file.display()))?;
     }
     if args.json {
-        println!("{}", serde_json::to_string(&answer).context("write the plan")?);
+        outln!("{}", serde_json::to_string(&answer).context("write the plan")?)?;
     } else {
-        print!("{}", text(&answer));
+        out!("{}", text(&answer))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `baton ring status`: the ring as its head sees it, and the table that shows a ring wherever it is shown.
 
+use baton_terminal::{chain, out, outln};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -44,23 +45,23 @@ pub(super) async fn run(args: &StatusArgs) -> anyhow::Result<()> {
             "ring": place.ring, "role": place.role, "peers": names, "running": running,
         }));
     }
-    println!(
+    outln!(
         "ring {}, this device is its {}",
         place.ring,
         if peers.is_empty() { "only member" } else { "member" }
-    );
+    )?;
     for peer in peers.iter() {
         let addresses: Vec<String> = peer.addresses.iter().map(SocketAddr::to_string).collect();
-        println!("  {} ({}) {}", peer.name, peer.key.fingerprint(), addresses.join(", "));
+        outln!("  {} ({}) {}", peer.name, peer.key.fingerprint(), addresses.join(", "))?;
     }
     match status {
         Ok(status) => {
             let stats: RingStats =
                 serde_json::from_value(status["stats"].clone()).context("read the status")?;
             let planned: Option<Planned> = serde_json::from_value(status["planned"].clone()).unwrap_or(None);
-            print!("{}", table(&stats, planned.as_ref()));
+            out!("{}", table(&stats, planned.as_ref()))?;
         }
-        Err(err) => println!("not running here: {err:#} (start it with `baton serve --ring`)"),
+        Err(err) => outln!("not running here: {} (start it with `baton serve --ring`)", chain(err.as_ref()))?,
     }
     Ok(())
 }

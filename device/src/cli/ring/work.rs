@@ -1,6 +1,6 @@
 //! A worker's side of a ring on the command line: it is there for its head, and says what it is doing.
 
-use std::io::Write as _;
+use baton_terminal::outln;
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -70,9 +70,9 @@ pub(super) fn work(
         ..WorkerOptions::new(name, weights)
     };
     if json {
-        println!("{}", json!({ "event": "waiting", "address": address }));
+        outln!("{}", json!({ "event": "waiting", "address": address }))?;
     } else {
-        println!("waiting for the head on {address} (Ctrl-C ends)");
+        outln!("waiting for the head on {address} (Ctrl-C ends)")?;
     }
     let said: Said = Arc::new(move |event| say(&event, json));
     serve(&network, &options, &|key| *key == head.0, &said, stop).context("serve the head")
@@ -91,7 +91,8 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
     }
     let measured = general(name, threads, folder.path(), &mut |what| {
         if !json {
-            println!("measuring {what}");
+            // Who reads this may be gone; the device measures on.
+            let _unread = outln!("measuring {what}");
         }
     });
     let device = measured.context("measure this device")?;
@@ -126,6 +127,5 @@ fn say(event: &WorkerEvent, json: bool) {
         }
     };
     // Who reads this may be gone; the device works on.
-    let _ =
-        if json { writeln!(std::io::stdout(), "{object}") } else { writeln!(std::io::stdout(), "{text}") };
+    let _unread = if json { outln!("{object}") } else { outln!("{text}") };
 }

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_profile_is_kept_measured_again_when_asked_and_when_it_has_drifted() {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings::open(Some(folder.path().to_owned())).unwrap();
+        let settings = Settings::open(Some(folder.path().to_owned()));
         let get =
             |name: &str, again| kept_or_measured(&options(name), &settings, again, &mut |_| {}).unwrap();
         let (first, origin) = get("one", false);

@@ -97,7 +97,7 @@ fn a_head_that_cannot_hold_the_model_alone_says_so() {
     let seq = head.create_with(None).unwrap();
     let ids = prompt(3, 60);
     let refused = (0..10).find_map(|_| head.step(&[step(seq, &ids, Wanted::Last)], &mut ()).err()).unwrap();
-    let words = crate::error_chain::chain(&refused);
+    let words = baton_terminal::chain(&refused);
     assert!(words.contains("no plan for head: the head holds 2 of 5 layers"), "{words}");
     assert!(words.contains("the ring lacks `w1` ("), "{words}");
     assert_eq!(head.len(seq).unwrap(), 0, "the step changed nothing");

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::fetch::FromHead;
 use super::session::Shared;
-use crate::error_chain::chain;
 use crate::ring::frame::{Frame, NextNode};
 use crate::ring::link::{Link, LinkError, Network, Purpose};
 use crate::ring::weights::{Digest, PieceSource, Take, WeightsError, Which};
+use baton_terminal::chain;
 
 /// Between two looks at what else has come.
 const SLICE: Duration = Duration::from_millis(20);

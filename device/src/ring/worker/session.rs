@@ -18,7 +18,6 @@ use super::feed::Larder;
 use super::fetch::FromHead;
 use super::peers::FromRing;
 use super::{Said, WorkerEvent, WorkerOptions};
-use crate::error_chain::chain;
 use crate::residency::{self, Layers, Share};
 use crate::ring::edges;
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NextNode, Provide, Step};
@@ -26,6 +25,7 @@ use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
 use crate::ring::profile::{own_bytes, this_memory};
 use crate::ring::weights::{Digest, Manifest, PIECE_BYTES, provide};
+use baton_terminal::chain;
 
 /// Frames of the control channel that may wait.
 const CONTROL_QUEUE: usize = 4;

@@ -184,12 +184,13 @@ const FUSED: [&str; 4] = [
 ];
 
 fn written(folder: &Folder, dir: &Path, weight: f32) -> Result<AdapterSummary, ImportError> {
-    import_adapter(&AdapterOptions {
+    let options = AdapterOptions {
         adapter: AdapterDir { dir: dir.to_owned(), weight },
         model: folder.path("out.gguf"),
         out: folder.path("adapter.gguf"),
         replace: true,
-    })
+    };
+    import_adapter(&options, &|| false)
 }
 
 /// Logits of the model in `out.gguf` with the adapter beside it.
@@ -262,11 +263,17 @@ fn what_a_file_beside_the_model_cannot_change_is_refused() {
         out: folder.path("adapter.gguf"),
         replace: false,
     };
-    assert!(matches!(import_adapter(&missing), Err(ImportError::BaseModel { .. })));
+    assert!(matches!(import_adapter(&missing, &|| false), Err(ImportError::BaseModel { .. })));
     let options = AdapterOptions { model: folder.path("out.gguf"), ..missing };
-    import_adapter(&options).unwrap();
+    let files = || std::fs::read_dir(folder.path("")).unwrap().count();
+    let before = files();
+    assert!(matches!(import_adapter(&options, &|| true), Err(ImportError::Cancelled)));
+    assert_eq!(files(), before, "nothing is left of an import that was stopped");
+    let folder_as_out = AdapterOptions { out: folder.path(""), replace: true, ..options.clone() };
+    assert!(matches!(import_adapter(&folder_as_out, &|| false), Err(ImportError::Write { .. })));
+    import_adapter(&options, &|| false).unwrap();
     assert!(
-        matches!(import_adapter(&options), Err(ImportError::OutExists { .. })),
+        matches!(import_adapter(&options, &|| false), Err(ImportError::OutExists { .. })),
         "never over another file"
     );
 }

@@ -1,0 +1,229 @@
+//! Ctrl-C and requests to terminate.
+//!
+//! While a [`Watch`] lives, the first signal is its owner's, who cleans up. Nobody's signal, and every later one before
+//! the owner has finished, ends the program at once: no step of a command is deaf to Ctrl-C.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+/// What the person, or the system, asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// Ctrl-C.
+    Interrupt,
+    /// A request to terminate.
+    Terminate,
+}
+
+impl Signal {
+    /// Exit status of a program that it ended: 128 and the signal's number.
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Interrupt => 130,
+            Self::Terminate => 143,
+        }
+    }
+}
+
+/// The command was cut short by a signal, and has cleaned up: no words, only an exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("stopped")]
+pub struct Stopped(pub Signal);
+
+/// Who hears signals. Pure.
+#[derive(Debug, Default)]
+struct Listeners {
+    watches: usize,
+    /// The owner of a watch was told, and has not finished.
+    told: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// The watches' owners are told.
+    Tell,
+    /// The program ends at once.
+    End,
+}
+
+impl Listeners {
+    fn hear(&mut self) -> Verdict {
+        if self.watches == 0 || self.told {
+            return Verdict::End;
+        }
+        self.told = true;
+        Verdict::Tell
+    }
+
+    fn begin(&mut self) {
+        self.watches += 1;
+    }
+
+    fn finish(&mut self) {
+        self.watches -= 1;
+        self.told &= self.watches > 0;
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    listeners: Mutex<Listeners>,
+    told: watch::Sender<Option<Signal>>,
+}
+
+impl Shared {
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self, signal: Signal) {
+        // Told under the lock: a watch that ends meanwhile forgets it again.
+        let mut listeners = self.listeners();
+        match listeners.hear() {
+            Verdict::Tell => drop(self.told.send_replace(Some(signal))),
+            Verdict::End => {
+                baton_terminal::leave();
+                std::process::exit(signal.status().into());
+            }
+        }
+    }
+}
+
+/// The signals of this process, from the program's start on.
+#[derive(Debug, Clone)]
+pub struct Interrupts(Arc<Shared>);
+
+impl Interrupts {
+    /// Listens from now on.
+    pub fn listen() -> Self {
+        let shared = Arc::new(Shared { listeners: Mutex::default(), told: watch::Sender::new(None) });
+        let heard = Arc::clone(&shared);
+        let mut signals = Signals::open();
+        tokio::spawn(async move {
+            loop {
+                heard.hear(signals.next().await);
+            }
+        });
+        Self(shared)
+    }
+
+    /// From now on, as long as the result lives, its owner hears of signals.
+    pub fn watch(&self) -> Watch {
+        let mut listeners = self.0.listeners();
+        listeners.begin();
+        if listeners.watches == 1 {
+            self.0.told.send_replace(None);
+        }
+        Watch { told: self.0.told.subscribe(), shared: Arc::clone(&self.0) }
+    }
+}
+
+/// The right to clean up after a signal.
+#[derive(Debug)]
+pub struct Watch {
+    told: watch::Receiver<Option<Signal>>,
+    shared: Arc<Shared>,
+}
+
+impl Watch {
+    /// The signal, once there is one.
+    pub async fn signal(&mut self) -> Signal {
+        let told = self.told.wait_for(Option::is_some).await.map(|signal| *signal);
+        // The sender lives in `shared`, so that waiting fails never.
+        told.ok().flatten().unwrap_or(Signal::Interrupt)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.listeners().finish();
+    }
+}
+
+/// What the system tells this process; a system that lends no handler keeps its own way of ending programs.
+#[cfg(unix)]
+struct Signals {
+    interrupt: Option<tokio::signal::unix::Signal>,
+    terminate: Option<tokio::signal::unix::Signal>,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn open() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        Self {
+            interrupt: signal(SignalKind::interrupt()).ok(),
+            terminate: signal(SignalKind::terminate()).ok(),
+        }
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            () = heard(&mut self.interrupt) => Signal::Interrupt,
+            () = heard(&mut self.terminate) => Signal::Terminate,
+        }
+    }
+}
+
+#[cfg(unix)]
+async fn heard(signals: &mut Option<tokio::signal::unix::Signal>) {
+    match signals {
+        Some(signals) => drop(signals.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn open() -> Self {
+        Self
+    }
+
+    async fn next(&mut self) -> Signal {
+        match tokio::signal::ctrl_c().await {
+            Ok(()) => Signal::Interrupt,
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobodys_signal_and_a_second_one_end_the_program() {
+        let mut listeners = Listeners::default();
+        assert_eq!(listeners.hear(), Verdict::End);
+        listeners.begin();
+        assert_eq!((listeners.hear(), listeners.hear()), (Verdict::Tell, Verdict::End));
+        listeners.finish();
+        assert_eq!(listeners.hear(), Verdict::End);
+        // A watch that begins later hears signals again.
+        listeners.begin();
+        assert_eq!(listeners.hear(), Verdict::Tell);
+        listeners.begin();
+        listeners.finish();
+        assert_eq!(listeners.hear(), Verdict::End, "the first owner has not finished");
+    }
+
+    #[tokio::test]
+    async fn each_watch_is_told_of_its_own_signals_only() {
+        let interrupts =
+            Interrupts(Arc::new(Shared { listeners: Mutex::default(), told: watch::Sender::new(None) }));
+        let mut first = interrupts.watch();
+        interrupts.0.hear(Signal::Terminate);
+        assert_eq!(first.signal().await, Signal::Terminate);
+        drop(first);
+        let mut second = interrupts.watch();
+        let unheard =
+            tokio::select! { biased; _ = second.signal() => false, () = std::future::ready(()) => true };
+        assert!(unheard, "the signal before was the first watch's");
+        interrupts.0.hear(Signal::Interrupt);
+        assert_eq!(second.signal().await, Signal::Interrupt);
+    }
+}

@@ -1,0 +1,329 @@
+//! The command line as people and shells meet it: interrupts, closed pipes, odd input, and a terminal that text from
+//! outside must not steer.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio},
+    sync::mpsc::{Receiver, channel},
+    time::{Duration, Instant},
+};
+
+use baton_e2e::process::{models_folder, program};
+use baton_protocol::{ErrorBody, ErrorCode};
+
+/// How long a program may take to say something: a hang guard, not a measurement.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A folder with a document, and `baton` with its settings there.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("make a folder");
+        std::fs::write(folder.path().join("doc.txt"), "The gate is red.\n\nThe key is blue.\n")
+            .expect("write");
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn options(&self) -> Vec<String> {
+        let model = models_folder().join("demo-device.gguf");
+        let options = [
+            "--model",
+            &model.display().to_string(),
+            "--config-dir",
+            &self.path("config").display().to_string(),
+        ];
+        options.map(str::to_owned).to_vec()
+    }
+
+    fn baton(&self, command: &str, arguments: &[&str]) -> Command {
+        let mut baton = Command::new(program("baton").expect("the program is built"));
+        baton.arg(command).args(arguments).args(self.options()).stdin(Stdio::null());
+        baton
+    }
+
+    /// `baton ask` about the document, on this device alone.
+    fn ask(&self, arguments: &[&str]) -> Command {
+        let document = self.path("doc.txt").display().to_string();
+        let all =
+            [&[document.as_str(), "Which colour is the key?", "--no-cloud", "--instant"], arguments].concat();
+        self.baton("ask", &all)
+    }
+}
+
+fn run(command: &mut Command) -> (Output, String) {
+    let out = command.output().expect("the program starts");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!said.contains("panicked"), "{command:?}: {said}");
+    (out, said)
+}
+
+/// Pieces of a stream as they come.
+fn pieces(mut stream: impl std::io::Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(n @ 1..) = stream.read(&mut piece) {
+            if sender.send(piece[..n].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn ended(child: &mut Child) -> ExitStatus {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("look at the program") {
+            return status;
+        }
+        if begun.elapsed() > LIMIT {
+            child.kill().expect("end the program");
+            panic!("the program does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let place = Place::new();
+    for mut command in [place.ask(&["--max-tokens", "8"]), place.ask(&["--json", "--max-tokens", "8"])] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let (out, said) = run(command.stdout(writer).stderr(Stdio::piped()));
+        assert_eq!(out.status.code(), Some(141), "{said}");
+        assert_eq!(said, "", "nothing is said");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named() {
+    let place = Place::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("open /dev/full");
+    for arguments in [&["--max-tokens", "4"][..], &["--json", "--max-tokens", "4"]] {
+        let (out, said) = run(place.ask(arguments).stdout(full()).stderr(Stdio::piped()));
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains("No space left on device"), "{said}");
+    }
+    // A log that cannot be written is no reason to fail.
+    let out = place.ask(&["--max-tokens", "4"]).stderr(full()).output().expect("it starts");
+    assert!(out.status.success() && !out.stdout.is_empty());
+    let (out, said) = run(&mut place.ask(&["--report", "/dev/full", "--max-tokens", "4"]));
+    assert!(said.contains("write `/dev/full`: No space left") && out.status.code() == Some(1), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_answer_ends_with_the_status_of_its_signal() {
+    let place = Place::new();
+    for (signal, status) in [("-INT", 130), ("-TERM", 143)] {
+        let mut command = place.ask(&["--max-tokens", "512", "--emulate-decode-ms", "50"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let text = pieces(child.stdout.take().expect("its output"));
+        text.recv_timeout(LIMIT).expect("the answer begins");
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("run kill");
+        assert!(sent.success());
+        assert_eq!(ended(&mut child).code(), Some(status), "{signal}");
+        let mut said = String::new();
+        child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+        assert!(!said.contains("error") && !said.contains("panicked"), "{said}");
+    }
+}
+
+#[test]
+fn line_ends_do_not_change_an_answer() {
+    let place = Place::new();
+    let text = std::fs::read_to_string(place.path("doc.txt")).expect("read");
+    let answer = || {
+        let (out, said) = run(&mut place.ask(&["--json", "--max-tokens", "24"]));
+        assert!(out.status.success(), "{said}");
+        let json: serde_json::Value = serde_json::from_slice(&out.stdout).expect("one JSON object");
+        (json["answer"].clone(), json["prompt_tokens"].clone())
+    };
+    let unix = answer();
+    std::fs::write(place.path("doc.txt"), text.replace('\n', "\r\n")).expect("write");
+    assert_eq!(answer(), unix);
+}
+
+#[test]
+fn a_file_is_named_once_and_a_missing_home_is_no_obstacle() {
+    let place = Place::new();
+    let missing = place.path("none.gguf").display().to_string();
+    let document = place.path("doc.txt").display().to_string();
+    let baton = || Command::new(program("baton").expect("the program is built"));
+    let (_, said) = run(baton().args(["ask", &document, "Q", "--no-cloud", "--model", &missing]));
+    assert_eq!(said.matches(&missing).count(), 1, "{said}");
+    assert!(said.contains("open model") && said.contains("(os error 2)"), "{said}");
+
+    let model = models_folder().join("demo-device.gguf").display().to_string();
+    let mut homeless = baton();
+    homeless.env_remove("HOME").env_remove("XDG_CONFIG_HOME").env_remove("BATON_CONFIG_DIR");
+    homeless.args(["ask", &document, "Q", "--model", &model, "--max-tokens", "4", "--instant"]);
+    // A cloud that is not there; consent that cannot be kept is said, and holds for this answer.
+    let (out, said) = run(homeless.args(["--yes", "--cloud", "127.0.0.1:1"]));
+    assert!(out.status.success() && !out.stdout.is_empty(), "{said}");
+    assert!(said.contains("is not remembered") && said.contains("cannot reach the cloud"), "{said}");
+}
+
+/// A service that refuses everything in these words.
+fn refusing_cloud(words: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let address = listener.local_addr().expect("its address");
+    let body = serde_json::to_string(&ErrorBody::new(ErrorCode::InvalidRequest, words)).expect("JSON");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut request = [0; 65536];
+            // Whatever was asked, in as many pieces as it comes: the client reads the answer.
+            let _read = stream.read(&mut request);
+            let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n";
+            let _sent = write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    address.to_string()
+}
+
+/// A program on a terminal of its own, by `script`, which every Linux has.
+#[cfg(target_os = "linux")]
+struct Terminal {
+    child: Child,
+    keys: ChildStdin,
+    pieces: Receiver<Vec<u8>>,
+    shown: Vec<u8>,
+    read: usize,
+}
+
+#[cfg(target_os = "linux")]
+impl Terminal {
+    fn start(command: &Command) -> Self {
+        let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
+        let line = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted);
+        let line = line.collect::<Vec<_>>().join(" ");
+        let mut child = Command::new("script")
+            .args(["-qefc", &line, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("run script (package bsdutils)");
+        let pieces = pieces(child.stdout.take().expect("its output"));
+        let keys = child.stdin.take().expect("its input");
+        Self { child, keys, pieces, shown: Vec::new(), read: 0 }
+    }
+
+    /// Waits until this is shown, behind what was waited for before.
+    #[track_caller]
+    fn wait_for(&mut self, text: &str) {
+        loop {
+            let new = &self.shown[self.read..];
+            if let Some(at) = new.windows(text.len()).position(|window| window == text.as_bytes()) {
+                self.read += at + text.len();
+                return;
+            }
+            match self.pieces.recv_timeout(LIMIT) {
+                Ok(piece) => self.shown.extend(piece),
+                Err(_) => panic!("no {text:?} in {:?}", self.text()),
+            }
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush()).expect("press keys");
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.shown).into_owned()
+    }
+
+    /// Waits for the end; the status and all that was shown.
+    fn end(mut self) -> (Option<i32>, String) {
+        let status = ended(&mut self.child);
+        while let Ok(piece) = self.pieces.recv_timeout(LIMIT) {
+            self.shown.extend(piece);
+        }
+        (status.code(), self.text())
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_at_the_prompt_drops_the_line_and_a_second_one_leaves() {
+    let place = Place::new();
+    let chat = place.baton("chat", &["--no-cloud", "--instant", "--max-tokens", "4"]);
+    let mut terminal = Terminal::start(&chat);
+    terminal.wait_for("> ");
+    terminal.press("Hello there\n");
+    // After the first answer, as before it.
+    terminal.wait_for("\n> ");
+    terminal.press("half of a li\x03");
+    terminal.wait_for("Ctrl-C again");
+    terminal.wait_for("> ");
+    terminal.press("Hi\n");
+    terminal.wait_for("\n> ");
+    terminal.press("\x03");
+    terminal.wait_for("Ctrl-C again");
+    terminal.press("\x03");
+    let (status, shown) = terminal.end();
+    assert_eq!(status, Some(130), "{shown}");
+    assert!(!shown.contains("error"), "{shown}");
+    // The end of input is a way out too.
+    let mut terminal = Terminal::start(&chat);
+    terminal.wait_for("> ");
+    terminal.press("\x04");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn text_from_outside_does_not_steer_a_terminal() {
+    let place = Place::new();
+    let steering = "\x1b]0;owned\x07 \x1b[2J \u{9b}2J \u{202e}desrever";
+    let cloud = refusing_cloud(steering);
+    let document = place.path("doc.txt").display().to_string();
+    let options = ["--cloud", &cloud, "--yes", "--instant", "--max-tokens", "4"];
+    let ask = place.baton("ask", &[&[document.as_str(), "Q"], &options[..]].concat());
+    let (status, shown) = Terminal::start(&ask).end();
+    assert_eq!(status, Some(0), "{shown}");
+    assert!(shown.contains("␛]0;owned␇ ␛[2J"), "the words are shown: {shown:?}");
+    for steers in ["\x1b]0", "\x07", "\x1b[2J", "\u{9b}", "\u{202e}"] {
+        assert!(!shown.contains(steers), "{steers:?} reached the terminal: {shown:?}");
+    }
+    // The name of a file is from outside too.
+    let named = place.path("\x1b[31mred.txt").display().to_string();
+    let (status, shown) = Terminal::start(&place.baton("ask", &[&named, "Q", "--no-cloud"])).end();
+    assert!(status == Some(1) && shown.contains("␛[31mred.txt") && !shown.contains("\x1b["), "{shown:?}");
+    // And what is wrong on a command line may be one.
+    let (status, shown) = Terminal::start(&place.baton("ask", &["--\x1b[31m", "Q"])).end();
+    assert!(status == Some(2) && !shown.contains("\x1b["), "{shown:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn odd_files_are_refused_in_words() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let place = Place::new();
+    let not_text = place.path("").join(std::ffi::OsStr::from_bytes(b"\xff\xfe.txt"));
+    std::fs::write(&not_text, b"bad \xff byte").expect("write");
+    let empty = place.path("empty.txt");
+    std::fs::write(&empty, " \n").expect("write");
+    let refused = |document: &Path, want: &str| {
+        let mut command = Command::new(program("baton").expect("the program is built"));
+        command.arg("ask").arg(document).args(["Q", "--no-cloud"]).args(place.options()).stdin(Stdio::null());
+        let (out, said) = run(&mut command);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains(want) && out.stdout.is_empty(), "{want}: {said}");
+    };
+    refused(&not_text, "is not UTF-8 text: bad byte at 4");
+    refused(&empty, "is empty");
+    refused(Path::new("-"), "standard input is empty");
+    refused(place.folder.path(), "Is a directory");
+}
