@@ -84,6 +84,7 @@ fn replies_are_written_down_whole() {
         xi: 1.0,
         assist_tokens: None,
         assist_floor: 1,
+        assist_max: 1,
         tau_ms: 1.0,
         corrector: Corrector::Cloud,
         refine: true,
