@@ -100,14 +100,17 @@ fn a_token_reads_what_does_not_fit_and_no_more() {
         let after = stats(&model);
         let (reads, bytes) = (after.reads - before.reads, after.bytes_read - before.bytes_read);
         assert_eq!(after.reads_in_vain, 0, "{percent} %");
-        // Rows are cut at 32 of them, and 8 buffers may be ahead of where the counting began or ended.
+        // Rows are cut at 32 of them.
         let least = all - (budget_bytes - prefetch_bytes);
         assert!(after.streamed_bytes <= least + 32 * 544, "{percent} %: {after:?}");
         assert!(after.streamed_bytes + after.resident_bytes == all, "{after:?}");
-        let ahead = 8 * (64 << 10) + prefetch_bytes;
+        // Every buffer may have been full when the counting began and empty when it ended, or the reverse: how far
+        // reading is ahead of computing at a moment depends on what else this machine does.
+        let ahead = 20 * ((64 << 10) + 2 * BLOCK) + prefetch_bytes;
         let most = 20 * after.streamed_bytes + reads * 2 * BLOCK + ahead;
         assert!(bytes <= most, "{percent} %: {bytes} bytes, {most} at most");
-        assert!(bytes + ahead >= 20 * after.streamed_bytes, "{percent} %: {bytes} bytes");
+        let fewest = (20 * after.streamed_bytes).saturating_sub(ahead);
+        assert!(bytes >= fewest, "{percent} %: {bytes} bytes, {fewest} at least");
     }
 }
 
