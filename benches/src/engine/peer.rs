@@ -21,25 +21,18 @@ const BUILT: &str = "0.3.36 with rpc";
 /// The name of what is compared with, for tables.
 pub const NAME: &str = "llama.cpp of llama_cpp_python 0.3.36";
 
-/// Fetches the package by the index's plain page of links; `pip download` would want its build tools first.
-const FETCH: &str = r#"
-import re, sys, urllib.parse, urllib.request
-package, version, out = sys.argv[1:]
-index = f"https://pypi.org/simple/{package.replace('_', '-')}/"
-page = urllib.request.urlopen(urllib.request.Request(index, headers={"Accept": "text/html"})).read().decode()
-link = re.search(rf'href="([^"]*{package}-{version}\.tar\.gz[^"]*)"', page)
-if not link:
-    sys.exit(f"{index} has no source of {package} {version}")
-answer = urllib.request.urlopen(urllib.parse.urljoin(index, link[1].replace("&amp;", "&")))
-total, done, shown = int(answer.headers.get("Content-Length") or 0), 0, 0
-with open(out, "wb") as file:
-    while part := answer.read(1 << 20):
-        file.write(part)
-        done += len(part)
-        if total and done * 10 // total > shown:
-            shown = done * 10 // total
-            print(f"llama.cpp: {done >> 20} of {total >> 20} MiB", file=sys.stderr)
-"#;
+/// Options of pip: the source as it is, from the index, mirror or folder that this machine's pip is set up with.
+const FETCH: [&str; 9] = [
+    "-m",
+    "pip",
+    "download",
+    "--no-deps",
+    "--no-binary",
+    PACKAGE,
+    "--disable-pip-version-check",
+    "--progress-bar",
+    "off",
+];
 
 /// A built llama.cpp.
 pub struct Peer {
@@ -127,9 +120,9 @@ fn build(folder: &Path) -> Result<PathBuf> {
     if !source.join("CMakeLists.txt").is_file() {
         let archive = folder.join(format!("{PACKAGE}-{VERSION}.tar.gz"));
         if !archive.is_file() || sha256(&archive)? != SHA256 {
-            eprintln!("llama.cpp: fetching {PACKAGE} {VERSION} from PyPI");
+            eprintln!("llama.cpp: fetching {PACKAGE} {VERSION}, 73 MiB, by pip");
             let mut fetch = Command::new("python3");
-            fetch.args(["-c", FETCH, PACKAGE, VERSION]).arg(&archive);
+            fetch.args(FETCH).arg("--dest").arg(folder).arg(format!("{PACKAGE}=={VERSION}"));
             finish(&mut fetch, "fetch llama.cpp")?;
         }
         let have = sha256(&archive)?;

@@ -54,11 +54,19 @@ impl Worker {
         machine::memory(self.child.id())
     }
 
+    /// The exit status or signal of a worker whose output has ended.
+    fn how_it_ended(&mut self) -> String {
+        self.child
+            .wait()
+            .map_or_else(|err| format!("its status cannot be read: {err}"), |status| status.to_string())
+    }
+
     fn read(&mut self) -> Result<Value> {
         let mut line = String::new();
         self.answers.read_line(&mut line).context("read an answer")?;
         if line.is_empty() {
-            bail!("the worker {} ended; its message is above", self.name);
+            let how = self.how_it_ended();
+            bail!("the worker {} ended ({how}); its message is above", self.name);
         }
         let answer: Value =
             serde_json::from_str(&line).with_context(|| format!("read the answer `{line}`"))?;

@@ -4,6 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use baton_engine::ModelConfig;
+use baton_engine::gguf::Gguf;
+use baton_engine::weights::vocab_len;
 use serde_json::json;
 
 use super::peer::{self, Peer};
@@ -47,6 +50,15 @@ impl Figure {
         }
     }
 
+    /// Tokens of the longest sequence of one request.
+    fn longest_tokens(self) -> usize {
+        match self {
+            Self::Prefill(tokens) => tokens,
+            Self::Decode(context) => context + DECODE_TOKENS,
+            Self::Batch(_) => BATCH_STEPS,
+        }
+    }
+
     /// Tokens of one request, all sequences together.
     fn tokens(self) -> usize {
         match self {
@@ -70,8 +82,8 @@ impl Figure {
     }
 }
 
-/// What is measured, a prompt just before decoding after it.
-fn figures(args: &Args) -> Vec<Figure> {
+/// What is measured, a prompt just before decoding after it, as far as the model's context of so many tokens goes.
+fn figures(args: &Args, context_tokens: usize) -> Vec<Figure> {
     use Figure::{Batch, Decode, Prefill};
     let all: &[Figure] = if args.quick {
         &[Prefill(512), Decode(0), Batch(8)]
@@ -92,7 +104,8 @@ fn figures(args: &Args) -> Vec<Figure> {
         Decode(_) => Part::Decode,
         Batch(_) => Part::Batch,
     };
-    all.iter().copied().filter(|figure| args.wants(part(figure))).collect()
+    let fits = |figure: &Figure| figure.longest_tokens() <= context_tokens;
+    all.iter().copied().filter(|figure| args.wants(part(figure)) && fits(figure)).collect()
 }
 
 /// What the machine can do, and what a token asks of it.
@@ -111,14 +124,15 @@ pub fn measure(
     target: &Path,
     report: &mut Report,
 ) -> Result<()> {
-    let figures = figures(args);
+    let context_tokens = context_tokens(subject)?;
+    let figures = figures(args, context_tokens);
     if figures.is_empty() {
         return Ok(());
     }
     let mut probe = Worker::start("probe", Command::new(peer::probe(target)?).arg(args.threads.to_string()))?;
     // A file that was just written lies on small pages: everybody would look addresses up instead of reading.
     probe.number(&format!("fresh {}", subject.path.display()), "per_second")?;
-    let mut programs = start(args, subject, peer)?;
+    let mut programs = Programs::start(args, subject, peer, context_tokens.min(CONTEXT_TOKENS))?;
     let mut samples = Samples::default();
     let (mut reads, mut int8s) = (Vec::new(), Vec::new());
     for at in 0..args.alternations() {
@@ -127,11 +141,11 @@ pub fn measure(
         }
         int8s.push(probe.number("int8", "per_second")?);
         for &figure in &figures {
-            alternate(figure, at, &mut programs, &mut samples)?;
+            programs.alternate(figure, at, &mut samples)?;
             progress(args, subject, figure, at, &samples);
         }
     }
-    let info = programs[0].ask("info")?;
+    let info = programs.running[0].ask("info")?;
     let size = |key: &str| info[key].as_f64().with_context(|| format!("the engine's worker says no {key}"));
     let limits = Limits {
         read_bytes_per_s: median(reads).context("no bandwidth was measured")?,
@@ -140,30 +154,87 @@ pub fn measure(
         layer_weights: size("layer_weights")?,
     };
     tables(subject, &figures, &samples, &limits, report);
-    memory(subject, &programs, report)?;
+    memory(subject, &programs.running, report)?;
+    programs.tell_failures(subject, report);
     if !args.quick {
         checks(subject, &figures, &samples, &limits, report);
     }
     Ok(())
 }
 
-/// One figure by every program, each alternation beginning with another one.
-fn alternate(figure: Figure, at: usize, programs: &mut [Worker], samples: &mut Samples) -> Result<()> {
-    let name = figure.name();
-    let count = programs.len();
-    for turn in 0..count {
-        let program = &mut programs[(at + turn) % count];
-        if program.name == OURS_Q8 && !matches!(figure, Figure::Decode(0 | 8192)) {
-            continue;
+/// Tokens that the model was made for: nothing longer is measured.
+fn context_tokens(subject: &Subject) -> Result<usize> {
+    let read = || format!("read {}", subject.path.display());
+    let gguf = Gguf::open(&subject.path).with_context(read)?;
+    let vocabulary = vocab_len(&gguf).with_context(read)?;
+    Ok(ModelConfig::from_gguf(&gguf, vocabulary).with_context(read)?.context_len)
+}
+
+/// The workers that are measured in turn. A variant of the peer that fails is left out from then on, and told.
+struct Programs {
+    running: Vec<Worker>,
+    failed: Vec<(String, String)>,
+}
+
+impl Programs {
+    fn start(args: &Args, subject: &Subject, peer: &Peer, context_tokens: usize) -> Result<Self> {
+        let mut running = vec![start_ours(args, subject, "f16")?];
+        if args.wants(Part::Decode) && !args.quick {
+            running.push(start_ours(args, subject, "q8")?);
         }
-        if at > 0 && PEERS.contains(&program.name.as_str()) && samples.is_behind(&name, &program.name, &PEERS)
-        {
-            continue;
+        let driver = peer.driver()?;
+        let mut programs = Self { running, failed: Vec::new() };
+        for (name, repack) in PEERS.into_iter().zip(["0", "1"]) {
+            let mut command = Command::new(&driver);
+            command.arg(&subject.path);
+            command.args([&args.threads.to_string(), repack, "f16", &context_tokens.to_string()]);
+            match Worker::start(name, &mut command) {
+                Ok(worker) => programs.running.push(worker),
+                Err(err) => programs.fail(name, &err),
+            }
         }
-        let seconds = program.seconds(&figure.request())?;
-        samples.add(&name, &program.name, at, figure.tokens() as f64 / seconds);
+        Ok(programs)
     }
-    Ok(())
+
+    fn fail(&mut self, name: &str, err: &anyhow::Error) {
+        eprintln!("{name} failed, and is not measured any more: {err:#}");
+        self.failed.push((name.to_owned(), format!("{err:#}")));
+    }
+
+    /// One figure by every program, each alternation beginning with another one.
+    fn alternate(&mut self, figure: Figure, at: usize, samples: &mut Samples) -> Result<()> {
+        let figure_name = figure.name();
+        let count = self.running.len();
+        let order: Vec<String> =
+            (0..count).map(|turn| self.running[(at + turn) % count].name.clone()).collect();
+        for name in order {
+            let is_peer = PEERS.contains(&name.as_str());
+            if name == OURS_Q8 && !matches!(figure, Figure::Decode(0 | 8192)) {
+                continue;
+            }
+            if at > 0 && is_peer && samples.is_behind(&figure_name, &name, &PEERS) {
+                continue;
+            }
+            let Some(idx) = self.running.iter().position(|program| program.name == name) else { continue };
+            match self.running[idx].seconds(&figure.request()) {
+                Ok(seconds) => samples.add(&figure_name, &name, at, figure.tokens() as f64 / seconds),
+                Err(err) if is_peer => {
+                    self.running.remove(idx);
+                    self.fail(&name, &err);
+                }
+                Err(err) => return Err(err),
+            }
+        }
+        Ok(())
+    }
+
+    /// Without any variant of the peer there is nothing to compare with: ratios are then no numbers, and their checks fail.
+    fn tell_failures(&self, subject: &Subject, report: &mut Report) {
+        for (name, error) in &self.failed {
+            report.note(format!("{name} failed on {}: {error}", subject.name));
+        }
+        report.data(&format!("{} failed peers", subject.name), json!(self.failed));
+    }
 }
 
 fn progress(args: &Args, subject: &Subject, figure: Figure, at: usize, samples: &Samples) {
@@ -189,21 +260,6 @@ pub fn start_own(args: &Args, subject: &Subject, kv: &str, more: &[&str]) -> Res
     command.args(["--threads", &args.threads.to_string(), "--context", &CONTEXT_TOKENS.to_string()]);
     command.args(more);
     Worker::start(if kv == "q8" { OURS_Q8 } else { OURS }, &mut command)
-}
-
-fn start(args: &Args, subject: &Subject, peer: &Peer) -> Result<Vec<Worker>> {
-    let mut programs = vec![start_ours(args, subject, "f16")?];
-    if args.wants(Part::Decode) && !args.quick {
-        programs.push(start_ours(args, subject, "q8")?);
-    }
-    let driver = peer.driver()?;
-    for (name, repack) in PEERS.into_iter().zip(["0", "1"]) {
-        let mut command = Command::new(&driver);
-        command.arg(&subject.path);
-        command.args([&args.threads.to_string(), repack, "f16", &CONTEXT_TOKENS.to_string()]);
-        programs.push(Worker::start(name, &mut command)?);
-    }
-    Ok(programs)
 }
 
 fn tables(subject: &Subject, figures: &[Figure], samples: &Samples, limits: &Limits, report: &mut Report) {
