@@ -122,7 +122,14 @@ pub enum LogForm {
 ///
 /// # Errors
 /// Whatever a person must know, with its whole chain of causes.
-pub async fn run(line: Vec<OsString>) -> anyhow::Result<()> {
+///
+/// Not `async`: this crate compiles the whole command, so that no program or test that calls it compiles it again.
+#[inline(never)]
+pub fn run(runtime: &tokio::runtime::Runtime, line: Vec<OsString>) -> anyhow::Result<()> {
+    runtime.block_on(command_run(line))
+}
+
+async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
     match parse(&line)?.command {
         Command::Serve(command) => {
             start_log(command.log_format)?;

@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all().on_thread_start(step_back);
     let ended = match runtime.build() {
-        Ok(runtime) => runtime.block_on(baton_cloud::cli::run(std::env::args_os().collect())),
+        Ok(runtime) => baton_cloud::cli::run(&runtime, std::env::args_os().collect()),
         Err(err) => Err(anyhow::Error::new(err).context("start the runtime's threads")),
     };
     match ended {

@@ -307,7 +307,14 @@ impl Cli {
     ///
     /// # Errors
     /// Anything that keeps the command from being done; the caller prints it.
-    pub async fn run(self) -> anyhow::Result<()> {
+    ///
+    /// Not `async`: this crate compiles the whole command, so that no program or test that calls it compiles it again.
+    #[inline(never)]
+    pub fn run(self, runtime: &tokio::runtime::Runtime) -> anyhow::Result<()> {
+        runtime.block_on(self.command_run())
+    }
+
+    async fn command_run(self) -> anyhow::Result<()> {
         let interrupts = Interrupts::listen();
         match self.command {
             Command::Ask(args) => ask::run(args, &interrupts).await,

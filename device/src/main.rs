@@ -6,8 +6,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(status) => return status.into(),
@@ -16,7 +15,10 @@ async fn main() -> ExitCode {
     // Without colours: the filter of the terminal shows every escape, also the log's own.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(baton_terminal::stderr);
     log.with_ansi(false).with_target(false).init();
-    let ended = cli.run().await;
+    let ended = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => cli.run(&runtime),
+        Err(err) => Err(anyhow::Error::new(err).context("start the runtime's threads")),
+    };
     let Err(err) = ended.and_then(|()| Ok(baton_terminal::stdout().flush()?)) else {
         return ExitCode::SUCCESS;
     };
