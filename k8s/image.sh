@@ -6,7 +6,7 @@
 # --tag      the image's name; by default baton-cloud with the version of this checkout, as the manifests have it
 # --model    bakes this model in as /models/model.gguf, with FILE.heads.json beside it where there is one;
 #            without it the model is mounted at /models
-# --program  a baton-cloud that is built already; by default it is built now, with the release profile
+# --program  a baton-cloud that is built already; by default it is built now, with the profile dist
 #
 # Prints the image's id. The same program and model give the same image: file times are set to zero.
 set -euo pipefail
@@ -28,8 +28,8 @@ if [ -z "$tag" ]; then
   tag=baton-cloud:$(awk -F'"' '/^\[workspace.package\]/ {on = 1} on && /^version/ {print $2; exit}' "$top/Cargo.toml")
 fi
 if [ -z "$program" ]; then
-  (cd "$top" && cargo build --release --locked -p baton-cloud --bin baton-cloud) >&2
-  program=${CARGO_TARGET_DIR:-$top/target}/release/baton-cloud
+  (cd "$top" && cargo build --profile dist --locked -p baton-cloud --bin baton-cloud) >&2
+  program=${CARGO_TARGET_DIR:-$top/target}/dist/baton-cloud
 fi
 [ -x "$program" ] || fail "there is no program at $program"
 [ -z "$model" ] || [ -f "$model" ] || fail "there is no model at $model"

@@ -74,7 +74,7 @@ pub enum PlanError {
     NoSolution,
     /// HiGHS is not built in.
     #[error(
-        "halda needs HiGHS, which this program was built without: build it with `--features baton-plan/halda`"
+        "halda needs HiGHS, which this program was built without (--no-default-features): build it with its default features, or choose another planner"
     )]
     NoSolver,
     /// HiGHS failed.
