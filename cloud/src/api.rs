@@ -25,6 +25,7 @@ use axum::extract::{Path, Request};
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use baton_edge::ConflictingLengths;
 use baton_protocol::ErrorCode;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -37,7 +38,6 @@ use self::kept::{KeptAnswers, KeptLimits};
 use crate::access::book::KeyPolicy;
 use crate::access::{AccessBook, Gate, Scope};
 use crate::desk::Clock;
-use crate::http::ConflictingLengths;
 use crate::service::CloudService;
 use crate::store::{Store, now_ms};
 

@@ -13,6 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_edge::HttpLimits;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use clap::{Args, ValueEnum};
 
@@ -20,7 +21,6 @@ pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 pub use self::models::{ModelConfig, ModelOptions, NamedFile};
 use crate::access::book::KeyPolicy;
-use crate::http::HttpLimits;
 use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
 
@@ -458,7 +458,7 @@ mod tests {
         assert!(config.emulation.is_none());
         assert!(config.listen.ip().is_loopback());
         assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
-        assert_eq!(config.edge.http, crate::http::HttpLimits::default(), "the help says what the types say");
+        assert_eq!(config.edge.http, baton_edge::HttpLimits::default(), "the help says what the types say");
         assert_eq!(config.edge.api, crate::api::ApiLimits::default());
         assert_eq!((config.backlog, config.deadline), (BacklogBound::default(), None));
         let fixed = parsed(&["--mixed-tokens", "48"]).unwrap().budget.mixed;

@@ -20,7 +20,7 @@
 //! | [`upkeep`] | settings brought in, usage written down |
 //! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
 //! | [`admin`] | the console and its API |
-//! | [`api`], [`http`] | routes; connections and their limits |
+//! | [`api`] | routes; `baton_edge` has connections and their limits |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
 //!
 //! Never: logs or stores a prompt. Always: decisions are pure and the async side never blocks on the engine.
@@ -45,7 +45,6 @@ pub mod config;
 pub mod constrain;
 pub mod cost;
 pub mod forecast;
-pub mod http;
 pub mod logprobs;
 pub mod metrics;
 pub mod planning;

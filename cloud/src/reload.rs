@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use baton_edge::HttpLimits;
+use baton_edge::tls::Tls;
 use tokio::signal::unix::Signal;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
-use crate::http::HttpLimits;
-use crate::http::tls::Tls;
 use crate::service::CloudService;
 
 /// How often files are looked at.

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use baton_edge::Phase;
+use baton_edge::tls::Tls;
 use baton_engine::{Adapter, Model};
 use baton_protocol::Role;
 use baton_refine::Calibration;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -26,9 +27,6 @@ use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
 use crate::config::{Config, ModelConfig};
 use crate::desk::Clock;
-use crate::http::handles::{connections_within, raise_open_files};
-use crate::http::tls::Tls;
-use crate::http::{self, HttpLimits, Phase};
 use crate::metrics;
 use crate::reload::Reload;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
@@ -38,14 +36,12 @@ use crate::trace::Traces;
 use crate::upkeep::Upkeep;
 use crate::worker::Worker;
 
-/// Connections that the system may hold before they are accepted.
-const NEW_CONNECTIONS_MAX: u32 = 4096;
 /// For the last spans, at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
 ///
-/// The first signal begins to drain ([`http::Phase`]), a second one ends at once. `again` reads the settings anew, for
+/// The first signal begins to drain ([`baton_edge::Phase`]), a second one ends at once. `again` reads the settings anew, for
 /// SIGHUP and for a file that has changed.
 ///
 /// # Errors
@@ -76,7 +72,8 @@ pub async fn serve(
     upkeep.apply(settings);
     let workers =
         workers.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
-    let listener = listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
+    let listener =
+        baton_edge::listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
     let (metrics_address, scrapes) = metrics::listen(config.metrics_listen, &service)
         .await
@@ -94,14 +91,14 @@ pub async fn serve(
 
     let upkeep = upkeep.start(generation);
     let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
-    let limits = Arc::new(ArcSwap::from_pointee(within_open_files(config.edge.http)));
+    let limits = Arc::new(ArcSwap::from_pointee(config.edge.http.within_open_files()));
     let (phase, phases) = watch::channel(Phase::Serving);
     let (app, console) = console.serve(app, &limits, tls.as_ref(), &phases);
-    let server = http::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
+    let server = baton_edge::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
     let reload = Reload { config, again, service: service.clone(), limits, tls };
     let reload = tokio::spawn(reload.run(hangup));
     let signals = tokio::spawn(signals.steer(phase, service.clone()));
-    http::serve(server, phases, || service.stop()).await;
+    baton_edge::serve(server, phases, || service.stop()).await;
 
     let _ = constraints.await;
     console.end().await;
@@ -157,37 +154,6 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
         metrics: Arc::default(),
         traces,
     }
-}
-
-/// The limits with no more connections than there may be open files, after as many as the system allows were asked for.
-fn within_open_files(limits: HttpLimits) -> HttpLimits {
-    let open_files = raise_open_files().unwrap_or_else(|(err, open_files)| {
-        warn!(%err, "the limit of open files stays as it was");
-        open_files
-    });
-    let connections = connections_within(open_files, limits.connections_max);
-    let asked = limits.connections_max;
-    if connections < asked {
-        warn!(open_files, connections, asked, "fewer connections than asked for: each is an open file");
-    } else {
-        info!(open_files, connections, "open files");
-    }
-    HttpLimits { connections_max: connections, ..limits }
-}
-
-/// Bytes of replies that the system holds for a client that does not read them; it may double them. An event of a stream
-/// has some hundred.
-const SEND_BUFFER: u32 = 64 << 10;
-
-/// Listens with a queue of new connections that a burst of clients does not fill, as far as the system allows.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A program that is started again must not wait for connections of the one before.
-    socket.set_reuseaddr(true)?;
-    // Connections inherit it. Left to itself it grows to megabytes for a client that asks and never reads.
-    socket.set_send_buffer_size(SEND_BUFFER)?;
-    socket.bind(address)?;
-    socket.listen(NEW_CONNECTIONS_MAX)
 }
 
 /// The signals that end the program.

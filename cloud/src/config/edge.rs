@@ -3,21 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_edge::HttpLimits;
+use baton_edge::tls::TlsFiles;
 use clap::Args;
 
 use super::{ConfigError, bounded, seconds};
 use crate::api::ApiLimits;
-use crate::http::HttpLimits;
-use crate::http::tls::TlsFiles;
 
 /// What connections and requests may take, as written; times are in seconds and may have a fraction.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connections and requests")]
 pub struct EdgeOptions {
-    /// Connections at the same time, as far as the hard limit of open files allows; further ones wait to be accepted
+    /// Connections at the same time, as far as the hard limit of open files allows; for a further one, the oldest that
+    /// asks for nothing is closed
     #[arg(long, default_value = "2048", value_name = "N")]
     pub connections: usize,
-    /// Connections of one address, or of one IPv6 /64; further ones are closed. Raise it behind a proxy
+    /// Connections of one address, or of one IPv6 /64; for a further one, the oldest of them that asks for nothing is
+    /// closed. Raise it behind a proxy
     #[arg(long, default_value = "1024", value_name = "N")]
     pub connections_per_ip: usize,
     /// Requests on one connection before it is closed

@@ -9,11 +9,11 @@ use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use baton_edge::{HttpLimits, Phase};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::http::{self, HttpLimits, Phase};
 use crate::service::CloudService;
 
 /// How often what was recorded is taken in while nobody asks.
@@ -46,7 +46,7 @@ async fn serve(listener: TcpListener, service: CloudService) {
         }
     };
     tokio::select! {
-        () = http::serve(http::Server::plain(listener, app, limits), phases, || ()) => (),
+        () = baton_edge::serve(baton_edge::Server::plain(listener, app, limits), phases, || ()) => (),
         () = upkeep => (),
     }
 }

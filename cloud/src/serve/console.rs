@@ -6,6 +6,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
+use baton_edge::tls::Tls;
+use baton_edge::{HttpLimits, Phase};
 use baton_engine::Model;
 use baton_refine::QualityCurves;
 use tokio::net::TcpListener;
@@ -16,8 +18,6 @@ use tracing::warn;
 use crate::admin::Admin;
 use crate::admin::office::Office;
 use crate::config::AdminConfig;
-use crate::http::tls::Tls;
-use crate::http::{self, HttpLimits, Phase};
 use crate::service::CloudService;
 use crate::store::Store;
 
@@ -71,8 +71,8 @@ impl Console {
         let Some(listener) = self.own else {
             return (app.merge(routes), Running { looking, serving: None });
         };
-        let server = http::Server { listener, app: routes, limits: limits.clone(), tls: tls.cloned() };
-        let serving = tokio::spawn(http::serve(server, phases.clone(), || ()));
+        let server = baton_edge::Server { listener, app: routes, limits: limits.clone(), tls: tls.cloned() };
+        let serving = tokio::spawn(baton_edge::serve(server, phases.clone(), || ()));
         (app, Running { looking, serving: Some(serving) })
     }
 }

@@ -9,10 +9,10 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use baton_edge::tls::certificates;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::StoreError;
-use crate::http::tls::certificates;
 
 /// Where the database is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! What the database cannot do.
 
+use baton_edge::tls::TlsError;
+
 use crate::access::AccessError;
-use crate::http::tls::TlsError;
 use crate::scene::SceneError;
 
 /// What the database cannot do.

@@ -4,8 +4,8 @@ use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
 use baton_cloud::access::{AccessBook, ApiKey, Gate, KeySecret, Scopes, Tenant, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
-use baton_cloud::http::HttpLimits;
 use baton_cloud::store::now_ms;
+use baton_edge::HttpLimits;
 use serde_json::{Value, json};
 
 use crate::client::{Reply, Server};

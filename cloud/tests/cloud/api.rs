@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use baton_cloud::api::ApiLimits;
-use baton_cloud::http::HttpLimits;
 use baton_cloud::service::ServiceOptions;
+use baton_edge::HttpLimits;
 use baton_engine::pace_emulation::PassCost;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, SceneInfo, SentenceMap};
 use flate2::Compression;

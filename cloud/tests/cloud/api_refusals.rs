@@ -1,7 +1,7 @@
 //! Every bad input gives a typed 4xx with an OpenAI-shaped body, never a panic or a hang.
 
 use baton_cloud::api::ApiLimits;
-use baton_cloud::http::HttpLimits;
+use baton_edge::HttpLimits;
 use serde_json::{Value, json};
 
 use crate::client::Server;

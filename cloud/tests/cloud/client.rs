@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_cloud::api::{self, Access, ApiLimits};
-use baton_cloud::http::{self, HttpLimits, Phase};
 use baton_cloud::serve;
 use baton_cloud::service::{CloudService, ServiceOptions};
+use baton_edge::{HttpLimits, Phase};
 use baton_protocol::AssistEvent;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,8 +54,8 @@ impl Server {
         let app = api::router(service.clone(), access, None, api_limits);
         let (phase, phases) = watch::channel(Phase::Serving);
         let ending = service.clone();
-        let server = http::Server::plain(listener, app, http_limits);
-        let task = tokio::spawn(http::serve(server, phases, move || ending.stop()));
+        let server = baton_edge::Server::plain(listener, app, http_limits);
+        let task = tokio::spawn(baton_edge::serve(server, phases, move || ending.stop()));
         Server { address, service, phase, task }
     }
 

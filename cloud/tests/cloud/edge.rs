@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use baton_cloud::api::ApiLimits;
-use baton_cloud::http::{HttpLimits, Phase};
 use baton_cloud::service::ServiceOptions;
+use baton_edge::{HttpLimits, Phase};
 use baton_engine::pace_emulation::PassCost;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 use serde_json::json;

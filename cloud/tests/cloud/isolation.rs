@@ -6,13 +6,13 @@ use baton_cloud::access::{AccessBook, ApiKey, Gate, KeySecret, Scopes, Tenant, T
 use baton_cloud::api::{Access, ApiLimits};
 use baton_cloud::book::SceneBook;
 use baton_cloud::completion::CompletionRequest;
-use baton_cloud::http::HttpLimits;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ServiceOptions, Terms};
 use baton_cloud::store::now_ms;
 use baton_cloud::stream::AssistStream;
 use baton_cloud::tools::ChatMessage;
 use baton_cloud::worker::Worker;
+use baton_edge::HttpLimits;
 use baton_engine::BLOCK_TOKENS;
 use baton_protocol::{AssistEvent, AssistRequest, Role, Segment};
 use serde_json::{Value, json};

@@ -6,10 +6,11 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use baton_cloud::metrics;
 use baton_cloud::metrics::METRICS;
 use baton_cloud::service::ServiceOptions;
 use baton_cloud::trace::Traces;
-use baton_cloud::{http::HttpLimits, metrics};
+use baton_edge::HttpLimits;
 use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton_cloud::api::{self, Access, ApiLimits};
-use baton_cloud::http::tls::{Tls, TlsError, TlsFiles};
-use baton_cloud::http::{self, HttpLimits, Phase};
+use baton_edge::tls::{Tls, TlsError, TlsFiles};
+use baton_edge::{HttpLimits, Phase};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -65,14 +65,14 @@ async fn certificates_are_served_and_replaced_while_it_runs() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = HttpLimits { handshake_timeout: Duration::from_millis(100), ..HttpLimits::default() };
-    let server = http::Server {
+    let server = baton_edge::Server {
         listener,
         app: api::router(service, Access::with_static_key(None), None, ApiLimits::default()),
         limits: Arc::new(ArcSwap::from_pointee(limits)),
         tls: Some(tls.clone()),
     };
     let (_phase, phases) = watch::channel(Phase::Serving);
-    let serving = tokio::spawn(http::serve(server, phases, || ()));
+    let serving = tokio::spawn(baton_edge::serve(server, phases, || ()));
 
     let (reply, agreed) = get(address, &old).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");

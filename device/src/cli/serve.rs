@@ -1,21 +1,31 @@
 //! `baton serve`: the OpenAI chat API on this machine.
 
 use super::CommonArgs;
-use super::interrupts::Interrupts;
+use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
 use crate::api::{ANSWERS_MAX, ApiState, check_address, router};
 use anyhow::Context;
+use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
 use baton_terminal::{errln, outln};
 use clap::Args;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
-/// How long running answers may go on after Ctrl-C.
-const DRAIN: Duration = Duration::from_secs(5);
+/// What connections may take. All clients of this machine have one address.
+const LIMITS: HttpLimits = HttpLimits {
+    connections_max: 2048,
+    connections_per_ip: 2048,
+    requests_per_connection: 1_000_000,
+    header_timeout: Duration::from_secs(10),
+    idle_timeout: Duration::from_secs(75),
+    handshake_timeout: Duration::from_secs(10),
+    write_timeout: Duration::from_secs(30),
+    // How long running answers may go on after Ctrl-C.
+    drain_timeout: Duration::from_secs(5),
+};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -45,8 +55,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     if let Some(note) = note {
         errln!("note: {note}");
     }
-    let listener =
-        TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
+    let listener = baton_edge::listen(args.listen).with_context(|| format!("listen on {}", args.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
     let mut hosts = args.host.clone();
     if !address.ip().is_loopback() {
@@ -64,22 +73,20 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
     });
     outln!("listening on http://{address}")?;
-    let mut watch = interrupts.watch();
-    let (stopping, stopped) = tokio::sync::oneshot::channel();
-    let server = axum::serve(listener, router(state)).with_graceful_shutdown(async move {
-        watch.signal().await;
-        // The other side is gone only when the server has ended already.
-        let _ended = stopping.send(());
-    });
-    let drained = async {
-        if stopped.await.is_ok() {
-            tokio::time::sleep(DRAIN).await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    };
-    tokio::select! {
-        served = async { server.await } => served.context("serve"),
-        () = drained => Ok(()),
-    }
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let stopping = tokio::spawn(stop_on_signal(interrupts.watch(), phase, state.places.clone()));
+    let server = Server::plain(listener, router(state), LIMITS.within_open_files());
+    baton_edge::serve(server, phases, || ()).await;
+    stopping.abort();
+    Ok(())
+}
+
+/// The first signal lets running answers end; a second one ends the program.
+async fn stop_on_signal(mut signals: Watch, phase: watch::Sender<Phase>, places: Arc<Semaphore>) {
+    signals.signal().await;
+    // New answers are refused from here on.
+    places.close();
+    phase.send_replace(Phase::Draining);
+    // The sender lives until the program ends: its loss would read as the last phase.
+    std::future::pending::<()>().await;
 }

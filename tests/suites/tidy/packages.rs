@@ -10,6 +10,7 @@ use super::{check, top};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-kernels-cpu", &[]),
     ("baton-protocol", &[]),
+    ("baton-edge", &[]),
     ("baton-pacing", &[]),
     ("baton-plan", &[]),
     ("baton-corpus", &[]),
@@ -22,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "baton-cloud",
         &[
             "baton-corpus",
+            "baton-edge",
             "baton-engine",
             "baton-protocol",
             "baton-refine",
@@ -33,6 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "baton-device",
         &[
+            "baton-edge",
             "baton-engine",
             "baton-import",
             "baton-protocol",

@@ -5,15 +5,18 @@
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::{info, warn};
+
+use super::HttpLimits;
 
 /// Files besides connections: model parts, database, listeners, traces, logs, the runtime's own.
 const RESERVED: u64 = 64;
 
-/// Raises the soft limit to the hard one; returns the limit in force, none where there is none.
+/// Raises the soft limit to the hard one; returns the limit in force, or `None` if there is no limit.
 ///
 /// # Errors
 /// The system's, with the limit that stays: macOS refuses what it calls unlimited.
-pub fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
+fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
         return Ok(limit.current);
@@ -24,9 +27,28 @@ pub fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
     }
 }
 
+impl HttpLimits {
+    /// The same limits with no more connections than there may be open files, after as many files as the system allows
+    /// were asked for.
+    #[must_use]
+    pub fn within_open_files(self) -> HttpLimits {
+        let open_files = raise_open_files().unwrap_or_else(|(err, open_files)| {
+            warn!(%err, "the limit of open files stays as it was");
+            open_files
+        });
+        let asked = self.connections_max;
+        let connections = connections_within(open_files, asked);
+        if connections < asked {
+            warn!(open_files, connections, asked, "fewer connections than asked for: each is an open file");
+        } else {
+            info!(open_files, connections, "open files");
+        }
+        HttpLimits { connections_max: connections, ..self }
+    }
+}
+
 /// How many of the connections asked for there are files for: at least one, however few files there are.
-#[must_use]
-pub fn connections_within(open_files: Option<u64>, asked: usize) -> usize {
+fn connections_within(open_files: Option<u64>, asked: usize) -> usize {
     let Some(files) = open_files else { return asked };
     let room = files.saturating_sub(RESERVED).max(files / 2).max(1);
     usize::try_from(room).map_or(asked, |room| asked.min(room))

@@ -26,6 +26,7 @@ use tracing::debug;
 
 use super::flight::{Flight, Traffic};
 use super::guarded::{Deadlines, Guarded};
+use super::places::Place;
 use super::{HttpLimits, Phase};
 
 /// Bytes of one request head.
@@ -60,20 +61,38 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Serves it to its end.
-    pub(super) async fn run(self, stream: TcpStream) {
-        let Some(tls) = self.tls.clone() else { return self.serve(stream).await };
+    /// Serves it to its end, or until its place is needed for one that asks for something.
+    pub(super) async fn run(self, stream: TcpStream, place: &Place) {
+        let (peer, traffic) = (self.peer, place.traffic.clone());
+        let speaking = self.speak(stream, traffic.clone());
+        tokio::pin!(speaking);
+        tokio::select! {
+            () = &mut speaking => return,
+            () = place.must_leave() => (),
+        }
+        if traffic.is_busy() {
+            // Its request came just then: it is answered.
+            return speaking.await;
+        }
+        debug!(%peer, "a connection without a request gave way");
+    }
+
+    async fn speak(self, stream: TcpStream, traffic: Arc<Traffic>) {
+        let Some(tls) = self.tls.clone() else { return self.serve(stream, traffic).await };
         let handshake = TlsAcceptor::from(tls).accept(stream);
         match tokio::time::timeout(self.limits.handshake_timeout, handshake).await {
-            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Ok(stream)) => self.serve(stream, traffic).await,
             Ok(Err(err)) => debug!(%err, "a TLS handshake failed"),
             Err(_) => debug!(limit = ?self.limits.handshake_timeout, "a TLS handshake did not end"),
         }
     }
 
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        traffic: Arc<Traffic>,
+    ) {
         let Connection { peer, limits, app, flight, mut told, .. } = self;
-        let traffic = Arc::new(Traffic::default());
         let HttpLimits { header_timeout, idle_timeout, write_timeout, .. } = limits;
         let deadlines = Deadlines { head: header_timeout, idle: idle_timeout, write: write_timeout };
         let stream = Guarded::new(stream, deadlines, traffic.clone());

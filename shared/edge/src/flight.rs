@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -43,17 +44,38 @@ impl Flight {
 }
 
 /// What has passed on one connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Traffic {
+    begun_at: Instant,
+    /// When the last request ended, in milliseconds after `begun_at`.
+    ended_ms: AtomicU64,
     under_way: AtomicUsize,
     requests: AtomicU64,
     conflict: AtomicBool,
+}
+
+impl Default for Traffic {
+    fn default() -> Traffic {
+        Traffic {
+            begun_at: Instant::now(),
+            ended_ms: AtomicU64::new(0),
+            under_way: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            conflict: AtomicBool::new(false),
+        }
+    }
 }
 
 impl Traffic {
     /// Whether a request is under way: then what is read is its body.
     pub(super) fn is_busy(&self) -> bool {
         self.under_way.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether no request has been under way for this long.
+    pub(super) fn has_rested(&self, least: Duration) -> bool {
+        let ended = Duration::from_millis(self.ended_ms.load(Ordering::Acquire));
+        !self.is_busy() && self.begun_at.elapsed().saturating_sub(ended) >= least
     }
 
     /// Requests so far.
@@ -88,6 +110,8 @@ impl Passage {
 
 impl Drop for Passage {
     fn drop(&mut self) {
+        let now_ms = u64::try_from(self.traffic.begun_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.traffic.ended_ms.store(now_ms, Ordering::Release);
         self.traffic.under_way.fetch_sub(1, Ordering::AcqRel);
         self.flight.0.send_modify(|count| *count -= 1);
     }

@@ -120,7 +120,7 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
 ///
 /// # Errors
 /// [`TlsError`] where the file cannot be read or holds something else.
-pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_slice_iter(&bytes(path)?).collect::<Result<Vec<_>, _>>();
     let found = read.map_err(|err| TlsError::Pem { path: path.to_owned(), want: "certificates", err })?;
     if found.is_empty() { Err(TlsError::NoCertificate(path.to_owned())) } else { Ok(found) }

@@ -155,7 +155,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::flight::Flight;
+    use crate::flight::Flight;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     const LONG: Duration = Duration::from_secs(600);

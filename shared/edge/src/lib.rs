@@ -1,4 +1,4 @@
-//! The HTTP server: accepts connections, bounds them, ends them in time.
+//! The HTTP server of both programs: accepts connections, bounds them, ends them in time.
 //!
 //! An accept loop of its own, because the timers of a connection must be set on it: a limit for the head of each
 //! request, for an idle connection, for a TLS handshake, for a reader that does not read, and for the drain at the end.
@@ -11,7 +11,7 @@
 mod connection;
 mod flight;
 mod guarded;
-pub mod handles;
+mod handles;
 mod head;
 mod places;
 pub mod tls;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
@@ -35,15 +35,22 @@ use self::tls::Tls;
 
 /// After an accept error that concerns the whole process (no file handles left), how long to wait.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// Connections that the system may hold before they are accepted.
+const NEW_CONNECTIONS_MAX: u32 = 4096;
+/// Bytes of replies that the system holds for a client that does not read them; it may double them. An event of a stream
+/// has some hundred.
+const SEND_BUFFER_BYTES: u32 = 64 << 10;
 /// How long connections may take to close once everything is ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// What one connection, and all of them together, may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HttpLimits {
-    /// Connections at the same time; further ones wait in the listener's backlog. Read at the start only.
+    /// Connections at the same time; for a further one, the oldest that asks for nothing is closed, and if there is none
+    /// it waits. Read at the start only.
     pub connections_max: usize,
-    /// Connections of one address (of one /64 network with IPv6) at the same time; further ones are closed.
+    /// Connections of one address (of one /64 network with IPv6) at the same time; for a further one, the oldest of them
+    /// that asks for nothing is closed, and if there is none the new one is.
     pub connections_per_ip: usize,
     /// Requests on one connection; the last one's reply says that it closes.
     pub requests_per_connection: u64,
@@ -105,6 +112,20 @@ impl Server {
     }
 }
 
+/// Listens with a queue of new connections that a burst of clients does not fill, as far as the system allows.
+///
+/// # Errors
+/// The system's, for example if the address is in use. Must be called within a runtime.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A program that is started again must not wait for connections of the one before.
+    socket.set_reuseaddr(true)?;
+    // Connections inherit it. Left to itself it grows to megabytes for a client that asks and never reads.
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+    socket.bind(address)?;
+    socket.listen(NEW_CONNECTIONS_MAX)
+}
+
 /// Serves until `phase` says otherwise; `end` is called once, when replies that are still under way must end.
 ///
 /// Returns when every connection is closed.
@@ -114,6 +135,7 @@ pub async fn serve(server: Server, mut phase: watch::Receiver<Phase>, end: impl 
         places: Places::new(server.limits.load().connections_max),
         flight: Flight::default(),
         connections: JoinSet::new(),
+        pending: None,
         told,
         server,
     };
@@ -150,6 +172,8 @@ struct Edge {
     places: Places,
     flight: Flight,
     connections: JoinSet<()>,
+    /// One that was accepted and waits for a place.
+    pending: Option<(TcpStream, SocketAddr)>,
     told: watch::Receiver<Phase>,
 }
 
@@ -163,7 +187,7 @@ impl Edge {
                     joined_or_warn(joined);
                     continue;
                 }
-                accepted = accept(&self.server.listener, &self.places) => accepted,
+                accepted = accept(&self.server.listener, &self.places, &mut self.pending) => accepted,
             };
             let limits = **self.server.limits.load();
             let Some(place) = self.places.claim(permit, peer.ip(), limits.connections_per_ip) else {
@@ -179,7 +203,7 @@ impl Edge {
                 told: Told(self.told.clone()),
             };
             self.connections.spawn(async move {
-                connection.run(stream).await;
+                connection.run(stream, &place).await;
                 drop(place);
             });
         }
@@ -201,16 +225,28 @@ impl Edge {
     }
 }
 
-/// The next connection for which there is a place.
-async fn accept(listener: &TcpListener, places: &Places) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+/// The next connection, once there is a place for it. What was accepted stays in `pending` if this future is dropped.
+async fn accept(
+    listener: &TcpListener,
+    places: &Places,
+    pending: &mut Option<(TcpStream, SocketAddr)>,
+) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+    if pending.is_none() {
+        *pending = Some(accept_one(listener).await);
+    }
     let permit = places.wait().await;
+    let (stream, peer) = pending.take().expect("it was accepted above");
+    (stream, peer, permit)
+}
+
+async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if let Err(err) = stream.set_nodelay(true) {
                     debug!(%err, "tokens of this connection may be delayed");
                 }
-                return (stream, peer, permit);
+                return (stream, peer);
             }
             Err(err) => {
                 debug!(%err, "accept failed");
