@@ -245,7 +245,8 @@ fn mode(request: &AssistRequest, scene: &Scene) -> Result<Mode, ServiceError> {
 /// Puts the accepted part of the answer behind the prompt; returns its ids.
 fn continue_answer(served: &Served, request: &AssistRequest, prompt: &mut Prompt) -> Vec<TokenId> {
     let accepted = request.continue_from.as_deref().unwrap_or_default();
-    let ids = if accepted.is_empty() { Vec::new() } else { served.model.tokenizer().encode(accepted) };
+    let ids =
+        if accepted.is_empty() { Vec::new() } else { served.model.tokenizer().encode_answer(accepted).0 };
     prompt.ids.extend_from_slice(&ids);
     ids
 }

@@ -1,17 +1,18 @@
 //! From the segments of a request to the prompt's tokens, knowing which token is whose.
 //!
-//! The chat template lays out sentinels in place of the texts and is cut there: its own pieces are
-//! encoded with control tokens, each segment alone and without. So user text never becomes a control
-//! token, a segment's tokens do not depend on its neighbours, and every token of a segment knows the
-//! bytes of the text that it stands for. Templates that trim or inspect a message see the sentinel: the
-//! texts themselves arrive unchanged.
+//! The chat template lays out sentinels in place of the texts and is cut there. Its pieces and the texts are then encoded
+//! side by side as one text, as the model was trained: a word may begin in the template and end in a message. Control
+//! tokens are found in the template's pieces only, so user text never becomes one, nor a part of one. Every token of a
+//! segment knows the bytes of the segment's text that it stands for; a token that reaches into a segment from the
+//! template belongs to the segment, one that reaches over two segments to the first. Templates that inspect a message see
+//! the sentinel between the white space around the text, which they may trim; everything else of a text arrives.
 
 mod tools;
 
 use std::ops::Range;
 
 use crate::template::{ChatTemplate, Message, TemplateError};
-use crate::tokenizer::{TokenId, Tokenizer};
+use crate::tokenizer::{Piece, Placed, TokenId, Tokenizer, cover};
 
 pub use self::tools::{Turn, assemble_with_tools};
 
@@ -39,7 +40,7 @@ pub struct SegmentTokens {
     /// Positions in [`Prompt::ids`].
     pub tokens: Range<usize>,
     /// For each of these tokens, the bytes of the segment's text that it stands for; in order, covering
-    /// the text.
+    /// the text if there is any token.
     pub spans: Vec<Range<usize>>,
 }
 
@@ -79,6 +80,9 @@ pub enum PromptError {
         /// Its role.
         role: String,
     },
+    /// The template wrote nothing, or nothing that the vocabulary has tokens for.
+    #[error("chat template and segments make no token")]
+    NoTokens,
 }
 
 /// Most bytes of a role.
@@ -93,7 +97,7 @@ const CLOSE: char = '\u{e0b3}';
 /// Cost: one rendering of the template, and encoding, linear in the texts.
 ///
 /// # Errors
-/// No segments or a role that is no name; the template fails, leaves a segment out, or repeats one.
+/// No segments or a role that is no name; the template fails, leaves a segment out, or repeats one; no tokens at all.
 pub fn assemble(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -105,33 +109,23 @@ pub fn assemble(
     if let Some(index) = segments.iter().position(|s| !is_role(s.role)) {
         return Err(PromptError::BadRole { index, len: segments[index].role.len(), max: ROLE_BYTES_MAX });
     }
-    let messages = messages(segments);
+    let mut texts: Vec<Framed<'_>> = segments.iter().map(|segment| Framed::whole(segment.text)).collect();
+    let messages = messages(segments, &mut texts);
     let views: Vec<Message<'_>> = messages.iter().map(|(role, content)| Message { role, content }).collect();
     let rendered = template.render(&views, true)?;
-    let mut ids = Vec::new();
+    let joined = Joined::new(tokenizer, &rendered, &texts);
     let mut found: Vec<Option<SegmentTokens>> = vec![None; segments.len()];
-    for part in cut(&rendered, segments.len()) {
-        // SentencePiece reads a space before text at the start and after control tokens only.
-        let first = ids.last().is_none_or(|&id| tokenizer.is_control(id));
-        match part {
-            Part::Template(piece) => ids.extend(tokenizer.encode_template_piece(piece, first)),
-            Part::Segment(index) => {
-                let PromptSegment { role, text } = segments[index];
-                let (tokens, spans) = tokenizer.encode_segment(text, first);
-                let place = ids.len()..ids.len() + tokens.len();
-                ids.extend(tokens);
-                if found[index].replace(SegmentTokens { tokens: place, spans }).is_some() {
-                    return Err(PromptError::SegmentRepeated { index, role: role.to_owned() });
-                }
-            }
+    for (index, tokens) in joined.segments(tokenizer, &texts) {
+        if found[index].replace(tokens).is_some() {
+            return Err(PromptError::SegmentRepeated { index, role: segments[index].role.to_owned() });
         }
     }
     let left_out =
         |index: usize| PromptError::SegmentLeftOut { index, role: segments[index].role.to_owned() };
     let found = found.into_iter().enumerate().map(|(i, s)| s.ok_or_else(|| left_out(i)));
-    let mut prompt = Prompt { segments: found.collect::<Result<_, _>>()?, ids };
+    let mut prompt = Prompt { segments: found.collect::<Result<_, _>>()?, ids: joined.ids() };
     begin(&mut prompt, tokenizer);
-    Ok(prompt)
+    if prompt.ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(prompt) }
 }
 
 /// Whether a role is a short name: templates write roles beside control tokens.
@@ -140,20 +134,153 @@ fn is_role(role: &str) -> bool {
     (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name)
 }
 
+/// A text as templates see it: its sentinel between the white space at its ends.
+#[derive(Debug, Clone, Copy)]
+struct Framed<'a> {
+    before: &'a str,
+    core: &'a str,
+    after: &'a str,
+}
+
+impl<'a> Framed<'a> {
+    /// All of the text behind the sentinel.
+    fn whole(text: &'a str) -> Framed<'a> {
+        Framed { before: "", core: text, after: "" }
+    }
+
+    /// Takes white space at the beginning out of the sentinel.
+    fn open_start(&mut self) {
+        let core = self.core.trim_start();
+        self.before = &self.core[..self.core.len() - core.len()];
+        self.core = core;
+    }
+
+    /// Takes white space at the end out of the sentinel.
+    fn open_end(&mut self) {
+        let core = self.core.trim_end();
+        self.after = &self.core[core.len()..];
+        self.core = core;
+    }
+
+    fn len(&self) -> usize {
+        self.before.len() + self.core.len() + self.after.len()
+    }
+
+    fn write(&self, index: usize, content: &mut String) {
+        content.push_str(self.before);
+        content.push_str(&sentinel(index));
+        content.push_str(self.after);
+    }
+}
+
+fn sentinel(index: usize) -> String {
+    format!("{OPEN}{index}{CLOSE}")
+}
+
 /// Messages with sentinels for texts: neighbours of one role share a message.
-fn messages<'a>(segments: &[PromptSegment<'a>]) -> Vec<(&'a str, String)> {
+fn messages<'a>(segments: &[PromptSegment<'a>], texts: &mut [Framed<'a>]) -> Vec<(&'a str, String)> {
     let mut messages: Vec<(&str, String)> = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
-        let sentinel = format!("{OPEN}{index}{CLOSE}");
-        match messages.last_mut() {
-            Some((role, content)) if *role == segment.role => content.push_str(&sentinel),
-            _ => messages.push((segment.role, sentinel)),
+        let is_first = index == 0 || segments[index - 1].role != segment.role;
+        let is_last = segments.get(index + 1).is_none_or(|next| next.role != segment.role);
+        if is_first {
+            texts[index].open_start();
+            messages.push((segment.role, String::new()));
         }
+        if is_last {
+            texts[index].open_end();
+        }
+        let (_, content) = messages.last_mut().expect("the first segment began a message");
+        texts[index].write(index, content);
     }
     messages
 }
 
-#[derive(Debug, PartialEq, Eq)]
+/// A prompt's tokens, and where the texts behind the sentinels lie in it.
+struct Joined {
+    tokens: Vec<Placed>,
+    /// In the order of the layout.
+    places: Vec<Place>,
+}
+
+/// Where a text lies in the joined prompt.
+#[derive(Debug)]
+struct Place {
+    /// Its number.
+    index: usize,
+    /// The text's first byte after the white space at its beginning.
+    core: usize,
+    /// The text, with as much of the white space around it as the template has left.
+    bytes: Range<usize>,
+}
+
+impl Joined {
+    fn new(tokenizer: &Tokenizer, rendered: &str, texts: &[Framed<'_>]) -> Joined {
+        let (mut pieces, mut places, mut at) = (Vec::new(), Vec::new(), 0);
+        for part in cut(rendered, texts.len()) {
+            let piece = match part {
+                Part::Template(text) => Piece { text, is_template: true },
+                Part::Segment(index) => Piece { text: texts[index].core, is_template: false },
+            };
+            let end = at + piece.text.len();
+            if let Part::Segment(index) = part {
+                places.push(Place { index, core: at, bytes: at..end });
+            }
+            pieces.push(piece);
+            at = end;
+        }
+        let joined: String = pieces.iter().map(|piece| piece.text).collect();
+        let mut last = 0;
+        for Place { index, bytes, .. } in &mut places {
+            let Framed { before, after, .. } = texts[*index];
+            if joined[last..bytes.start.max(last)].ends_with(before) {
+                bytes.start -= before.len();
+            }
+            if joined[bytes.end..].starts_with(after) {
+                bytes.end += after.len();
+            }
+            last = last.max(bytes.end);
+        }
+        Joined { tokens: tokenizer.encode_pieces(&pieces), places }
+    }
+
+    fn ids(&self) -> Vec<TokenId> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+
+    /// The tokens of each text, in the order of the layout.
+    fn segments(&self, tokenizer: &Tokenizer, texts: &[Framed<'_>]) -> Vec<(usize, SegmentTokens)> {
+        let mut next = 0;
+        let tokens_of = |place: &Place| {
+            let Range { start, end } = place.bytes;
+            // SentencePiece's space before a text stands for none of its bytes, and is its own all the same. A control
+            // token may swallow white space of a text, and is the template's all the same.
+            let is_before = |token: &Placed| {
+                tokenizer.is_control(token.id) || token.bytes.end <= start && token.bytes != (start..start)
+            };
+            while self.tokens.get(next).is_some_and(|token| token.bytes.start < end && is_before(token)) {
+                next += 1;
+            }
+            let first = next;
+            let is_own =
+                |token: &Placed| start < end && token.bytes.start < end && !tokenizer.is_control(token.id);
+            while self.tokens.get(next).is_some_and(is_own) {
+                next += 1;
+            }
+            let text = texts[place.index];
+            let within = |byte: usize| (byte + text.before.len()).saturating_sub(place.core).min(text.len());
+            let mut spans: Vec<Range<usize>> = self.tokens[first..next]
+                .iter()
+                .map(|token| within(token.bytes.start)..within(token.bytes.end))
+                .collect();
+            cover(&mut spans, text.len());
+            (place.index, SegmentTokens { tokens: first..next, spans })
+        };
+        self.places.iter().map(tokens_of).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part<'t> {
     Template(&'t str),
     Segment(usize),
@@ -230,6 +357,8 @@ mod tests {
             assert_eq!(prompt.ids[found.tokens.clone()], alone.0);
             assert_eq!(found.spans, alone.1);
         }
+        let whole = t.encode_template(want);
+        assert_eq!(prompt.ids, whole, "side by side is as one text");
         assert_eq!(prompt.ids.iter().filter(|&&id| t.is_control(id)).count(), 6);
         assert_eq!(prompt.ids[0], t.bos().unwrap());
     }
@@ -258,37 +387,114 @@ mod tests {
         }
     }
 
+    /// Lays out segments by a template of the tests.
+    #[track_caller]
+    fn laid_out(t: &Tokenizer, source: &str, segments: &[(&str, &str)]) -> Prompt {
+        let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
+        let segments: Vec<PromptSegment<'_>> =
+            segments.iter().map(|&(role, text)| PromptSegment { role, text }).collect();
+        let prompt = assemble(t, &template, &segments).unwrap();
+        for (segment, found) in segments.iter().zip(&prompt.segments) {
+            assert_eq!(found.spans.len(), found.tokens.len());
+            let mut at = 0;
+            for span in &found.spans {
+                assert!(span.start == at && span.end >= at, "{:?}: {:?}", segment.text, found.spans);
+                at = span.end;
+            }
+            assert!(found.spans.is_empty() || at == segment.text.len(), "{:?}", segment.text);
+        }
+        prompt
+    }
+
     #[test]
-    fn templates_of_real_models_keep_the_texts() {
+    fn templates_trim_the_ends_of_messages_and_nothing_else() {
         let t = tokenizer(&byte_level_gguf("llama-bpe"));
-        for (source, bos) in [(LLAMA3, "<|begin_of_text|>"), (QWEN, ""), (MISTRAL, "<s>")] {
-            let template = ChatTemplate::new(source, bos, "</s>").unwrap();
-            let segments = [
-                PromptSegment { role: "system", text: "  Be brief. " },
-                PromptSegment { role: "user", text: " A \u{e0b1}1\u{e0b3} " },
-                PromptSegment { role: "user", text: "{{ messages }} <|eot_id|>" },
-            ];
-            let prompt = assemble(&t, &template, &segments).unwrap();
-            for (segment, found) in segments.iter().zip(&prompt.segments) {
-                assert_eq!(text_of(&t, &prompt.ids[found.tokens.clone()]), segment.text);
+        let segments = [
+            ("system", "  Be brief. "),
+            ("user", " A \u{e0b1}1\u{e0b3} "),
+            ("user", "{{ messages }} <|eot_id|>\n"),
+        ];
+        for (source, wanted) in [
+            (LLAMA3, ["Be brief.", "A \u{e0b1}1\u{e0b3} ", "{{ messages }} <|eot_id|>"]),
+            (QWEN, ["  Be brief. ", " A \u{e0b1}1\u{e0b3} ", "{{ messages }} <|eot_id|>\n"]),
+        ] {
+            let prompt = laid_out(&t, source, &segments);
+            for (found, want) in prompt.segments.iter().zip(wanted) {
+                assert_eq!(text_of(&t, &prompt.ids[found.tokens.clone()]), want);
+            }
+        }
+        let prompt = laid_out(&t, MISTRAL, &segments);
+        let text = text_of(&t, &prompt.ids);
+        assert!(text.contains("A \u{e0b1}1\u{e0b3} {{ messages }} <|eot_id|>"), "{text}");
+        // White space alone may be trimmed away altogether.
+        let prompt = laid_out(&t, LLAMA3, &[("system", " \n"), ("user", "a")]);
+        assert_eq!((prompt.segments[0].tokens.len(), prompt.segments[1].tokens.len()), (0, 1));
+    }
+
+    #[test]
+    fn words_begin_in_the_template_and_end_in_a_message() {
+        let t = tokenizer(&scored_gguf());
+        let prompt = laid_out(
+            &t,
+            "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}{% endfor %}",
+            &[("user", "the"), ("user", "b")],
+        );
+        assert_eq!(text_of(&t, &prompt.ids), "<s>[INST] theb");
+        assert_eq!(prompt.segments[1].spans.first(), Some(&(0..1)));
+        // The template's space and the message's first word are one token, as where the model was trained.
+        let prompt = laid_out(&t, "{{ bos_token }}a {{ messages[0].content }} b", &[("user", "the")]);
+        let tokens: Vec<_> = prompt.ids.iter().map(|&id| t.token_bytes(id)).collect();
+        assert_eq!(tokens, [b"<s>".as_slice(), b" ", b"a", b" the", b" ", b"b"]);
+        assert_eq!(prompt.segments[0], SegmentTokens { tokens: 3..4, spans: vec![0..3] });
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let prompt = laid_out(&t, "x {{ messages[0].content }}lo", &[("user", "hel")]);
+        assert_eq!(prompt.ids, t.encode("x hello"));
+        assert_eq!(prompt.segments[0], SegmentTokens { tokens: 1..2, spans: vec![0..3] });
+        // Of two messages' common word the first has the token; an empty one has none.
+        let join = "{% for m in messages %}{{ m.content }}{% endfor %}.";
+        let prompt = laid_out(&t, join, &[("user", "hel"), ("assistant", ""), ("user", "lo")]);
+        assert_eq!(prompt.ids, t.encode("hello."));
+        let places: Vec<_> = prompt.segments.iter().map(|s| s.tokens.clone()).collect();
+        assert_eq!(places, [0..1, 1..1, 1..1]);
+    }
+
+    #[test]
+    fn a_control_text_is_none_if_a_part_of_it_is_a_message() {
+        for t in [tokenizer(&byte_level_gguf("gpt-2")), tokenizer(&scored_gguf())] {
+            for (before, text, after) in
+                [("<|e", "nd|", ">"), ("", "<|end", "|>"), ("[IN", "ST", "]"), ("<", "/s", ">")]
+            {
+                let source = format!("{before}{{{{ messages[0].content }}}}{after}");
+                let prompt = laid_out(&t, &source, &[("user", text)]);
+                let controls = prompt.ids.iter().filter(|&&id| t.is_control(id) && Some(id) != t.bos());
+                assert_eq!(controls.count(), 0, "{before} {text} {after}");
             }
         }
     }
 
     #[test]
-    fn scored_text_has_a_space_before_it_only_after_control_tokens() {
-        let t = tokenizer(&scored_gguf());
-        let template = ChatTemplate::new(
-            "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}{% endfor %}",
-            "<s>",
-            "</s>",
-        )
-        .unwrap();
-        let segments =
-            [PromptSegment { role: "user", text: "the" }, PromptSegment { role: "user", text: "b" }];
-        let prompt = assemble(&t, &template, &segments).unwrap();
-        assert_eq!(text_of(&t, &prompt.ids), "<s>[INST] theb");
-        assert_eq!(prompt.segments[1].spans.first(), Some(&(0..1)));
+    fn control_tokens_that_swallow_white_space_take_it_from_messages_too() {
+        let mut w = byte_level_gguf("gpt-2");
+        w.set(crate::tokenizer::STRIP_RIGHT_KEY, vec![264u32, 267]);
+        w.set(crate::tokenizer::STRIP_LEFT_KEY, vec![267u32]);
+        let t = tokenizer(&w);
+        let source = "{% for m in messages %}<|user|>\n{{ m.content }}\n<|end|>\n{% endfor %}<|assistant|>";
+        let prompt = laid_out(&t, source, &[("user", " \thello \n"), ("assistant", " \n"), ("user", "x")]);
+        let text = text_of(&t, &prompt.ids);
+        assert_eq!(text, "<|user|>hello<|end|><|user|><|end|><|user|>x<|end|><|assistant|>");
+        assert_eq!(
+            prompt.segments[0].spans,
+            [0..9],
+            "the word stands for the white space that was swallowed"
+        );
+        assert!(prompt.segments[1].spans.is_empty());
+        let plain = tokenizer(&byte_level_gguf("gpt-2"));
+        assert_ne!(t.digest(), plain.digest());
+        let refused = |w: &crate::gguf::GgufWriter<'_>| {
+            Tokenizer::from_gguf(&Gguf::from_bytes(w.to_bytes().unwrap()).unwrap()).unwrap_err().to_string()
+        };
+        let err = refused(w.set(crate::tokenizer::STRIP_LEFT_KEY, vec![9999u32]));
+        assert_eq!(err, "`baton.tokenizer.strip_left` is 9999, the vocabulary has 271 tokens");
     }
 
     #[test]

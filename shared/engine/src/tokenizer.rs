@@ -3,7 +3,8 @@
 //! Three kinds: byte-level BPE (`gpt2`) and scored BPE (`llama`, SentencePiece) of GGUF metadata, and
 //! any tokenizer.json of BPE or Unigram kind. Never makes a control token of user text: [`encode`]
 //! and [`encode_spans`] cannot, whatever the text; only [`encode_template`] reads control tokens.
-//! Always holds: the spans of a text's tokens are in order and cover it; encoding is total.
+//! Always holds: the spans of a text's tokens are in order and cover it; encoding is total. A byte that the vocabulary
+//! has no token for costs that byte.
 //!
 //! [`encode`]: Tokenizer::encode
 //! [`encode_spans`]: Tokenizer::encode_spans
@@ -12,10 +13,12 @@
 mod bpe;
 mod bytes;
 mod error;
+mod joined;
 mod json;
 mod pre;
 mod special;
 mod spm;
+mod strip;
 #[cfg(test)]
 pub(crate) mod tests;
 mod vectors;
@@ -27,6 +30,8 @@ use std::path::Path;
 use sha2::{Digest as _, Sha256};
 
 pub use error::TokenizerError;
+pub(crate) use joined::{Piece, Placed, cover};
+pub use strip::{STRIP_LEFT_KEY, STRIP_RIGHT_KEY};
 pub use vectors::{VectorError, VectorFailure, VectorReport, check_vectors};
 
 use crate::gguf::{Gguf, Metadata};
@@ -34,8 +39,9 @@ use bpe::ByteLevelBpe;
 use bytes::ByteAlphabet;
 use json::JsonEncoder;
 use pre::PreTokenizer;
-use special::{Part, TokenSearch};
+use special::TokenSearch;
 use spm::{ScoredBpe, piece_bytes};
+use strip::Strips;
 use vocab::{SpecialIds, TokenKind, Vocab};
 
 /// A token of a model's vocabulary.
@@ -73,6 +79,7 @@ pub struct Tokenizer {
     adds_bos: bool,
     /// Whether text is read as if a space came before it.
     space_prefix: bool,
+    strips: Strips,
     digest: [u8; 32],
     digest_hex: String,
 }
@@ -82,13 +89,13 @@ impl Tokenizer {
     ///
     /// # Errors
     /// A key is missing or has the wrong type, an array the wrong length; a model or pre-tokenizer that
-    /// is not supported; ids outside the vocabulary; a vocabulary that cannot write every text.
+    /// is not supported; ids outside the vocabulary; a SentencePiece vocabulary that cannot write every text.
     pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
         let m = gguf.metadata();
         let model = m.str("tokenizer.ggml.model")?;
         let texts = m.str_array("tokenizer.ggml.tokens")?;
         let kinds = kinds(&m, &texts)?;
-        let special = special_ids(&m, texts.len())?;
+        let special = special_ids(&m, model, texts.len())?;
         let mut digest = Digest::new(model);
         digest.list("tokens", texts.iter().map(|t| t.as_bytes()));
         digest.list("types", kinds.iter().map(|&k| [k as u8]));
@@ -108,8 +115,15 @@ impl Tokenizer {
                     |text: &str, kind| decode(text, kind).unwrap_or_else(|| text.as_bytes().to_vec());
                 let vocab = Vocab::new(texts.iter().copied(), kinds, special, or_text)?;
                 let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.adds_bos);
-                let encoder = ByteLevelBpe::new(&texts, &vocab, &merges, pre)?;
-                Tokenizer::new(Encoder::ByteLevel(Box::new(encoder)), vocab, &texts, adds_bos, false, digest)?
+                let strips = Strips::read(&m, &vocab, &texts)?;
+                let encoder = Encoder::ByteLevel(Box::new(ByteLevelBpe::new(&texts, &vocab, &merges, pre)?));
+                Tokenizer::new(
+                    encoder,
+                    vocab,
+                    &texts,
+                    Habits { adds_bos, space_prefix: false, strips },
+                    digest,
+                )?
             }
             "llama" => {
                 let scores = m.f32_array("tokenizer.ggml.scores")?;
@@ -120,7 +134,8 @@ impl Tokenizer {
                 let vocab = Vocab::new(texts.iter().copied(), kinds, special, piece_bytes)?;
                 let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
                 let encoder = Encoder::Scored(Box::new(ScoredBpe::new(&texts, &vocab, &scores)?));
-                Tokenizer::new(encoder, vocab, &texts, adds_bos, space_prefix, digest)?
+                let strips = Strips::read(&m, &vocab, &texts)?;
+                Tokenizer::new(encoder, vocab, &texts, Habits { adds_bos, space_prefix, strips }, digest)?
             }
             found => {
                 return Err(TokenizerError::UnsupportedModel { found: found.chars().take(80).collect() });
@@ -150,17 +165,19 @@ impl Tokenizer {
         digest.list("description", [encoder.description()?]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let adds_bos = options.adds_bos && vocab.special.bos.is_some();
-        Tokenizer::new(Encoder::Json(Box::new(encoder)), vocab, &texts, adds_bos, false, digest)
+        let habits = Habits { adds_bos, space_prefix: false, strips: Strips::default() };
+        Tokenizer::new(Encoder::Json(Box::new(encoder)), vocab, &texts, habits, digest)
     }
 
     fn new(
         encoder: Encoder,
         vocab: Vocab,
         texts: &[&str],
-        adds_bos: bool,
-        space_prefix: bool,
-        digest: Digest,
+        habits: Habits,
+        mut digest: Digest,
     ) -> Result<Tokenizer, TokenizerError> {
+        let Habits { adds_bos, space_prefix, strips } = habits;
+        strips.digest(&mut digest);
         let of_kind = |wanted: &'static [TokenKind]| {
             let is_wanted = |id| vocab.kind(id).is_some_and(|kind| wanted.contains(&kind));
             texts.iter().copied().zip(0..).filter(move |&(_, id)| is_wanted(id))
@@ -169,14 +186,22 @@ impl Tokenizer {
         let in_text = TokenSearch::new(of_kind(&[TokenKind::UserDefined]))?;
         let digest: [u8; 32] = digest.0.finalize().into();
         let digest_hex = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Tokenizer { encoder, vocab, in_templates, in_text, adds_bos, space_prefix, digest, digest_hex })
+        Ok(Tokenizer {
+            encoder,
+            vocab,
+            in_templates,
+            in_text,
+            adds_bos,
+            space_prefix,
+            strips,
+            digest,
+            digest_hex,
+        })
     }
 
     /// The tokens of user text; never a control token, whatever the text.
     pub fn encode(&self, text: &str) -> Vec<TokenId> {
-        let mut ids = Vec::with_capacity(text.len() / 4 + 1);
-        self.encode_parts(text, &self.in_text, false, true, &mut |id, _| ids.push(id));
-        ids
+        self.encode_pieces(&[Piece { text, is_template: false }]).into_iter().map(|token| token.id).collect()
     }
 
     /// The tokens of user text, each with the bytes of the text that it stands for.
@@ -184,62 +209,27 @@ impl Tokenizer {
     /// The ranges are in order, one begins where the one before ends, and together they are the text.
     /// They may cut a character (byte tokens) and may be empty (SentencePiece's space before the text).
     pub fn encode_spans(&self, text: &str) -> (Vec<TokenId>, Vec<Range<usize>>) {
-        self.encode_segment(text, true)
+        self.spans(text, true)
     }
 
-    /// Like [`Tokenizer::encode_spans`], where the text may stand behind other text of the prompt, so
-    /// that SentencePiece reads no space before it.
-    pub(crate) fn encode_segment(&self, text: &str, first: bool) -> (Vec<TokenId>, Vec<Range<usize>>) {
-        let (mut ids, mut spans, mut at) = (Vec::new(), Vec::new(), 0);
-        self.encode_parts(text, &self.in_text, false, first, &mut |id, len| {
-            ids.push(id);
-            spans.push(at..at + len);
-            at += len;
-        });
+    /// Like [`Tokenizer::encode_spans`], of text that a model has written, or is to have written, behind a prompt.
+    ///
+    /// What a SentencePiece model writes begins with its own space: no other one is read before it.
+    pub fn encode_answer(&self, text: &str) -> (Vec<TokenId>, Vec<Range<usize>>) {
+        self.spans(text, !text.starts_with(' '))
+    }
+
+    fn spans(&self, text: &str, space_first: bool) -> (Vec<TokenId>, Vec<Range<usize>>) {
+        let placed = self.encode_pieces_from(&[Piece { text, is_template: false }], space_first);
+        let (ids, mut spans): (Vec<TokenId>, Vec<_>) = placed.into_iter().map(|t| (t.id, t.bytes)).unzip();
+        cover(&mut spans, text.len());
         (ids, spans)
     }
 
     /// The tokens of a template's own text, in which the texts of control tokens are control tokens.
     pub fn encode_template(&self, piece: &str) -> Vec<TokenId> {
-        self.encode_template_piece(piece, true)
-    }
-
-    /// Like [`Tokenizer::encode_template`], where the piece may stand behind user text.
-    pub(crate) fn encode_template_piece(&self, piece: &str, first: bool) -> Vec<TokenId> {
-        let mut ids = Vec::new();
-        self.encode_parts(piece, &self.in_templates, true, first, &mut |id, _| ids.push(id));
-        ids
-    }
-
-    /// Finds whole tokens first and encodes what lies between. `first`: nothing but a control token
-    /// comes before the text.
-    fn encode_parts(
-        &self,
-        text: &str,
-        search: &TokenSearch,
-        is_template: bool,
-        first: bool,
-        token: &mut impl FnMut(TokenId, usize),
-    ) {
-        if let Encoder::Json(encoder) = &self.encoder {
-            // The library finds added tokens itself.
-            return encoder.encode(text, &self.vocab, is_template, token);
-        }
-        let mut after_token = first;
-        search.cut(text, |part| match part {
-            Part::Token(id, len) => {
-                token(id, len);
-                after_token = true;
-            }
-            Part::Text(text) => {
-                match &self.encoder {
-                    Encoder::ByteLevel(encoder) => encoder.encode(text, token),
-                    Encoder::Scored(encoder) => encoder.encode(text, self.space_prefix && after_token, token),
-                    Encoder::Json(_) => unreachable!("handled above"),
-                }
-                after_token = false;
-            }
-        });
+        let pieces = [Piece { text: piece, is_template: true }];
+        self.encode_pieces(&pieces).into_iter().map(|token| token.id).collect()
     }
 
     /// The bytes of a token: a piece of text, or a control token's name. Empty for unknown ids.
@@ -288,6 +278,13 @@ impl Tokenizer {
     }
 }
 
+/// What a tokenizer does beside cutting text.
+struct Habits {
+    adds_bos: bool,
+    space_prefix: bool,
+    strips: Strips,
+}
+
 /// A digest over named lists, each length written before its bytes so that no two inputs collide.
 struct Digest(Sha256);
 
@@ -333,15 +330,17 @@ fn kinds(m: &Metadata<'_>, texts: &[&str]) -> Result<Vec<TokenKind>, TokenizerEr
     numbers.iter().zip(0u32..).map(kind).collect()
 }
 
-fn special_ids(m: &Metadata<'_>, len: usize) -> Result<SpecialIds, TokenizerError> {
+/// The tokens that metadata names. SentencePiece files that name none mean its usual ones.
+fn special_ids(m: &Metadata<'_>, model: &str, len: usize) -> Result<SpecialIds, TokenizerError> {
+    let usual = |id: TokenId| Some(id).filter(|&id| model == "llama" && (id as usize) < len);
     let id = |key: &'static str| match m.opt_u32(key)? {
         Some(id) if id as usize >= len => Err(TokenizerError::IdOutOfRange { key, id, len }),
         found => Ok(found),
     };
     let ends = [id("tokenizer.ggml.eot_token_id")?, id("tokenizer.ggml.eom_token_id")?];
     Ok(SpecialIds {
-        bos: id("tokenizer.ggml.bos_token_id")?,
-        eos: id("tokenizer.ggml.eos_token_id")?,
+        bos: id("tokenizer.ggml.bos_token_id")?.or(usual(1)),
+        eos: id("tokenizer.ggml.eos_token_id")?.or(usual(2)),
         ends: ends.into_iter().flatten().collect(),
     })
 }

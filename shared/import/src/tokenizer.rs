@@ -13,6 +13,7 @@ mod special;
 use std::path::Path;
 
 use baton_engine::gguf::GgufWriter;
+use baton_engine::tokenizer::{STRIP_LEFT_KEY, STRIP_RIGHT_KEY};
 
 use crate::error::ImportError;
 use crate::hf_config::HfConfig;
@@ -36,6 +37,8 @@ pub(crate) struct Vocabulary {
     /// Whether SentencePiece reads a space before a text.
     space_prefix: Option<bool>,
     special: Special,
+    /// Tokens that swallow the white space before them, and behind them.
+    strips: [Vec<u32>; 2],
     /// The tokenizer.json that the vocabulary was read from.
     json: Option<Vec<u8>>,
 }
@@ -60,6 +63,7 @@ impl Vocabulary {
             merges: None,
             space_prefix: None,
             special,
+            strips: pieces::strips(&added),
             json: None,
         };
         match &json {
@@ -111,6 +115,11 @@ impl Vocabulary {
         }
         if let Some(space_prefix) = self.space_prefix {
             writer.set("tokenizer.ggml.add_space_prefix", space_prefix);
+        }
+        for (key, ids) in [STRIP_LEFT_KEY, STRIP_RIGHT_KEY].into_iter().zip(&self.strips) {
+            if !ids.is_empty() {
+                writer.set(key, ids.clone());
+            }
         }
         self.special.write(writer);
     }

@@ -1,12 +1,11 @@
 //! Prompts of conversations with tools: calls, their results, and what may be called.
 //!
-//! As everywhere in [`super`], texts are laid out as sentinels and encoded alone. Definitions of tools and arguments
-//! of calls are JSON that the template writes out by itself, so only those of their strings that hold a control token's
+//! As everywhere in [`super`], texts are laid out as sentinels. Definitions of tools and arguments of calls are JSON that the template writes out by itself, so only those of their strings that hold a control token's
 //! text are replaced; everything else of them is what the template makes of it.
 
 use serde_json::{Map, Value};
 
-use super::{CLOSE, OPEN, Part, PromptError, ROLE_BYTES_MAX, cut, is_role};
+use super::{CLOSE, Framed, Joined, OPEN, PromptError, ROLE_BYTES_MAX, is_role, sentinel};
 use crate::template::{ChatTemplate, ToolChat};
 use crate::tokenizer::{TokenId, Tokenizer};
 
@@ -56,18 +55,11 @@ pub fn assemble_with_tools(
     let messages: Vec<Value> =
         turns.iter().enumerate().map(|(at, turn)| message(at, turn, &mut guard)).collect();
     let rendered = template.render_with_tools(ToolChat { messages: &messages, tools: &tools }, true)?;
-    let mut ids = Vec::new();
+    let texts: Vec<Framed<'_>> = (0..).zip(&texts).map(|(at, text)| framed(text, at < turns.len())).collect();
+    let joined = Joined::new(tokenizer, &rendered, &texts);
+    let mut ids = joined.ids();
     let mut seen = vec![0usize; texts.len()];
-    for part in cut(&rendered, texts.len()) {
-        let first = ids.last().is_none_or(|&id| tokenizer.is_control(id));
-        match part {
-            Part::Template(piece) => ids.extend(tokenizer.encode_template_piece(piece, first)),
-            Part::Segment(index) => {
-                seen[index] += 1;
-                ids.extend(tokenizer.encode_segment(&texts[index], first).0);
-            }
-        }
-    }
+    joined.places.iter().for_each(|place| seen[place.index] += 1);
     for (index, turn) in turns.iter().enumerate() {
         let may_be_left_out = turn.text.is_empty() || turn.fields.contains_key("tool_calls");
         match seen[index] {
@@ -83,12 +75,25 @@ pub fn assemble_with_tools(
     {
         ids.insert(0, bos);
     }
-    Ok(ids)
+    if ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(ids) }
+}
+
+/// A message's text shows the template the white space at its ends; a value inside of JSON does not.
+fn framed(text: &str, is_message: bool) -> Framed<'_> {
+    let mut framed = Framed::whole(text);
+    if is_message {
+        framed.open_start();
+        framed.open_end();
+    }
+    framed
 }
 
 /// A message as the template sees it; an empty text stays empty, so that templates can tell.
 fn message(index: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -> Value {
-    let content = if turn.text.is_empty() { String::new() } else { sentinel(index) };
+    let mut content = String::new();
+    if !turn.text.is_empty() {
+        framed(&turn.text, true).write(index, &mut content);
+    }
     let mut message = Map::new();
     message.insert("role".to_owned(), turn.role.as_str().into());
     message.insert("content".to_owned(), content.into());
@@ -96,10 +101,6 @@ fn message(index: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -
         message.insert(name.clone(), guard(value));
     }
     Value::Object(message)
-}
-
-fn sentinel(index: usize) -> String {
-    format!("{OPEN}{index}{CLOSE}")
 }
 
 /// Puts sentinels in place of strings (and names of fields) that a template must not write as they are.

@@ -168,6 +168,8 @@ fn run(
         ("eos_token", Value::from(template.eos.as_str())),
         ("tools", tools),
         ("documents", Value::from(())),
+        // Some templates close the model's thoughts for it if nobody says that it may have any.
+        ("enable_thinking", Value::from(true)),
     ]);
     let rendered = env.template_from_str(&template.source).and_then(|t| t.render(context));
     rendered.map_err(|err| {

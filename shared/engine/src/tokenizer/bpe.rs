@@ -1,8 +1,8 @@
 //! Byte-level byte-pair encoding (GGUF model `gpt2`): words of the pre-tokenizer, written in the byte
 //! alphabet and merged by the `tokenizers` library's BPE model.
 //!
-//! The merging model knows normal tokens only, so no text can become a control token; it knows all bytes
-//! of UTF-8, so no text is lost.
+//! The merging model knows normal tokens only, so no text can become a control token. A byte that the vocabulary lacks
+//! (some leave out rare ones) costs that byte: nothing merges across it, and the token beside it stands for it.
 
 use std::collections::HashMap;
 
@@ -20,6 +20,8 @@ pub(super) struct ByteLevelBpe {
     pre: PreTokenizer,
     alphabet: ByteAlphabet,
     model: BPE,
+    /// The characters of bytes that have no token.
+    missing: Vec<char>,
 }
 
 impl std::fmt::Debug for ByteLevelBpe {
@@ -32,8 +34,8 @@ impl ByteLevelBpe {
     /// Builds the encoder of the vocabulary's texts and of merges written as `left right`, best first.
     ///
     /// # Errors
-    /// A byte without a token; a merge that the vocabulary cannot make. A merge of or into a token that
-    /// is not made of text (a control token) is left out.
+    /// A merge that the vocabulary cannot make. A merge of or into a token that is not made of text (a control token)
+    /// is left out.
     pub(super) fn new(
         texts: &[&str],
         vocab: &Vocab,
@@ -49,12 +51,8 @@ impl ByteLevelBpe {
                 _ => drop(not_text.insert(text, id)),
             }
         }
-        // Bytes that no UTF-8 text has may be missing, and are in some vocabularies.
-        let in_text = |b: &u8| !matches!(b, 0xc0 | 0xc1 | 0xf5..);
-        let missing = |b: &u8| !ids.contains_key(byte_to_char(*b).to_string().as_str());
-        if let Some(byte) = (0..=u8::MAX).filter(in_text).find(missing) {
-            return Err(TokenizerError::MissingByte { byte });
-        }
+        let is_missing = |c: &char| !ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str);
+        let missing: Vec<char> = (0..=u8::MAX).map(byte_to_char).filter(is_missing).collect();
         let mut pairs = Vec::with_capacity(merges.len());
         for (index, &text) in merges.iter().enumerate() {
             let bad = || TokenizerError::BadMerge { index, text: text.chars().take(80).collect() };
@@ -72,20 +70,38 @@ impl ByteLevelBpe {
         }
         let builder = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignore_merges);
         let model = builder.build().map_err(TokenizerError::Library)?;
-        Ok(ByteLevelBpe { pre, alphabet: ByteAlphabet::new(), model })
+        Ok(ByteLevelBpe { pre, alphabet: ByteAlphabet::new(), model, missing })
     }
 
-    /// Calls `token` with each token of the text and its number of bytes; the bytes add up to the text.
+    /// Calls `token` with each token of the text and its number of bytes. The bytes add up to the text, but for those at
+    /// its end that have no token.
     pub(super) fn encode(&self, text: &str, token: &mut impl FnMut(TokenId, usize)) {
         let mut written = String::new();
+        let mut lost = 0;
         self.pre.split(text, &mut |word| {
             self.alphabet.encode_into(word, &mut written);
-            let tokens = self.model.tokenize(&written);
-            let tokens = tokens.expect("only an unknown token can fail, and every byte is known");
-            for t in tokens {
-                token(t.id, t.value.chars().count());
+            let whole = self.pre.ignore_merges && self.model.token_to_id(&written).is_some();
+            if self.missing.is_empty() || whole {
+                self.merge(&written, &mut lost, token);
+                return;
+            }
+            for part in written.split_inclusive(self.missing.as_slice()) {
+                let known = part.strip_suffix(self.missing.as_slice());
+                self.merge(known.unwrap_or(part), &mut lost, token);
+                lost += usize::from(known.is_some());
             }
         });
+    }
+
+    /// The tokens of a word whose bytes all have one; the first takes the lost bytes before it.
+    fn merge(&self, written: &str, lost: &mut usize, token: &mut impl FnMut(TokenId, usize)) {
+        if written.is_empty() {
+            return;
+        }
+        let tokens = self.model.tokenize(written);
+        for t in tokens.expect("only an unknown token can fail, and every byte is known") {
+            token(t.id, t.value.chars().count() + std::mem::take(lost));
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub enum TokenizerError {
     /// A metadata key is missing or has the wrong type.
     #[error("read tokenizer metadata")]
     Metadata(#[from] GgufError),
-    /// A tokenizer model other than `gpt2` and `llama`.
+    /// A tokenizer model other than `gpt2` and `llama`, such as those of embedding models (`bert`, `t5`).
     #[error("tokenizer model is `{found}`, want `gpt2` or `llama`")]
     UnsupportedModel {
         /// The value of `tokenizer.ggml.model`, or of `model.type` in tokenizer.json.
@@ -60,7 +60,7 @@ pub enum TokenizerError {
         /// The vocabulary's length.
         len: usize,
     },
-    /// A byte cannot be written with this vocabulary, so some texts would be lost.
+    /// A byte cannot be written with this SentencePiece vocabulary, which has no unknown token for it either.
     #[error("vocabulary has no token for byte {byte:#04x}")]
     MissingByte {
         /// The byte.

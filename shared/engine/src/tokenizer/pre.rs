@@ -15,6 +15,10 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 /// Words of Llama 3; Qwen2 differs in taking digits one by one.
 const LLAMA3: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 const QWEN2: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+/// Words of Qwen 3.5: marks belong to letters.
+const QWEN35: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+/// Words of GPT-4o and Llama 4; like Tekken's, with contractions and up to three digits.
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"##;
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
 /// DeepSeek LLM's list of cased letters (the category L& of an older Unicode, written out;
@@ -69,15 +73,25 @@ impl PreTokenizer {
                 false,
                 false,
             ),
-            "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" => (&[(GPT2, LastGivenBack)], false, false),
-            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => (&[(LLAMA3, LastGivenBackInLine)], true, true),
-            "dbrx" | "smaug-bpe" => (&[(LLAMA3, LastGivenBackInLine)], false, false),
-            "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => {
+            "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling"
+            | "exaone4" | "gigachat" | "a.x-4.0" | "mellum" => (&[(GPT2, LastGivenBack)], false, false),
+            "falcon" => (
+                &[(r"[\p{P}\$\+<=>\^~\|`]+", Kept), (GPT2, LastGivenBack), (r"[0-9][0-9][0-9]", Kept)],
+                false,
+                false,
+            ),
+            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
+            | "lfm2" => (&[(LLAMA3, LastGivenBackInLine)], true, true),
+            "dbrx" | "smaug-bpe" | "chatglm-bpe" => (&[(LLAMA3, LastGivenBackInLine)], false, false),
+            "glm4" => (&[(LLAMA3, LastGivenBackInLine)], true, false),
+            "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" | "hunyuan" | "kormo" | "grok-2" => {
                 (&[(QWEN2, LastGivenBackInLine)], false, false)
             }
-            "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" => {
+            "qwen35" => (&[(QWEN35, LastGivenBackInLine)], false, false),
+            "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" => {
                 (&[(r"\p{N}", Kept), (GPT2, LastGivenBack)], false, false)
             }
+            "gpt-4o" | "llama4" | "kanana2" => (&[(GPT4O, LastGivenBackInLine)], false, false),
             "deepseek-llm" => (
                 &[
                     (r"[\r\n]", Kept),
@@ -182,6 +196,8 @@ mod tests {
         check("deepseek-v3", "a_b 1234", &["a", "_b", " ", "123", "4"]);
         check("smollm", "a12", &["a", "1", "2"]);
         check("default", "a=1234 b", &["a", "=", "123", "4", " b"]);
+        check("falcon", "a `x` 12345", &["a", " ", "`", "x", "`", " ", "123", "45"]);
+        check("gpt-4o", "it's 1234 helloWorld", &["it's", " ", "123", "4", " hello", "World"]);
         check("tekken", "helloWorld XMLtag 12", &["hello", "World", " XMLtag", " ", "1", "2"]);
         check("qwen2", "", &[]);
     }

@@ -1,7 +1,9 @@
 //! Finding the texts of whole tokens (control or user-defined) in text.
 
-use regex::{Regex, RegexBuilder};
 use std::collections::HashMap;
+use std::ops::Range;
+
+use regex::{Regex, RegexBuilder};
 
 use super::TokenId;
 use super::error::TokenizerError;
@@ -32,29 +34,11 @@ impl TokenSearch {
         Ok(TokenSearch { regex, ids })
     }
 
-    /// Cuts text at the tokens found: calls `part` with each token or piece between, in order.
-    pub(super) fn cut<'t>(&self, text: &'t str, mut part: impl FnMut(Part<'t>)) {
-        let mut at = 0;
-        for found in self.regex.iter().flat_map(|r| r.find_iter(text)) {
-            if found.start() > at {
-                part(Part::Text(&text[at..found.start()]));
-            }
-            part(Part::Token(self.ids[found.as_str()], found.len()));
-            at = found.end();
-        }
-        if at < text.len() {
-            part(Part::Text(&text[at..]));
-        }
+    /// The first token of the text that begins at `at` or later, with its place.
+    pub(super) fn find(&self, text: &str, at: usize) -> Option<(TokenId, Range<usize>)> {
+        let found = self.regex.as_ref()?.find_at(text, at)?;
+        Some((self.ids[found.as_str()], found.range()))
     }
-}
-
-/// A piece of text between tokens, or a token and its length in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part<'t> {
-    /// Text that is not one of the tokens.
-    Text(&'t str),
-    /// A token found whole.
-    Token(TokenId, usize),
 }
 
 #[cfg(test)]
@@ -64,12 +48,12 @@ mod tests {
     #[test]
     fn the_longest_token_at_the_leftmost_place_is_found() {
         let search = TokenSearch::new([("<a>", 1), ("<a>b", 2), ("", 3), ("*", 4)].into_iter()).unwrap();
-        let mut parts = Vec::new();
-        search.cut("x<a>b<a>*y", |p| parts.push(p));
-        use Part::{Text, Token};
-        assert_eq!(parts, [Text("x"), Token(2, 4), Token(1, 3), Token(4, 1), Text("y")]);
-        let mut none = 0;
-        TokenSearch::new(std::iter::empty()).unwrap().cut("", |_| none += 1);
-        assert_eq!(none, 0);
+        let (mut at, mut found) = (0, Vec::new());
+        while let Some((id, place)) = search.find("x<a>b<a>*y", at) {
+            at = place.end;
+            found.push((id, place));
+        }
+        assert_eq!(found, [(2, 1..5), (1, 5..8), (4, 8..9)]);
+        assert_eq!(TokenSearch::new(std::iter::empty()).unwrap().find("x", 0), None);
     }
 }

@@ -1,4 +1,6 @@
 //! Tokenizers of small vocabularies, control tokens in user text, and recorded vectors.
+//!
+//! The folder of `BATON_TOKENIZER_VECTORS` may hold llama.cpp's vocabularies with texts and ids (its `models/`).
 
 use proptest::prelude::*;
 
@@ -124,7 +126,13 @@ fn scored_merges_by_score_then_place() {
     check(&t, "", &[]);
     assert_eq!(t.encode_spans("the é").1, [0..3, 3..4, 4..5, 5..6]);
     assert_eq!(t.encode_spans("b").1, [0..0, 0..1]);
-    assert_eq!(t.encode_segment("b", false).1.first(), Some(&(0..1)));
+    assert_eq!(
+        t.encode_answer("b").1,
+        [0..0, 0..1],
+        "an answer that begins without a space, as another model's may"
+    );
+    assert_eq!(t.encode_answer(" the").0, t.encode("the"), "an answer's own space is the only one");
+    assert_eq!(t.encode_answer(" the").1, [0..4]);
     assert!(t.adds_bos());
 }
 
@@ -195,8 +203,6 @@ fn malformed_descriptions_are_refused() {
         .set("tokenizer.ggml.tokens", empty())
         .set("tokenizer.ggml.merges", empty());
     refused(w.set("tokenizer.ggml.token_type", no_types), "vocabulary has 0 tokens, want 1 to 2147483647");
-    w.set("tokenizer.ggml.tokens", vec!["a"]).set("tokenizer.ggml.token_type", vec![1i32]);
-    refused(&w, "vocabulary has no token for byte 0x00");
     let scored = scored_gguf;
     refused(
         scored().set("tokenizer.ggml.scores", vec![0.5f32]),
@@ -208,6 +214,33 @@ fn malformed_descriptions_are_refused() {
         .set("tokenizer.ggml.tokens", vec!["a"])
         .set("tokenizer.ggml.scores", vec![0f32]);
     refused(&w, "vocabulary has no token for byte 0x00");
+}
+
+#[test]
+fn a_byte_without_a_token_costs_that_byte() {
+    let mut w = byte_level_gguf("gpt-2");
+    let gguf = Gguf::from_bytes(w.to_bytes().unwrap()).unwrap();
+    let mut tokens: Vec<String> =
+        gguf.metadata().str_array("tokenizer.ggml.tokens").unwrap().into_iter().map(str::to_owned).collect();
+    for byte in [0x04, b'z', 0xf1] {
+        tokens[usize::from(byte)] = format!("gone{byte}");
+    }
+    let t = tokenizer(w.set("tokenizer.ggml.tokens", tokens));
+    // Nothing merges across the gap, and the next token stands for it, or the last one at the end of a text.
+    for (text, want, spans) in [
+        ("hello\u{4}", &["hello"][..], vec![0..6]),
+        ("he\u{4}llo z hello", &["he", "ll", "o", " ", " hello"], vec![0..2, 2..5, 5..6, 6..7, 7..14]),
+        ("z\u{4}zhe", &["he"], vec![0..5]),
+        ("\u{4}z", &[], vec![]),
+        ("\u{46000}", &["\u{fffd}"; 3], vec![0..2, 2..3, 3..4]),
+    ] {
+        check(&t, text, want);
+        assert_eq!(t.encode_spans(text).1, spans, "{text:?}");
+    }
+    w.set("tokenizer.ggml.tokens", vec!["b"]).set("tokenizer.ggml.token_type", vec![1i32]);
+    w.set("tokenizer.ggml.merges", Vec::<String>::new());
+    w.set("tokenizer.ggml.bos_token_id", 0u32).set("tokenizer.ggml.eos_token_id", 0u32);
+    check(&tokenizer(&w), "any text", &[]);
 }
 
 #[test]

@@ -50,9 +50,19 @@ const END_TEXTS: &[&str] = &[
     "<|im_end|>",
     "<|end|>",
     "<|EOT|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<eos>",
     "<｜end▁of▁sentence｜>",
 ];
+
+/// Control tokens of chat formats that do not have the usual shape.
+const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<s>", "<bos>", "[INST]", "[/INST]"];
 
 /// Whether a text has the shape of a control token: `<|…|>`, also with full-width bars.
 ///
@@ -103,7 +113,14 @@ impl Vocab {
         let (mut bytes, mut ends_at) = (Vec::new(), Vec::with_capacity(len));
         let mut end_ids: HashSet<TokenId> = special.eos.iter().chain(&special.ends).copied().collect();
         for (id, text) in texts.enumerate() {
-            if kinds[id] == TokenKind::UserDefined && has_control_shape(text) {
+            let by_text = END_TEXTS.contains(&text) || TURN_TEXTS.contains(&text);
+            let controls = match kinds[id] {
+                TokenKind::UserDefined => by_text || has_control_shape(text),
+                // Some converters call even the ends of turns plain text.
+                TokenKind::Normal => END_TEXTS.contains(&text) && has_control_shape(text),
+                _ => false,
+            };
+            if controls {
                 kinds[id] = TokenKind::Control;
             }
             if kinds[id] == TokenKind::Control && END_TEXTS.contains(&text) {

@@ -40,6 +40,8 @@ pub(super) struct AddedToken {
     pub(super) id: usize,
     pub(super) text: String,
     special: bool,
+    /// Whether it swallows the white space before it, and behind it.
+    strips: [bool; 2],
 }
 
 impl Pieces {
@@ -79,6 +81,14 @@ impl Pieces {
     }
 }
 
+/// The ids of the tokens that swallow white space before them, and of those that swallow it behind them.
+pub(super) fn strips(added: &[AddedToken]) -> [Vec<u32>; 2] {
+    [0, 1].map(|side| {
+        let ids = added.iter().filter(|token| token.strips[side]).map(|token| token.id as u32);
+        ids.collect()
+    })
+}
+
 impl AddedToken {
     /// Those of `tokenizer.json`, and of `tokenizer_config.json` where that names more.
     pub(super) fn all(
@@ -114,6 +124,7 @@ impl AddedToken {
             id: usize::try_from(id).ok()?,
             text: token.get("content")?.as_str()?.to_owned(),
             special,
+            strips: ["lstrip", "rstrip"].map(|key| token.get(key).and_then(Value::as_bool).unwrap_or(false)),
         })
     }
 }

@@ -123,11 +123,25 @@ fn sentencepiece_of_a_tokenizer_json() {
 }
 
 #[test]
-fn a_file_that_cuts_text_otherwise_is_refused() {
-    // The library drops white space around this token, which the file's keys cannot say.
+fn tokens_that_swallow_white_space_do_so_in_the_file() {
     let mut json = byte_level_json();
     let token = json!({"id": 260, "content": "three", "special": false, "normalized": false,
         "single_word": false, "lstrip": true, "rstrip": true});
+    json["added_tokens"].as_array_mut().unwrap().push(token);
+    let folder = check(json, "gpt2", "gpt-2");
+    let tokenizer = folder.model().tokenizer().clone();
+    assert_eq!(
+        tokenizer.encode("a \n three\t\n b"),
+        [tokenizer.encode("a"), vec![260], tokenizer.encode("b")].concat()
+    );
+}
+
+#[test]
+fn a_file_that_cuts_text_otherwise_is_refused() {
+    // The library finds this token as a whole word only, which the file's keys cannot say.
+    let mut json = byte_level_json();
+    let token = json!({"id": 260, "content": "thr", "special": false, "normalized": false,
+        "single_word": true, "lstrip": false, "rstrip": false});
     json["added_tokens"].as_array_mut().unwrap().push(token);
     let mut folder = Folder::new("LlamaForCausalLM");
     folder.tokenizer = json;
