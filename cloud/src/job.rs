@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engine::detokenize::Detokenizer;
-use baton_engine::sampling::Sampler;
+use baton_engine::sampling::{Sampler, check_logits};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, AttentionScores, BLOCK_TOKENS, HeadId, PrefixScope};
@@ -163,8 +163,12 @@ impl Job {
     /// Samples the next token from `logits: [v]` and puts its event into the outbox.
     pub(crate) fn write(&mut self, logits: &[f32]) -> Outcome {
         let index = self.answer.len() as u64;
-        if !logits.iter().any(|logit| logit.is_finite()) {
-            tracing::error!(job = self.spec.id.0, "no token can be chosen: no logit is a number");
+        if let Err(err) = check_logits(logits) {
+            tracing::error!(
+                job = self.spec.id.0,
+                err = &err as &dyn std::error::Error,
+                "no token can be chosen"
+            );
             return Outcome::Failed;
         }
         let (id, complete) = match self.choose(logits, index) {

@@ -10,6 +10,7 @@ use super::verify::Verification;
 use super::{Decoded, Job, LocalEngine, PassOutcome, SequenceError, Stage};
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::pace_emulation::PassContent;
+use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
@@ -220,6 +221,7 @@ impl LocalEngine {
         let (mut written, mut accepted) = (0, 0);
         for logits in logits.chunks_exact(self.engine.model().config().vocab_len) {
             let Stage::Decode(decoder) = &job.stage else { break };
+            check_logits(logits)?;
             let token = sample_agreeing(job, &tokenizer, logits, &decoder.ids, decoder.residual());
             self.write(job, token, &tokenizer, &mut outcome.reports);
             written += 1;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engine::sampling::NotFinite;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
     Adapter, AdapterError, AdapterId, Engine, KvError, Model, SeqId, SeqOutput, StepControl, StepError,
@@ -20,6 +21,9 @@ pub enum SequenceError {
     /// The engine refuses, or was cancelled.
     #[error(transparent)]
     Step(#[from] StepError),
+    /// What was computed is no answer.
+    #[error(transparent)]
+    Logits(#[from] NotFinite),
     /// An adapter cannot be used.
     #[error(transparent)]
     Adapter(#[from] AdapterError),

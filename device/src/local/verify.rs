@@ -3,6 +3,7 @@
 use super::command::{Accepted, EngineReport, Verified};
 use super::{Job, LocalEngine, PassOutcome, SequenceError, Stage};
 use baton_engine::pace_emulation::PassContent;
+use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
@@ -55,7 +56,7 @@ impl LocalEngine {
         let (ids, text) = match job.accepted.as_ref() {
             Some(Accepted::Ids(ids)) => (ids.clone(), None),
             Some(Accepted::Text(text)) if !text.is_empty() => {
-                let (ids, spans) = tokenizer.encode_spans(text);
+                let (ids, spans) = tokenizer.encode_answer(text);
                 (ids, Some((text.clone(), spans)))
             }
             Some(Accepted::Text(_)) | None => (Vec::new(), None),
@@ -70,6 +71,7 @@ impl LocalEngine {
         let logits = output.pop().map(|o| o.logits).unwrap_or_default();
         let vocab_len = self.engine.model().config().vocab_len;
         let logits = &logits[(prompt_rows - 1) * vocab_len..];
+        check_logits(logits)?;
         let choices = logits
             .chunks_exact(vocab_len)
             .enumerate()

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use baton_kernels_cpu::{Format, Matrix, dequantize_row};
 
-use crate::gguf::{Gguf, TensorView};
+use crate::gguf::{Gguf, GgufError, TensorView};
 use crate::model::Model;
 use crate::weights::{MatrixAt, Weight};
 
@@ -121,6 +121,11 @@ impl Adapter {
         }
         let name = name(&gguf)?;
         Ok(Arc::new(Adapter { model: Arc::clone(model), gguf, name, layers, matrices, rank_max }))
+    }
+
+    /// Whether its file is still all there, as [`Model::intact`].
+    pub(crate) fn intact(&self) -> Result<(), GgufError> {
+        self.gguf.intact()
     }
 
     /// The model that it changes.

@@ -364,11 +364,18 @@ impl Keys<'_> {
         let kind_key = self.key("rope.scaling.type");
         let kind = self.metadata.opt_str(&kind_key)?;
         match kind {
-            // Files from before the key existed.
-            None => match self.opt_positive("rope.scale_linear")? {
-                Some(factor) => Ok(RopeScaling::Linear { factor }),
-                None => Ok(RopeScaling::None),
-            },
+            // A factor without a kind is linear, as in llama.cpp; the second key is that of old files. 0 means none.
+            None => {
+                for name in ["rope.scaling.factor", "rope.scale_linear"] {
+                    if let Some(factor) = self.metadata.opt_f32(&self.key(name))? {
+                        let is_none = factor == 0.0;
+                        let linear =
+                            || Ok(RopeScaling::Linear { factor: self.check_positive(name, factor)? });
+                        return if is_none { Ok(RopeScaling::None) } else { linear() };
+                    }
+                }
+                Ok(RopeScaling::None)
+            }
             // The divisors of "longrope" are tensors.
             Some("none" | "longrope") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: self.positive("rope.scaling.factor")? }),

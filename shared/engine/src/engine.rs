@@ -24,6 +24,7 @@ use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::eviction::{EvictError, Kept};
 use crate::forward::{Adapted, Pass, PassInput, last_row};
+use crate::gguf::GgufError;
 use crate::kv::pool::Root;
 use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
@@ -135,6 +136,9 @@ pub enum StepError {
     /// A weight source failed.
     #[error("acquire weights")]
     Weights(#[from] WeightError),
+    /// The model's file changed while the step read it.
+    #[error("read the model's file")]
+    ModelFile(#[from] GgufError),
     /// A layer that this engine does not compute.
     #[error("layer {layer} is not one of this engine's")]
     NotHeld {
@@ -531,6 +535,7 @@ impl Engine {
             }
         }
         let (logits, scores) = pass.finish()?;
+        files_are_intact(model, adapters)?;
         let mut logits = logits.as_slice();
         let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);
@@ -539,6 +544,12 @@ impl Engine {
         });
         Ok(outputs.collect())
     }
+}
+
+/// Whether what a step has read of the files was there.
+fn files_are_intact(model: &Model, adapters: &[Arc<Adapter>]) -> Result<(), GgufError> {
+    model.intact()?;
+    adapters.iter().try_for_each(|adapter| adapter.intact())
 }
 
 /// The adapters of a pass, given its sequences and the rows of each.

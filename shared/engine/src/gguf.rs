@@ -179,6 +179,19 @@ impl Gguf {
         &self.parts[place.part].bytes()[place.range()]
     }
 
+    /// Whether every byte that was asked for was there: a mapped file may be cut short by somebody, or its disk fail,
+    /// and zeros are read then. To be asked after the bytes were used.
+    ///
+    /// # Errors
+    /// [`GgufError::CutShort`], for the rest of the model's life.
+    pub fn intact(&self) -> Result<(), GgufError> {
+        let cut = self.parts.iter().find_map(|part| match part {
+            Source::Mapped { map, path } if map.is_cut() => Some(path),
+            Source::Mapped { .. } | Source::Owned(_) => None,
+        });
+        cut.map_or(Ok(()), |path| Err(GgufError::CutShort { path: path.clone() }))
+    }
+
     /// The path of each file, in order; `None` where bytes in memory were given.
     pub fn part_paths(&self) -> Option<Vec<&Path>> {
         fn path(part: &Source) -> Option<&Path> {

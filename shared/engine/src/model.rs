@@ -37,9 +37,9 @@ pub enum ModelError {
     /// Its weights cannot be streamed.
     #[error("model residency")]
     Residency(#[from] ResidencyError),
-    /// The tokenizer gives ids that the embedding table does not have.
-    #[error("tokenizer has {tokens} tokens, the embedding table has {rows} rows")]
-    VocabularyTooLarge {
+    /// The tokenizer and the embedding table do not belong together.
+    #[error("tokenizer has {tokens} tokens, the embedding table has {rows} rows: must be as many")]
+    VocabularyLen {
         /// The tokenizer's tokens.
         tokens: usize,
         /// The table's rows.
@@ -82,8 +82,8 @@ impl Text {
     fn read(gguf: &Gguf, rows: usize) -> Result<Self, ModelError> {
         let tokenizer = Arc::new(Tokenizer::from_gguf(gguf)?);
         let tokens = tokenizer.vocab_len();
-        if tokens > rows {
-            return Err(ModelError::VocabularyTooLarge { tokens, rows });
+        if tokens != rows {
+            return Err(ModelError::VocabularyLen { tokens, rows });
         }
         let template = template(gguf, &tokenizer)?;
         Ok(Self { tokenizer, template })
@@ -149,6 +149,7 @@ impl Model {
         let has_ends = !matches!(keep, Keep::Within(residency) if !residency.ends);
         let text = has_ends.then(|| Text::read(&gguf, config.vocab_len)).transpose()?;
         let name = name(&gguf)?;
+        gguf.intact()?;
         Ok(Arc::new(Self { gguf, config, weights, text, name, sha256: OnceLock::new() }))
     }
 
@@ -203,6 +204,15 @@ impl Model {
         self.gguf.path()
     }
 
+    /// Whether its file is still all there, as far as it was read. What was computed since the last time is worth
+    /// nothing if it is not.
+    ///
+    /// # Errors
+    /// [`GgufError::CutShort`], for good.
+    pub fn intact(&self) -> Result<(), GgufError> {
+        self.gguf.intact()
+    }
+
     /// SHA-256 of the file in lower-case hex; of a split model, of its parts one after the other in order
     /// (`cat NAME-*.gguf | sha256sum`). Reads every byte at the first call, then costs nothing.
     pub fn file_sha256(&self) -> &str {
@@ -238,4 +248,58 @@ fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate, ModelErr
         id.map_or_else(String::new, |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
     };
     Ok(ChatTemplate::new(source, &text(tokenizer.bos()), &text(tokenizer.eos()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_kernels_cpu::Format;
+
+    use super::*;
+    use crate::rope::RopeScaling;
+    use crate::synthetic::{ExtraValue, SyntheticModel};
+
+    fn open(bytes: Vec<u8>) -> Result<Arc<Model>, ModelError> {
+        Model::from_gguf(Gguf::from_bytes(bytes)?)
+    }
+
+    #[test]
+    fn a_vocabulary_and_a_table_of_other_lengths_are_refused() {
+        let model = SyntheticModel::small("llama", Format::F32, 1);
+        let gguf = Gguf::from_bytes(model.to_gguf().unwrap()).unwrap();
+        for len in [model.vocab_len as usize - 1, model.vocab_len as usize + 1] {
+            let m = gguf.metadata();
+            let (mut tokens, mut types) = (
+                m.str_array("tokenizer.ggml.tokens").unwrap(),
+                m.i32_array("tokenizer.ggml.token_type").unwrap(),
+            );
+            tokens.resize(len, "one more");
+            types.resize(len, 1);
+            let mut writer = model.writer().unwrap();
+            writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
+            let err = open(writer.to_bytes().unwrap()).unwrap_err().to_string();
+            assert_eq!(
+                err,
+                format!("tokenizer has {len} tokens, the embedding table has 288 rows: must be as many")
+            );
+        }
+    }
+
+    #[test]
+    fn a_stretch_without_a_kind_is_linear() {
+        let scaling = |extra: &[(&'static str, ExtraValue)]| {
+            let model =
+                SyntheticModel { extra: extra.to_vec(), ..SyntheticModel::small("llama", Format::F32, 1) };
+            open(model.to_gguf().unwrap()).unwrap().config().rope.scaling
+        };
+        let factor = |name| (name, ExtraValue::F32(4.0));
+        let linear = RopeScaling::Linear { factor: 4.0 };
+        assert_eq!(scaling(&[factor("rope.scaling.factor")]), linear);
+        assert_eq!(scaling(&[factor("rope.scale_linear")]), linear);
+        assert_eq!(
+            scaling(&[("rope.scale_linear", ExtraValue::F32(2.0)), factor("rope.scaling.factor")]),
+            linear
+        );
+        assert_eq!(scaling(&[("rope.scaling.factor", ExtraValue::F32(0.0))]), RopeScaling::None);
+        assert_eq!(scaling(&[]), RopeScaling::None);
+    }
 }

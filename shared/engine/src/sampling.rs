@@ -69,6 +69,27 @@ pub enum SamplingError {
     ZeroTopK,
 }
 
+/// Logits that no model gives whose weights are whole.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("the model gives {value} for token {id}: its file is damaged, or its numbers are too large for it")]
+pub struct NotFinite {
+    /// The first token with such a logit.
+    pub id: TokenId,
+    /// Its logit: NaN or an infinity.
+    pub value: f32,
+}
+
+/// Checks that all logits are numbers. To be asked before sampling, which takes what is not for very unlikely.
+///
+/// # Errors
+/// [`NotFinite`], for the first that is not.
+pub fn check_logits(logits: &[f32]) -> Result<(), NotFinite> {
+    match (0..).zip(logits).find(|(_, logit)| !logit.is_finite()) {
+        Some((id, &value)) => Err(NotFinite { id, value }),
+        None => Ok(()),
+    }
+}
+
 impl SamplingParams {
     /// Checks every range.
     ///
@@ -364,6 +385,11 @@ mod tests {
     fn greedy_takes_the_lowest_id_of_equals() {
         let greedy = sampler(SamplingParams::default());
         assert_eq!(greedy.sample(&[1.0, 3.0, 3.0], 0, &[]), 1);
+        assert_eq!(check_logits(&[1.0, f32::MIN]), Ok(()));
+        assert_eq!(check_logits(&[1.0, f32::NEG_INFINITY]).unwrap_err().id, 1);
+        assert!(
+            check_logits(&[f32::NAN]).unwrap_err().to_string().starts_with("the model gives NaN for token 0")
+        );
         assert_eq!(greedy.sample(&[f32::NAN, f32::NEG_INFINITY, -9.0], 0, &[]), 2);
         assert_eq!(greedy.sample(&[f32::NAN, f32::NEG_INFINITY], 0, &[]), 0);
         assert_eq!(greedy.sample(&[0.0, f32::INFINITY], 0, &[]), 1);

@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use super::{Engine, EngineError, SeqOutput, StepControl, StepError, StepSeq, adapted, wanted};
+use super::{
+    Engine, EngineError, SeqOutput, StepControl, StepError, StepSeq, adapted, files_are_intact, wanted,
+};
 use crate::backend::{Backend, SeqSpan};
 use crate::forward::{Pass, PassInput, embed, logits};
 use crate::kv::{KvError, SeqId};
@@ -150,10 +152,11 @@ impl Engine {
     /// What these rows begin with: the embeddings of their tokens, `[rows, e]`.
     ///
     /// # Errors
-    /// [`StepError::Rows`], [`StepError::Weights`].
+    /// [`StepError::Rows`], [`StepError::Weights`], [`StepError::ModelFile`].
     pub fn embed(&self, step: &OpenStep, rows: Range<usize>) -> Result<Hidden, StepError> {
         let (chunk, config) = (step.chunk(&rows)?, self.model.config());
         let x = embed(&self.backend, config, self.model.weights(), chunk.ids)?;
+        self.model.intact()?;
         Ok(Hidden { rows: rows.len(), width: config.d_model, values: self.backend.read(x) })
     }
 
@@ -202,6 +205,7 @@ impl Engine {
                 return Err(StepError::Cancelled { done, total });
             }
         }
+        files_are_intact(model, adapters)?;
         let left = if layers.end == config.n_layers { step.wanted(&rows) } else { rows.len() };
         Ok(Hidden { rows: left, width: config.d_model, values: pass.hidden() })
     }
@@ -222,6 +226,7 @@ impl Engine {
         hidden.check((n, config.d_model))?;
         let x = self.backend.write(hidden.values, config.d_model);
         let all = logits(&self.backend, config, self.model.weights(), x, n)?;
+        self.model.intact()?;
         let mut rest = all.as_slice();
         let outputs = step.seqs.iter().map(|part| {
             let (own, others) = rest.split_at(overlap(&part.wanted, &rows).len() * config.vocab_len);

@@ -29,6 +29,14 @@ pub enum GgufError {
         #[source]
         err: io::Error,
     },
+    /// Bytes of a mapped file went away while it was in use.
+    #[error(
+        "`{path}` was cut short, or cannot be read any more, while it was in use: put the whole file back and start again"
+    )]
+    CutShort {
+        /// The file.
+        path: PathBuf,
+    },
     /// The path is a folder, a pipe or a device.
     #[error("`{path}` is not a regular file")]
     NotAFile {

@@ -55,6 +55,14 @@ fn models_that_cannot_be_run_are_refused() {
         },
         "`llama.rope.scaling.factor` is 0, must be finite and > 0",
     );
+    check_model(
+        extra("rope.scaling.factor", ExtraValue::F32(-2.0)),
+        "`llama.rope.scaling.factor` is -2, must be",
+    );
+    check_model(
+        extra("rope.scale_linear", ExtraValue::F32(f32::NAN)),
+        "`llama.rope.scale_linear` is NaN, must be",
+    );
     check_model(|model| model.rope_divisors = Some(vec![1.0; 7]), "has dimensions [7], must be [8]");
     check_model(|model| model.rope_divisors = Some(vec![0.0; 8]), "`rope_freqs.weight` holds 0 at 0");
     check_model(|model| model.rope_divisors = Some(vec![f32::NAN; 8]), "holds NaN at 0");
