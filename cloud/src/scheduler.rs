@@ -11,7 +11,7 @@
 //! engine's logits and the sampler do not depend on how a prefix came into the cache, so its tokens stay the same.
 //!
 //! A sequence whose reader does not read is parked: it gives its slot and its blocks up as a preempted one does, but waits
-//! for its reader, not for a slot.
+//! for its reader; then it waits for a slot as a new request of its tenant does.
 //!
 //! What may wait is bounded by the time that its prompts take ([`BacklogBound`]); a request whose deadline cannot be met
 //! is refused at once, one whose deadline passes before it gets its first slot ends there. What a

@@ -9,7 +9,7 @@ use baton_protocol::{AssistEvent, AssistRequest, ErrorCode};
 use uuid::Uuid;
 
 use super::error::ApiError;
-use super::kept::Owner;
+use super::kept::{Asked, Owner};
 use super::openapi::{AssistBody, ErrorReply};
 use super::sse::{self, Encode, Source};
 use super::{App, PathId, access, body, path_id, terms};
@@ -48,8 +48,13 @@ pub(super) async fn assist(
     // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
     let accepted = tokio::task::spawn_blocking(move || {
         let request = AssistRequest::parse(&bytes)?;
+        let asked = Asked::by(&bytes);
         // The same request again is the same stream, as long as it is kept.
         if let Some(reader) = kept.find(owner, request.request_id, None) {
+            if !reader.answers(asked) {
+                let message = "is the id of another request, sent lately; a new request needs a new one";
+                return Err(ApiError::field("request_id", message));
+            }
             return Ok(Source::Kept(reader));
         }
         let mut answer = service.assist_on(&request, terms)?;
@@ -58,7 +63,7 @@ pub(super) async fn assist(
             return Ok(Source::Live(answer));
         }
         Ok::<_, ApiError>(
-            kept.keep(owner, request.request_id, answer).map_or_else(Source::Live, Source::Kept),
+            kept.keep(owner, request.request_id, asked, answer).map_or_else(Source::Live, Source::Kept),
         )
     });
     let answer =

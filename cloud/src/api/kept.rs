@@ -49,7 +49,20 @@ impl Owner {
     }
 }
 
+/// What was asked: a digest of the request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked([u8; 32]);
+
+impl Asked {
+    pub(super) fn by(body: &[u8]) -> Asked {
+        Asked(Sha256::digest(body).into())
+    }
+}
+
 type Name = (Owner, Uuid);
+
+/// Events that a reader takes at once: who comes again and again and never reads keeps no whole answer each time.
+const BATCH_EVENTS_MAX: usize = 256;
 
 /// The kept answers of one service.
 #[derive(Debug, Clone, Default)]
@@ -67,6 +80,7 @@ struct Book {
 /// One kept answer.
 #[derive(Debug)]
 struct Kept {
+    asked: Asked,
     state: Mutex<State>,
     /// How far any reader is.
     mark: ReadMark,
@@ -106,12 +120,13 @@ impl KeptAnswers {
 
     /// Keeps an answer, where there is room, and reads it from its beginning; the answer back where there is none.
     ///
-    /// Where one of that name came meanwhile, that one is read and this one is given up. Must be called within a
+    /// Where the same request came meanwhile, that answer is read and this one is given up. Must be called within a
     /// runtime, whose task writes the events down.
     pub(super) fn keep(
         &self,
         owner: Owner,
         id: Uuid,
+        asked: Asked,
         mut answer: AssistStream,
     ) -> Result<KeptReader, AssistStream> {
         let name = (owner, id);
@@ -119,13 +134,14 @@ impl KeptAnswers {
         {
             let mut book = self.lock();
             if let Some(there) = book.answers.get(&name) {
-                return Ok(Kept::reader(there.clone(), None));
+                let same = there.asked == asked;
+                return if same { Ok(Kept::reader(there.clone(), None)) } else { Err(answer) };
             }
-            if book.answers.len() >= self.limits.answers_max && !book.drop_oldest_ended() {
+            if book.answers.len() >= self.limits.answers_max && !book.drop_ended(owner) {
                 return Err(answer);
             }
             let mark = answer.keeps_unread();
-            kept = Arc::new(Kept { state: Mutex::default(), mark, count: watch::Sender::new(0) });
+            kept = Arc::new(Kept { asked, state: Mutex::default(), mark, count: watch::Sender::new(0) });
             book.answers.insert(name, kept.clone());
         }
         let reader = Kept::reader(kept.clone(), None);
@@ -169,7 +185,7 @@ impl KeptAnswers {
             return;
         }
         while book.bytes + bytes > self.limits.bytes_max {
-            if !book.drop_oldest_ended() {
+            if !book.drop_ended(name.0) {
                 return book.forget(name, kept);
             }
         }
@@ -194,10 +210,11 @@ impl Book {
         }
     }
 
-    /// Whether there was one.
-    fn drop_oldest_ended(&mut self) -> bool {
+    /// Forgets the answer that ended first: one of this owner, who needs the room, else of anybody. Whether there was one.
+    fn drop_ended(&mut self, owner: Owner) -> bool {
         let ended = self.answers.iter().filter_map(|(name, kept)| Some((kept.lock().ended_at?, *name)));
-        let Some((_, name)) = ended.min_by_key(|(at, _)| *at) else { return false };
+        let first = ended.min_by_key(|(at, name)| (name.0 != owner, *at));
+        let Some((_, name)) = first else { return false };
         if let Some(kept) = self.answers.remove(&name) {
             self.bytes -= kept.lock().bytes;
         }
@@ -240,19 +257,28 @@ impl Kept {
 }
 
 impl KeptReader {
+    /// Whether this is the answer to that request.
+    pub(super) fn answers(&self, asked: Asked) -> bool {
+        self.kept.asked == asked
+    }
+
     /// Everything that belongs into the next packet; none after the last one.
     pub(super) async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
         loop {
             {
                 let state = self.kept.lock();
-                let new = &state.events[self.next..];
-                self.next = state.events.len();
+                let end = state.events.len().min(self.next + BATCH_EVENTS_MAX);
+                let new = &state.events[self.next..end];
+                self.next = end;
                 self.tokens += tokens_in(new);
                 self.kept.mark.read_up_to(self.tokens);
                 let wanted: Vec<AssistEvent> =
                     new.iter().filter(|event| self.wants(event)).cloned().collect();
                 if !wanted.is_empty() {
                     return Some(wanted);
+                }
+                if self.next < state.events.len() {
+                    continue;
                 }
                 if state.ended_at.is_some() {
                     return None;
@@ -298,6 +324,7 @@ mod tests {
     use baton_protocol::{EndEvent, EndReason, TokenEvent};
 
     const ID: Uuid = Uuid::from_u128(1);
+    const ASKED: Asked = Asked([7; 32]);
 
     fn owner(key: &str) -> Owner {
         let mut headers = HeaderMap::new();
@@ -329,7 +356,7 @@ mod tests {
     async fn an_answer_goes_on_without_its_reader_and_is_taken_up_again() {
         let kept = KeptAnswers::default();
         let (sink, stream) = answer();
-        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(vec![token(0), token(1)]);
         assert_eq!(reader.next_batch().await.unwrap(), [token(0), token(1)]);
         drop(reader);
@@ -364,7 +391,7 @@ mod tests {
         let (sink, mut stream) = answer();
         let (place, mut free) = tokio::sync::oneshot::channel();
         stream.watch(Place(place));
-        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(vec![token(0)]);
         assert_eq!(reader.next_batch().await.unwrap(), [token(0)]);
         assert_eq!(free.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty));
@@ -380,13 +407,13 @@ mod tests {
         let tokens = |from: u32, n: usize| (from..).take(n).map(token).collect::<Vec<_>>();
         let kept = KeptAnswers::new(soon);
         let (sink, stream) = AssistStream::new(JobId(1), 1000);
-        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(tokens(0, UNREAD_TOKENS_MAX - 1));
         assert!(!sink.park(), "it may write one more");
         sink.send(tokens(UNREAD_TOKENS_MAX as u32 - 1, 1));
         assert!(sink.park() && sink.is_parked() && !sink.unpark());
         // Its reader reads: it goes on.
-        reader.next_batch().await.unwrap();
+        assert_eq!(reader.next_batch().await.unwrap().len(), BATCH_EVENTS_MAX);
         assert!(sink.unpark() && !sink.is_parked());
         drop(reader);
         sink.send(tokens(UNREAD_TOKENS_MAX as u32, UNREAD_TOKENS_MAX));
@@ -404,7 +431,7 @@ mod tests {
         let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
         let kept = KeptAnswers::new(soon);
         let (sink, stream) = answer();
-        let _reader = kept.keep(owner("a"), ID, stream).unwrap();
+        let _reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(vec![token(0), end()]);
         drop(sink);
         let gone = async {
@@ -420,12 +447,17 @@ mod tests {
     async fn a_name_stands_for_one_answer() {
         let kept = KeptAnswers::default();
         let ((first, first_stream), (second, second_stream)) = (answer(), answer());
-        let _one = kept.keep(owner("a"), ID, first_stream).unwrap();
-        let mut two = kept.keep(owner("a"), ID, second_stream).unwrap();
+        let _one = kept.keep(owner("a"), ID, ASKED, first_stream).unwrap();
+        let mut two = kept.keep(owner("a"), ID, ASKED, second_stream).unwrap();
         assert!(second.cancel().is_set(), "the later one is given up");
         first.send(vec![token(0), end()]);
         drop(first);
         assert_eq!(rest(&mut two).await, [token(0), end()]);
+        // Another request under its name gets no part of it.
+        let (_other, other_stream) = answer();
+        assert!(kept.keep(owner("a"), ID, Asked([8; 32]), other_stream).is_err());
+        let reader = kept.find(owner("a"), ID, None).unwrap();
+        assert!(reader.answers(ASKED) && !reader.answers(Asked([8; 32])));
     }
 
     #[tokio::test]
@@ -433,22 +465,38 @@ mod tests {
         let limits = KeptLimits { answers_max: 2, ..KeptLimits::default() };
         let kept = KeptAnswers::new(limits);
         let (running, stream) = answer();
-        let _running = kept.keep(owner("a"), Uuid::from_u128(1), stream).unwrap();
+        let _running = kept.keep(owner("a"), Uuid::from_u128(1), ASKED, stream).unwrap();
         let (ended, stream) = answer();
-        let mut ended_reader = kept.keep(owner("a"), Uuid::from_u128(2), stream).unwrap();
+        let mut ended_reader = kept.keep(owner("a"), Uuid::from_u128(2), ASKED, stream).unwrap();
         let (third, stream) = answer();
-        let Err(stream) = kept.keep(owner("a"), Uuid::from_u128(3), stream) else { panic!("both run") };
+        let Err(stream) = kept.keep(owner("a"), Uuid::from_u128(3), ASKED, stream) else {
+            panic!("both run")
+        };
         ended.send(vec![end()]);
         drop(ended);
         rest(&mut ended_reader).await;
-        assert!(kept.keep(owner("a"), Uuid::from_u128(3), stream).is_ok(), "what has ended gives way");
+        assert!(kept.keep(owner("a"), Uuid::from_u128(3), ASKED, stream).is_ok(), "what has ended gives way");
         assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
         drop((running, third));
+
+        // Who fills the room gives way first, though another's answer ended before.
+        let kept = KeptAnswers::new(limits);
+        for (key, id) in [("a", 1), ("b", 2)] {
+            let (sink, stream) = answer();
+            let mut reader = kept.keep(owner(key), Uuid::from_u128(id), ASKED, stream).unwrap();
+            sink.send(vec![end()]);
+            drop(sink);
+            rest(&mut reader).await;
+        }
+        let (_sink, stream) = answer();
+        let _third = kept.keep(owner("b"), Uuid::from_u128(3), ASKED, stream).unwrap();
+        assert!(kept.find(owner("a"), Uuid::from_u128(1), None).is_some());
+        assert!(kept.find(owner("b"), Uuid::from_u128(2), None).is_none());
 
         let one = bytes_of(&token(0));
         let kept = KeptAnswers::new(KeptLimits { bytes_max: 2 * one, ..KeptLimits::default() });
         let (sink, stream) = answer();
-        let mut reader = kept.keep(owner("a"), ID, stream).unwrap();
+        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(vec![token(0), token(1)]);
         reader.next_batch().await.unwrap();
         sink.send(vec![token(2), end()]);

@@ -109,8 +109,9 @@ impl SchedulerCore {
             Event::Submit(spec) => self.submit(spec, now),
             Event::Park(id) => self.park(id, now).into_iter().collect(),
             Event::Unpark(id) => {
+                // It waits and pays as a new request does: what gave way for it in the cache may have to be computed again.
                 if let Some(at) = self.parked.iter().position(|request| request.spec.id == id) {
-                    self.waiting.push_resumed(self.parked.swap_remove(at));
+                    self.waiting.push_back(self.parked.swap_remove(at));
                 }
                 Vec::new()
             }

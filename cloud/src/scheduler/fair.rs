@@ -18,7 +18,7 @@ const UNIT: u128 = 1 << 20;
 /// Requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct FairQueue {
-    /// Requests that had a slot before: their work was counted when they got it.
+    /// Preempted requests: they were the latest of those that ran, and hold no place that others could take.
     resumed: VecDeque<Request>,
     lanes: BTreeMap<u64, Lane>,
     /// Virtual time: the start tag of the request that went last.
@@ -67,13 +67,7 @@ impl FairQueue {
         self.len += 1;
     }
 
-    /// Adds a request that had a slot before, behind those that were preempted.
-    pub(super) fn push_resumed(&mut self, request: Request) {
-        self.resumed.push_back(request);
-        self.len += 1;
-    }
-
-    /// Takes a request out that had a slot before.
+    /// Takes a preempted request out.
     pub(super) fn take_resumed(&mut self, id: JobId) -> Option<Request> {
         let at = self.resumed.iter().position(|request| request.spec.id == id)?;
         self.len -= 1;

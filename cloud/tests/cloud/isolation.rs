@@ -246,4 +246,7 @@ async fn a_kept_stream_is_its_key_s_alone() {
     assert_eq!((written(&whole), written(&reply)), (4, 2));
     let again = send(&server, &one, "GET", &path, &Value::Null).await;
     assert_eq!(again.events(), whole.events(), "and the first one still has its own");
+    // Another question under the same name is not answered with what is kept.
+    let reply = send(&server, &one, "POST", "/v1/assist", &serde_json::to_value(&own).unwrap()).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("request_id")), "{reply:?}");
 }

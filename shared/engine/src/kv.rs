@@ -85,7 +85,7 @@ pub struct PrefixStats {
     pub hits: u64,
     /// Tokens that were looked up so.
     pub query_tokens: u64,
-    /// Tokens that were not computed; those that sequences found later, between steps, count as well.
+    /// Tokens of whole blocks that were not computed; those that sequences found later, between steps, count as well.
     pub hit_tokens: u64,
     /// Blocks given up for room.
     pub evicted_blocks: u64,
@@ -315,7 +315,8 @@ impl KvTable {
             sequence.ids.extend_from_slice(&rest[..n]);
         }
         let gained = sequence.ids.len() - before;
-        stats.hit_tokens += gained as u64;
+        // Whole blocks, as callers are told.
+        stats.hit_tokens += (gained - gained % BLOCK_TOKENS) as u64;
         if !std::mem::replace(&mut sequence.queried, true) {
             stats.queries += 1;
             stats.hits += u64::from(gained > 0);
