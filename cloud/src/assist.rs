@@ -179,7 +179,7 @@ impl Draft {
 
 /// Tokens that fit into the context, and into the KV budget, after the prompt.
 pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, ServiceError> {
-    let context = served.model.config().context_len.min(served.desk.stats().kv_tokens);
+    let context = served.context_tokens();
     match context.checked_sub(prompt_tokens) {
         None | Some(0) => {
             Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context.saturating_sub(1) })

@@ -292,9 +292,16 @@ fn message(at: usize, body: ChatMessageBody) -> Result<ChatMessage, ApiError> {
         .into_iter()
         .map(|call| PastCall { id: call.id, name: call.function.name, arguments: call.function.arguments })
         .collect();
-    let call_id = body.tool_call_id.filter(|_| role == Role::Tool);
-    if role == Role::Tool && call_id.is_none() {
-        return Err(ApiError::field(&field("tool_call_id"), "is missing"));
+    let call_id = body.tool_call_id;
+    match (role == Role::Tool, call_id.is_some()) {
+        (true, false) => return Err(ApiError::field(&field("tool_call_id"), "is missing")),
+        (false, true) => {
+            return Err(ApiError::field(
+                &field("tool_call_id"),
+                "only messages of role `tool` answer a call",
+            ));
+        }
+        _ => (),
     }
     let text = match body.content {
         Some(Content::Text(text)) => text,
@@ -308,8 +315,16 @@ fn message(at: usize, body: ChatMessageBody) -> Result<ChatMessage, ApiError> {
 fn joined(at: usize, parts: Vec<Part>) -> Result<String, ApiError> {
     let mut text = String::new();
     for (part_at, part) in parts.into_iter().enumerate() {
+        let known = part.other.iter().all(|(_, value)| value.is_null());
         match (part.kind.as_str(), part.text) {
-            ("text", Some(part)) => text.push_str(&part),
+            ("text", Some(part)) if known => text.push_str(&part),
+            ("text", Some(_)) => {
+                let name =
+                    part.other.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+                let name: String = name.unwrap_or_default().chars().take(64).collect();
+                let field = format!("messages[{at}].content[{part_at}].{name}");
+                return Err(ApiError::field(&field, "is not supported"));
+            }
             _ => {
                 let field = format!("messages[{at}].content[{part_at}]");
                 return Err(ApiError::field(&field, "only parts of type `text` are supported"));

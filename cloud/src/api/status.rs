@@ -169,7 +169,7 @@ fn card(view: ModelView<'_>) -> Value {
         "object": "model",
         "created": 0,
         "owned_by": "baton",
-        "context_length": model.config().context_len,
+        "context_length": view.context_tokens,
         "tokenizer_sha256": model.tokenizer().digest_hex(),
         "adapters": view.adapters().collect::<Vec<_>>(),
     })

@@ -78,6 +78,8 @@ pub struct ModelView<'a> {
     pub name: &'a str,
     /// The model.
     pub model: &'a Arc<Model>,
+    /// The most tokens of prompt and answer together: the model's context, or the KV cache where that is smaller.
+    pub context_tokens: usize,
     adapters: &'a BTreeMap<String, AdapterId>,
 }
 
@@ -171,7 +173,13 @@ impl Served {
     }
 
     pub(super) fn view(&self) -> ModelView<'_> {
-        ModelView { name: &self.name, model: &self.model, adapters: &self.adapters }
+        let (name, model, adapters) = (&self.name, &self.model, &self.adapters);
+        ModelView { name, model, context_tokens: self.context_tokens(), adapters }
+    }
+
+    /// The most tokens of prompt and answer together.
+    pub(crate) fn context_tokens(&self) -> usize {
+        self.model.config().context_len.min(self.desk.stats().kv_tokens)
     }
 
     /// What compiles constraints for this model.

@@ -1,8 +1,14 @@
 //! The OpenAI chat API over real sockets, in the shape that its clients rely on.
 
+use std::num::NonZeroUsize;
+
+use baton_cloud::api::ApiLimits;
+use baton_cloud::http::HttpLimits;
+use baton_cloud::service::ServiceOptions;
 use serde_json::{Value, json};
 
 use crate::client::Server;
+use crate::world::{document, options};
 
 fn chat(extra: Value) -> Value {
     let mut request = json!({
@@ -143,4 +149,16 @@ async fn what_is_not_done_is_refused_by_name() {
         let error = &reply.json()["error"];
         assert_eq!((reply.status, error["param"].as_str()), (status, param), "{extra}: {error}");
     }
+}
+
+#[tokio::test]
+async fn the_context_that_is_told_is_the_one_that_holds() {
+    let options = ServiceOptions { kv_tokens: NonZeroUsize::new(512), ..options() };
+    let server = Server::with(options, None, HttpLimits::default(), ApiLimits::default()).await;
+    assert_eq!(server.get("/v1/models/default").await.json()["context_length"], 512, "not the model's 2,048");
+    let messages = json!([{ "role": "user", "content": document(40) }]);
+    let reply = server.post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages })).await;
+    let error = &reply.json()["error"];
+    assert_eq!((reply.status, &error["code"]), (400, &json!("context_length_exceeded")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("the limit is 511"), "{error}");
 }

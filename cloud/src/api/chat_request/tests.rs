@@ -68,6 +68,25 @@ fn calls_and_results_are_matched() {
         { "name": "f", "arguments": "" } }] })),
         "messages[2].tool_calls",
     );
+    refused(
+        with(json!({ "role": "user", "tool_call_id": "c1", "content": "r" })),
+        "messages[2].tool_call_id",
+    );
+}
+
+#[test]
+fn nothing_of_a_part_or_a_format_is_ignored() {
+    let parts = |part: Value| json!({ "messages": [{ "role": "user", "content": [part] }] });
+    let cached =
+        whole(parts(json!({ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } })));
+    assert_eq!(cached.messages[0].text, "a");
+    refused(
+        parts(json!({ "type": "text", "text": "a", "image_url": { "url": "x" } })),
+        "messages[0].content[0].image_url",
+    );
+    refused(parts(json!({ "type": "image_url", "image_url": { "url": "x" } })), "messages[0].content[0]");
+    let format = json!({ "type": "json_object", "json_schema": { "name": "n", "schema": {} } });
+    refused(json!({ "response_format": format }), "response_format.json_schema");
 }
 
 #[test]

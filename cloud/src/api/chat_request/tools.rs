@@ -99,6 +99,10 @@ fn function(at: usize, tool: ToolBody) -> Result<Tool, ApiError> {
 /// What the answer must be.
 pub(super) fn format(format: Option<ResponseFormat>) -> Result<AnswerFormat, ApiError> {
     let Some(format) = format else { return Ok(AnswerFormat::Text) };
+    if format.kind != "json_schema" && format.json_schema.is_some() {
+        let message = "needs `type` to be `json_schema`";
+        return Err(ApiError::field("response_format.json_schema", message));
+    }
     match format.kind.as_str() {
         "text" => Ok(AnswerFormat::Text),
         "json_object" => Ok(AnswerFormat::JsonObject),

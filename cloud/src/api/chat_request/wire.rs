@@ -150,6 +150,14 @@ pub(in super::super) struct Part {
     pub(super) kind: String,
     /// The text.
     pub(super) text: Option<String>,
+    /// Prefixes are found by their tokens; no effect.
+    #[schema(value_type = Option<Object>)]
+    #[serde(rename = "cache_control")]
+    pub(super) _cache_control: Option<Value>,
+    /// Not known; must be null.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    pub(super) other: serde_json::Map<String, Value>,
 }
 
 /// One string or several.
