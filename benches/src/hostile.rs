@@ -4,6 +4,11 @@
 //! under attack by turns, from a thread of its own; every attacker begins anew as soon as it is cut off, so that the
 //! attack lasts as long as it is measured. Attackers come from elsewhere in life: what they compute themselves here has
 //! the lowest priority, and counts little. That all are cut off, and memory stays bounded, is the suite `hostile`.
+//!
+//! Then what tenants learn of each other by times, and what readers cost that went away.
+
+mod abandoned;
+mod probe;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -53,17 +58,45 @@ pub struct Args {
     /// A look: few requests, no check
     #[arg(long)]
     quick: bool,
+    /// Measure nothing else than this
+    #[arg(long, value_enum)]
+    only: Option<Section>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Section {
+    /// A neighbour's time to the first token, quiet and under attack
+    Neighbour,
+    /// A tenant's guesses at another tenant's prompts
+    Probe,
+    /// Streams whose readers went away
+    Abandoned,
 }
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Report> {
     let runtime = tokio::runtime::Runtime::new().context("start the clients' runtime")?;
-    let (requests, turns) = if args.quick { (20, 1) } else { (args.requests, args.turns.max(1)) };
-    let (quiet, attacked) = runtime.block_on(measure(requests.div_ceil(turns), turns))?;
     let mut report = Report::new("hostile");
     if args.json {
         report.print_only_json();
     }
+    let wanted = |section| args.only.is_none_or(|only| only == section);
+    if wanted(Section::Neighbour) {
+        time_of_neighbours(args, &runtime, &mut report)?;
+    }
+    if wanted(Section::Probe) {
+        runtime.block_on(probe::run(&mut report, args.quick))?;
+    }
+    if wanted(Section::Abandoned) {
+        runtime.block_on(abandoned::run(&mut report))?;
+    }
+    Ok(report)
+}
+
+fn time_of_neighbours(args: &Args, runtime: &tokio::runtime::Runtime, report: &mut Report) -> Result<()> {
+    let (requests, turns) = if args.quick { (20, 1) } else { (args.requests, args.turns.max(1)) };
+    let (quiet, attacked) = runtime.block_on(measure(requests.div_ceil(turns), turns))?;
     let row = |name: &str, ms: &[f64]| -> Result<(Vec<String>, f64)> {
         let p50 = median(ms.iter().copied()).context("a request was measured")?;
         let p95 = percentile(ms.to_vec(), 0.95).context("a request was measured")?;
@@ -82,7 +115,7 @@ pub fn run(args: &Args) -> Result<Report> {
         let growth = attacked_p95 / quiet_p95;
         report.check_at_most("neighbour's TTFT p95 under attack, of that of quiet times", growth, GROWTH_MAX);
     }
-    Ok(report)
+    Ok(())
 }
 
 /// Times to the first token in milliseconds, quiet and under attack.

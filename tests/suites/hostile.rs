@@ -6,6 +6,8 @@
 
 #[path = "hostile/heads.rs"]
 mod heads;
+#[path = "hostile/streams.rs"]
+mod streams;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

@@ -1,0 +1,141 @@
+//! Whether a tenant learns from times what another tenant has asked: guesses at a code in its prompts, right and wrong ones
+//! by turns.
+//!
+//! A right guess would be answered sooner if the other's prompt were found again. Times of right and wrong guesses are
+//! compared by their ranks, with chance as the null hypothesis: shuffled labels. Chance alone gives one p in twenty
+//! below 0.05, so the median of three rounds counts. The same guesses by the tenant itself show what there would be to see.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use baton_e2e::hostile::streams::{form, look, two_tenants};
+use serde_json::json;
+
+use crate::engine::samples::median;
+use crate::random::Random;
+use crate::report::Report;
+
+/// Guesses of one round, half of them right.
+const GUESSES: usize = 200;
+const ROUNDS: usize = 3;
+const SHUFFLES: usize = 10_000;
+/// What chance gives often enough.
+const P_MIN: f64 = 0.05;
+/// What chance hardly ever gives.
+const P_SEEN: f64 = 0.001;
+
+/// What one round of guesses shows.
+#[derive(Debug)]
+struct Round {
+    /// Milliseconds to the first token.
+    right: Vec<f64>,
+    wrong: Vec<f64>,
+    /// Tokens that the service said to have found.
+    cached: u64,
+    p: f64,
+}
+
+/// Measures and adds to the report.
+pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
+    let folder = tempfile::tempdir().context("make a folder")?;
+    let (cloud, [victim, stranger]) = two_tenants(folder.path(), &[]).await?;
+    let server: SocketAddr = cloud.address().parse().context("read the service's address")?;
+    let (guesses, rounds) = if quick { (20, 1) } else { (GUESSES, ROUNDS) };
+    let mut turn = 0;
+    let mut stranger_s = Vec::new();
+    for round in 0..rounds {
+        stranger_s.push(guess(server, [&victim, &stranger], guesses, &mut turn).await?);
+        eprintln!("guesses {}/{rounds}", round + 1);
+    }
+    let own = guess(server, [&victim, &victim], guesses / 2, &mut turn).await?;
+    let row = |name: &str, round: &Round| -> Result<Vec<String>> {
+        let p50 = |ms: &[f64]| median(ms.iter().copied()).context("a guess was measured");
+        let (right, wrong) = (p50(&round.right)?, p50(&round.wrong)?);
+        let all = round.right.len() + round.wrong.len();
+        Ok(vec![
+            name.to_owned(),
+            all.to_string(),
+            format!("{right:.1}"),
+            format!("{wrong:.1}"),
+            round.cached.to_string(),
+            format!("{:.4}", round.p),
+        ])
+    };
+    let mut rows = stranger_s.iter().map(|round| row("another tenant", round)).collect::<Result<Vec<_>>>()?;
+    rows.push(row("the same tenant", &own)?);
+    report.table(
+        "guesses at a prompt: time to the first token, ms (median), and what ranks say",
+        &["by", "guesses", "right", "wrong", "cached tokens told", "p"],
+        &rows,
+    );
+    let ps: Vec<f64> = stranger_s.iter().map(|round| round.p).collect();
+    let cached: u64 = stranger_s.iter().map(|round| round.cached).sum();
+    report.data("probe", json!({ "p": ps, "own_p": own.p, "cached_tokens": cached, "guesses": guesses }));
+    report.check_equal("cached tokens told to a tenant that guesses another's prompt", cached as f64, 0.0);
+    if !quick {
+        let p = median(ps).context("there were rounds")?;
+        report.check_at_least("p of right guesses' times beside wrong ones', another tenant's", p, P_MIN);
+        report.check_at_most("the same within a tenant: the probe can see", own.p, P_SEEN);
+    }
+    Ok(())
+}
+
+/// One round: for each guess, `victim` sends a form with a code, then `guesser` the same form with this or another code.
+async fn guess(
+    server: SocketAddr,
+    [victim, guesser]: [&str; 2],
+    guesses: usize,
+    turn: &mut usize,
+) -> Result<Round> {
+    let mut random = Random::new(7, 0, *turn as u64);
+    let mut round = Round { right: Vec::new(), wrong: Vec::new(), cached: 0, p: 0.0 };
+    for at in 0..guesses {
+        *turn += 1;
+        let code = random.count((10_000, 99_998));
+        look(server, victim, &form(*turn, code)).await?;
+        let right = at % 2 == 0;
+        let seen = look(server, guesser, &form(*turn, if right { code } else { code + 1 })).await?;
+        let times = if right { &mut round.right } else { &mut round.wrong };
+        times.push(seen.ttft.as_secs_f64() * 1e3);
+        round.cached += seen.cached_tokens;
+    }
+    round.p = p_sooner(&round.right, &round.wrong, &mut random);
+    Ok(round)
+}
+
+/// How often shuffled labels give ranks of `sooner` that are as low as they are: one-sided.
+fn p_sooner(sooner: &[f64], later: &[f64], random: &mut Random) -> f64 {
+    let mut all: Vec<(f64, bool)> =
+        sooner.iter().map(|&ms| (ms, true)).chain(later.iter().map(|&ms| (ms, false))).collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut labels: Vec<bool> = all.into_iter().map(|(_, first)| first).collect();
+    let ranks = |labels: &[bool]| {
+        labels.iter().enumerate().filter(|(_, first)| **first).map(|(rank, _)| rank).sum::<usize>()
+    };
+    let seen = ranks(&labels);
+    let mut as_low = 1;
+    for _ in 0..SHUFFLES {
+        for at in (1..labels.len()).rev() {
+            labels.swap(at, random.count((0, at as u32)) as usize);
+        }
+        as_low += usize::from(ranks(&labels) <= seen);
+    }
+    as_low as f64 / (SHUFFLES + 1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_tell_times_apart() {
+        let mut random = Random::new(1, 2, 3);
+        let ms = |from: f64, random: &mut Random| -> Vec<f64> {
+            (0..60).map(|_| random.uniform((from, from + 10.0))).collect()
+        };
+        let (a, b, sooner) = (ms(5.0, &mut random), ms(5.0, &mut random), ms(2.0, &mut random));
+        assert!(p_sooner(&a, &b, &mut random) > 0.05);
+        assert!(p_sooner(&sooner, &a, &mut random) < 0.001);
+        assert!(p_sooner(&a, &sooner, &mut random) > 0.99, "later is not sooner");
+    }
+}

@@ -1,0 +1,157 @@
+//! Two tenants of one service, and readers that go away: for what one can learn of the other, and what is left behind.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::process::{CloudProcess, models_folder, program};
+
+/// A guard against hangs.
+const HANG: Duration = Duration::from_secs(120);
+
+/// A service with a key for each of two tenants; its database lies in `folder`.
+///
+/// # Errors
+/// The program is not built, or does not start.
+pub async fn two_tenants(folder: &Path, options: &[&str]) -> anyhow::Result<(CloudProcess, [String; 2])> {
+    let database = format!("sqlite://{}", folder.join("tenants.db").display());
+    let admin = async |words: &[&str]| {
+        let mut command = Command::new(program("baton-cloud")?);
+        let done = command.args(words).args(["--database", &database, "--json"]).output().await;
+        let done = done.with_context(|| format!("run baton-cloud {}", words.join(" ")))?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        serde_json::from_slice::<Value>(&done.stdout).context("read what it says")
+    };
+    let mut keys = [String::new(), String::new()];
+    for (tenant, key) in ["one", "other"].into_iter().zip(&mut keys) {
+        admin(&["tenants", "set", tenant]).await?;
+        let made = admin(&["keys", "create", "--tenant", tenant, "--scopes", "all"]).await?;
+        made["key"].as_str().context("no key was made")?.clone_into(key);
+    }
+    let options: Vec<OsString> = ["--auth", "keys"].iter().chain(options).map(OsString::from).collect();
+    let cloud = CloudProcess::start_on(&models_folder().join("demo-cloud.gguf"), &database, &options).await?;
+    Ok((cloud, keys))
+}
+
+/// A form letter with a code near its beginning; `turn` makes letters differ.
+#[must_use]
+pub fn form(turn: usize, code: u32) -> Value {
+    let rest = "The harbour keeps a list of all ships. ".repeat(40);
+    let text = format!("Form {turn}. The code of the safe is {code:05}. {rest}");
+    json!({
+        "protocol": 1, "request_id": Uuid::new_v4(), "scene": "doc-qa-full", "model": "default",
+        "segments": [{ "role": "user", "text": text, "refine": false }], "assist_tokens": 1,
+    })
+}
+
+/// What a caller sees of its answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Until the first token was here.
+    pub ttft: Duration,
+    /// Prompt tokens that came from the cache, as the service says.
+    pub cached_tokens: u64,
+}
+
+/// Asks with this key and reads the answer to its end.
+///
+/// # Errors
+/// Whatever keeps the answer from being whole.
+pub async fn look(server: SocketAddr, key: &str, question: &Value) -> anyhow::Result<Seen> {
+    let begun = Instant::now();
+    let mut stream = send(server, "POST /v1/assist", Some(key), &question.to_string()).await?;
+    let begin = read_until(&mut stream, "event: first").await?;
+    let ttft = begun.elapsed();
+    let reply = begin + &rest(&mut stream).await?;
+    let told = reply.split("cached_prefix_tokens\":").nth(1).and_then(|told| told.split([',', '}']).next());
+    let cached_tokens = told.and_then(|told| told.parse().ok()).context("the end has no cached tokens")?;
+    Ok(Seen { ttft, cached_tokens })
+}
+
+/// Asks for as long an answer as anybody may ask for, to be kept for a reader that comes back, and goes away at its
+/// first token; gives its name. What it samples from is so flat that the answer hardly ever ends by itself.
+///
+/// # Errors
+/// Whatever keeps the first token from coming.
+pub async fn abandon(server: SocketAddr, seed: u64) -> anyhow::Result<Uuid> {
+    let id = Uuid::new_v4();
+    let question = json!({
+        "protocol": 1, "request_id": id, "scene": "doc-qa-full", "model": "default", "resume": true,
+        "segments": [{ "role": "user", "text": format!("Letter {seed}. Tell me all."), "refine": false }],
+        "assist_tokens": 65_536, "sampling": { "temperature": 10, "seed": seed },
+    });
+    let mut stream = send(server, "POST /v1/assist", None, &question.to_string()).await?;
+    read_until(&mut stream, "event: first").await?;
+    Ok(id)
+}
+
+/// The service's own figures.
+///
+/// # Errors
+/// There is no reply.
+pub async fn figures(server: SocketAddr) -> anyhow::Result<Value> {
+    let mut stream = send(server, "GET /v1/stats", None, "").await?;
+    let reply = rest(&mut stream).await?;
+    let body = reply.split("\r\n\r\n").nth(1).context("the reply has no body")?;
+    serde_json::from_str(body).with_context(|| format!("read `{body}`"))
+}
+
+/// Waits until the figures are so.
+///
+/// # Errors
+/// They never are.
+pub async fn figures_when(server: SocketAddr, so: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+    let begun = Instant::now();
+    loop {
+        let now = figures(server).await?;
+        if so(&now) {
+            return Ok(now);
+        }
+        if begun.elapsed() > HANG {
+            bail!("the figures stay {now}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn send(server: SocketAddr, route: &str, key: Option<&str>, body: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = TcpStream::connect(server).await.context("connect")?;
+    let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
+    let head = format!(
+        "{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{key}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.context("send the request")?;
+    Ok(stream)
+}
+
+/// Reads until `text` has come; gives what was read.
+async fn read_until(stream: &mut TcpStream, text: &str) -> anyhow::Result<String> {
+    let mut read = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&read).contains(text) {
+            if stream.read_buf(&mut read).await.context("read the reply")? == 0 {
+                bail!("the reply ends without `{text}`: {}", String::from_utf8_lossy(&read));
+            }
+        }
+        Ok(())
+    };
+    tokio::time::timeout(HANG, reading).await.context("the reply does not go on")??;
+    Ok(String::from_utf8_lossy(&read).into_owned())
+}
+
+async fn rest(stream: &mut TcpStream) -> anyhow::Result<String> {
+    let mut read = Vec::new();
+    let reading = stream.read_to_end(&mut read);
+    tokio::time::timeout(HANG, reading).await.context("the reply does not end")?.context("read the reply")?;
+    Ok(String::from_utf8_lossy(&read).into_owned())
+}
