@@ -57,6 +57,8 @@ pub struct Question {
     pub refine: RefineOptions,
     /// The user's wish for L.
     pub assist_tokens: Option<u32>,
+    /// A prompt that this device cannot hold is shortened by BM25, with a note, rather than refused.
+    pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
     /// How restored values are written.
@@ -289,7 +291,7 @@ impl Agent {
                 adapter,
                 sampling: sampling_params(&question.sampling),
                 tokens_max: question.tokens_max.max(1),
-                shorten: true,
+                shorten: question.shorten,
             };
             let rules = TextRules { tokenizer, restorer: Restorer::new(table, question.escape), stop };
             let core = RelayCore::new(config, spec, rules);

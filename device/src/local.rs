@@ -60,6 +60,38 @@ pub struct PassOutcome {
     pub cancelled: bool,
 }
 
+/// Why a command was not followed.
+enum Refusal {
+    TooLong { tokens: usize, limit: usize },
+    Failed(String),
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self::Failed(reason)
+    }
+}
+
+impl Refusal {
+    fn report(self, prompt: PromptId) -> EngineReport {
+        match self {
+            Self::TooLong { tokens, limit } => EngineReport::TooLong { prompt, tokens, limit },
+            Self::Failed(reason) => EngineReport::Failed { prompt, reason },
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TooLong { tokens, limit } => {
+                write!(f, "prompt has {tokens} tokens, this device holds {limit}")
+            }
+            Self::Failed(reason) => f.write_str(reason),
+        }
+    }
+}
+
 enum Stage {
     Prefill,
     Ready,
@@ -166,13 +198,15 @@ impl LocalEngine {
                 }
                 Ok(())
             }
-            EngineCommand::Decode { keep, index, .. } => self.decode(prompt, keep, index, &mut reports),
+            EngineCommand::Decode { keep, index, .. } => {
+                self.decode(prompt, keep, index, &mut reports).map_err(Refusal::from)
+            }
             EngineCommand::Stop => Ok(()),
         };
-        if let Err(reason) = done {
+        if let Err(refusal) = done {
             self.job = None;
-            self.failure = Some(reason.clone());
-            reports.push(EngineReport::Failed { prompt, reason });
+            self.failure = Some(refusal.to_string());
+            reports.push(refusal.report(prompt));
         }
         reports
     }
@@ -245,7 +279,7 @@ impl LocalEngine {
         spec: AnswerSpec,
         scope: Scope,
         reports: &mut Vec<EngineReport>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         self.failure = None;
         self.engine.between_answers();
@@ -270,7 +304,7 @@ impl LocalEngine {
             Scope::Prefix => {
                 let mut ids = whole.ids;
                 ids.truncate(prefix);
-                self.begin(ids, None, reports)
+                Ok(self.begin(ids, None, reports)?)
             }
             Scope::Whole => self.begin_whole(&segments, whole, reports),
         }
@@ -291,10 +325,10 @@ impl LocalEngine {
         prompt: PromptId,
         segments: &[Segment],
         reports: &mut Vec<EngineReport>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let assembled = self.assemble(segments)?;
         let Some(job) = self.job.as_mut() else {
-            return Err(self.failure.take().unwrap_or_else(|| "no answer is open".into()));
+            return Err(self.failure.take().unwrap_or_else(|| "no answer is open".into()).into());
         };
         job.prompt = prompt;
         job.prefix_only = false;
@@ -319,19 +353,20 @@ impl LocalEngine {
         segments: &[Segment],
         assembled: Prompt,
         reports: &mut Vec<EngineReport>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let job = self.job.as_ref().expect("callers set the job");
         let reserve = job.spec.tokens_max.min(self.capacity / ANSWER_SHARE).max(1);
         let limit = self.capacity.saturating_sub(reserve);
         let tokens = assembled.ids.len();
         if tokens <= limit {
-            return self.begin(assembled.ids, None, reports);
+            return Ok(self.begin(assembled.ids, None, reports)?);
         }
-        if !job.spec.shorten {
-            return Err(format!("prompt has {tokens} tokens, this device holds {limit}"));
-        }
-        let ids = self.shorten(segments, &assembled, limit)?;
-        self.begin(ids, Some((tokens, limit)), reports)
+        let shorter = match job.spec.shorten {
+            true => self.shorten(segments, &assembled, limit)?,
+            false => None,
+        };
+        let ids = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
+        Ok(self.begin(ids, Some((tokens, limit)), reports)?)
     }
 
     /// Points the sequence at `ids`, keeping what it shares with them.

@@ -26,6 +26,7 @@ mod tests;
 pub use answer::TextRules;
 pub(crate) use cloud::fault_of;
 pub use event::{RelayEffect, RelayEvent, Source};
+pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
 pub use outcome::{CloudTiming, Ending, Outcome, Shown, Timeline};
 
@@ -248,6 +249,13 @@ impl RelayCore {
     }
 
     fn fail(&mut self, error: AnswerError, fx: &mut Vec<RelayEffect>) {
+        let error = match (error, self.device.too_long) {
+            (AnswerError::Device { .. }, Some((tokens, limit))) => AnswerError::TooLong { tokens, limit },
+            (AnswerError::DeviceAndCloud { fault, .. }, Some((tokens, limit))) if fault.is_too_long() => {
+                AnswerError::TooLong { tokens, limit }
+            }
+            (error, _) => error,
+        };
         self.complete(Ending::Failed(error), "", fx);
     }
 

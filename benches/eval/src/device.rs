@@ -208,6 +208,10 @@ impl<'a> Conversation<'a> {
                     self.answer.ended = why == EngineEnd::EndToken;
                     self.over = true;
                 }
+                EngineReport::TooLong { tokens, limit, .. } => {
+                    let reason = format!("prompt has {tokens} tokens, this device holds {limit}");
+                    return Err(RunError::Device(reason));
+                }
                 EngineReport::Failed { reason, .. } => return Err(RunError::Device(reason)),
                 EngineReport::Opened { .. } | EngineReport::Progress { .. } | EngineReport::Ready { .. } => {}
             }

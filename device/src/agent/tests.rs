@@ -95,6 +95,7 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
         tokens_max: 12,
         refine: RefineOptions::default(),
         assist_tokens: None,
+        shorten: true,
         corrector: None,
         escape: Escape::Plain,
     }

@@ -3,7 +3,7 @@
 use super::ApiState;
 use super::error::ApiError;
 use super::request::{self, ChatRequest};
-use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
+use crate::agent::{AnswerEvent, AnswerReport, Question};
 use crate::privacy::Escape;
 use crate::segments::mark;
 use axum::Json;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use uuid::Uuid;
 
 /// Answer events, and stream chunks, that may wait for the reader.
@@ -62,7 +62,7 @@ pub(super) async fn complete(
     let question = question(&state, &request);
     let head = Head::new(state.model_name.clone());
     if request.stream {
-        return Ok(stream(state, question, head, request.include_usage, place));
+        return stream(state, question, head, request.include_usage, place).await;
     }
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };
@@ -81,6 +81,7 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
         tokens_max: request.tokens_max,
         refine: RefineOptions::default(),
         assist_tokens: None,
+        shorten: request.shorten,
         corrector: None,
         escape: if request.json { Escape::JsonString } else { Escape::Plain },
     }
@@ -111,11 +112,18 @@ pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> 
     })
 }
 
+/// What the answer does differently from what was asked for: a prompt that was shortened, a cloud that did not answer.
+fn tell(body: &mut Value, report: &AnswerReport) {
+    if !report.notes.is_empty() {
+        body["baton"] = json!({ "notes": report.notes });
+    }
+}
+
 fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
     if let Some(err) = failure(report, &report.answer) {
         return Err(err);
     }
-    let body = json!({
+    let mut body = json!({
         "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
         "choices": [{
             "index": 0,
@@ -124,23 +132,31 @@ fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
         }],
         "usage": usage(report),
     });
+    tell(&mut body, report);
     Ok(Json(body).into_response())
 }
 
-/// Streams chunks. The answer runs in its own task, which ends when the reader goes: its channel closes.
-fn stream(
+/// Streams chunks. The answer runs in its own task, which ends when the reader goes: its channel closes. What fails before
+/// its first text is refused with a status, unless it takes long to fail.
+async fn stream(
     state: Arc<ApiState>,
     question: Question,
     head: Head,
     include_usage: bool,
     place: OwnedSemaphorePermit,
-) -> Response {
+) -> Result<Response, ApiError> {
     let (chunks, receiver) = mpsc::channel::<Event>(EVENTS_MAX);
+    let (begun, refused) = oneshot::channel();
     tokio::spawn(async move {
         let _place = place;
-        run(&state, question, &head, include_usage, &chunks).await;
+        run(&state, question, &head, include_usage, &chunks, begun).await;
     });
-    Sse::new(events(receiver)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("ping")).into_response()
+    if let Ok(Ok(err)) = tokio::time::timeout(KEEP_ALIVE, refused).await {
+        return Err(err);
+    }
+    Ok(Sse::new(events(receiver))
+        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("ping"))
+        .into_response())
 }
 
 fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -163,9 +179,11 @@ async fn run(
     head: &Head,
     include_usage: bool,
     chunks: &mpsc::Sender<Event>,
+    begun: oneshot::Sender<ApiError>,
 ) {
     let (sender, mut answer_events) = mpsc::channel(EVENTS_MAX);
     let answer = state.agent.answer(question, sender);
+    let mut begun = Some(begun);
     // Owns the events: its end closes them, which tells the agent to cancel when the reader went before the end.
     let forward = async move {
         send(chunks, &head.chunk(json!({ "role": "assistant", "content": "" }), None)).await?;
@@ -175,8 +193,10 @@ async fn run(
                 () = chunks.closed() => return Err(Gone),
             };
             match event {
-                None => return Ok(()),
+                None => return Ok(begun),
                 Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
+                    // From here on it is a stream, whatever comes.
+                    begun = None;
                     send(chunks, &head.chunk(json!({ "content": text }), None)).await?;
                 }
                 Some(_) => {}
@@ -184,32 +204,42 @@ async fn run(
         }
     };
     let (report, forwarded) = tokio::join!(answer, forward);
-    if forwarded.is_ok() {
-        // A reader that goes now misses only the end of a finished answer.
-        let _gone = finish(head, include_usage, chunks, report).await;
-    }
+    let Ok(begun) = forwarded else { return };
+    let report = report.map_err(ApiError::from).and_then(|report| match failure(&report, "") {
+        Some(err) => Err(err),
+        None => Ok(report),
+    });
+    let report = match (report, begun) {
+        (Err(err), Some(begun)) => match begun.send(err) {
+            Ok(()) => return,
+            // It took too long to fail: a stream has begun.
+            Err(err) => Err(err),
+        },
+        (report, _) => report,
+    };
+    // A reader that goes now misses only the end of a finished answer.
+    let _gone = finish(head, include_usage, chunks, report).await;
 }
 
 async fn finish(
     head: &Head,
     include_usage: bool,
     chunks: &mpsc::Sender<Event>,
-    report: Result<AnswerReport, AgentError>,
+    report: Result<AnswerReport, ApiError>,
 ) -> Result<(), Gone> {
-    match report.map_err(ApiError::from) {
+    match report {
         Err(err) => send(chunks, &err.body()).await?,
-        Ok(report) => match failure(&report, "") {
-            Some(err) => send(chunks, &err.body()).await?,
-            None => {
-                send(chunks, &head.chunk(json!({}), Some(finish_reason(&report)))).await?;
-                if include_usage {
-                    let mut last = head.chunk(json!({}), None);
-                    last["choices"] = json!([]);
-                    last["usage"] = usage(&report);
-                    send(chunks, &last).await?;
-                }
+        Ok(report) => {
+            let mut end = head.chunk(json!({}), Some(finish_reason(&report)));
+            tell(&mut end, &report);
+            send(chunks, &end).await?;
+            if include_usage {
+                let mut last = head.chunk(json!({}), None);
+                last["choices"] = json!([]);
+                last["usage"] = usage(&report);
+                send(chunks, &last).await?;
             }
-        },
+        }
     }
     chunks.send(Event::default().data("[DONE]")).await.map_err(|_| Gone)
 }

@@ -1,6 +1,7 @@
 //! Errors in OpenAI's shape; the only place of the device that knows HTTP statuses.
 
 use crate::agent::AgentError;
+use crate::relay::TOO_LONG;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -33,6 +34,7 @@ impl ApiError {
             Self::BadRequest { .. } | Self::Agent(AgentError::Request(_) | AgentError::Stop(_)) => {
                 StatusCode::BAD_REQUEST
             }
+            Self::Answer { code, .. } if *code == TOO_LONG => StatusCode::BAD_REQUEST,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -52,6 +54,7 @@ impl ApiError {
             Self::Forbidden(_) => ("permission_error", "forbidden"),
             Self::Unauthorized => ("authentication_error", "unauthorized"),
             Self::Busy { .. } => ("rate_limit_error", "overloaded"),
+            Self::Answer { code, .. } if *code == TOO_LONG => ("invalid_request_error", TOO_LONG),
             Self::Answer { code, .. } => ("server_error", *code),
             Self::Agent(_) => ("server_error", "internal"),
         };
@@ -61,6 +64,7 @@ impl ApiError {
         };
         let param = match self {
             Self::BadRequest { param, .. } => *param,
+            Self::Answer { code, .. } if *code == TOO_LONG => Some("messages"),
             _ => None,
         };
         let mut body = json!({ "error": { "message": message, "type": kind, "param": param, "code": code } });

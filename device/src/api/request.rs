@@ -47,6 +47,8 @@ struct Wire {
     n: Option<u32>,
     #[serde(default)]
     response_format: Option<ResponseFormat>,
+    #[serde(default)]
+    truncation: Option<String>,
     #[serde(flatten)]
     other: serde_json::Map<String, Value>,
 }
@@ -100,6 +102,8 @@ pub(super) struct ChatRequest {
     pub(super) include_usage: bool,
     pub(super) tokens_max: usize,
     pub(super) sampling: Sampling,
+    /// A prompt that does not fit is shortened.
+    pub(super) shorten: bool,
     /// The answer is JSON, so that restored values are escaped.
     pub(super) json: bool,
 }
@@ -130,6 +134,11 @@ pub(super) fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
             return Err(ApiError::bad("response_format", "only `text` and `json_object` are supported"));
         }
     };
+    let shorten = match wire.truncation.as_deref() {
+        None | Some("disabled") => false,
+        Some("auto") => true,
+        Some(_) => return Err(ApiError::bad("truncation", "`truncation` must be `auto` or `disabled`")),
+    };
     Ok(ChatRequest {
         messages: messages(wire.messages)?,
         model: wire.model,
@@ -149,6 +158,7 @@ pub(super) fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
                 Some(Stop::Many(stops)) => stops,
             },
         },
+        shorten,
         json,
     })
 }
@@ -206,6 +216,12 @@ mod tests {
         assert!(request.stream && request.include_usage && request.json);
         assert_eq!((request.tokens_max, request.sampling.seed), (7, 3));
         assert_eq!(request.sampling.stop, ["x"]);
+        for (truncation, shorten) in
+            [("", false), (r#","truncation":"disabled""#, false), (r#","truncation":"auto""#, true)]
+        {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":"q"}}]{truncation}}}"#);
+            assert_eq!(parse(body.as_bytes()).unwrap().shorten, shorten, "{truncation}");
+        }
     }
 
     #[test]
@@ -218,6 +234,7 @@ mod tests {
         refused(&with(r#""max_tokens":-1"#), "bad request body");
         refused(&with(r#""temperature":"hot""#), "bad request body");
         refused(&with(r#""response_format":{"type":"json_schema"}"#), "only");
+        refused(&with(r#""truncation":"middle""#), "`truncation` must be");
         refused(r#"{"messages":[]}"#, "0 messages");
         refused(r#"{"messages":[{"role":"user","content":""}]}"#, "empty");
         refused(r#"{"messages":[{"role":"wizard","content":"q"}]}"#, "role");

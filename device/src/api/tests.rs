@@ -127,11 +127,44 @@ async fn bad_requests_say_what_is_wrong() {
         assert!(error["error"]["message"].as_str().unwrap().contains(want), "{text}");
         assert_eq!(error["error"]["type"], "invalid_request_error");
     }
-    // Too long for the device even when shortened: an error of the answer, not a hang.
-    let long = "word ".repeat(4000);
-    let (status, text) = post(&url, &json!({ "messages": [{ "role": "system", "content": long }] })).await;
-    assert_eq!(status, 502, "{text}");
-    assert!(text.contains("device_failed"), "{text}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_refused_or_shortened_where_that_is_asked_for() {
+    let url = serve(None).await;
+    let long = "The harbour keeps a list. Item 7 is green. ".repeat(100) + "\n\nWhat colour is item 7?";
+    let mut body = json!({ "messages": [{ "role": "user", "content": long }], "max_tokens": 4 });
+    let fixed = json!({ "messages": [{ "role": "system", "content": long }], "truncation": "auto" });
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    // Refused with a status, streamed or not, and also where it cannot be shortened.
+    for body in [&body, &streamed, &fixed] {
+        let (status, text) = post(&url, body).await;
+        assert_eq!(status, 400, "{text}");
+        let error = serde_json::from_str::<Value>(&text).unwrap()["error"].take();
+        assert_eq!(
+            (&error["code"], &error["type"]),
+            (&json!("context_length_exceeded"), &json!("invalid_request_error"))
+        );
+        assert_eq!(error["param"], "messages");
+        let numbers: Vec<u64> = error["message"]
+            .as_str()
+            .unwrap()
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|digits| digits.parse().ok())
+            .collect();
+        assert!(numbers.len() == 2 && numbers[0] > 2000 && numbers[1] < 1024, "{error}");
+    }
+    body["truncation"] = json!("auto");
+    let (status, text) = post(&url, &body).await;
+    assert_eq!(status, 200, "{text}");
+    let told = |value: &Value| value["baton"]["notes"][0]["code"].clone();
+    assert_eq!(told(&serde_json::from_str(&text).unwrap()), "prompt_shortened", "{text}");
+    body["stream"] = json!(true);
+    let (status, text) = post(&url, &body).await;
+    let chunks = text.lines().filter_map(|line| line.strip_prefix("data: {"));
+    let mut chunks = chunks.map(|json| serde_json::from_str::<Value>(&format!("{{{json}")).unwrap());
+    assert!(status == 200 && chunks.any(|chunk| told(&chunk) == "prompt_shortened"), "{text}");
 }
 
 #[test]

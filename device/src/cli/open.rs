@@ -190,6 +190,7 @@ pub(super) fn question(
         tokens_max: args.max_tokens.get(),
         refine: args.refine(),
         assist_tokens: args.assist_tokens,
+        shorten: true,
         corrector: args.corrector,
         escape: Escape::Plain,
     }

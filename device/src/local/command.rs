@@ -193,6 +193,15 @@ pub enum EngineReport {
         /// Text mode: what the detokenizer still held.
         text: String,
     },
+    /// The prompt does not fit, and is not to be shortened or cannot be.
+    TooLong {
+        /// The prompt.
+        prompt: PromptId,
+        /// Its tokens.
+        tokens: usize,
+        /// The most that this device takes.
+        limit: usize,
+    },
     /// The engine cannot go on with this prompt.
     Failed {
         /// The prompt.
@@ -213,6 +222,7 @@ impl EngineReport {
             | Self::Verified { prompt, .. }
             | Self::Token { prompt, .. }
             | Self::Ended { prompt, .. }
+            | Self::TooLong { prompt, .. }
             | Self::Failed { prompt, .. } => *prompt,
         }
     }

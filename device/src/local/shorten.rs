@@ -12,16 +12,14 @@ const TRIES: usize = 4;
 const STEP: f32 = 0.85;
 
 impl LocalEngine {
-    /// Ids of the prompt with its least relevant sentences left out, at most `limit` of them.
+    /// Ids of the prompt with its least relevant sentences left out, at most `limit` of them; none if that cannot be.
     pub(super) fn shorten(
         &self,
         segments: &[Segment],
         assembled: &Prompt,
         limit: usize,
-    ) -> Result<Vec<TokenId>, String> {
+    ) -> Result<Option<Vec<TokenId>>, String> {
         let tokens = assembled.ids.len();
-        let too_long =
-            || format!("prompt has {tokens} tokens, this device holds {limit}, and it cannot be shortened");
         let content: Vec<ContentTokens<'_>> = segments
             .iter()
             .enumerate()
@@ -34,7 +32,7 @@ impl LocalEngine {
         let content_tokens: usize = content.iter().map(|c| c.spans.len()).sum();
         let fixed = tokens - content_tokens.min(tokens);
         if content_tokens == 0 || fixed >= limit {
-            return Err(too_long());
+            return Ok(None);
         }
         let map = SentenceMap::new(segments);
         let question = segments.last().map(|s| s.text.as_str()).unwrap_or_default();
@@ -51,13 +49,13 @@ impl LocalEngine {
                 ratio,
                 mode: Mode::Bm25,
             };
-            let refined = refine(input).map_err(|err| format!("{}: {}", too_long(), super::chain(&err)))?;
+            let refined = refine(input).map_err(|err| super::chain(&err))?;
             let shorter = self.assemble(&rebuild(segments, &map, &refined.kept))?;
             if shorter.ids.len() <= limit {
-                return Ok(shorter.ids);
+                return Ok(Some(shorter.ids));
             }
             ratio *= STEP;
         }
-        Err(too_long())
+        Ok(None)
     }
 }

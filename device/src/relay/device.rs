@@ -49,6 +49,8 @@ pub(super) struct DeviceSide {
     estimate: Option<TakeoverEstimate>,
     /// When prefill of the prompt began, and what the KV cache held then.
     begun: (Millis, usize),
+    /// The prompt's tokens and the most that fit, where it does not fit.
+    pub(super) too_long: Option<(usize, usize)>,
 }
 
 impl DeviceSide {
@@ -68,6 +70,7 @@ impl DeviceSide {
             slowness: 1.0,
             estimate: None,
             begun: (Millis::ZERO, 0),
+            too_long: None,
         }
     }
 
@@ -253,6 +256,11 @@ impl RelayCore {
                 self.device.state = DeviceState::Over;
                 let ending = if why == EngineEnd::EndToken { Ending::Stop } else { Ending::Length };
                 self.complete(ending, &text, fx);
+            }
+            EngineReport::TooLong { tokens, limit, .. } => {
+                self.device.too_long = Some((tokens, limit));
+                let reason = format!("its context holds {limit} tokens of a prompt, this one has {tokens}");
+                self.on_failed(reason, now, fx);
             }
             EngineReport::Failed { reason, .. } => self.on_failed(reason, now, fx),
         }

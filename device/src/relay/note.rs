@@ -1,5 +1,6 @@
 //! Notes: what went differently than planned, typed, for the person and for programs.
 
+use baton_protocol::ErrorCode;
 use serde::Serialize;
 use std::fmt;
 
@@ -83,6 +84,11 @@ pub enum CloudFault {
 }
 
 impl CloudFault {
+    /// Whether the prompt does not fit the cloud's model.
+    pub(super) fn is_too_long(&self) -> bool {
+        matches!(self, Self::Refused { code, .. } if code == ErrorCode::PromptTooLong.as_str())
+    }
+
     /// Whether this cloud would say the same again, however long it is left alone.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::SignIn { .. } | Self::Version { .. } | Self::Privacy { .. })
@@ -229,6 +235,17 @@ pub enum AnswerError {
     /// The cloud failed and there is no device model to go on with.
     #[error("{0}")]
     Cloud(CloudFault),
+    /// The prompt fits neither this device nor the cloud, if there is one.
+    #[error(
+        "the prompt has {tokens} tokens, this device takes at most {limit}: send less, give it more room (--kv-tokens), or \
+         ask its API to shorten the prompt (`truncation`: `auto`)"
+    )]
+    TooLong {
+        /// Its tokens.
+        tokens: usize,
+        /// The most that this device takes.
+        limit: usize,
+    },
     /// The device's engine failed, and no cloud may go on in its place.
     #[error(
         "this device cannot go on ({reason}) and no cloud may be asked to; what was written stays: ask again, or let a \
@@ -250,10 +267,15 @@ pub enum AnswerError {
     },
 }
 
+/// OpenAI's name for a prompt that does not fit.
+pub(crate) const TOO_LONG: &str = "context_length_exceeded";
+
 impl AnswerError {
     /// Stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
+            Self::TooLong { .. } => TOO_LONG,
+            Self::Cloud(fault) if fault.is_too_long() => TOO_LONG,
             Self::Cloud(fault) => fault.code(),
             Self::Device { .. } | Self::DeviceAndCloud { .. } => "device_failed",
         }
