@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 
 use baton_cloud::api::ApiLimits;
-use baton_cloud::http::HttpLimits;
 use baton_cloud::service::ServiceOptions;
+use baton_edge::HttpLimits;
 use serde_json::{Value, json};
 
 use crate::client::Server;
