@@ -126,10 +126,13 @@ impl Draft {
         stream.set_model(&served.name);
         stream.wakes(served.desk.clone());
         let tokenizer = served.model.tokenizer();
+        let turn_ends = served.model.turn_ends();
+        let stops = !sampling.stop.is_empty() || !turn_ends.is_empty();
+        let stop = stops.then(|| StopStrings::new(&sampling.stop)).transpose()?;
         let text = AnswerText {
             tokenizer: tokenizer.clone(),
             detokenizer: Detokenizer::new(tokenizer.clone()),
-            stop: (!sampling.stop.is_empty()).then(|| StopStrings::new(&sampling.stop)).transpose()?,
+            stop: stop.map(|stop| stop.with_turn_ends(turn_ends)),
             ends_at_cap: self.ends_at_cap,
         };
         let tail_tokens = self.window.as_ref().map_or(1, |window| self.prompt.len() - window.tokens.start);

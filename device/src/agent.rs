@@ -255,7 +255,8 @@ impl Agent {
         let tokenizer = self.tokenizer.clone();
         let has_device = self.device.is_some();
         let head = self.head(&question, mode, cost);
-        let stop = StopStrings::new(&question.sampling.stop)?;
+        let turn_ends = self.device.as_ref().map(|device| device.model.turn_ends()).unwrap_or_default();
+        let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
         let prepare = move || {

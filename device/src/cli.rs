@@ -124,7 +124,7 @@ struct CommonArgs {
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::residency::MemoryFor,
     /// Tokens of prompt and answer that the device holds
-    #[arg(long, default_value_t = 8192, value_name = "N", help_heading = heading::MODEL)]
+    #[arg(long, default_value_t = 8192, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: usize,
     /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
     #[arg(long, default_value_t = 0, value_name = "MIB", hide_short_help = true, help_heading = heading::MODEL)]
@@ -166,28 +166,28 @@ struct AnswerArgs {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// 0: greedy
-    #[arg(long, default_value_t = 0.0, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0, help_heading = heading::SAMPLING)]
     temperature: f32,
     /// Sample from this many most probable tokens only
     #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
     top_k: Option<u32>,
     /// Sample from the most probable tokens of this mass only
-    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, hide_short_help = true, help_heading = heading::SAMPLING)]
     top_p: Option<f32>,
     /// Sample only tokens of at least this share of the largest probability
-    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, hide_short_help = true, help_heading = heading::SAMPLING)]
     min_p: Option<f32>,
     /// Penalty on tokens that the answer already holds; 1: none
-    #[arg(long, default_value_t = 1.0, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0, hide_short_help = true, help_heading = heading::SAMPLING)]
     repetition_penalty: f32,
     /// Seed of the randomness
-    #[arg(long, default_value_t = 0, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0, help_heading = heading::SAMPLING)]
     seed: u64,
     /// How the cloud refines the prompt: attention, paper, bm25, random, none
     #[arg(long, value_name = "MODE", hide_short_help = true, help_heading = heading::RELAY)]
     refine_mode: Option<baton_refine::Mode>,
     /// Share of the document to keep (r)
-    #[arg(long, value_name = "R", help_heading = heading::RELAY)]
+    #[arg(long, allow_negative_numbers = true, value_name = "R", help_heading = heading::RELAY)]
     ratio: Option<f32>,
     /// Tokens that the cloud writes (L)
     #[arg(long, value_name = "L", help_heading = heading::RELAY)]
@@ -236,6 +236,15 @@ impl AnswerArgs {
             anyhow!("option --{option}: {err}")
         })
     }
+}
+
+/// More tokens than any model's context: counting them costs memory too.
+const TOKENS_MAX: usize = 1 << 24;
+
+/// A number of tokens to make room for.
+fn token_count(text: &str) -> Result<usize, String> {
+    let wrong = || format!("want 1 to {TOKENS_MAX} tokens");
+    text.parse().ok().filter(|count| (1..=TOKENS_MAX).contains(count)).ok_or_else(wrong)
 }
 
 /// The address of a service; `host:port` gets a scheme: https, but http for this machine itself.
@@ -372,6 +381,8 @@ mod tests {
             &["baton", "ask", "d", "q", "--adapter", "a.gguf"],
             &["baton", "model", "adapter", "dir", "--out", "a.gguf"],
             &["baton", "ask", "d", "q", "--max-tokens", "0"],
+            &["baton", "ask", "d", "q", "--kv-tokens", "0"],
+            &["baton", "ask", "d", "q", "--kv-tokens", "100000000000"],
             &["baton", "ask", "d", "q", "--cloud", "ftp://host"],
         ] {
             assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
@@ -397,6 +408,8 @@ mod tests {
         let longer = "x".repeat(limits::STOP_BYTES_MAX + 1);
         for (bad, want) in [
             (["--ratio", "0.009"], "option --ratio: field `ratio` is 0.009, must be 0.01 to 1"),
+            (["--ratio", "-1"], "option --ratio: field `ratio` is -1"),
+            (["--temperature", "-0.5"], "option --temperature: field `sampling.temperature` is -0.5"),
             (["--ratio", "nan"], "option --ratio: field `ratio` is NaN"),
             (["--stop", &longer], "option --stop: field `sampling.stop[0]` has length 1025"),
             (["--stop", ""], "option --stop: field `sampling.stop[0]` is empty"),

@@ -174,6 +174,15 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
     Ok(model)
 }
 
+/// Bytes in words.
+fn size(bytes: u64) -> String {
+    if bytes < 1_000_000_000 {
+        format!("{:.1} MB", bytes as f64 / 1e6)
+    } else {
+        format!("{:.2} GB", bytes as f64 / 1e9)
+    }
+}
+
 /// One line, where anything is streamed.
 fn say(weights: &StreamedWeights, found: Option<&Memory>) {
     let stats = weights.stats();
@@ -181,14 +190,13 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
     if read == 0 {
         return;
     }
-    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let bound = found.map_or_else(|| "--memory".to_owned(), |found| found.bound_by.clone());
     errln!(
-        "{:.2} GB of the model's {:.2} GB of weights stay in memory ({bound} sets the bound); the other {:.2} GB are \
+        "{} of the model's {} of weights stay in memory ({bound} sets the bound); the other {} are \
          read from the disk for every token{}",
-        gigabytes(stats.resident_bytes),
-        gigabytes(stats.weight_bytes),
-        gigabytes(read),
+        size(stats.resident_bytes),
+        size(stats.weight_bytes),
+        size(read),
         if stats.direct { "" } else { ", through the page cache, since its file system has no direct reads" },
     );
 }

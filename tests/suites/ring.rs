@@ -8,6 +8,8 @@
 mod coming;
 #[path = "ring/devices.rs"]
 mod devices;
+#[path = "ring/disk.rs"]
+mod disk;
 #[path = "ring/losses.rs"]
 mod losses;
 #[path = "ring/stops.rs"]

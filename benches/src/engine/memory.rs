@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::process::Worker;
 use super::speed::{start_ours, start_own};
+use super::worker::SHIPPED_KV;
 use super::{Args, Subject, subject};
 use crate::report::Report;
 
@@ -34,15 +35,15 @@ pub fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
 }
 
 fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
-    let mut worker = start_ours(args, subject, "f16")?;
+    let mut worker = start_ours(args, subject, SHIPPED_KV)?;
     let info = worker.ask("info")?;
-    let numbers = info["kv_numbers_per_token"].as_f64().context("the worker says no size of its cache")?;
+    let token_bytes = info["kv_bytes_per_token"].as_f64().context("the worker says no size of its cache")?;
     let seconds = worker.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
     eprintln!("{}: prefill {PROMPT_TOKENS}: {:.1} tokens/s", subject.name, PROMPT_TOKENS as f64 / seconds);
     let seconds = worker.seconds(&format!("decode {PROMPT_TOKENS} {DECODE_TOKENS}"))?;
     let rate = DECODE_TOKENS as f64 / seconds;
     let memory = worker.memory()?;
-    let kv_bytes = 2.0 * numbers * (PROMPT_TOKENS + DECODE_TOKENS) as f64;
+    let kv_bytes = token_bytes * (PROMPT_TOKENS + DECODE_TOKENS) as f64;
     let beside = (memory.unreclaimable as f64 - kv_bytes) / 1e6;
     let (mapped, repacked) = layouts(args, subject, &mut worker)?;
     let rows = [
@@ -76,7 +77,7 @@ fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<(
 
 /// Decoding straight from the mapped file and with repacked weights by turns: median tokens per second of each.
 fn layouts(args: &Args, subject: &Subject, mapped: &mut Worker) -> Result<(f64, f64)> {
-    let mut repacked = start_own(args, subject, "f16", &["--repack"])?;
+    let mut repacked = start_own(args, subject, SHIPPED_KV, &["--repack"])?;
     repacked.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
     let mut rates = [Vec::new(), Vec::new()];
     for turn in 1..=LAYOUT_TURNS {

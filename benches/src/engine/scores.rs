@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::samples::median;
 use super::speed::start_ours;
+use super::worker::SHIPPED_KV;
 use super::{Args, Subject};
 use crate::report::Report;
 
@@ -17,7 +18,7 @@ const REPEATS: usize = 3;
 
 /// Measures and adds the table and the checks.
 pub fn measure(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
-    let mut worker = start_ours(args, subject, "f16")?;
+    let mut worker = start_ours(args, subject, SHIPPED_KV)?;
     let prompt_s = worker.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
     worker.seconds(&format!("scores {PROMPT_TOKENS} none"))?; // Computes the chunks before the last one.
     let (mut all, mut chosen) = (Vec::new(), Vec::new());

@@ -12,10 +12,14 @@ use serde_json::json;
 use super::peer::{self, Peer};
 use super::process::Worker;
 use super::samples::{Samples, median};
+use super::worker::SHIPPED_KV;
 use super::{Args, OURS, Part, Subject};
 use crate::report::Report;
 
-const OURS_Q8: &str = "baton, q8 KV";
+/// Of the engine alone: the programs have no option for it.
+const OURS_Q8: &str = "baton, q8 KV (engine alone)";
+/// What llama.cpp keeps keys and values as unless told otherwise.
+const PEER_KV: &str = "f16";
 const PEERS: [&str; 2] = ["llama.cpp repack 0", "llama.cpp repack 1"];
 /// Longest sequence measured, with the tokens decoded after it.
 const CONTEXT_TOKENS: usize = 8192 + 64;
@@ -178,7 +182,7 @@ struct Programs {
 
 impl Programs {
     fn start(args: &Args, subject: &Subject, peer: &Peer, context_tokens: usize) -> Result<Self> {
-        let mut running = vec![start_ours(args, subject, "f16")?];
+        let mut running = vec![start_ours(args, subject, SHIPPED_KV)?];
         if args.wants(Part::Decode) && !args.quick {
             running.push(start_ours(args, subject, "q8")?);
         }
@@ -187,7 +191,7 @@ impl Programs {
         for (name, repack) in PEERS.into_iter().zip(["0", "1"]) {
             let mut command = Command::new(&driver);
             command.arg(&subject.path);
-            command.args([&args.threads.to_string(), repack, "f16", &context_tokens.to_string()]);
+            command.args([&args.threads.to_string(), repack, PEER_KV, &context_tokens.to_string()]);
             match Worker::start(name, &mut command) {
                 Ok(worker) => programs.running.push(worker),
                 Err(err) => programs.fail(name, &err),
@@ -290,6 +294,9 @@ fn tables(subject: &Subject, figures: &[Figure], samples: &Samples, limits: &Lim
     let header =
         ["tokens/s, median", OURS, OURS_Q8, PEERS[0], PEERS[1], "ratio to the better", "of the limit"];
     report.table(&subject.name, &header, &rows);
+    report.note(format!(
+        "keys and values as each program keeps them by itself: baton {SHIPPED_KV}, llama.cpp {PEER_KV}"
+    ));
     report.note(format!(
         "read bandwidth {:.1} GB/s, int8 peak {:.2} TOP/s, {:.0} MB of weights read for a token",
         limits.read_bytes_per_s / 1e9,

@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long)]
     threads: NonZeroUsize,
     /// How keys and values are kept
-    #[arg(long, default_value = "f16")]
+    #[arg(long, default_value = SHIPPED_KV)]
     kv: String,
     /// Longest sequence
     #[arg(long)]
@@ -74,6 +74,7 @@ struct Worker {
     engine: Engine,
     model: Arc<Model>,
     path: PathBuf,
+    kv_format: KvFormat,
     drawn: u32,
     /// The last prefill, kept so that decoding after it need not compute it again; by its length.
     kept: HashMap<usize, SeqId>,
@@ -84,14 +85,15 @@ impl Worker {
         let budget = if args.repack { u64::MAX } else { 0 };
         let model = Model::open_repacked(&args.model, budget)
             .with_context(|| format!("open {}", args.model.display()))?;
+        let kv_format = kv_format(&args.kv)?;
         let options = EngineOptions {
             threads: Some(args.threads),
             kv_tokens: 2 * args.context + 4096,
-            kv_format: kv_format(&args.kv)?,
+            kv_format,
             ..EngineOptions::default()
         };
         let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
-        Ok(Self { engine, model, path: args.model.clone(), drawn: 0, kept: HashMap::new() })
+        Ok(Self { engine, model, path: args.model.clone(), kv_format, drawn: 0, kept: HashMap::new() })
     }
 
     fn answer(&mut self, line: &str) -> Result<Value> {
@@ -267,20 +269,22 @@ impl Worker {
             }
         }
         let config = self.model.config();
-        let kv_numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head;
+        let kv_bytes = config.n_layers * config.n_kv_heads * self.kv_format.token_bytes(config.d_head);
         Ok(json!({
             "weight_bytes": weight_bytes,
             "layer_weights": layer_weights,
             "head_weights": head_weights,
-            "kv_numbers_per_token": kv_numbers,
+            "kv_bytes_per_token": kv_bytes,
         }))
     }
 }
 
+/// How the programs keep keys and values.
+pub const SHIPPED_KV: &str = "f32";
+
 fn kv_format(name: &str) -> Result<KvFormat> {
     match name {
         "f32" => Ok(KvFormat::F32),
-        "f16" => Ok(KvFormat::F16),
         "q8" => Ok(KvFormat::Q8),
         _ => bail!("no KV format is called `{name}`"),
     }
@@ -296,6 +300,11 @@ fn surprise(logits: &[f32], id: TokenId) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_measured_is_what_the_programs_do() {
+        assert_eq!(kv_format(SHIPPED_KV).unwrap(), EngineOptions::default().kv_format);
+    }
 
     #[test]
     fn surprise_is_minus_the_log_probability() {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, Model, Residency, SeqId, StepSeq, Wanted};
 use serde_json::{Value, json};
 
@@ -55,7 +54,6 @@ pub fn run(args: &Args) -> Result<()> {
     let options = EngineOptions {
         threads: Some(args.threads),
         kv_tokens: (args.warm + args.tokens).max(32),
-        kv_format: KvFormat::F16,
         ..EngineOptions::default()
     };
     let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
@@ -126,7 +124,11 @@ impl Decoder {
         let after = self.read()?;
         let memory = machine::memory(std::process::id())?;
         let config = self.engine.model().config();
-        let kv_bytes = 4 * config.n_layers * config.d_kv() * (args.warm + args.tokens).next_multiple_of(32);
+        let token_bytes = EngineOptions::default().kv_format.token_bytes(config.d_head);
+        let kv_bytes = config.n_layers
+            * config.n_kv_heads
+            * token_bytes
+            * (args.warm + args.tokens).next_multiple_of(32);
         let n = args.tokens as f64;
         let mean_ms = ms.iter().sum::<f64>() / n;
         ms.sort_by(f64::total_cmp);

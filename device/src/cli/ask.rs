@@ -4,11 +4,14 @@ use super::interrupts::{Interrupts, Stopped};
 use super::open::{open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, document, terminal};
+use crate::agent::AnswerReport;
 use anyhow::{Context, bail};
 use baton_protocol::{Role, SceneInfo, Segment};
 use baton_terminal::errln;
 use clap::Args;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub(super) struct AskArgs {
@@ -39,11 +42,28 @@ pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &
     segments
 }
 
+/// The file of a report, as it is until there is one.
+fn open_report(path: &Path) -> anyhow::Result<File> {
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.with_context(|| format!("write `{}`", path.display()))
+}
+
+fn write_report(report: &AnswerReport, mut file: File) -> std::io::Result<()> {
+    let json = serde_json::to_vec(report)?;
+    // What is no file, such as a pipe, has no length.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(&json)
+}
+
 pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     args.answer.check()?;
     if args.question.trim().is_empty() {
         bail!("the question is empty");
     }
+    // Found out before minutes are spent on an answer.
+    let report_file = args.report.as_deref().map(open_report).transpose()?;
     let path = args.doc.clone();
     let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
     let opened = open(&args.common).await?;
@@ -61,9 +81,8 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     if args.json {
         terminal::print_json(&report)?;
     }
-    if let Some(path) = &args.report {
-        let json = serde_json::to_vec(&report).context("write the report")?;
-        tokio::fs::write(path, json).await.with_context(|| format!("write `{}`", path.display()))?;
+    if let Some((path, file)) = args.report.as_deref().zip(report_file) {
+        write_report(&report, file).with_context(|| format!("write `{}`", path.display()))?;
     }
     match (&report.error, stopped) {
         (_, Some(signal)) => bail!(Stopped(signal)),

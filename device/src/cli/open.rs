@@ -39,22 +39,8 @@ pub(super) struct Opened {
 
 pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let settings = Settings::open(common.config_dir.clone());
-    let wants_cloud = common.cloud.is_some() && !common.no_cloud && common.mode != Some(ModeArg::Device);
-    if common.mode == Some(ModeArg::Cloud) && !wants_cloud {
-        bail!("mode `cloud` needs a cloud: pass --cloud URL and not --no-cloud");
-    }
-    let allowed = wants_cloud && consent(common, &settings)?;
-    if common.mode == Some(ModeArg::Cloud) && !allowed {
-        bail!("mode `cloud` needs your consent: pass --yes");
-    }
+    let cloud = cloud(common, &settings)?;
     let cloud_url = common.cloud.clone().unwrap_or_default();
-    let cloud = match (&common.cloud, allowed) {
-        (Some(url), true) => {
-            let client = CloudClient::new(url, common.cloud_key.as_deref())?;
-            Some(if common.no_resume { client.without_resume() } else { client })
-        }
-        _ => None,
-    };
     let mode = match common.mode {
         Some(ModeArg::Cloud) => RelayMode::CloudOnly,
         Some(ModeArg::Device) => RelayMode::DeviceOnly,
@@ -75,6 +61,13 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
         let share = Share { kv_tokens: options.kv_tokens, layers, reads_ahead: !head.ring_no_read_ahead };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
+        if model.template_is_missing() {
+            errln!(
+                "note: model `{}` has no chat template and is asked in the form of ChatML, which it was hardly trained \
+                 on: for answers take the file of its instruction-tuned variant (-Instruct, -Chat, -it)",
+                model.name()
+            );
+        }
         let speculator = speculation.speculator(&model, options.clone())?;
         let (mut engine, view) = if ring {
             let workload =
@@ -103,6 +96,28 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode, ring })
+}
+
+/// The cloud, if it is wanted and allowed; says so if it is wanted and not allowed.
+fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<CloudClient>> {
+    let wanted = !common.no_cloud && common.mode != Some(ModeArg::Device);
+    let Some(url) = common.cloud.as_deref().filter(|_| wanted) else {
+        match common.mode {
+            Some(ModeArg::Cloud) => bail!("mode `cloud` needs a cloud: pass --cloud URL and not --no-cloud"),
+            Some(ModeArg::Relay) => errln!("note: mode `relay` without a cloud: this device answers alone"),
+            Some(ModeArg::Device) | None => {}
+        }
+        return Ok(None);
+    };
+    if !consent(common, settings)? {
+        if common.mode == Some(ModeArg::Cloud) {
+            bail!("mode `cloud` needs your consent: pass --yes");
+        }
+        errln!("note: the cloud is not used, because that was not allowed; --yes allows it");
+        return Ok(None);
+    }
+    let client = CloudClient::new(url, common.cloud_key.as_deref())?;
+    Ok(Some(if common.no_resume { client.without_resume() } else { client }))
 }
 
 /// Asks once whether the cloud may be used.

@@ -76,6 +76,8 @@ pub struct Model {
 struct Text {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    /// The file has no template of its own.
+    template_missing: bool,
 }
 
 impl Text {
@@ -85,14 +87,17 @@ impl Text {
         if tokens != rows {
             return Err(ModelError::VocabularyLen { tokens, rows });
         }
-        let template = template(gguf, &tokenizer)?;
-        Ok(Self { tokenizer, template })
+        let (template, template_missing) = template(gguf, &tokenizer)?;
+        Ok(Self { tokenizer, template, template_missing })
     }
 }
 
 /// What files without a template of their own are given: ChatML, as llama.cpp does.
 const TEMPLATE_DEFAULT: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// What begins and ends a turn in [`TEMPLATE_DEFAULT`].
+const TURN_MARKS_DEFAULT: [&str; 2] = ["<|im_end|>", "<|im_start|>"];
 
 impl Model {
     /// Opens and checks a GGUF file, and the files after it where it is the first of a split model.
@@ -190,6 +195,28 @@ impl Model {
         &self.text().template
     }
 
+    /// Whether its file has no chat template, so that [`Self::template`] is ChatML: most such models were trained to go on
+    /// with text, and not to answer.
+    ///
+    /// # Panics
+    /// As [`Self::tokenizer`].
+    pub fn template_is_missing(&self) -> bool {
+        self.text().template_missing
+    }
+
+    /// Texts that end a turn in its template although its vocabulary has no token for them: an answer ends before one of
+    /// them. None but for models without a template of their own.
+    ///
+    /// # Panics
+    /// As [`Self::tokenizer`].
+    pub fn turn_ends(&self) -> Vec<String> {
+        let Text { tokenizer, template_missing, .. } = self.text();
+        let one_token =
+            |text: &str| matches!(tokenizer.encode_template(text)[..], [id] if tokenizer.is_control(id));
+        let marks = TURN_MARKS_DEFAULT.iter().filter(|mark| *template_missing && !one_token(mark));
+        marks.map(|mark| (*mark).to_owned()).collect()
+    }
+
     fn text(&self) -> &Text {
         self.text.as_ref().expect("only a model with its ends is given text")
     }
@@ -242,12 +269,14 @@ fn name(gguf: &Gguf) -> Result<String, GgufError> {
     })
 }
 
-fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate, ModelError> {
-    let source = gguf.metadata().opt_str("tokenizer.chat_template")?.unwrap_or(TEMPLATE_DEFAULT);
+/// The template, and whether the file has none of its own.
+fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<(ChatTemplate, bool), ModelError> {
+    let given = gguf.metadata().opt_str("tokenizer.chat_template")?;
+    let source = given.unwrap_or(TEMPLATE_DEFAULT);
     let text = |id: Option<TokenId>| {
         id.map_or_else(String::new, |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
     };
-    Ok(ChatTemplate::new(source, &text(tokenizer.bos()), &text(tokenizer.eos()))?)
+    Ok((ChatTemplate::new(source, &text(tokenizer.bos()), &text(tokenizer.eos()))?, given.is_none()))
 }
 
 #[cfg(test)]
@@ -301,5 +330,19 @@ mod tests {
         );
         assert_eq!(scaling(&[("rope.scaling.factor", ExtraValue::F32(0.0))]), RopeScaling::None);
         assert_eq!(scaling(&[]), RopeScaling::None);
+    }
+
+    #[test]
+    fn a_model_without_a_template_stops_where_its_borrowed_one_ends_a_turn() {
+        let bytes = SyntheticModel::small("llama", Format::F32, 7).to_gguf().unwrap();
+        let own = open(bytes.clone()).unwrap();
+        assert!(!own.template_is_missing() && own.turn_ends().is_empty());
+        // The same file with its template under a name that nothing reads.
+        let (name, other) = (b"tokenizer.chat_template", b"tokenizer.chat_templaTE");
+        let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
+        let bytes = [&bytes[..at], other, &bytes[at + name.len()..]].concat();
+        let base = open(bytes).unwrap();
+        assert!(base.template_is_missing());
+        assert_eq!(base.turn_ends(), ["<|im_end|>", "<|im_start|>"]);
     }
 }

@@ -66,6 +66,13 @@ impl StopStrings {
         Ok(StopStrings { stops: stops.to_vec(), held: String::new(), stopped: false })
     }
 
+    /// The same, and texts of a model's own beside them: what ends a turn in its template.
+    #[must_use]
+    pub fn with_turn_ends(mut self, texts: impl IntoIterator<Item = String>) -> StopStrings {
+        self.stops.extend(texts.into_iter().filter(|text| !text.is_empty()));
+        self
+    }
+
     /// Takes the next piece of the answer's text.
     pub fn push(&mut self, text: &str) -> StopPush {
         if self.stopped {

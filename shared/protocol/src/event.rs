@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::ErrorBody;
 use crate::mask_event::MaskEvent;
 use crate::range::{NumberRange, OutOfRange};
-use crate::request::limits;
+use crate::request::{json_field, json_place, limits};
 use crate::scene::Corrector;
 
 /// Most bytes of text of one token.
@@ -161,7 +161,7 @@ pub enum EventError {
         name: String,
     },
     /// Not the JSON that this event has.
-    #[error("event `{name}`: field `{field}`: {message}")]
+    #[error("event `{name}`: {}{message}", json_place(field))]
     Json {
         /// Name of the event.
         name: String,
@@ -265,7 +265,7 @@ fn read<T: DeserializeOwned>(name: &str, data: &str) -> Result<T, EventError> {
     let mut parser = serde_json::Deserializer::from_str(data);
     let error = |field: String, message: String| EventError::Json { name: name.to_owned(), field, message };
     let event = serde_path_to_error::deserialize(&mut parser)
-        .map_err(|e| error(e.path().to_string(), e.inner().to_string()))?;
+        .map_err(|e| error(json_field(&e), e.inner().to_string()))?;
     parser.end().map_err(|e| error(".".to_owned(), e.to_string()))?;
     Ok(event)
 }

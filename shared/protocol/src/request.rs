@@ -215,7 +215,7 @@ pub struct RefineOptions {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
     /// Not JSON, a missing or unknown field, or a value of the wrong type.
-    #[error("field `{field}`: {message}")]
+    #[error("{}{message}", json_place(field))]
     Json {
         /// Path of the field; `.` where the whole is to blame.
         field: String,
@@ -276,8 +276,23 @@ impl RequestError {
             Self::Protocol { .. } => ErrorCode::UnsupportedProtocol,
             _ => ErrorCode::InvalidRequest,
         };
-        ErrorBody::new(code, self.to_string()).with_param(self.field())
+        let body = ErrorBody::new(code, self.to_string());
+        if self.field() == "." { body } else { body.with_param(self.field()) }
     }
+}
+
+/// Path of the field that a parser stopped at; `.` if it names none, as it does where the text is not JSON.
+pub(crate) fn json_field<E>(err: &serde_path_to_error::Error<E>) -> String {
+    let path = err.path().to_string();
+    match path.trim_end_matches('?').trim_end_matches('.') {
+        "" => ".".to_owned(),
+        field => field.to_owned(),
+    }
+}
+
+/// How a message begins about what was read at `field`.
+pub(crate) fn json_place(field: &str) -> String {
+    if field == "." { "not the JSON that is wanted: ".to_owned() } else { format!("field `{field}`: ") }
 }
 
 impl AssistRequest {
@@ -287,9 +302,8 @@ impl AssistRequest {
     /// [`RequestError`] naming the field that is to blame.
     pub fn parse(json: &[u8]) -> Result<Self, RequestError> {
         let mut parser = serde_json::Deserializer::from_slice(json);
-        let request: Self = serde_path_to_error::deserialize(&mut parser).map_err(|e| {
-            RequestError::Json { field: e.path().to_string(), message: e.inner().to_string() }
-        })?;
+        let request: Self = serde_path_to_error::deserialize(&mut parser)
+            .map_err(|e| RequestError::Json { field: json_field(&e), message: e.inner().to_string() })?;
         parser.end().map_err(|e| RequestError::Json { field: ".".to_owned(), message: e.to_string() })?;
         request.check()?;
         Ok(request)

@@ -121,6 +121,27 @@ fn a_full_disk_is_named() {
     assert!(out.status.success() && !out.stdout.is_empty());
     let (out, said) = run(&mut place.ask(&["--report", "/dev/full", "--max-tokens", "4"]));
     assert!(said.contains("write `/dev/full`: No space left") && out.status.code() == Some(1), "{said}");
+    // A report that cannot be written is found out before an answer is.
+    let nowhere = place.path("no/folder.json").display().to_string();
+    let (out, said) = run(&mut place.ask(&["--report", &nowhere, "--max-tokens", "4"]));
+    assert!(out.stdout.is_empty() && said.contains("folder.json") && out.status.code() == Some(1), "{said}");
+}
+
+#[test]
+fn a_model_without_a_template_is_named() {
+    let place = Place::new();
+    let model = std::fs::read(models_folder().join("demo-device.gguf")).expect("the demo model");
+    let (name, other) = (b"tokenizer.chat_template", b"tokenizer.chat_templaTE");
+    let at = model.windows(name.len()).position(|window| window == name).expect("its template");
+    let base = place.path("base.gguf");
+    std::fs::write(&base, [&model[..at], other, &model[at + name.len()..]].concat()).expect("write");
+    let (base, document) = (base.display().to_string(), place.path("doc.txt").display().to_string());
+    let mut command = Command::new(program("baton").expect("the program is built"));
+    command.args(["ask", &document, "Q", "--no-cloud", "--model", &base, "--max-tokens", "32", "--instant"]);
+    let (out, said) = run(command.env("BATON_CONFIG_DIR", place.path("config")));
+    assert!(out.status.success() && said.contains("has no chat template"), "{said}");
+    let answer = String::from_utf8_lossy(&out.stdout);
+    assert!(!answer.contains("<|im_"), "{answer}");
 }
 
 #[cfg(unix)]
@@ -139,6 +160,45 @@ fn an_interrupted_answer_ends_with_the_status_of_its_signal() {
         child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
         assert!(!said.contains("error") && !said.contains("panicked"), "{said}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_killed_answer_leaves_what_was_shown_and_a_suspended_one_goes_on() {
+    let place = Place::new();
+    let (whole, said) = run(&mut place.ask(&["--max-tokens", "48"]));
+    assert!(whole.status.success(), "{said}");
+    let signal = |child: &Child, signal: &str| {
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("run kill");
+        assert!(sent.success());
+    };
+    let begin = |text: &Path| {
+        let file = std::fs::File::create(text).expect("make a file");
+        let mut command = place.ask(&["--max-tokens", "48", "--emulate-decode-ms", "20"]);
+        let child = command.stdout(file).stderr(Stdio::null()).spawn().expect("it starts");
+        let begun = Instant::now();
+        while std::fs::metadata(text).expect("the file").len() == 0 {
+            assert!(begun.elapsed() < LIMIT, "nothing is written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child
+    };
+    let text = place.path("killed.txt");
+    let mut child = begin(&text);
+    signal(&child, "-KILL");
+    child.wait().expect("it is gone");
+    let left = std::fs::read(&text).expect("read");
+    assert!(!left.is_empty() && whole.stdout.starts_with(&left), "{:?}", String::from_utf8_lossy(&left));
+
+    let text = place.path("suspended.txt");
+    let mut child = begin(&text);
+    signal(&child, "-STOP");
+    signal(&child, "-CONT");
+    assert!(ended(&mut child).success());
+    assert_eq!(std::fs::read(&text).expect("read"), whole.stdout);
+    // Nothing of either is left that would be in the way of the next answer.
+    let (again, said) = run(&mut place.ask(&["--max-tokens", "48"]));
+    assert_eq!(again.stdout, whole.stdout, "{said}");
 }
 
 #[test]
@@ -188,6 +248,9 @@ fn refusing_cloud(words: &str) -> String {
             let _read = stream.read(&mut request);
             let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n";
             let _sent = write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len());
+            // What of the request is still on its way is taken, so that the answer is not lost with a reset.
+            let _closed = stream.shutdown(std::net::Shutdown::Write);
+            let _rest = std::io::copy(&mut stream, &mut std::io::sink());
         }
     });
     address.to_string()
@@ -300,7 +363,7 @@ fn text_from_outside_does_not_steer_a_terminal() {
     // The name of a file is from outside too.
     let named = place.path("\x1b[31mred.txt").display().to_string();
     let (status, shown) = Terminal::start(&place.baton("ask", &[&named, "Q", "--no-cloud"])).end();
-    assert!(status == Some(1) && shown.contains("␛[31mred.txt") && !shown.contains("\x1b["), "{shown:?}");
+    assert!(status == Some(1) && shown.contains("␛[31mred.txt") && !shown.contains("\x1b[31"), "{shown:?}");
     // And what is wrong on a command line may be one.
     let (status, shown) = Terminal::start(&place.baton("ask", &["--\x1b[31m", "Q"])).end();
     assert!(status == Some(2) && !shown.contains("\x1b["), "{shown:?}");

@@ -64,6 +64,28 @@ fn sql_stands_in_one_module() {
     check("sqlx outside the cloud's store", &offences);
 }
 
+/// Programs that print text from outside, through `shared/terminal` alone; tests print for themselves.
+const PRINTING: &[&str] = &["device/src"];
+
+#[test]
+fn text_reaches_a_terminal_through_one_filter() {
+    let prints = ["print!(", "println!(", "io::stdout().lock()", "io::stderr().lock()", "writeln!(std::io::"];
+    let mut offences = Vec::new();
+    for (path, text) in rust_sources() {
+        let is_test = path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs");
+        if is_test || !PRINTING.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        let tests = text.find("#[cfg(test)]").unwrap_or(text.len());
+        for (line_idx, line) in text[..tests].lines().enumerate() {
+            if prints.iter().any(|print| code(line).contains(print)) {
+                offences.push(format!("{}:{}: {}", path.display(), line_idx + 1, line.trim()));
+            }
+        }
+    }
+    check("output that does not go through shared/terminal", &offences);
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let marks = ["todo", "unimplemented", "dbg"].map(|name| format!("{name}!"));

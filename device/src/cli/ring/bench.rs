@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::head::{Formed, HeadArgs, form};
 use super::print_line;
+use crate::cli::{TOKENS_MAX, token_count};
 use crate::local::Sequences;
 use crate::residency::{self, Layers, MemoryFor, Share};
 use crate::ring::planning::Planned;
@@ -33,13 +34,13 @@ pub(super) struct BenchArgs {
     #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
     model: PathBuf,
     /// Tokens of the prompt
-    #[arg(long, default_value_t = 128, value_name = "N")]
+    #[arg(long, default_value_t = 128, value_name = "N", value_parser = token_count)]
     prompt: usize,
     /// Tokens to write
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = token_count)]
     tokens: usize,
     /// Sequences at a time
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = token_count)]
     sequences: usize,
     /// Compute threads [default: all]
     #[arg(long, value_name = "N")]
@@ -80,12 +81,14 @@ struct Answer {
 }
 
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    if args.prompt == 0 || args.tokens == 0 || args.sequences == 0 {
-        bail!("--prompt, --tokens and --sequences must be at least 1");
-    }
     let each = args.prompt + args.tokens;
     // Room for whole blocks of every sequence.
     let kv_tokens = args.sequences * (each.next_multiple_of(32) + 32);
+    if kv_tokens > TOKENS_MAX {
+        bail!(
+            "--sequences of --prompt and --tokens are {kv_tokens} tokens, at most {TOKENS_MAX} are possible"
+        );
+    }
     let layers = if args.alone { Layers::All } else { Layers::Planned };
     let share = Share { kv_tokens, layers, reads_ahead: !args.head.ring_no_read_ahead };
     let model = residency::open(&args.model, args.memory, 0, &share)

@@ -36,6 +36,19 @@ fn refuses(pointer: &str, value: Value, field: &str) {
 }
 
 #[test]
+fn text_that_is_no_json_names_no_field() {
+    for (bad, field) in [("", "."), ("{", "."), ("{bad", "."), ("[]", "."), ("nul", "."), ("{} x", ".")] {
+        let error = AssistRequest::parse(bad.as_bytes()).expect_err(bad);
+        assert_eq!(error.field(), field, "{bad}: {error}");
+        assert!(error.to_string().starts_with("not the JSON that is wanted: "), "{bad}: {error}");
+        assert_eq!(error.to_body().error.param, None, "{bad}");
+    }
+    let cut = r#"{"protocol": 1, "segments": [{"role": "user", "text": "a"#;
+    let error = AssistRequest::parse(cut.as_bytes()).expect_err("cut off");
+    assert!(!error.to_string().contains('?') && !error.field().contains('?'), "{error}");
+}
+
+#[test]
 fn the_example_of_the_protocol_reads_and_writes_back() {
     let parsed = parse(&request()).unwrap();
     assert_eq!(parsed.segments[1], Segment::refinable(Role::User, "…the document…"));
@@ -131,7 +144,7 @@ fn texts_have_their_form_and_length() {
     refuses("/segments/0/role", json!("boss"), "segments[0].role");
     refuses("/segments", json!([{"role": "user", "text": ""}]), "segments");
     refuses("/sampling/stop", json!([""]), "sampling.stop[0]");
-    refuses("/sampling/stop", json!(["x".repeat(257)]), "sampling.stop[0]");
+    refuses("/sampling/stop", json!(["x".repeat(1_025)]), "sampling.stop[0]");
     refuses("/sampling/stop", json!(vec!["x"; 17]), "sampling.stop");
     let many = vec![json!({"role": "user", "text": "x"}); 1025];
     refuses("/segments", json!(many), "segments");
