@@ -37,9 +37,6 @@ const LONGEST: usize = 200;
 /// Options of `baton-bench cloud`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
     on: SubjectArgs,
     /// Slots, and clients of the closed loop
@@ -117,9 +114,6 @@ pub fn run(args: &Args) -> Result<Report> {
         options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
     let service = Service::start(&subject.path, &options)?;
     let mut report = Report::new("cloud");
-    if args.json {
-        report.print_only_json();
-    }
     report.note(format!("{}: {slots} slots, {} threads", subject.name, args.on.threads));
     for &prompt_tokens in &prompts {
         let mut step_n = vec![step_of_many(&mut engine, slots, prompt_tokens)?];

@@ -34,9 +34,6 @@ use peer::Peer;
 /// Options of `baton-bench engine`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    pub json: bool,
     /// Shapes as make-model knows them (in Q4_K_M), or GGUF files
     #[arg(long, value_delimiter = ',', default_value = "llama-1b,qwen-0.5b")]
     models: Vec<String>,
@@ -127,9 +124,6 @@ pub fn run(args: &Args) -> Result<Report> {
     let target = target_folder()?;
     let peer = Peer::ready(args.peer.as_deref(), &target)?;
     let mut report = Report::new("engine");
-    if args.json {
-        report.print_only_json();
-    }
     report.note(format!("{} threads, each on a CPU of its own; compared with {}", args.threads, peer::NAME));
     report.data("threads", args.threads.get());
     report.data("alternations", args.alternations());

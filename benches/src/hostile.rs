@@ -46,9 +46,6 @@ const SENTENCES: usize = 160;
 /// Options of `baton-bench hostile`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    pub json: bool,
     /// The neighbour's requests, quiet and under attack each
     #[arg(long, default_value_t = 200)]
     requests: usize,
@@ -78,9 +75,6 @@ enum Section {
 pub fn run(args: &Args) -> Result<Report> {
     let runtime = tokio::runtime::Runtime::new().context("start the clients' runtime")?;
     let mut report = Report::new("hostile");
-    if args.json {
-        report.print_only_json();
-    }
     let wanted = |section| args.only.is_none_or(|only| only == section);
     if wanted(Section::Neighbour) {
         time_of_neighbours(args, &runtime, &mut report)?;

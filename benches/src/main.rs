@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 mod cgroup;
 mod clock;
 mod cloud;
+mod demo;
 mod engine;
 mod hostile;
 mod make_model;
@@ -31,6 +32,9 @@ mod segmenter;
 #[derive(Debug, Parser)]
 #[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
 struct Cli {
+    /// Print nothing but the JSON object
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     bench: Bench,
 }
@@ -39,6 +43,8 @@ struct Cli {
 enum Bench {
     /// The cloud service's slots: time that requests hold them, and requests a second with all of them taken
     Cloud(cloud::Args),
+    /// How often the demo's answers are right, over documents that it was not written with
+    Demo(demo::Args),
     /// The engine beside llama.cpp: prefill, decoding, batches; shares of the machine's limits
     Engine(engine::Args),
     /// Answers the requests of `engine` over the engine
@@ -76,8 +82,10 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().bench {
+    let cli = Cli::parse();
+    let mut result = match cli.bench {
         Bench::Cloud(args) => cloud::run(&args),
+        Bench::Demo(args) => demo::run(&args),
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
         Bench::Hostile(args) => hostile::run(&args),
@@ -95,5 +103,30 @@ fn main() -> ExitCode {
         Bench::Ring(args) => ring::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),
     };
+    if let (true, Ok(report)) = (cli.json, &mut result) {
+        report.print_only_json();
+    }
     report::finish(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn every_bench_prints_only_its_json_object_on_request() {
+        let mut command = Cli::command();
+        command.build();
+        let takes = |bench: &clap::Command| bench.get_arguments().any(|arg| arg.get_long() == Some("json"));
+        let benches: Vec<&clap::Command> =
+            command.get_subcommands().filter(|bench| bench.get_name() != "help").collect();
+        assert!(benches.len() > 10, "the benches are subcommands");
+        let without: Vec<&str> =
+            benches.iter().filter(|bench| !takes(bench)).map(|bench| bench.get_name()).collect();
+        assert_eq!(without, Vec::<&str>::new());
+        let parsed = Cli::try_parse_from(["baton-bench", "pacing", "--json"]);
+        assert!(parsed.is_ok_and(|cli| cli.json));
+    }
 }

@@ -29,9 +29,6 @@ const PLAN_MS_MAX: f64 = 10.0;
 /// Options of `baton-bench planner`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    pub json: bool,
     /// Random clusters of up to 4 devices and 32 layers
     #[arg(long, default_value_t = 5000)]
     clusters: usize,
@@ -46,9 +43,6 @@ pub struct Args {
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("planner");
-    if args.json {
-        report.print_only_json();
-    }
     let clusters = if args.quick { 200 } else { args.clusters.max(1) };
     against_all(clusters, args.seed, args.quick, &mut report)?;
     speed(args.seed, &mut report)?;

@@ -19,9 +19,6 @@ const CASES: [(usize, f64); 2] = [(512, 0.45), (256, 1.0 / 3.0)];
 /// Options of `baton-bench prefix`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
     on: SubjectArgs,
     /// Tokens that all prompts begin with
@@ -50,9 +47,6 @@ pub fn run(args: &Args) -> Result<Report> {
     };
     let (with, without) = (start("100")?, start("0")?);
     let mut report = Report::new("prefix");
-    if args.json {
-        report.print_only_json();
-    }
     let mut letters = Letters::new(7);
     let mut rows = Vec::new();
     for (own_tokens, limit) in CASES {

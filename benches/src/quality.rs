@@ -74,9 +74,6 @@ pub(crate) struct Args {
     /// Write quality over r, for `baton-cloud scenes fit-xi`
     #[arg(long)]
     curves: Option<PathBuf>,
-    /// Print only the JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
@@ -97,9 +94,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         .flat_map(|job| job.arms.iter().filter_map(|arm| store.get(&job.case, &arm.to_string())))
         .collect();
     let mut report = Report::new("quality");
-    if args.json {
-        report.print_only_json();
-    }
     checks::masks(&mut report, &rows);
     checks::answers(&mut report, &rows);
     report.data("cases", kept.len());

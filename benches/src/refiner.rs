@@ -50,9 +50,6 @@ pub struct Args {
     /// Threads of the engine; the default is one for each core
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Print the JSON object alone
-    #[arg(long)]
-    json: bool,
 }
 
 /// The most that a mask may cost, of the prefill.
@@ -72,9 +69,6 @@ const RATIO: f32 = 0.25;
 /// Runs the bench.
 pub fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("refiner");
-    if args.json {
-        report.print_only_json();
-    }
     costs(&mut report, args)?;
     if args.model.is_file() {
         let demo = Model::open(&args.model).context("open the demo model")?;

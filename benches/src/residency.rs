@@ -34,9 +34,6 @@ const UNRECLAIMABLE_MAX: f64 = 0.06;
 /// Options of `baton-bench residency`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    json: bool,
     /// A shape as make-model knows it (in Q4_K_M), or a GGUF file
     #[arg(long, default_value = SHAPE)]
     model: String,
@@ -65,9 +62,6 @@ struct Way {
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("residency");
-    if args.json {
-        report.print_only_json();
-    }
     let target = target_folder()?;
     if let Some(reason) = lacks(args, &target) {
         report.note(format!("skipped: residency: {reason}"));

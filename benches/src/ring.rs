@@ -36,9 +36,6 @@ const ERROR_MAX: f64 = 0.35;
 /// Options of `baton-bench ring`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print nothing but the JSON object
-    #[arg(long)]
-    json: bool,
     /// Only these parts
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Part>,
@@ -169,10 +166,7 @@ pub fn run(args: &Args) -> Result<Report> {
     let target = target_folder()?;
     let scratch = target.join("ring");
     std::fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
-    let mut report = Report::new("ring");
-    if args.json {
-        report.print_only_json();
-    }
+    let report = Report::new("ring");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("start an executor")?;
     let mut bench = Bench {

@@ -24,9 +24,6 @@ pub struct Args {
     /// Print every answer that is cut
     #[arg(long)]
     show: bool,
-    /// Print the JSON object alone
-    #[arg(long)]
-    json: bool,
 }
 
 /// Languages of XQuAD and the most answers that may be cut, of 1,190: what a prototype reached.
@@ -41,9 +38,6 @@ const RUNS: usize = 9;
 /// Runs the bench.
 pub fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("segmenter");
-    if args.json {
-        report.print_only_json();
-    }
     match &args.xquad {
         Some(folder) => cuts(&mut report, folder, args.show)?,
         None => report.note("skipped: XQuAD: name its folder by --xquad or BATON_XQUAD_DIR"),

@@ -1,9 +1,9 @@
 //! `./x demo`: one question about a long document, answered three ways by the real programs, or by a ring of them.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ops::RangeInclusive, path::PathBuf, process::ExitCode};
 
 use baton_e2e::{
-    demo::{Demo, DemoOptions},
+    demo::{DOCUMENT_TOKENS, Demo, DemoOptions, odds::odds},
     process::models_folder,
     stop::{Stop, Stopped},
 };
@@ -21,6 +21,9 @@ struct Cli {
     /// Picks the generated document, the question and the sampling
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
+    /// Ask about all of these seeds, without a table: how many answers of the cloud alone and of the relay are right
+    #[arg(long, value_name = "FIRST..LAST", value_parser = seeds, conflicts_with_all = ["document", "seed"])]
+    seeds: Option<RangeInclusive<u64>>,
     /// Print one JSON object as the last line instead of the table
     #[arg(long, global = true)]
     json: bool,
@@ -40,7 +43,7 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILE")]
     device_model: Option<PathBuf>,
     /// Least length of the generated document, in tokens
-    #[arg(long, global = true, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(300..=2400))]
+    #[arg(long, global = true, value_name = "N", default_value_t = DOCUMENT_TOKENS, value_parser = clap::value_parser!(u32).range(300..=2400))]
     tokens: u32,
 }
 
@@ -51,6 +54,25 @@ enum What {
     Ring,
 }
 
+/// A range with both of its ends.
+fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let ends =
+        text.split_once("..").and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    let (first, last): (u64, u64) = ends.ok_or("must be two numbers, such as 1001..1100")?;
+    if first > last { Err("the first is above the last".to_owned()) } else { Ok(first..=last) }
+}
+
+/// Counts right answers over these seeds.
+async fn count(options: &DemoOptions, seeds: RangeInclusive<u64>) -> anyhow::Result<()> {
+    let odds = odds(options, seeds, &mut |line| eprintln!("{line}")).await?;
+    if options.json {
+        println!("{}", odds.json())
+    } else {
+        println!("{}", odds.describe())
+    }
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -58,17 +80,18 @@ async fn main() -> ExitCode {
     let options = DemoOptions {
         seed: cli.seed,
         json: cli.json,
+        quiet: false,
         real: cli.real,
         own: cli.document.zip(cli.question),
         cloud_model: cli.cloud_model.unwrap_or_else(|| models.join("demo-cloud.gguf")),
         device_model: cli.device_model.unwrap_or_else(|| models.join("demo-device.gguf")),
         document_tokens_min: cli.tokens as usize,
     };
-    let demo = Demo::new(options);
     let run = async {
-        match cli.what {
-            Some(What::Ring) => demo.run_ring().await,
-            None => demo.run().await,
+        match (cli.what, cli.seeds) {
+            (Some(What::Ring), _) => Demo::new(options).run_ring().await,
+            (None, Some(seeds)) => count(&options, seeds).await,
+            (None, None) => Demo::new(options).run().await,
         }
     };
     let result = match Stop::listen() {
