@@ -248,12 +248,16 @@ pub enum ClusterError {
     },
 }
 
+/// The range of what must not be 0, in any unit: beyond it sums of costs would be no numbers.
+const LEAST: f64 = 1e-9;
+const MOST: f64 = 1e18;
+
 fn positive(place: &str, field: &'static str, value: f64) -> Result<(), ClusterError> {
-    range(place, field, value, value > 0.0 && value.is_finite(), "a positive number")
+    range(place, field, value, (LEAST..=MOST).contains(&value), "1e-9 to 1e18")
 }
 
 fn not_negative(place: &str, field: &'static str, value: f64) -> Result<(), ClusterError> {
-    range(place, field, value, value >= 0.0 && value.is_finite(), "0 or more")
+    range(place, field, value, (0.0..=MOST).contains(&value), "0 to 1e18")
 }
 
 fn range(
@@ -285,6 +289,17 @@ impl ModelShape {
         not_negative(&self.name, "kv_bytes", self.kv_bytes)?;
         let flops = self.layer_flops.values().chain(self.output_flops.values());
         flops.into_iter().try_for_each(|flops| not_negative(&self.name, "flops", *flops))
+    }
+
+    /// Bytes that all devices together hold of it: weights without the embedding, of which a token reads one row, and the
+    /// KV cache. With a long context a model with many KV heads can be larger than one with more weights.
+    pub fn held_bytes(&self, workload: Workload) -> f64 {
+        self.layers as f64 * self.layer_bytes + self.output_bytes + self.cache_bytes(workload)
+    }
+
+    /// Bytes of the KV cache of all layers and sequences.
+    pub fn cache_bytes(&self, workload: Workload) -> f64 {
+        self.layers as f64 * self.kv_bytes * workload.context as f64 * workload.sequences as f64
     }
 
     /// Bytes of one embedding row: what looking a token up reads.

@@ -191,6 +191,10 @@ fn text(answer: &Answer) -> String {
         workload.sequences,
         if workload.sequences == 1 { "" } else { "s" },
     );
+    let cache = model.cache_bytes(*workload);
+    let (weights, cache) = ((model.held_bytes(*workload) - cache) / 1e9, cache / 1e9);
+    out.truncate(out.len() - 1);
+    out += &format!("{weights:.1} GB of weights, and {cache:.1} GB of KV cache with all of its context\n\n");
     out += &format!(
         "{:<16} {:>14} {:>9} {:>9} {:>9} {:>9} {:>10}  {}\n",
         "ms of a token", "layers (GPU)", "compute", "memory", "disk", "network", "all", "read from disk"
@@ -250,9 +254,15 @@ mod tests {
         for share in &answer.plan.shares {
             assert!(text.contains(&share.device), "{text}");
         }
-        for what in
-            ["ms a token", "Most of a token", "Rounds, ms", "Without D3", "With a second D2", "(chosen)"]
-        {
+        for what in [
+            "ms a token",
+            "41.9 GB of weights, and 0.7 GB of KV cache",
+            "Most of a token",
+            "Rounds, ms",
+            "Without D3",
+            "With a second D2",
+            "(chosen)",
+        ] {
             assert!(text.contains(what), "{what}: {text}");
         }
         let sum: f64 = answer.prediction.devices.iter().map(DeviceTime::total_s).sum();

@@ -165,3 +165,28 @@ fn where_the_disk_sets_the_time_the_rounds_are_those_that_keep_the_least_memory(
     }
     assert!(equal > 5, "{equal} numbers of rounds that keep more");
 }
+
+#[test]
+fn a_smaller_model_is_not_predicted_slower_whatever_its_attention() {
+    let cluster: Cluster = serde_json::from_str(include_str!("../../data/paper-table-3.json")).unwrap();
+    let models: Vec<ModelShape> = serde_json::from_str(include_str!("../../data/paper-models.json")).unwrap();
+    let cluster = ["D5", "D6"].iter().fold(cluster, |cluster, name| cluster.without(name));
+    let mut first = Vec::new();
+    for context in [128, 512, 1024, 2048, 4096] {
+        let workload = Workload { context, sequences: 1 };
+        let token_s = |model: &ModelShape| {
+            let plan = search(&cluster, model, workload, &SearchOptions::default()).unwrap();
+            Costs::new(&cluster, model, workload).unwrap().predict(&plan).unwrap().token_s
+        };
+        let mut predicted: Vec<(f64, f64, &str)> = models
+            .iter()
+            .map(|model| (model.held_bytes(workload), token_s(model), model.name.as_str()))
+            .collect();
+        predicted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let turned = predicted.windows(2).find(|pair| pair[0].1 > pair[1].1);
+        assert_eq!(turned, None, "{context} tokens of context");
+        first.push(predicted[predicted.len() - 1].2.to_owned());
+    }
+    // Llama 1 has a KV head for each query head: with a long context its 65 B parameters take more than Llama 3's 70 B.
+    assert_eq!(first, ["Llama 3-70B", "Llama 3-70B", "Llama 3-70B", "Llama 1-65B", "Llama 1-65B"]);
+}
