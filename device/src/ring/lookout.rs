@@ -19,9 +19,9 @@ use super::link::Key;
 pub const LOOK: Duration = Duration::from_secs(3);
 /// How long a device that was handed over waits until it is handed over again; doubled each time.
 const FIRST: Duration = Duration::from_secs(5);
-/// The longest such wait.
-const MOST: Duration = Duration::from_secs(600);
-/// Who stays in the ring for so long begins anew.
+/// The longest such wait: a person who has mended a device sees it in the ring within this time.
+const MOST: Duration = Duration::from_secs(60);
+/// Who stays in the ring for so long begins anew, and so does who was not handed over for so long.
 const CALM: Duration = Duration::from_secs(300);
 
 /// Where devices may be.
@@ -44,8 +44,8 @@ struct Seen {
     since: Option<Duration>,
 }
 
-/// Which devices are handed to the ring when: at once where one has gone, then after 5 s, 10 s, 20 s, … and at most
-/// 10 min for one that does not stay; who has been in the ring for 5 min begins anew.
+/// Which devices are handed to the ring when: at once if one has gone, then after 5 s, 10 s, 20 s, … and at most
+/// 1 min for one that does not stay. Who has been in the ring, or away, for 5 min begins anew.
 #[derive(Debug, Default)]
 pub struct Patience {
     seen: BTreeMap<Key, Seen>,
@@ -78,6 +78,9 @@ impl Patience {
                 continue;
             }
             if let Some(node) = home.find(&key) {
+                if now.saturating_sub(seen.next) >= CALM {
+                    seen.tries = 0;
+                }
                 seen.next = now + FIRST.saturating_mul(1 << seen.tries.min(16)).min(MOST);
                 seen.tries += 1;
                 found.push(node);
@@ -153,10 +156,43 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_stay_is_handed_over_ever_more_seldom() {
-        assert_eq!(moments(160, |_| false), [0, 5, 15, 35, 75, 155]);
+        assert_eq!(moments(160, |_| false), [0, 5, 15, 35, 75, 135]);
         let late = moments(20_000, |_| false);
         let gaps: Vec<u64> = late.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert_eq!(gaps[gaps.len() - 3..], [600, 600, 600], "at most so long");
+        assert_eq!(gaps[gaps.len() - 3..], [60, 60, 60], "at most so long");
+    }
+
+    #[test]
+    fn a_device_that_failed_often_and_is_mended_is_back_within_a_minute() {
+        // It fails for an hour, and answers again at any second of the next minutes.
+        for mended in 3_600..3_720 {
+            let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
+            let mut back = None;
+            for second in 0..4_000 {
+                home.0 = vec![(1, second < 3_600 || second >= mended)];
+                let found = patience.look(Duration::from_secs(second), &[], &[], &mut home);
+                if second >= mended && !found.is_empty() {
+                    back = Some(second);
+                    break;
+                }
+            }
+            let waited = back.map(|second| second - mended);
+            assert!(waited.is_some_and(|waited| waited < 60), "answers again at {mended}: {waited:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_away_begins_anew() {
+        let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
+        let mut at = Vec::new();
+        for second in 0..2_000 {
+            home.0 = vec![(1, second < 400 || second >= 1_000)];
+            if !patience.look(Duration::from_secs(second), &[], &[], &mut home).is_empty() {
+                at.push(second);
+            }
+        }
+        at.retain(|second| *second >= 1_000);
+        assert_eq!(at[..4], [1_000, 1_005, 1_015, 1_035]);
     }
 
     #[test]
