@@ -59,6 +59,9 @@ pub enum ChannelError {
     /// Something arrived that was not sent so: changed, repeated or out of order.
     #[error("a record was not sent so by the other device; the channel is cut")]
     Forged,
+    /// The other side has more callers than it listens to, and ended this call for a newer one; or this side did so.
+    #[error("too many callers at once: this call gave way to newer ones; try again in a moment")]
+    Busy,
     /// The two programs speak different versions.
     #[error("this device speaks ring protocol version {ours}, the other {theirs}: update the older one")]
     Version {
@@ -102,6 +105,8 @@ pub struct Admission<'a> {
     pub strangers: bool,
     /// The processes that have channels open here: a second process of one key is refused as a clone.
     pub present: Option<&'a Instances>,
+    /// Whether this caller was ended in favour of a newer one, so that it can be told; none if that never happens.
+    pub gave_way: Option<&'a dyn Fn() -> bool>,
 }
 
 /// An encrypted connection to one device whose key is proved.
@@ -189,14 +194,15 @@ impl Channel {
         allowed: &dyn Fn(&PublicKey) -> bool,
         timeout: Duration,
     ) -> Result<(Self, Purpose), ChannelError> {
-        let admission = Admission { allowed, strangers: false, present: None };
+        let admission = Admission { allowed, strangers: false, present: None, gave_way: None };
         Self::accept_by(stream, identity, &admission, timeout)
     }
 
     /// Takes a caller by these rules.
     ///
     /// # Errors
-    /// As of [`Channel::accept`]; [`ChannelError::Cloned`] where a second process of one key calls.
+    /// As of [`Channel::accept`]; [`ChannelError::Cloned`] where a second process of one key calls,
+    /// [`ChannelError::Busy`] if the call gave way to a newer one.
     pub fn accept_by(
         stream: TcpStream,
         identity: &Identity,

@@ -12,12 +12,12 @@ mod step;
 pub use control::{
     Configure, EchoOf, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf, Provide, Way, WayTo,
 };
-pub use step::{Activations, Operation, Span, Step};
+pub use step::{Activations, Audit, Operation, Span, Step};
 
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Most bytes that say which pieces of a model there are, a bit for each.
 pub const WHICH_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of one echo, either way.
@@ -58,8 +58,8 @@ pub enum FrameError {
         /// How many.
         bytes: usize,
     },
-    /// A text that is not UTF-8.
-    #[error("{what} is not UTF-8")]
+    /// A text that is not UTF-8, or has control characters.
+    #[error("{what} is not UTF-8 without control characters")]
     Text {
         /// The field.
         what: &'static str,
@@ -93,7 +93,7 @@ pub enum Frame {
     },
     /// Both ways on a control channel.
     Heartbeat(Heartbeat),
-    /// Worker to head: it cannot go on in this epoch.
+    /// Worker to head: it cannot go on in this epoch. Head to worker: its results are wrong.
     Failed(Failure),
     /// From place to place.
     Step(Step),

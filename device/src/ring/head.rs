@@ -7,6 +7,7 @@
 //! activations); whatever device is lost at whatever moment, a step either gives them, later, or a typed error; with
 //! nobody else in the plan, a step is [`Engine::step`] and nothing more.
 
+mod audit;
 mod configure;
 mod door;
 mod drift;
@@ -52,6 +53,29 @@ pub type Drafter = Box<dyn Fn(&[Hello]) -> Result<Plan, String> + Send>;
 /// Whether to plan anew, after what devices have shown of themselves; asked between answers only.
 pub type Reviser = Box<dyn FnMut(&[Shown]) -> bool + Send>;
 
+/// What a person calls other devices, by their keys: a device does not choose the name that it is spoken of by.
+#[derive(Clone, Default)]
+pub struct Names(Option<Arc<NameOf>>);
+
+type NameOf = dyn Fn(&Key) -> Option<String> + Send + Sync;
+
+impl Names {
+    /// By this list, which is asked whenever a device comes.
+    pub fn new(name_of: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(name_of)))
+    }
+
+    fn of(&self, key: &Key) -> Option<String> {
+        self.0.as_ref().and_then(|name_of| name_of(key))
+    }
+}
+
+impl std::fmt::Debug for Names {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Names" } else { "no names" })
+    }
+}
+
 /// How a ring is run.
 #[derive(Debug, Clone)]
 pub struct RingOptions {
@@ -79,6 +103,8 @@ pub struct RingOptions {
     pub health: Duration,
     /// What is known of the ways between devices, and becomes known as they join.
     pub edges: EdgeBook,
+    /// What devices are called; one that is not named goes by the name that it says.
+    pub names: Names,
 }
 
 impl RingOptions {
@@ -97,6 +123,7 @@ impl RingOptions {
             patience: Duration::from_secs(10),
             health: Duration::from_secs(10),
             edges: EdgeBook::default(),
+            names: Names::default(),
         }
     }
 }
@@ -144,6 +171,12 @@ pub enum RingError {
         /// Their names.
         devices: String,
         /// Why.
+        words: String,
+    },
+    /// The head's own weights are not what they were.
+    #[error("the head's own model cannot be computed with: {words}")]
+    Damaged {
+        /// What is wrong.
         words: String,
     },
     /// A plan that cannot be run.
@@ -300,6 +333,7 @@ pub struct RingHead {
     probed: Instant,
     /// What that token took.
     probe_took: Duration,
+    audits: audit::Audits,
     board: Arc<Board>,
 }
 
@@ -343,6 +377,7 @@ impl RingHead {
             step_us: [0; 2],
             probed: Instant::now(),
             probe_took: Duration::ZERO,
+            audits: audit::Audits::default(),
             board: Arc::default(),
         };
         for node in members {
@@ -493,6 +528,7 @@ impl Sequences for RingHead {
 
     fn between_answers(&mut self) {
         self.settle();
+        self.check_layers_before_answers();
         self.check_drift();
     }
 
@@ -503,6 +539,7 @@ impl Sequences for RingHead {
     fn idle(&mut self) {
         self.settle();
         self.check_health();
+        self.check_layers_while_idle();
         self.check_drift();
     }
 }

@@ -5,7 +5,8 @@
 //! has two channels with two hashes, so that what it passes on fits neither. The one that joins proves first that it
 //! knows the code; only then does the head prove it, so that guessing needs the head, one code for each guess.
 //!
-//! Always holds: a code is good for one guess and one device, and for [`CODE_LIFE`]; after [`WRONG_MAX`] wrong guesses
+//! Always holds: a code is good for one guess and one device, and for [`CODE_LIFE`]; it goes with the first guess that comes,
+//! so that who begins and does not guess keeps nobody waiting; after [`WRONG_MAX`] wrong guesses
 //! there are no more codes until the program is started again. Keys are pinned only by the caller, after both proofs.
 
 pub mod host;
@@ -152,11 +153,20 @@ pub struct Desk(Mutex<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
-    /// The code that is out, and since when.
-    code: Option<(Code, Duration)>,
-    /// Whether somebody is guessing it right now.
+    /// The code that is out.
+    code: Option<Offered>,
+    /// Whether a guess is being judged right now.
     taken: bool,
     wrong: u32,
+    /// Codes that were out.
+    offered: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Offered {
+    code: Code,
+    since: Duration,
+    number: u64,
 }
 
 impl Desk {
@@ -167,24 +177,19 @@ impl Desk {
     /// Puts a code out in place of the one before.
     ///
     /// # Errors
-    /// [`Refusal::Locked`]; [`Refusal::Busy`] while a device is pairing.
+    /// [`Refusal::Locked`]; [`Refusal::Busy`] while a guess is judged.
     pub fn offer(&self, code: Code, now: Duration) -> Result<(), Refusal> {
         let mut book = self.book();
-        if book.wrong >= WRONG_MAX {
-            return Err(Refusal::Locked);
-        }
-        if book.taken {
-            return Err(Refusal::Busy);
-        }
-        book.code = Some((code, now));
+        book.free()?;
+        book.offered += 1;
+        book.code = Some(Offered { code, since: now, number: book.offered });
         Ok(())
     }
 
-    /// Whether a new code is due: none is out, or it is too old, and nobody is pairing, and nothing is locked.
+    /// Whether a new code is due: none is out, or it is too old, and no guess is judged, and nothing is locked.
     pub fn wants_code(&self, now: Duration) -> bool {
         let book = self.book();
-        let fresh = book.code.as_ref().is_some_and(|(_, since)| now.saturating_sub(*since) < CODE_LIFE);
-        !fresh && !book.taken && book.wrong < WRONG_MAX
+        book.fresh(now).is_none() && book.free().is_ok()
     }
 
     /// Whether there were too many wrong guesses.
@@ -197,49 +202,49 @@ impl Desk {
         self.book().wrong
     }
 
-    /// Takes the code for one try.
-    fn take(&self, now: Duration) -> Result<Try<'_>, Refusal> {
+    /// The code that is out, for one of any number of callers: who only begins keeps nobody else from it.
+    fn look(&self, now: Duration) -> Result<Offered, Refusal> {
+        let book = self.book();
+        book.free()?;
+        book.fresh(now).cloned().ok_or(Refusal::NoCode)
+    }
+
+    /// Takes this code for a guess: the first one that comes, and no other.
+    fn take(&self, offered: &Offered) -> Result<Try<'_>, Refusal> {
         let mut book = self.book();
-        if book.wrong >= WRONG_MAX {
-            return Err(Refusal::Locked);
-        }
-        if book.taken {
-            return Err(Refusal::Busy);
-        }
-        let fresh = book.code.as_ref().filter(|(_, since)| now.saturating_sub(*since) < CODE_LIFE);
-        let code = fresh.map(|(code, _)| code.clone()).ok_or(Refusal::NoCode)?;
+        book.free()?;
+        book.code.take_if(|out| out.number == offered.number).ok_or(Refusal::NoCode)?;
         book.taken = true;
         drop(book);
-        Ok(Try { desk: self, code, end: End::Unused })
+        Ok(Try { desk: self, right: false })
     }
 }
 
-/// What a try came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// Nothing was guessed: the code stays.
-    Unused,
-    Wrong,
-    Right,
+impl Book {
+    fn free(&self) -> Result<(), Refusal> {
+        match (self.wrong >= WRONG_MAX, self.taken) {
+            (true, _) => Err(Refusal::Locked),
+            (_, true) => Err(Refusal::Busy),
+            _ => Ok(()),
+        }
+    }
+
+    fn fresh(&self, now: Duration) -> Option<&Offered> {
+        self.code.as_ref().filter(|out| now.saturating_sub(out.since) < CODE_LIFE)
+    }
 }
 
-/// One try at a code; whatever happens, the desk is free again when it is dropped.
+/// One guess at a code, wrong unless something else is said; whatever happens, the desk is free again when it is dropped.
 struct Try<'a> {
     desk: &'a Desk,
-    code: Code,
-    end: End,
+    right: bool,
 }
 
 impl Drop for Try<'_> {
     fn drop(&mut self) {
         let mut book = self.desk.book();
         book.taken = false;
-        if self.end != End::Unused {
-            book.code = None;
-        }
-        if self.end == End::Wrong {
-            book.wrong += 1;
-        }
+        book.wrong += u32::from(!self.right);
     }
 }
 
@@ -310,6 +315,14 @@ impl Line {
 
     fn receive(&mut self) -> Result<Vec<u8>, ChannelError> {
         self.receiver.receive(STEP)
+    }
+
+    /// Tells the other side why it is not paired.
+    fn refuse(&mut self, refusal: Refusal) -> PairingError {
+        match self.send(&[refusal.byte()]) {
+            Ok(()) => refusal.into(),
+            Err(err) => err.into(),
+        }
     }
 }
 
@@ -383,27 +396,26 @@ pub fn admit(
     if theirs.len() != POINT {
         return Err(malformed(&theirs));
     }
-    let mut attempt = match desk.take(now) {
-        Ok(attempt) => attempt,
-        Err(refusal) => {
-            line.send(&[refusal.byte()])?;
-            return Err(refusal.into());
-        }
+    let offered = match desk.look(now) {
+        Ok(offered) => offered,
+        Err(refusal) => return Err(line.refuse(refusal)),
     };
-    let (state, point) = Spake2::<Ed25519Group>::start_b(&Password::new(attempt.code.0), &a, &b);
+    let (state, point) = Spake2::<Ed25519Group>::start_b(&Password::new(offered.code.0), &a, &b);
     let key = state.finish(&theirs).map_err(|_| malformed(&theirs))?;
     line.send(&[&[1], point.as_slice()].concat())?;
     let message = line.receive()?;
-    // From here on it is a guess, whatever it looks like.
-    attempt.end = End::Wrong;
+    // It is a guess, whatever it looks like.
+    let mut attempt = match desk.take(&offered) {
+        Ok(attempt) => attempt,
+        Err(refusal) => return Err(line.refuse(refusal)),
+    };
     let right = message
         .split_first_chunk::<PROOF>()
         .filter(|(proof, _)| bool::from(proof.ct_eq(&Side::Joiner.proof(&key, &hash))));
     let Some((_, profile)) = right else {
-        line.send(&[Refusal::WrongCode.byte()])?;
-        return Err(Refusal::WrongCode.into());
+        return Err(line.refuse(Refusal::WrongCode));
     };
-    attempt.end = End::Right;
+    attempt.right = true;
     let profile = Profile::from_bytes(profile).ok_or_else(|| malformed(&message))?;
     let mut answer = vec![1];
     answer.extend_from_slice(&Side::Head.proof(&key, &hash));

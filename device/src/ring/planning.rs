@@ -108,6 +108,7 @@ impl Planning {
     /// # Errors
     /// [`PlanError`] in the planner's words.
     pub fn plan(&self, workers: &[Device]) -> Result<Plan, PlanError> {
+        let workers = &self.usable(workers);
         let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
         let cluster = {
             let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,6 +141,7 @@ impl Planning {
     /// # Errors
     /// As [`Self::plan`].
     pub fn draft(&self, workers: &[Device]) -> Result<Plan, PlanError> {
+        let workers = &self.usable(workers);
         if let Some(plan) = self.given(workers) {
             return Ok(plan.clone());
         }
@@ -150,6 +152,20 @@ impl Planning {
         };
         let Wanted { model, workload, options, .. } = &self.wanted;
         search(&self.cluster(&measured, &corrections), model, *workload, options)
+    }
+
+    /// The workers that can be planned with: one whose profile makes no sense costs nobody else the ring.
+    fn usable(&self, workers: &[Device]) -> Vec<Device> {
+        let Wanted { model, workload, .. } = &self.wanted;
+        let fits = |worker: &&Device| {
+            let pair = self.cluster(&[self.head.clone(), (*worker).clone()], &BTreeMap::new());
+            let costs = Costs::new(&pair, model, *workload);
+            if let Err(err) = &costs {
+                tracing::warn!(device = worker.name, %err, "a device is not planned with");
+            }
+            costs.is_ok()
+        };
+        workers.iter().filter(fits).cloned().collect()
     }
 
     /// The plan that a person gave, where all of its devices are there.
@@ -295,7 +311,31 @@ mod tests {
         assert_eq!(planning.plan(&[device("desk", 2e9)]).unwrap(), given);
         assert!(planning.board().planned().unwrap().explanation.is_none());
         assert_eq!(planning.plan(&[device("other", 2e9)]).unwrap().shares[0].device, "head");
-        assert!(planning.plan(&[device("head", 1e9)]).is_err(), "two devices of one name");
+        assert!(planning.plan(&[device("desk", 1e9), device("desk", 1e9)]).is_err(), "two of one name");
+    }
+
+    #[test]
+    fn a_device_whose_profile_makes_no_sense_costs_nobody_else_the_ring() {
+        type Change = fn(&mut Device);
+        let changes: [Change; 7] = [
+            |device| device.memory_bytes = f64::NAN,
+            |device| device.memory_bytes = f64::INFINITY,
+            |device| device.disk.sequential_bytes_per_s = 0.0,
+            |device| device.cpu.read_bytes_per_s = -1.0,
+            |device| device.cpu.read_bytes_per_s = 1e-300,
+            |device| device.cpu.flops.clear(),
+            |device| device.name = "head".to_owned(),
+        ];
+        let planning = planning(None);
+        let desk = device("desk", 2e9);
+        let want = planning.plan(std::slice::from_ref(&desk)).unwrap();
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut other = device("other", 2e9);
+            change(&mut other);
+            let workers = [other, desk.clone()];
+            assert_eq!(planning.draft(&workers).unwrap(), want, "change {number}");
+            assert_eq!(planning.plan(&workers).unwrap(), want, "change {number}");
+        }
     }
 
     /// What a device shows that takes so many times as long as the present plan says.

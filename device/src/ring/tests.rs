@@ -1,6 +1,7 @@
 //! Whole rings in memory: whatever the plan, and whatever breaks, the numbers and the text are those of one engine.
 
 mod answers;
+mod audits;
 mod cancelled;
 mod cloud;
 mod health;
@@ -24,7 +25,7 @@ use baton_kernels_cpu::Format;
 use baton_plan::{Plan, Share};
 
 use super::frame::{Hello, NextNode};
-use super::head::{Planner, RingHandle, RingHead, RingOptions};
+use super::head::{Names, Planner, RingHandle, RingHead, RingOptions};
 use super::link::memory::Hub;
 use super::link::{Key, Network};
 use super::lookout::{Neighbourhood, keep_looking};

@@ -4,18 +4,21 @@
 //! The head's file is a list of pieces with their hashes ([`Manifest`]); a worker keeps a sparse file of the same
 //! layout ([`Store`]), so that both read it the same way, and others can be given what is in it ([`Stock`]). Always holds: a piece counts as there only after its hash
 //! was checked and its bytes were on the disk; whatever moment the program dies at, the next start goes on from there;
-//! bytes that nobody checked are never computed with.
+//! bytes that nobody checked in this run of the program are never computed with ([`Checked`]).
 
+mod checked;
 mod manifest;
 mod stock;
 mod store;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use baton_engine::gguf::{Gguf, GgufError};
+use baton_engine::gguf::{Gguf, GgufError, TensorInfo};
 
+pub use checked::Checked;
 pub use manifest::{Digest, Manifest, PIECE_BYTES};
 pub use stock::{Stock, Which};
 pub use store::Store;
@@ -69,6 +72,14 @@ pub enum WeightsError {
         /// Its number.
         index: u32,
     },
+    /// A file that is no longer what the list says.
+    #[error("{pieces} pieces of `{}` have other bytes than when the list was made: the file is damaged", path.display())]
+    Rotten {
+        /// The file.
+        path: PathBuf,
+        /// How many of the pieces that were looked at.
+        pieces: usize,
+    },
     /// A piece that the model does not have.
     #[error("piece {index}, the model has {count}")]
     NoSuchPiece {
@@ -98,21 +109,85 @@ pub trait PieceSource {
     /// # Errors
     /// [`WeightsError::Source`], or what `take` says.
     fn pieces(&mut self, pieces: Range<u32>, take: Take<'_>) -> Result<(), WeightsError>;
+
+    /// Asked again and again while what is on the disk is checked: tells whoever waits that it goes on.
+    ///
+    /// # Errors
+    /// [`WeightsError::Superseded`], [`WeightsError::Source`]: checking ends.
+    fn go_on(&mut self) -> Result<(), WeightsError>;
 }
 
 /// Takes a piece by its number.
 pub type Take<'a> = &'a mut dyn FnMut(u32, &[u8]) -> Result<(), WeightsError>;
 
-/// Bytes of the file that have come, and that are to come in all.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+/// What is done with the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// What is there is read and hashed.
+    Checking,
+    /// What is not there comes.
+    Fetching,
+}
 
-/// A file in `folder` with everything that these layers of the model need; fetches what is not there. With all of it
-/// there, nothing is asked of `source`.
+/// Bytes of the file that are done in a stage, of so many.
+pub type Progress<'a> = &'a mut dyn FnMut(Stage, u64, u64);
+
+/// Part of a model's file.
+#[derive(Debug, Clone, Copy)]
+pub enum Part<'a> {
+    /// What names and places the tensors: to be right before the others can be found.
+    Header,
+    /// What these layers need.
+    Layers(&'a [usize]),
+    /// The tables of input and output, which only a head needs.
+    Tables,
+}
+
+impl Part<'_> {
+    fn pieces(self, path: &Path, manifest: &Manifest) -> Result<BTreeSet<u32>, WeightsError> {
+        let ranges = match self {
+            Self::Header => vec![0..manifest.header_bytes()],
+            Self::Layers(layers) => needed(&Gguf::open(path)?, layers),
+            Self::Tables => {
+                let gguf = Gguf::open(path)?;
+                gguf.tensors().filter(|tensor| HEADS_OWN.contains(&tensor.name())).map(place_of).collect()
+            }
+        };
+        Ok(ranges.into_iter().flat_map(|range| manifest.pieces_of(range)).collect())
+    }
+}
+
+/// Reads these parts of a whole file of the model, unless that was done lately: they must be as the list says. `go_on`
+/// is asked between pieces.
+///
+/// # Errors
+/// [`WeightsError::Rotten`]; [`WeightsError::File`], [`WeightsError::Gguf`], or what `go_on` says.
+pub fn check_whole(
+    (path, manifest): (&Path, &Manifest),
+    parts: &[Part<'_>],
+    checked: &Checked,
+    go_on: &mut dyn FnMut() -> Result<(), WeightsError>,
+    progress: Progress<'_>,
+) -> Result<(), WeightsError> {
+    let opened = File::open(path);
+    let file = opened.map_err(|err| WeightsError::File { what: "open", path: path.to_owned(), err })?;
+    for part in parts {
+        let pieces = part.pieces(path, manifest)?;
+        let rotten = checked.rotten(manifest, (path, &file), pieces.into_iter(), go_on, progress)?;
+        if !rotten.is_empty() {
+            return Err(WeightsError::Rotten { path: path.to_owned(), pieces: rotten.len() });
+        }
+    }
+    Ok(())
+}
+
+/// A file in `folder` with everything that these layers of the model need, as the list says; fetches what is not there
+/// or has rotted. With all of it there, nothing is asked of `source`.
 ///
 /// # Errors
 /// [`WeightsError`]; what has come stays, and is not fetched again.
 pub fn provide(
-    folder: &Path,
+    (folder, checked): (&Path, &Checked),
     model: Digest,
     layers: &[usize],
     source: &mut dyn PieceSource,
@@ -130,12 +205,11 @@ pub fn provide(
         }
     };
     let mut store = Store::open(folder, manifest)?;
-    let header = store.manifest().pieces_of(0..store.manifest().header_bytes());
-    fetch(&mut store, header.collect(), source, progress)?;
-    let needed = needed(&Gguf::open(store.path())?, layers);
-    let pieces: BTreeSet<u32> =
-        needed.into_iter().flat_map(|range| store.manifest().pieces_of(range)).collect();
-    fetch(&mut store, pieces, source, progress)?;
+    for part in [Part::Header, Part::Layers(layers)] {
+        let pieces = part.pieces(store.path(), store.manifest())?;
+        store.check(&pieces, checked, &mut || source.go_on(), progress)?;
+        fetch(&mut store, pieces, checked, source, progress)?;
+    }
     Ok(store.path().to_owned())
 }
 
@@ -149,18 +223,19 @@ fn needed(gguf: &Gguf, layers: &[usize]) -> Vec<Range<u64>> {
         None => !HEADS_OWN.contains(&name),
     };
     let tensors = gguf.tensors().filter(|tensor| wanted(tensor.name()));
-    tensors
-        .map(|tensor| {
-            let bytes = tensor.place().range();
-            bytes.start as u64..bytes.end as u64
-        })
-        .collect()
+    tensors.map(place_of).collect()
+}
+
+fn place_of(tensor: &TensorInfo) -> Range<u64> {
+    let bytes = tensor.place().range();
+    bytes.start as u64..bytes.end as u64
 }
 
 /// Fetches those of the pieces that are missing, batch by batch.
 fn fetch(
     store: &mut Store,
     pieces: BTreeSet<u32>,
+    checked: &Checked,
     source: &mut dyn PieceSource,
     progress: Progress<'_>,
 ) -> Result<(), WeightsError> {
@@ -171,11 +246,11 @@ fn fetch(
         let taken = source.pieces(run, &mut |index, data| {
             store.put(index, data, left)?;
             left -= data.len() as u64;
-            progress(total - left, total);
+            progress(Stage::Fetching, total - left, total);
             Ok(())
         });
         // What came before a failure is kept as well.
-        store.sync(left)?;
+        store.sync(left, checked)?;
         taken?;
     }
     Ok(())

@@ -24,6 +24,7 @@ use baton_plan::Device;
 
 use super::frame::{Failure, FailureCode, Frame};
 use super::link::{Key, Link, LinkError, Network, Purpose};
+use super::weights::Checked;
 use crate::residency::MemoryFor;
 use session::Session;
 
@@ -45,6 +46,8 @@ pub struct WorkerOptions {
     pub threads: Option<NonZeroUsize>,
     /// Memory for weights; what does not fit is read from the disk for every token.
     pub memory: MemoryFor,
+    /// What of its parts of models was read and found right, in this run of the program.
+    pub checked: Checked,
     /// How long opening a link or sending one frame of the control channel may take.
     pub patience: Duration,
     /// How long a head may be silent before it counts as gone.
@@ -61,6 +64,7 @@ impl WorkerOptions {
             files: Vec::new(),
             threads: None,
             memory: MemoryFor::Auto,
+            checked: Checked::default(),
             patience: Duration::from_secs(10),
             silence: Duration::from_secs(15),
         }
@@ -74,6 +78,13 @@ pub enum WorkerEvent {
     Head {
         /// Its key.
         key: Key,
+    },
+    /// Weights that are here are read and hashed before they are computed with.
+    Checking {
+        /// Bytes that were read of those that were to be.
+        done: u64,
+        /// Bytes that were to be read.
+        total: u64,
     },
     /// Weights are coming.
     Fetching {

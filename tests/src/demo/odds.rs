@@ -97,7 +97,7 @@ pub async fn odds(
         let Judged { seed, cloud, relay } = judged.context("a demo panicked")??;
         odds.cloud += usize::from(cloud);
         odds.relay += usize::from(relay);
-        if let (cloud @ false, relay) | (cloud, relay @ false) = (cloud, relay) {
+        if !(cloud && relay) {
             let word = |right| if right { "right" } else { "wrong" };
             said(&format!("seed {seed}: the cloud alone {}, the relay {}", word(cloud), word(relay)));
         }

@@ -17,8 +17,8 @@ use crate::residency::{MemoryFor, text_bytes};
 use crate::ring::discovery::{Discovery, Interfaces};
 use crate::ring::edges::EdgeBook;
 use crate::ring::frame::{Activations, Hello, NextNode};
-use crate::ring::head::{RingHandle, RingHead, RingOptions};
-use crate::ring::identity::Identity;
+use crate::ring::head::{Names, RingHandle, RingHead, RingOptions};
+use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::link::tcp::HomeNetwork;
 use crate::ring::lookout::{LOOK, PairedHome, keep_looking};
 use crate::ring::peers::{Membership, Peer, Peers, Role};
@@ -119,15 +119,23 @@ pub(in crate::cli) fn form(
         let peers = peers.clone();
         Box::new(move |key: &_| peers.knows(key))
     };
-    let mut network = HomeNetwork::open(identity.clone(), listener, paired).context("listen for the ring")?;
+    let met = peers.iter().flat_map(|peer| &peer.addresses).map(SocketAddr::ip);
+    let network = HomeNetwork::open(identity.clone(), listener, paired).context("listen for the ring")?;
+    let mut network = network.expecting(met);
     if let Some(address) = args.ring_address {
         network = network.reached_at(address);
     }
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
     let heartbeat = Duration::from_millis(args.ring_heartbeat.into());
     let reads_ahead = !args.ring_no_read_ahead;
+    let names = {
+        let folder = folder.clone();
+        let called =
+            move |key: &_| Some(Peers::load(&folder).ok()?.by_key(&PublicKey(*key))?.name.to_string());
+        Names::new(called)
+    };
     let options =
-        RingOptions { activations, reads_ahead, edges, heartbeat, ..RingOptions::new(name, engine) };
+        RingOptions { activations, reads_ahead, edges, names, heartbeat, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_drafter(Box::new(drafter))

@@ -211,6 +211,7 @@ fn connect(addresses: &[SocketAddr], identity: &Identity) -> anyhow::Result<Chan
             Err(ChannelError::Unproven) => {
                 bail!("the device at {address} admits nobody: run `baton ring init` there")
             }
+            Err(ChannelError::Busy) => bail!("the head at {address} has too many callers at once: try again"),
             Err(err @ (ChannelError::Version { .. } | ChannelError::Cloned)) => return Err(err.into()),
             Err(err) => failed.push(format!("{address}: {err}")),
         }

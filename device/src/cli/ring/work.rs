@@ -1,7 +1,7 @@
 //! A worker's side of a ring on the command line: it is there for its head, and says what it is doing.
 
 use baton_terminal::outln;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use crate::residency::MemoryFor;
 use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::link::Network;
 use crate::ring::link::tcp::HomeNetwork;
+use crate::ring::peers::Peers;
 use crate::ring::profile::general;
 use crate::ring::state::StateFolder;
 use crate::ring::worker::{Said, WorkerEvent, WorkerOptions, serve};
@@ -59,8 +60,11 @@ pub(super) fn work(
     let mut device = if args.relay { None } else { Some(device(&name, args, folder, json)?) };
     device.iter_mut().for_each(|device| args.memory.bound(device));
     let address = listener.local_addr().context("read the bound address")?;
-    let network =
-        HomeNetwork::open(identity, listener, Box::new(move |key| *key == head)).context("listen")?;
+    let peers = Peers::load(folder)?;
+    let met = peers.by_key(&head).map_or_else(Vec::new, |head| head.addresses.clone());
+    let network = HomeNetwork::open(identity, listener, Box::new(move |key| *key == head))
+        .context("listen")?
+        .expecting(met.iter().map(SocketAddr::ip));
     let network: Arc<dyn Network> = Arc::new(network);
     let options = WorkerOptions {
         device,
@@ -109,6 +113,10 @@ fn say(event: &WorkerEvent, json: bool) {
             let head = fingerprint(key);
             (json!({ "event": "head", "head": head }), format!("head {head} is here"))
         }
+        WorkerEvent::Checking { done, total } => (
+            json!({ "event": "checking", "done": done, "total": total }),
+            format!("checked: {:.1} of {:.1} MB", *done as f64 / 1e6, *total as f64 / 1e6),
+        ),
         WorkerEvent::Fetching { done, total } => (
             json!({ "event": "fetching", "done": done, "total": total }),
             format!("weights: {:.1} of {:.1} MB", *done as f64 / 1e6, *total as f64 / 1e6),

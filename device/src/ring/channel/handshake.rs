@@ -97,6 +97,9 @@ impl Pattern {
     }
 }
 
+/// In place of a pattern: the caller gave way to newer ones.
+const BUSY: u8 = 0xff;
+
 const WELCOME: u8 = 0;
 const NOT_PINNED: u8 = 1;
 const CLONED: u8 = 2;
@@ -189,6 +192,7 @@ fn ask<const N: usize>(
     match parse_preamble(&theirs) {
         None => return Err(ChannelError::Unproven),
         Some((PROTOCOL_VERSION, found)) if found == pattern as u8 => {}
+        Some((PROTOCOL_VERSION, BUSY)) => return Err(ChannelError::Busy),
         Some((PROTOCOL_VERSION, _)) => return Err(ChannelError::Unproven),
         Some((theirs, _)) => return Err(ChannelError::Version { ours: PROTOCOL_VERSION, theirs }),
     }
@@ -243,12 +247,29 @@ pub(super) fn answer(
     deadline: &Deadline,
 ) -> Result<(Established, Intent), ChannelError> {
     let mut theirs = [0; PREAMBLE];
-    read_all(stream, &mut theirs, deadline)?;
+    let gave_way = || admission.gave_way.is_some_and(|gave_way| gave_way());
+    let busy = |err| if gave_way() { ChannelError::Busy } else { err };
+    read_all(stream, &mut theirs, deadline).map_err(busy)?;
     let (version, pattern) = parse_preamble(&theirs).ok_or(ChannelError::Unproven)?;
     if version != PROTOCOL_VERSION {
-        tell_version(stream, deadline);
+        tell(stream, 0, deadline);
         return Err(ChannelError::Version { ours: PROTOCOL_VERSION, theirs: version });
     }
+    answer_by(stream, pattern, identity, admission, deadline).map_err(|err| {
+        if gave_way() {
+            tell(stream, BUSY, deadline);
+        }
+        busy(err)
+    })
+}
+
+fn answer_by(
+    stream: &TcpStream,
+    pattern: u8,
+    identity: &Identity,
+    admission: &Admission<'_>,
+    deadline: &Deadline,
+) -> Result<(Established, Intent), ChannelError> {
     if pattern == Pattern::Pinned as u8 {
         answer_pinned(stream, identity, admission, deadline)
     } else if pattern == Pattern::Strangers as u8 && admission.strangers {
@@ -258,10 +279,10 @@ pub(super) fn answer(
     }
 }
 
-/// Says which version is spoken here, and lets the caller read it: a connection that is closed while bytes of the
-/// caller are unread is reset, and what was said last may be lost.
-fn tell_version(mut stream: &TcpStream, deadline: &Deadline) {
-    let told = write_all(stream, &preamble(PROTOCOL_VERSION, 0), deadline);
+/// Says which version is spoken here, with a word in place of the pattern, and lets the caller read it: a connection
+/// that is closed while bytes of the caller are unread is reset, and what was said last may be lost.
+fn tell(mut stream: &TcpStream, word: u8, deadline: &Deadline) {
+    let told = write_all(stream, &preamble(PROTOCOL_VERSION, word), deadline);
     if told.is_err() || stream.shutdown(Shutdown::Write).is_err() {
         return;
     }

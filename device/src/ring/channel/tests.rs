@@ -37,8 +37,12 @@ fn meet<T: Send>(
         let answered = scope.spawn(move || {
             let rules = admission();
             let allowed = |key: &PublicKey| rules.known.contains(key);
-            let admission =
-                Admission { allowed: &allowed, strangers: rules.strangers, present: rules.present.as_ref() };
+            let admission = Admission {
+                allowed: &allowed,
+                strangers: rules.strangers,
+                present: rules.present.as_ref(),
+                gave_way: None,
+            };
             Channel::accept_by(listener.accept().unwrap().0, identity, &admission, rules.timeout)
         });
         let called = call(address);

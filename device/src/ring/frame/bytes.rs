@@ -106,6 +106,10 @@ impl<'a> Reader<'a> {
             return Err(FrameError::Value { what, value: bytes.len() as u64, max: max as u64 });
         }
         let text = std::str::from_utf8(bytes).map_err(|_| FrameError::Text { what })?;
+        // Names and words of other devices are shown on terminals.
+        if text.chars().any(char::is_control) {
+            return Err(FrameError::Text { what });
+        }
         Ok(text.to_owned())
     }
 

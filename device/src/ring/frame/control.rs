@@ -410,11 +410,12 @@ pub(super) fn write_failure(out: &mut Writer, failure: &Failure) {
     out.u64(failure.epoch);
     let code = CODES.iter().position(|code| *code == failure.code);
     out.u8(code.expect("every code is in the list") as u8);
-    let mut end = failure.words.len().min(WORDS_BYTES_MAX);
-    while !failure.words.is_char_boundary(end) {
+    let plain: String = failure.words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut end = plain.len().min(WORDS_BYTES_MAX);
+    while !plain.is_char_boundary(end) {
         end -= 1;
     }
-    out.bytes(&failure.words.as_bytes()[..end]);
+    out.bytes(&plain.as_bytes()[..end]);
 }
 
 pub(super) fn read_failure(from: &mut Reader<'_>) -> Result<Failure, FrameError> {

@@ -9,8 +9,8 @@ use baton_engine::{SlidingWindow, Wanted};
 use baton_plan::{Device, Disk, Gpu, GpuKind, Os, Processor, Window};
 
 use super::{
-    Activations, Configure, EchoOf, Failure, FailureCode, Frame, Heartbeat, Hello, NextNode, Operation,
-    PieceOf, Provide, Span, Step, Way, WayTo,
+    Activations, Audit, Configure, EchoOf, Failure, FailureCode, Frame, Heartbeat, Hello, NextNode,
+    Operation, PieceOf, Provide, Span, Step, Way, WayTo,
 };
 
 fn device(gpu: bool) -> Device {
@@ -123,6 +123,7 @@ fn step(activations: Activations) -> Step {
         step: 11,
         round: 1,
         layers_done: 4,
+        audit: (activations == Activations::F16).then_some(Audit { place: 2, begin: 4, end: 5 }),
         rows: 2..4,
         operations: vec![
             Operation::Create { seq: 1 },

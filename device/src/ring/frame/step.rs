@@ -92,6 +92,17 @@ pub enum Operation {
     },
 }
 
+/// An audit: one device computes these layers of these hidden states, all others pass the frame on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Audit {
+    /// Its place.
+    pub place: u16,
+    /// First layer.
+    pub begin: u16,
+    /// One past the last.
+    pub end: u16,
+}
+
 /// A chunk of a step on its way round the ring.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
@@ -103,6 +114,8 @@ pub struct Step {
     pub round: u16,
     /// Layers that the hidden states have passed.
     pub layers_done: u16,
+    /// Whom the frame audits; none if it is a step that everybody computes.
+    pub audit: Option<Audit>,
     /// Rows of the step that the chunk holds.
     pub rows: Range<usize>,
     /// What happened before, in order.
@@ -137,6 +150,10 @@ pub(super) fn write(out: &mut Writer, step: &Step) {
     out.u64(step.step);
     out.u16(step.round);
     out.u16(step.layers_done);
+    out.u8(u8::from(step.audit.is_some()));
+    if let Some(Audit { place, begin, end }) = step.audit {
+        [place, begin, end].into_iter().for_each(|number| out.u16(number));
+    }
     out.count(step.rows.start);
     out.count(step.rows.end);
     out.count(step.operations.len());
@@ -148,16 +165,41 @@ pub(super) fn write(out: &mut Writer, step: &Step) {
         Activations::F32 => {
             step.hidden.values.iter().for_each(|value| out.0.extend_from_slice(&value.to_le_bytes()));
         }
-        Activations::F16 => step.hidden.values.iter().for_each(|value| {
-            let max = f16::MAX.to_f32();
-            out.0.extend_from_slice(&f16::from_f32(value.clamp(-max, max)).to_le_bytes());
-        }),
+        Activations::F16 => {
+            step.hidden
+                .values
+                .iter()
+                .for_each(|value| out.0.extend_from_slice(&halved(*value).to_le_bytes()));
+        }
+    }
+}
+
+fn halved(value: f32) -> f16 {
+    let max = f16::MAX.to_f32();
+    f16::from_f32(value.clamp(-max, max))
+}
+
+impl Activations {
+    /// What arrives of hidden states that travel so.
+    pub fn carried(self, mut hidden: Hidden) -> Hidden {
+        if self == Self::F16 {
+            hidden.values.iter_mut().for_each(|value| *value = halved(*value).to_f32());
+        }
+        hidden
     }
 }
 
 pub(super) fn read(from: &mut Reader<'_>) -> Result<Step, FrameError> {
     let (epoch, step) = (from.u64("epoch")?, from.u64("step")?);
     let (round, layers_done) = (from.u16("round")?, from.u16("layers done")?);
+    let audit = match from.flag("audit")? {
+        true => Some(Audit {
+            place: from.u16("audited place")?,
+            begin: from.u16("first audited layer")?,
+            end: from.u16("end of the audited layers")?,
+        }),
+        false => None,
+    };
     let rows = from.u32("first row")? as usize..from.u32("end of the rows")? as usize;
     if rows.start > rows.end {
         return Err(FrameError::Mismatch { what: "first row and end of the rows" });
@@ -178,7 +220,7 @@ pub(super) fn read(from: &mut Reader<'_>) -> Result<Step, FrameError> {
         }
     };
     let hidden = Hidden { rows: n, width, values };
-    Ok(Step { epoch, step, round, layers_done, rows, operations, activations, hidden })
+    Ok(Step { epoch, step, round, layers_done, audit, rows, operations, activations, hidden })
 }
 
 fn write_operation(out: &mut Writer, operation: &Operation) {

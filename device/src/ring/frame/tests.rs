@@ -47,6 +47,11 @@ fn step() -> impl Strategy<Value = Step> {
             step,
             round,
             layers_done,
+            audit: layers_done.is_multiple_of(2).then_some(Audit {
+                place: round,
+                begin: 0,
+                end: layers_done,
+            }),
             rows,
             operations,
             activations: Activations::F32,
@@ -94,6 +99,10 @@ fn refusals_name_the_field_and_the_limit() {
     let mut name = Frame::Hello(Hello { name: "x".into(), device: None }).encode();
     name[7] = 0xff;
     check_refused(&name, FrameError::Text { what: "name" });
+    for name in ["de\x1b]0;sk", "de\nsk", "de\u{9b}sk"] {
+        let hello = Frame::Hello(Hello { name: name.into(), device: None }).encode();
+        check_refused(&hello, FrameError::Text { what: "name" });
+    }
     let long = Frame::Hello(Hello { name: "x".repeat(300), device: None }).encode();
     check_refused(&long, FrameError::Value { what: "name", value: 300, max: 256 });
 }
@@ -142,6 +151,7 @@ fn half_precision_rounds_and_keeps_within_its_range() {
         step: 1,
         round: 0,
         layers_done: 0,
+        audit: None,
         rows: 0..1,
         operations: Vec::new(),
         activations: Activations::F16,
@@ -150,6 +160,9 @@ fn half_precision_rounds_and_keeps_within_its_range() {
     let Frame::Step(read) = Frame::decode(&Frame::Step(step).encode()).unwrap() else { panic!("a step") };
     assert_eq!(read.hidden.values[..3], [1.0, 65504.0, -65504.0]);
     assert!((read.hidden.values[3] - 0.1).abs() < 1e-4);
+    let sent = Hidden { rows: 1, width: 4, values: vec![1.0, 1e9, -1e9, 0.1] };
+    assert_eq!(Activations::F16.carried(sent.clone()), read.hidden);
+    assert_eq!(Activations::F32.carried(sent.clone()), sent);
 }
 
 #[test]
@@ -159,6 +172,11 @@ fn long_words_are_cut_between_characters() {
         panic!("a failure")
     };
     assert_eq!(read.words, "ä".repeat(2048));
+    let broken = Failure { epoch: 1, code: FailureCode::Engine, words: "one\nand \x1b[2J".into() };
+    let Frame::Failed(read) = Frame::decode(&Frame::Failed(broken).encode()).unwrap() else {
+        panic!("a failure")
+    };
+    assert_eq!(read.words, "one and  [2J");
 }
 
 proptest! {
@@ -175,8 +193,8 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..18u8) {
-        let headed = [&[3, 0, kind][..], &bytes].concat();
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..21u8) {
+        let headed = [&VERSION.to_le_bytes()[..], &[kind], &bytes].concat();
         if let Ok(frame) = Frame::decode(&headed) {
             let written = frame.encode();
             prop_assert!(Frame::decode(&written).is_ok(), "{:?}", frame);

@@ -123,6 +123,9 @@ impl RingHead {
     pub(super) fn form(&mut self, control: &mut dyn StepControl) -> Result<(), RingError> {
         self.route = Route::Down;
         self.log.clear();
+        if let Some(words) = self.audits.damaged() {
+            return Err(RingError::Damaged { words: words.to_owned() });
+        }
         let tries = 2 + STRIKES_MAX as usize * (self.members.len() + 1);
         let mut words = String::new();
         for _ in 0..tries {
@@ -324,6 +327,7 @@ impl RingHead {
     /// A new epoch's figures.
     fn begun(&mut self, layout: &Layout) {
         self.step_us = [0; 2];
+        self.audits.begin();
         self.singles = super::drift::Singles::default();
         let mut stats = locked(&self.board.stats);
         stats.epoch = self.epoch;

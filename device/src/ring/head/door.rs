@@ -10,8 +10,6 @@ use super::super::frame::{Frame, Step};
 use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose};
 use super::RingError;
 
-/// Links that may wait.
-const ARRIVALS_MAX: usize = 8;
 /// Between two looks at whether to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -32,9 +30,8 @@ impl Door {
                 match network.accept(SLICE) {
                     Ok((link, Purpose::Ring)) => {
                         let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-                        if arrivals.len() == ARRIVALS_MAX {
-                            arrivals.remove(0);
-                        }
+                        // One for each device that may open any: its latest.
+                        arrivals.retain(|other: &Link| other.peer != link.peer);
                         arrivals.push(link);
                     }
                     // A head takes no orders, and gives weights on its workers' control channels alone.
@@ -58,8 +55,11 @@ impl Door {
         epoch: u64,
         patience: Duration,
     ) -> Option<Box<dyn FrameReceiver>> {
-        let come = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut link = come.filter(|link| link.peer == from)?;
+        let mut link = {
+            let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = arrivals.iter().position(|link| link.peer == from)?;
+            arrivals.swap_remove(at)
+        };
         let first = link.receiver.receive(patience).ok().and_then(|bytes| Frame::decode(&bytes).ok());
         matches!(first, Some(Frame::Enter { epoch: of, .. }) if of == epoch).then_some(link.receiver)
     }

@@ -3,7 +3,8 @@
 //! A device can live, answer on its control channel, and compute nothing any more; only a token that does not come back
 //! shows it. The token is a step like any other: its operations stand in the one log, so that all devices go on holding
 //! the same sequences, and its deadline is a step's. Its sequence is forgotten at once, and it goes only where the
-//! cache has a free block, so that it takes nothing from others but at most the oldest block that nobody uses.
+//! cache has a free block, so that it takes nothing from others but at most the oldest block that nobody uses. Whether what comes
+//! back is right as well, [`super::audit`] finds out.
 
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,6 @@ impl RingHead {
         let begun = Instant::now();
         let done = self.try_step(&[entry], &mut ());
         self.release(seq);
-        self.probed = Instant::now();
-        self.probe_took = begun.elapsed();
         match done {
             Ok(_) => {
                 self.strikes.clear();
@@ -47,5 +46,7 @@ impl RingHead {
                 self.recover_or_warn();
             }
         }
+        self.probed = Instant::now();
+        self.probe_took = begun.elapsed();
     }
 }

@@ -126,6 +126,10 @@ impl RingHead {
 
     /// Opens the control channel to a device; whether it is a member now and was none before.
     pub(super) fn admit(&mut self, node: &NextNode) -> Result<bool, RingError> {
+        if self.audits.bars(&node.key) {
+            tracing::debug!(address = %node.address, "a device that computed wrong is not taken in");
+            return Ok(false);
+        }
         let known = |member: &Arc<Member>| member.node.key == node.key;
         let mut all = self.members.iter().chain(&self.coming);
         if all.any(|member| known(member) && member.lost().is_none()) {
@@ -142,7 +146,10 @@ impl RingHead {
         self.network.allow(&keys);
         let times = (self.options.heartbeat, self.options.patience);
         match Member::connect(self.network.as_ref(), node, &shelf, &self.options.edges, times) {
-            Ok(member) => {
+            Ok(mut member) => {
+                if let Some(name) = self.options.names.of(&node.key) {
+                    member.hello.name = name;
+                }
                 let mut names = self.members.iter().chain(&self.coming).map(|member| member.name());
                 let name = member.name();
                 if name == self.options.name || names.any(|other| other == name) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::super::edges::{self, EdgeBook, MEASURE};
 use super::super::frame::{Failure, Frame, Heartbeat, Hello, NextNode, PieceOf, WayTo};
 use super::super::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
-use super::super::weights::{BATCH, Manifest};
-use super::RingError;
+use super::super::weights::{BATCH, Manifest, WeightsError};
+use super::{RingError, chain};
 
 /// Heartbeats that may be missed.
 const MISSED_MAX: u32 = 3;
@@ -26,6 +26,17 @@ pub(super) struct Shelf {
     pub(super) manifest: Manifest,
     pub(super) path: PathBuf,
     pub(super) file: File,
+}
+
+impl Shelf {
+    /// A piece, as the list says.
+    fn piece(&self, index: u32) -> Result<Vec<u8>, WeightsError> {
+        let bytes = self.manifest.piece(&self.file, &self.path, index)?;
+        // Otherwise the worker would seem to be at fault.
+        let rotten = |_| WeightsError::Rotten { path: self.path.clone(), pieces: 1 };
+        self.manifest.check(index, &bytes).map_err(rotten)?;
+        Ok(bytes)
+    }
 }
 
 /// What is known of a worker at the moment.
@@ -180,8 +191,7 @@ impl Shared {
             }
             Frame::FetchPieces { first, count } if count <= BATCH => {
                 for index in first..first.saturating_add(count) {
-                    let piece = shelf.manifest.piece(&shelf.file, &shelf.path, index);
-                    let bytes = piece.map_err(|err| err.to_string())?;
+                    let bytes = shelf.piece(index).map_err(|err| chain(&err))?;
                     let sent = self.send(&Frame::Piece(PieceOf { index, bytes }));
                     sent.map_err(|err| err.to_string())?;
                     locked(&self.state).fed = Instant::now();

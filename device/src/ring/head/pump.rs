@@ -26,10 +26,11 @@ const ROW_SHARE: u32 = 4;
 /// A chunk under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flight {
-    step: u64,
-    rows: Range<usize>,
+    pub(super) step: u64,
+    pub(super) round: u16,
+    pub(super) rows: Range<usize>,
     /// Layers that it has passed when it comes back.
-    back: usize,
+    pub(super) back: usize,
 }
 
 /// Chunks that may be under way at once.
@@ -43,12 +44,12 @@ fn chunk_rows(rows: usize, places: usize, (least, most): (usize, usize)) -> usiz
 }
 
 /// A step under way.
-struct Pumping<'a> {
-    open: &'a OpenStep,
-    control: &'a mut dyn StepControl,
-    outputs: Vec<SeqOutput>,
+pub(super) struct Pumping<'a> {
+    pub(super) open: &'a OpenStep,
+    pub(super) control: &'a mut dyn StepControl,
+    pub(super) outputs: Vec<SeqOutput>,
     /// Chunks that have passed everything.
-    done: usize,
+    pub(super) done: usize,
 }
 
 impl RingHead {
@@ -93,7 +94,7 @@ impl RingHead {
         }
     }
 
-    fn formed(&mut self) -> &mut Epoch {
+    pub(super) fn formed(&mut self) -> &mut Epoch {
         match &mut self.route {
             Route::Ring(epoch) => epoch,
             Route::Alone | Route::Down => unreachable!("only a formed ring is pumped"),
@@ -136,7 +137,7 @@ impl RingHead {
     }
 
     /// The next thing that comes back, or a look at what else has happened.
-    fn wait(
+    pub(super) fn wait(
         &mut self,
         pumping: &mut Pumping<'_>,
         moved: Instant,
@@ -175,6 +176,21 @@ impl RingHead {
 
     /// A chunk that came back.
     fn take(&mut self, pumping: &mut Pumping<'_>, incoming: Incoming) -> Result<(), Broken> {
+        let Some((step, back)) = self.returned(pumping.open, incoming)? else { return Ok(()) };
+        let total = self.engine.model().config().n_layers;
+        if pumping.control.after_layer(back, total).is_break() {
+            return Err(StepError::Cancelled { done: back, total }.into());
+        }
+        self.advance(pumping, step.rows, step.hidden, back)
+    }
+
+    /// A frame of the present step that came back as it must, and the layers that it has passed; none for one of a step
+    /// that was cancelled.
+    pub(super) fn returned(
+        &mut self,
+        open: &OpenStep,
+        incoming: Incoming,
+    ) -> Result<Option<(Step, usize)>, Broken> {
         let last = self.formed().places.len();
         let wrong = |words: String| Broken::Ring(Fault::Wrong { place: last, words });
         let step = match incoming {
@@ -182,18 +198,23 @@ impl RingHead {
             Incoming::Closed(words) => return Err(Broken::Ring(self.closed(&words))),
             Incoming::Wrong(words) => return Err(wrong(words)),
         };
-        let flight = Flight { step: step.step, rows: step.rows.clone(), back: usize::from(step.layers_done) };
+        let flight = Flight {
+            step: step.step,
+            round: step.round,
+            rows: step.rows.clone(),
+            back: usize::from(step.layers_done),
+        };
         let expected = self.formed().flying.pop_front();
         if expected.as_ref() != Some(&flight) {
             return Err(wrong(format!("{flight:?} came back, must be {expected:?}")));
         }
         if step.step != self.step {
             // Of a step that was cancelled.
-            return Ok(());
+            return Ok(None);
         }
         let config = self.engine.model().config();
         let (n_layers, width) = (config.n_layers, config.d_model);
-        let rows = if flight.back == n_layers { pumping.open.wanted(&step.rows) } else { step.rows.len() };
+        let rows = if flight.back == n_layers { open.wanted(&step.rows) } else { step.rows.len() };
         if (step.hidden.rows, step.hidden.width) != (rows, width) {
             let found = (step.hidden.rows, step.hidden.width);
             return Err(wrong(format!("hidden states of {found:?}, must be {:?}", (rows, width))));
@@ -201,10 +222,7 @@ impl RingHead {
         if !step.hidden.values.iter().all(|value| value.is_finite()) {
             return Err(wrong("a hidden state is no number".to_owned()));
         }
-        if pumping.control.after_layer(flight.back, n_layers).is_break() {
-            return Err(StepError::Cancelled { done: flight.back, total: n_layers }.into());
-        }
-        self.advance(pumping, step.rows, step.hidden, flight.back)
+        Ok(Some((step, flight.back)))
     }
 
     /// Computes the head's windows that begin here, then sends the chunk on, or makes its logits.
@@ -239,23 +257,30 @@ impl RingHead {
         self.step_us[1] += begun.elapsed().as_micros() as u64;
         let flight = Flight {
             step: self.step,
+            round: window.round as u16,
             rows: rows.clone(),
             back: self.formed().layout.back(window.round, done),
         };
-        let frame = Frame::Step(Step {
+        let step = Step {
             epoch: self.epoch,
             step: self.step,
             round: window.round as u16,
             layers_done: done as u16,
+            audit: None,
             rows,
             operations: std::mem::take(&mut self.log),
             activations: self.options.activations,
             hidden,
-        });
+        };
+        self.launch(step, flight)
+    }
+
+    /// Sends a frame round.
+    pub(super) fn launch(&mut self, step: Step, flight: Flight) -> Result<(), Broken> {
         let number = self.epoch;
         let epoch = self.formed();
         epoch.flying.push_back(flight);
-        epoch.out.send(frame.encode()).map_err(|err| {
+        epoch.out.send(Frame::Step(step).encode()).map_err(|err| {
             let words = super::chain(&err);
             Broken::Ring(epoch.trouble(number).unwrap_or(Fault::Link { place: 1, words }))
         })

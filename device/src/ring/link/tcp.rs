@@ -1,22 +1,21 @@
 //! The home's network: links are encrypted channels over TCP between devices that know each other's keys.
 //!
-//! A thread takes connections; each handshake has a thread of its own, of which there are few, so that who connects
-//! and says nothing holds up nobody. What a stranger sends is never a frame: the channel ends before.
+//! A thread takes connections; each handshake has a thread of its own, of which there are few, and who connects and says
+//! nothing gives way to others ([`Callers`]). What a stranger sends is never a frame: the channel ends before.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
-use crate::ring::channel::{self, Channel, ChannelError};
+use crate::ring::callers::{Callers, Seat};
+use crate::ring::channel::{self, Admission, Channel, ChannelError};
 use crate::ring::frame::NextNode;
 use crate::ring::identity::{Identity, PublicKey};
 
-/// Handshakes under way at once.
-const HANDSHAKES_MAX: usize = 8;
 /// Links that may wait to be taken.
 const QUEUE: usize = 16;
 /// How long a handshake may take.
@@ -35,7 +34,8 @@ struct Shared {
     guests: Mutex<Vec<Key>>,
     /// Where devices were when they connected.
     seen: Mutex<BTreeMap<Key, IpAddr>>,
-    handshakes: AtomicUsize,
+    /// Those whose handshake is under way.
+    callers: Callers,
     ended: AtomicBool,
 }
 
@@ -135,7 +135,7 @@ impl HomeNetwork {
             paired,
             guests: Mutex::default(),
             seen: Mutex::default(),
-            handshakes: AtomicUsize::new(0),
+            callers: Callers::default(),
             ended: AtomicBool::new(false),
         });
         let (sender, links) = sync_channel(QUEUE);
@@ -144,6 +144,13 @@ impl HomeNetwork {
             .name("baton-ring-listen".into())
             .spawn(move || listen(&watching, &listener, &sender))?;
         Ok(Self { shared, own, links: Mutex::new(links) })
+    }
+
+    /// Known devices were met at these addresses: strangers elsewhere cannot keep them out.
+    #[must_use]
+    pub fn expecting(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        addresses.into_iter().for_each(|address| self.shared.callers.met(address));
+        self
     }
 
     /// Tells others to come to `address`, where that is not the one that is listened on.
@@ -162,35 +169,38 @@ impl Drop for HomeNetwork {
 
 fn listen(shared: &Arc<Shared>, listener: &TcpListener, links: &SyncSender<(Link, Purpose)>) {
     while !shared.ended.load(Ordering::Acquire) {
-        let Ok((stream, _)) = listener.accept() else {
+        let Ok((stream, from)) = listener.accept() else {
             // None is there, or the system is short of something for now.
             std::thread::sleep(SLICE);
             continue;
         };
-        if shared.handshakes.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES_MAX {
-            shared.handshakes.fetch_sub(1, Ordering::AcqRel);
-            continue;
-        }
+        let Ok(seat) = shared.callers.seat(&stream, from) else { continue };
         let (own, links) = (Arc::clone(shared), links.clone());
         let greeted = std::thread::Builder::new().name("baton-ring-greet".into()).spawn(move || {
-            if let Err(err) = greet(&own, stream, &links) {
-                tracing::debug!(%err, "a connection was not taken");
+            if let Err(err) = greet(&own, seat, stream, &links) {
+                tracing::debug!(%from, %err, "a connection was not taken");
             }
-            own.handshakes.fetch_sub(1, Ordering::AcqRel);
         });
-        if greeted.is_err() {
-            shared.handshakes.fetch_sub(1, Ordering::AcqRel);
+        if let Err(err) = greeted {
+            tracing::warn!(%err, "a connection gets no thread");
         }
     }
 }
 
 fn greet(
     shared: &Shared,
+    seat: Seat,
     stream: TcpStream,
     links: &SyncSender<(Link, Purpose)>,
 ) -> Result<(), ChannelError> {
     let allowed = |key: &PublicKey| (shared.paired)(key) || locked(&shared.guests).contains(&key.0);
-    let (channel, purpose) = Channel::accept(stream, &shared.identity, &allowed, HANDSHAKE)?;
+    let gave_way = || seat.gave_way();
+    let admission =
+        Admission { allowed: &allowed, strangers: false, present: None, gave_way: Some(&gave_way) };
+    let (channel, purpose) = Channel::accept_by(stream, &shared.identity, &admission, HANDSHAKE)?;
+    // Proved: from here on it has its place among the ring's links.
+    drop(seat);
+    shared.callers.met(channel.address().ip());
     let purpose = match purpose {
         channel::Purpose::Control if (shared.paired)(channel.peer()) => Purpose::Control,
         channel::Purpose::Ring => Purpose::Ring,

@@ -1,26 +1,27 @@
 //! A head that admits devices: listens, gives out codes, pairs, pins.
 //!
-//! Every caller has a thread and a deadline, and there are at most [`CALLERS_MAX`] of them, so that one that never
-//! speaks keeps nobody waiting. Pinned devices that call meanwhile are answered, so that `doctor` sees them; no more.
+//! Every caller has a thread and a deadline; few are listened to at once, and those that say nothing give way
+//! ([`Callers`]). Pinned devices that call meanwhile are answered, so that `doctor` sees them; no more.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{CODE_LIFE, Code, Desk, PairingError, Profile, admit};
+use crate::ring::callers::{Callers, Seat};
 use crate::ring::channel::{Admission, Channel, ChannelError, Purpose};
 use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
 use crate::ring::peers::Peers;
 use crate::ring::state::{StateError, StateFolder};
 
-/// Callers that are listened to at once.
-const CALLERS_MAX: usize = 16;
 /// How long a caller may take for the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Addresses of which it is told that a caller there did not get as far as a code.
+const TOLD_MAX: usize = 64;
 /// Between two looks at the listener.
 const PAUSE: Duration = Duration::from_millis(25);
 
@@ -94,7 +95,9 @@ struct Shared<'a> {
     begun: Instant,
     port: u16,
     /// Connections that are open, to be ended when the head stops.
-    callers: Mutex<HashMap<u64, TcpStream>>,
+    callers: Callers,
+    /// Addresses of callers that did not get as far as a code, as far as that was told.
+    told: Mutex<BTreeSet<IpAddr>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -120,12 +123,15 @@ impl Host<'_> {
             peers: Mutex::new(Peers::load(self.folder)?),
             begun: Instant::now(),
             port: listener.local_addr()?.port(),
-            callers: Mutex::new(HashMap::new()),
+            callers: Callers::default(),
+            told: Mutex::default(),
         };
+        for address in locked(&shared.peers).iter().flat_map(|peer| &peer.addresses) {
+            shared.callers.met(address.ip());
+        }
         let (tell, events) = mpsc::channel();
         let mut joined = 0;
         let ended = std::thread::scope(|scope| {
-            let mut number = 0;
             let ended = loop {
                 joined += pass_on(&events, said);
                 let over = self.limits.time.is_some_and(|time| shared.begun.elapsed() >= time);
@@ -137,13 +143,13 @@ impl Host<'_> {
                     break Err(err.into());
                 }
                 match listener.accept() {
-                    Ok((stream, from)) => {
-                        number += 1;
-                        if shared.keep(number, &stream) {
+                    Ok((stream, from)) => match shared.callers.seat(&stream, from) {
+                        Ok(seat) => {
                             let (shared, tell) = (&shared, tell.clone());
-                            scope.spawn(move || shared.attend(number, stream, from, &tell));
+                            scope.spawn(move || shared.attend(&seat, stream, from, &tell));
                         }
-                    }
+                        Err(err) => tracing::warn!(%err, "a caller was not taken"),
+                    },
                     Err(err) if err.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
                     // Of a caller that is gone again, or for want of file handles: both pass.
                     Err(err) => {
@@ -152,9 +158,7 @@ impl Host<'_> {
                     }
                 }
             };
-            for caller in locked(&shared.callers).values() {
-                let _ended_before = caller.shutdown(Shutdown::Both);
-            }
+            shared.callers.end_all();
             ended
         });
         joined += pass_on(&events, said);
@@ -188,33 +192,32 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Takes note of a connection; says whether there is room for it.
-    fn keep(&self, number: u64, stream: &TcpStream) -> bool {
-        let mut callers = locked(&self.callers);
-        let Ok(copy) = stream.try_clone() else { return false };
-        let room = callers.len() < CALLERS_MAX;
-        if room {
-            callers.insert(number, copy);
-        }
-        room
-    }
-
-    fn attend(&self, number: u64, stream: TcpStream, from: SocketAddr, tell: &mpsc::Sender<HostEvent>) {
-        let event = match self.pair(stream) {
+    fn attend(&self, seat: &Seat, stream: TcpStream, from: SocketAddr, tell: &mpsc::Sender<HostEvent>) {
+        let event = match self.pair(seat, stream) {
             Ok(event) => event,
-            Err(error) => Some(HostEvent::Failed { from, error }),
+            Err(error) => self.is_news(from.ip(), &error).then_some(HostEvent::Failed { from, error }),
         };
-        locked(&self.callers).remove(&number);
         if let Some(event) = event {
             // Nobody listens any more once the head has stopped.
             let _stopped = tell.send(event);
         }
     }
 
+    /// Whether a person should hear of this: who connects again and again and says nothing of use is told of once.
+    fn is_news(&self, from: IpAddr, error: &PairingError) -> bool {
+        if !matches!(error, PairingError::Channel(_)) {
+            return true;
+        }
+        let mut told = locked(&self.told);
+        told.len() < TOLD_MAX && told.insert(from)
+    }
+
     /// Pairs with a caller; none where it came for something else.
-    fn pair(&self, stream: TcpStream) -> Result<Option<HostEvent>, PairingError> {
+    fn pair(&self, seat: &Seat, stream: TcpStream) -> Result<Option<HostEvent>, PairingError> {
         let allowed = |key: &PublicKey| locked(&self.peers).knows(key);
-        let admission = Admission { allowed: &allowed, strangers: true, present: None };
+        let gave_way = || seat.gave_way();
+        let admission =
+            Admission { allowed: &allowed, strangers: true, present: None, gave_way: Some(&gave_way) };
         let (channel, purpose) = match Channel::accept_by(stream, self.host.identity, &admission, HANDSHAKE) {
             Ok(taken) => taken,
             // Somebody that only looked.
@@ -242,6 +245,9 @@ impl Shared<'_> {
         match (kept, paired) {
             // Pinned is joined, even where the last word of thanks was lost.
             (Some((name, address)), _) => Ok(Some(HostEvent::Joined { name, key, address })),
+            (None, Err(PairingError::Channel(ChannelError::Closed))) if seat.gave_way() => {
+                Err(ChannelError::Busy.into())
+            }
             (None, Err(err)) => Err(err),
             (None, Ok(_)) => Ok(None),
         }

@@ -33,7 +33,7 @@ fn strangers(caller: &Identity, called: &Identity) -> (Channel, Channel) {
     thread::scope(|scope| {
         let answered = scope.spawn(|| {
             let nobody = |_: &PublicKey| false;
-            let admission = Admission { allowed: &nobody, strangers: true, present: None };
+            let admission = Admission { allowed: &nobody, strangers: true, present: None, gave_way: None };
             let stream = listener.accept().unwrap().0;
             let (channel, purpose) = Channel::accept_by(stream, called, &admission, LONG).unwrap();
             assert_eq!(purpose, Purpose::Pairing);
@@ -135,14 +135,45 @@ fn codes_expire_and_one_device_pairs_at_a_time() {
     let (joined, ..) = pair(&desk, "482913", CODE_LIFE);
     assert!(matches!(joined, Err(PairingError::Refused(Refusal::NoCode))), "{joined:?}");
     desk.offer(code("482913"), CODE_LIFE).unwrap();
-    let taken = desk.take(CODE_LIFE).unwrap();
+    let offered = desk.look(CODE_LIFE).unwrap();
+    let mut taken = desk.take(&offered).unwrap();
     let (joined, ..) = pair(&desk, "482913", CODE_LIFE);
     assert!(matches!(joined, Err(PairingError::Refused(Refusal::Busy))), "{joined:?}");
     assert!(!desk.wants_code(CODE_LIFE) && desk.offer(code("1 1 1 1 1 1"), CODE_LIFE) == Err(Refusal::Busy));
-    // Who leaves before guessing has not guessed.
+    taken.right = true;
     drop(taken);
-    let (joined, ..) = pair(&desk, "482913", CODE_LIFE);
-    assert!(joined.is_ok(), "{joined:?}");
+    assert!(desk.take(&offered).is_err(), "a code is good for one guess");
+    desk.offer(code("111111"), CODE_LIFE).unwrap();
+    assert!(matches!(desk.take(&offered), Err(Refusal::NoCode)), "and not for another one's");
+    assert_eq!(desk.wrong(), 0);
+}
+
+#[test]
+fn who_begins_and_does_not_guess_keeps_nobody_else_from_pairing() {
+    let desk = Desk::default();
+    desk.offer(code("482913"), Duration::ZERO).unwrap();
+    let (stranger, head) = (identity("stranger"), identity("laptop"));
+    let (caller, called) = strangers(&stranger, &head);
+    let (mut sender, mut receiver) = caller.split();
+    thread::scope(|scope| {
+        let mut pin = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
+        let (head, at_desk) = (&head, &desk);
+        let admitting = scope
+            .spawn(move || admit(called, head, at_desk, Duration::ZERO, &profile("laptop", 1), &mut pin));
+        let none = spake2::Identity::new(b"");
+        let (_, point) = Spake2::<Ed25519Group>::start_a(&Password::new(b"000000"), &none, &none);
+        sender.send(&point, LONG).unwrap();
+        assert_eq!(receiver.receive(LONG).unwrap()[0], 1, "it is being listened to");
+        // Meanwhile somebody comes who knows the code.
+        let (joined, ..) = pair(&desk, "482913", Duration::ZERO);
+        assert!(joined.is_ok(), "{joined:?}");
+        // Its guess comes too late to be one.
+        sender.send(&[0; PROOF + 20], LONG).unwrap();
+        assert_eq!(receiver.receive(LONG).unwrap(), [Refusal::NoCode.byte()]);
+        let admitted = admitting.join().unwrap();
+        assert!(matches!(admitted, Err(PairingError::Refused(Refusal::NoCode))), "{admitted:?}");
+    });
+    assert_eq!(desk.wrong(), 0);
 }
 
 #[test]
@@ -340,6 +371,21 @@ fn a_head_admits_devices_one_code_each_though_scanners_hang_on() {
     });
     let names: Vec<String> = peers.iter().map(|peer| peer.name.to_string()).collect();
     assert_eq!((joined, names), (2, vec!["phone".to_owned(), "phone-2".to_owned()]));
+}
+
+#[test]
+fn forty_idle_connections_of_a_stranger_keep_nobody_from_pairing() {
+    let limits = HostLimits { devices: Some(1), time: None };
+    let (joined, peers) = with_host(limits, |address, events| {
+        let _idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let code = events.code();
+        guest(address, "phone", &code).unwrap();
+        events.wait(|event| matches!(event, HostEvent::Joined { .. }).then_some(()));
+        // A stranger fills nobody's screen: of one address such an end is told once.
+        let failed = events.seen.iter().filter(|event| matches!(event, HostEvent::Failed { .. })).count();
+        assert!(failed <= 1, "{failed} notes");
+    });
+    assert_eq!((joined, peers.len()), (1, 1));
 }
 
 #[test]

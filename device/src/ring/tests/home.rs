@@ -1,6 +1,7 @@
 //! The same ring over encrypted channels on loopback.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::ring::identity::{DeviceName, Identity, PublicKey};
@@ -101,4 +102,26 @@ fn only_paired_devices_get_control_and_only_guests_a_ring_link() {
     let heard = control.and_then(|mut link| link.receiver.receive(wait));
     assert!(heard.is_err());
     assert!(matches!(home.accept(Duration::from_millis(1)), Err(LinkError::TimedOut)));
+}
+
+#[test]
+fn idle_connections_keep_no_paired_device_out_and_are_told_why_they_end() {
+    let (own, friend) = (identity("own"), identity("friend"));
+    let home = network(own, vec![*friend.public()]);
+    let address = home.own().address;
+    // One that begins as a device would and then says nothing, and forty that say nothing at all.
+    let mut begun = TcpStream::connect(&address).unwrap();
+    begun.write_all(b"BTNR\x00\x01\x01").unwrap();
+    let idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let wait = Duration::from_secs(120);
+    let link = network(friend, Vec::new()).connect(&home.own(), Purpose::Control, wait);
+    assert!(link.is_ok(), "{link:?}");
+    assert!(matches!(home.accept(wait), Ok((_, Purpose::Control))));
+    // Some of the idle ones are still waited for: only as many ended as gave way.
+    let mut told = Vec::new();
+    begun.set_read_timeout(Some(wait)).unwrap();
+    // The end of the connection may come as a reset, behind what it was told.
+    let _ended = begun.read_to_end(&mut told);
+    assert_eq!(told, b"BTNR\x00\x01\xff");
+    drop(idle);
 }

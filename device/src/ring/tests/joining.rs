@@ -257,6 +257,20 @@ fn plans_and_names_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn a_device_goes_by_the_name_that_it_has_here() {
+    let home = Home::new(1);
+    let planner = first(plan(1, &[("head", 2), ("desk", 3)]));
+    let mut head = home.head_with(model(), Box::new(planner), |options| {
+        options.names = Names::new(|key| (*key == [1; 32]).then(|| "desk".to_owned()));
+    });
+    let ids = prompt(4, 20);
+    assert_same_bits(&written(&mut head, &ids, 3).0, &want(&ids), "under its name here");
+    let stats = head.handle().stats();
+    let names: Vec<&str> = stats.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["head", "desk"]);
+}
+
+#[test]
 fn every_way_is_measured_once_and_known_by_name() {
     let mut home = Home::new(2);
     let echoes = Arc::new(Mutex::new(Vec::new()));

@@ -179,7 +179,7 @@ fn who_sends_what_is_no_number_is_ejected() {
 #[test]
 fn who_sends_other_shapes_rows_or_layers_is_ejected() {
     type Change = fn(&mut crate::ring::frame::Step);
-    let changes: [Change; 5] = [
+    let changes: [Change; 6] = [
         |step| {
             step.hidden.width = 32;
             step.hidden.values.truncate(step.hidden.rows * 32);
@@ -191,6 +191,7 @@ fn who_sends_other_shapes_rows_or_layers_is_ejected() {
         |step| step.rows.end += 40,
         |step| step.layers_done += 1,
         |step| step.step += 1,
+        |step| step.round += 1,
     ];
     for (at, change) in changes.into_iter().enumerate() {
         for (number, culprit) in [(2, "w1"), (3, "w2")] {
@@ -203,6 +204,28 @@ fn who_sends_other_shapes_rows_or_layers_is_ejected() {
             assert_same_bits(&have.0, &want.0, &what);
             assert_eq!(lost(&head.handle()), [culprit], "{what}");
         }
+    }
+}
+
+#[test]
+fn who_sends_a_frame_twice_or_sequences_without_end_is_ejected() {
+    type Instead = fn(&[u8]) -> Fate;
+    let twice: Instead = |frame| Fate::Instead(vec![frame.to_vec(); 2]);
+    let flood: Instead = |frame| {
+        changed(frame, |step| {
+            let more = (1_000..20_000).map(|seq| Operation::Create { seq });
+            step.operations.extend(more);
+        })
+    };
+    for (what, instead) in [("twice", twice), ("a flood of sequences", flood)] {
+        let home = home();
+        let mut head = home.head(first(plan(1, &[("head", 1), ("w1", 2), ("w2", 2)])));
+        at_frame(&home, 2, move |passing| instead(passing.frame));
+        let ids = prompt(3, 16);
+        let want = written(&mut one_engine(), &ids, 3);
+        let have = written(&mut head, &ids, 3);
+        assert_same_bits(&have.0, &want.0, what);
+        assert_eq!(lost(&head.handle()), ["w1"], "{what}");
     }
 }
 

@@ -172,7 +172,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`WeightsError::NoSuchPiece`], [`WeightsError::Forged`].
-    pub(super) fn check(&self, index: u32, bytes: &[u8]) -> Result<(), WeightsError> {
+    pub fn check(&self, index: u32, bytes: &[u8]) -> Result<(), WeightsError> {
         let missing = WeightsError::NoSuchPiece { index, count: self.count() };
         let hash = self.hashes.get(index as usize).ok_or(missing)?;
         let found: [u8; 32] = Sha256::digest(bytes).into();

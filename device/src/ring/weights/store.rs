@@ -3,13 +3,15 @@
 //! The log is appended to only after the pieces were forced to the disk, in records that a torn write cannot fake.
 //! What the log does not name is fetched again.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use super::WeightsError;
+use super::checked::Checked;
 use super::manifest::{Manifest, file_name};
+use super::{Progress, WeightsError};
 
 /// Bytes of a record: the piece's number, and its complement.
 const RECORD: usize = 8;
@@ -113,7 +115,7 @@ impl Store {
     ///
     /// # Errors
     /// [`WeightsError::DiskFull`], [`WeightsError::File`].
-    pub fn sync(&mut self, missing: u64) -> Result<(), WeightsError> {
+    pub fn sync(&mut self, missing: u64, checked: &Checked) -> Result<(), WeightsError> {
         if self.written.is_empty() {
             return Ok(());
         }
@@ -121,10 +123,36 @@ impl Store {
         let records: Vec<u8> = self.written.iter().flat_map(|index| record(*index)).collect();
         let noted = self.log.write_all(&records).and_then(|()| self.log.sync_data());
         noted.map_err(|err| self.refused(err, missing))?;
+        checked.wrote(&self.path, &self.file, &self.written);
         for index in self.written.drain(..) {
             self.has[index as usize] = true;
         }
         Ok(())
+    }
+
+    /// Reads those of the pieces that are there and were not read lately; those with other bytes than the list says do
+    /// not count as there any more.
+    ///
+    /// # Errors
+    /// [`WeightsError::File`], or what `go_on` says.
+    pub(super) fn check(
+        &mut self,
+        pieces: &BTreeSet<u32>,
+        checked: &Checked,
+        go_on: &mut dyn FnMut() -> Result<(), WeightsError>,
+        progress: Progress<'_>,
+    ) -> Result<(), WeightsError> {
+        let there = pieces.iter().copied().filter(|piece| self.has(*piece));
+        let rotten = checked.rotten(&self.manifest, (&self.path, &self.file), there, go_on, progress)?;
+        if rotten.is_empty() {
+            return Ok(());
+        }
+        rotten.iter().for_each(|piece| self.has[*piece as usize] = false);
+        let has = (0..self.manifest.count()).filter(|piece| self.has(*piece));
+        let records: Vec<u8> = has.flat_map(record).collect();
+        // Whatever of this a crash leaves out is fetched again.
+        let noted = self.log.set_len(0).and_then(|()| self.log.write_all(&records));
+        noted.and_then(|()| self.log.sync_data()).map_err(|err| self.refused(err, 0))
     }
 
     pub(super) fn refused(&self, err: std::io::Error, missing: u64) -> WeightsError {

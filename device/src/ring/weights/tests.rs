@@ -61,11 +61,26 @@ impl PieceSource for Source<'_> {
         }
         Ok(())
     }
+
+    fn go_on(&mut self) -> Result<(), WeightsError> {
+        Ok(())
+    }
+}
+
+/// As a program does that has just been started.
+fn provide_anew(
+    folder: &Path,
+    model: Digest,
+    layers: &[usize],
+    source: &mut Source<'_>,
+    progress: Progress<'_>,
+) -> Result<PathBuf, WeightsError> {
+    provide((folder, &Checked::default()), model, layers, source, progress)
 }
 
 fn fetched(folder: &Path, head: &Head, layers: &[usize]) -> (Result<PathBuf, WeightsError>, u64) {
     let mut source = source(head);
-    let path = provide(folder, head.manifest.digest(), layers, &mut source, &mut |_, _| {});
+    let path = provide_anew(folder, head.manifest.digest(), layers, &mut source, &mut |_, _, _| {});
     (path, source.bytes)
 }
 
@@ -75,7 +90,10 @@ fn a_device_gets_its_layers_and_computes_with_them() {
     let mut heard = Vec::new();
     let mut from = source(&head);
     let digest = head.manifest.digest();
-    let path = provide(folder.path(), digest, &[1, 4], &mut from, &mut |done, all| heard.push((done, all)));
+    let path = provide_anew(folder.path(), digest, &[1, 4], &mut from, &mut |stage, done, all| {
+        assert_eq!(stage, Stage::Fetching, "nothing is there to be checked");
+        heard.push((done, all));
+    });
     let path = path.unwrap();
     let whole = head.manifest.file_len();
     assert!(from.bytes < whole / 2, "{} of {whole} bytes for two of six layers", from.bytes);
@@ -106,7 +124,7 @@ fn a_second_start_moves_nothing_and_more_layers_only_what_is_new() {
     assert!(path.is_ok() && first > 0);
     assert_eq!(fetched(folder.path(), &head, &[0, 1]).1, 0);
     let mut again = source(&head);
-    provide(folder.path(), head.manifest.digest(), &[1], &mut again, &mut |_, _| {}).unwrap();
+    provide_anew(folder.path(), head.manifest.digest(), &[1], &mut again, &mut |_, _, _| {}).unwrap();
     assert_eq!((again.bytes, again.manifests), (0, 0));
     let more = fetched(folder.path(), &head, &[1, 2]).1;
     assert!(more > 0 && more < first, "{more} bytes for one layer more, {first} for two");
@@ -119,7 +137,7 @@ fn what_came_before_a_cut_is_not_fetched_again() {
     let mut bytes = 0;
     for until in [1, 7, 30] {
         let mut cut = Source { until, ..source(&head) };
-        let broken = provide(folder.path(), head.manifest.digest(), &[2], &mut cut, &mut |_, _| {});
+        let broken = provide_anew(folder.path(), head.manifest.digest(), &[2], &mut cut, &mut |_, _, _| {});
         assert!(matches!(broken, Err(WeightsError::Source(_))));
         bytes += cut.bytes;
     }
@@ -160,11 +178,11 @@ fn a_file_that_was_cut_is_fetched_anew() {
 fn forged_pieces_and_lists_are_refused_and_not_kept() {
     let (head, folder) = (head(), tempfile::tempdir().unwrap());
     let mut lying = Source { forged: Some(0), ..source(&head) };
-    let refused = provide(folder.path(), head.manifest.digest(), &[0], &mut lying, &mut |_, _| {});
+    let refused = provide_anew(folder.path(), head.manifest.digest(), &[0], &mut lying, &mut |_, _, _| {});
     assert!(matches!(refused, Err(WeightsError::Forged { index: 0 })));
     let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
     assert!(!store.has(0));
-    let other = provide(folder.path(), [7; 32], &[0], &mut source(&head), &mut |_, _| {});
+    let other = provide_anew(folder.path(), [7; 32], &[0], &mut source(&head), &mut |_, _, _| {});
     assert!(matches!(other, Err(WeightsError::OtherModel)));
     let bytes = head.manifest.bytes();
     for end in [0, 10, FIXED_BYTES, bytes.len() - 1] {
@@ -248,4 +266,93 @@ fn pieces_are_named_by_bits() {
     assert!((0..21).all(|at| read.has(at) == has[at as usize]) && !read.has(21) && !read.has(u32::MAX));
     let runs = [0..3, 0..9, 2..9, 3..9, 9..10, 16..99, 5..5].map(|pieces| read.run(pieces));
     assert_eq!(runs, [3, 3, 1, 0, 1, 5, 0]);
+}
+
+/// Flips the lowest bit of the byte in the middle of a piece, as a disk might: nothing else changes.
+fn rot(path: &Path, manifest: &Manifest, piece: u32) {
+    use std::os::unix::fs::FileExt as _;
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let changed = file.metadata().unwrap().modified().unwrap();
+    let at = manifest.offset_of(piece) + manifest.len_of(piece) / 2;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    file.set_modified(changed).unwrap();
+}
+
+#[test]
+fn rotten_pieces_are_found_at_the_next_start_and_fetched_again() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let path = fetched(folder.path(), &head, &[2, 3]).0.unwrap();
+    let sound = std::fs::read(&path).unwrap();
+    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let there: Vec<u32> = (0..head.manifest.count()).filter(|piece| store.has(*piece)).collect();
+    drop(store);
+    // One of the header, and two of the layers.
+    for piece in [there[0], there[there.len() / 2], there[there.len() - 1]] {
+        rot(&path, &head.manifest, piece);
+        assert_ne!(std::fs::read(&path).unwrap(), sound);
+        let (mut from, mut seen) = (source(&head), Vec::new());
+        let digest = head.manifest.digest();
+        let done = provide_anew(folder.path(), digest, &[2, 3], &mut from, &mut |stage, done, all| {
+            seen.push((stage, done, all));
+        });
+        done.unwrap();
+        assert_eq!(from.bytes, head.manifest.len_of(piece), "piece {piece} and no other");
+        assert!(std::fs::read(&path).unwrap() == sound, "piece {piece} is mended");
+        let bytes: u64 = there.iter().map(|piece| head.manifest.len_of(*piece)).sum();
+        let checked: Vec<_> = seen.iter().filter(|(stage, ..)| *stage == Stage::Checking).collect();
+        assert!(checked.iter().any(|(_, done, all)| done == all), "progress is told to the end");
+        assert!(checked.iter().all(|(_, _, all)| *all <= bytes));
+    }
+    assert_eq!(fetched(folder.path(), &head, &[2, 3]).1, 0, "nothing is left to mend");
+}
+
+#[test]
+fn a_piece_is_read_once_in_a_run_of_the_program_unless_its_file_changes() {
+    let (head, folder) = (head(), tempfile::tempdir().unwrap());
+    let checked = Checked::default();
+    let checks = |layers: &[usize]| {
+        let mut bytes = 0;
+        let mut progress = |stage, _: u64, all: u64| {
+            if stage == Stage::Checking {
+                bytes = bytes.max(all);
+            }
+        };
+        let digest = head.manifest.digest();
+        provide((folder.path(), &checked), digest, layers, &mut source(&head), &mut progress).unwrap();
+        bytes
+    };
+    assert_eq!(checks(&[0, 1]), 0, "what was fetched just now was hashed just now");
+    assert_eq!(checks(&[0, 1]), 0);
+    assert_eq!(checks(&[0, 1, 2]), 0, "more layers");
+    checked.forget();
+    let all = checks(&[0, 1]);
+    assert!(all > 0);
+    assert_eq!(checks(&[0, 1]), 0);
+    let path = folder.path().join(manifest::file_name(head.manifest.digest(), "gguf"));
+    File::options().write(true).open(path).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert!(checks(&[0, 1]) > 0, "somebody wrote into it");
+}
+
+#[test]
+fn a_rotten_whole_file_is_refused_for_the_layers_that_need_it_alone() {
+    let head = head();
+    let check = |layers: &[usize]| {
+        let parts = [Part::Header, Part::Layers(layers), Part::Tables];
+        let file = (head.path.as_path(), &head.manifest);
+        check_whole(file, &parts, &Checked::default(), &mut || Ok(()), &mut |_, _, _| {})
+    };
+    assert!(check(&[0, 5]).is_ok());
+    let range = needed(&Gguf::open(&head.path).unwrap(), &[4]).into_iter().max_by_key(|range| range.end);
+    let middle = range.map(|range| u64::midpoint(range.start, range.end)).unwrap();
+    rot(&head.path, &head.manifest, (middle / u64::from(PIECE)) as u32);
+    assert!(check(&[0]).is_ok());
+    let refused = check(&[4]);
+    assert!(matches!(refused, Err(WeightsError::Rotten { pieces: 1, .. })), "{refused:?}");
+    assert_eq!(
+        Manifest::of_file(&head.path, PIECE).unwrap(),
+        head.manifest,
+        "the kept list knows nothing of it"
+    );
 }

@@ -5,7 +5,7 @@
 //! device that made them is known.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -17,6 +17,8 @@ use baton_engine::{Engine, KvError, SeqId, StepControl, StepError, StepSeq};
 use super::super::frame::{Configure, FailureCode, Frame, Heartbeat, Operation, Span, Step};
 use super::super::link::{LinkError, Outbox};
 
+/// Sequences of one epoch at once: far more than a head has answers.
+const SEQUENCES_MAX: usize = 4096;
 /// Between two looks at whether to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -133,6 +135,9 @@ impl Replica {
     }
 
     fn add(&mut self, number: u64, seq: SeqId) -> Result<(), Fault> {
+        if self.seqs.len() >= SEQUENCES_MAX {
+            return Err(refused(format!("more than {SEQUENCES_MAX} sequences")));
+        }
         match self.seqs.insert(number, seq) {
             None => Ok(()),
             Some(_) => Err(refused(format!("sequence {number} is there already"))),
@@ -271,6 +276,12 @@ impl Work {
             let words = format!("{} values behind layer {done}, the model has {width}", step.hidden.width);
             return Err(refused(words));
         }
+        let expected = passed_before(configure, &step);
+        if done != expected {
+            return Err(refused(format!(
+                "{done} layers are done, it comes to this device behind {expected}"
+            )));
+        }
         if !step.hidden.values.iter().all(|value| value.is_finite()) {
             return Err(refused("a hidden state is no number"));
         }
@@ -291,15 +302,9 @@ impl Work {
                 open.rows()
             )));
         }
-        let place = usize::from(configure.place);
-        let own =
-            |window: &&baton_plan::Window| window.place == place && window.round == usize::from(step.round);
-        let Some(window) = configure.windows.iter().find(own) else { return Ok(step) };
-        if window.begin != done {
-            return Err(refused(format!("{done} layers are done, its window begins at {}", window.begin)));
-        }
+        let Some(layers) = layers_of(configure, &step)? else { return Ok(step) };
         let hidden = std::mem::take(&mut step.hidden);
-        let layers = window.begin..window.end;
+        let (begin, end) = (layers.start, layers.end);
         let control = &mut UntilStopped(stop);
         step.hidden = match replica.engine.run_layers(open, step.rows.clone(), hidden, layers, control) {
             Ok(hidden) => hidden,
@@ -307,9 +312,42 @@ impl Work {
             Err(err) => return Err(err.into()),
         };
         if !step.hidden.values.iter().all(|value| value.is_finite()) {
-            return Err(Fault::NoNumber { begin: window.begin, end: window.end });
+            return Err(Fault::NoNumber { begin, end });
         }
-        step.layers_done = window.end as u16;
+        step.layers_done = end as u16;
         Ok(step)
+    }
+}
+
+/// The layers that a frame has passed when it comes here: whoever sends another one is at fault, and nobody behind.
+fn passed_before(configure: &Configure, step: &Step) -> usize {
+    let here = (usize::from(step.round), usize::from(configure.place));
+    match step.audit {
+        Some(audit) if audit.place < configure.place => usize::from(audit.end),
+        Some(audit) => usize::from(audit.begin),
+        None => {
+            let before = configure.windows.iter().filter(|window| (window.round, window.place) < here);
+            before.map(|window| window.end).max().unwrap_or(0)
+        }
+    }
+}
+
+/// The layers that a frame is to pass here; none if it only goes on to the next device.
+fn layers_of(configure: &Configure, step: &Step) -> Result<Option<Range<usize>>, Fault> {
+    let place = usize::from(configure.place);
+    let mut own = configure.windows.iter().filter(|window| window.place == place);
+    let Some(audit) = step.audit else {
+        let window = own.find(|window| window.round == usize::from(step.round));
+        return Ok(window.map(|window| window.begin..window.end));
+    };
+    if audit.place != configure.place {
+        return Ok(None);
+    }
+    let (begin, end) = (usize::from(audit.begin), usize::from(audit.end));
+    match own.any(|window| window.begin <= begin && begin < end && end <= window.end) {
+        true => Ok(Some(begin..end)),
+        false => {
+            Err(refused(format!("an audit of layers {begin} to {end}, which are not all this device's")))
+        }
     }
 }

@@ -85,4 +85,8 @@ impl PieceSource for FromHead<'_> {
         }
         Ok(())
     }
+
+    fn go_on(&mut self) -> Result<(), WeightsError> {
+        if self.superseded() { Err(WeightsError::Superseded) } else { Ok(()) }
+    }
 }

@@ -20,6 +20,8 @@ use baton_terminal::chain;
 const SLICE: Duration = Duration::from_millis(20);
 /// How long a device that was configured at the same moment may take to know of this one.
 const KNOWN: Duration = Duration::from_millis(500);
+/// Between two words to the head while what is here is checked.
+const TELL: Duration = Duration::from_millis(500);
 /// Devices that are asked.
 const PEERS_MAX: usize = 8;
 
@@ -41,6 +43,8 @@ pub(super) struct FromRing<'a> {
     peers: Vec<Peer>,
     /// How long one answer of a device other than the head may take.
     patience: Duration,
+    /// When the head last heard that what is here is being checked.
+    told: Option<Instant>,
 }
 
 impl<'a> FromRing<'a> {
@@ -53,7 +57,7 @@ impl<'a> FromRing<'a> {
         // The head counts a device as lost that nothing comes to for twice its patience.
         let patience = head.patience / 2;
         let unasked = others.iter().take(PEERS_MAX).rev().cloned().collect();
-        Self { head, shared, network, model, unasked, peers: Vec::new(), patience }
+        Self { head, shared, network, model, unasked, peers: Vec::new(), patience, told: None }
     }
 
     /// Asks all devices what they have; those that do not answer have nothing.
@@ -174,6 +178,16 @@ impl PieceSource for FromRing<'_> {
                 }
                 Err(err) => return Err(err),
             }
+            self.head.ask(&Frame::Fed)?;
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self) -> Result<(), WeightsError> {
+        self.wanted()?;
+        // The head counts a device as lost that gets nowhere.
+        if self.told.is_none_or(|told| told.elapsed() >= TELL) {
+            self.told = Some(Instant::now());
             self.head.ask(&Frame::Fed)?;
         }
         Ok(())

@@ -24,7 +24,9 @@ use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NextNode
 use crate::ring::layout::layers_of;
 use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
 use crate::ring::profile::{own_bytes, this_memory};
-use crate::ring::weights::{Digest, Manifest, PIECE_BYTES, provide};
+use crate::ring::weights::{
+    Digest, Manifest, PIECE_BYTES, Part, PieceSource as _, Stage, WeightsError, check_whole, provide,
+};
 use baton_terminal::chain;
 
 /// Frames of the control channel that may wait.
@@ -74,9 +76,6 @@ pub(super) struct Session {
     larder: Larder,
     thread: Option<JoinHandle<()>>,
 }
-
-/// Ring links that may wait; more come from nobody who means well.
-const ARRIVALS_MAX: usize = 4;
 
 impl Session {
     pub(super) fn start(
@@ -141,9 +140,8 @@ impl Session {
     /// A ring link came.
     pub(super) fn arrived(&self, link: Link) {
         let mut arrivals = locked(&self.shared.arrivals);
-        if arrivals.len() == ARRIVALS_MAX {
-            arrivals.remove(0);
-        }
+        // One for each device that may open any: its latest.
+        arrivals.retain(|other| other.peer != link.peer);
         arrivals.push(link);
     }
 }
@@ -282,6 +280,10 @@ impl Serving<'_> {
                         self.provide(&provide);
                         continue;
                     }
+                    Ok(Frame::Failed(failure)) => {
+                        self.distrusted(failure.words);
+                        continue;
+                    }
                     // Answers that come too late, to questions of an older part.
                     Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => continue,
                     Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
@@ -292,6 +294,14 @@ impl Serving<'_> {
         if let Some(running) = self.running.take() {
             running.end();
         }
+    }
+
+    /// The head found that this device computes wrong: what it computes with next is read again.
+    fn distrusted(&mut self, words: String) {
+        tracing::warn!(words, "the head does not take this device's results");
+        self.held = None;
+        self.options.checked.forget();
+        (self.said)(WorkerEvent::Failed { epoch: self.last, words });
     }
 
     /// Takes a part: says that it is ready, or why not.
@@ -391,22 +401,38 @@ impl Serving<'_> {
         Engine::new(Arc::clone(&held.model), options).map_err(|err| Unable(FailureCode::Engine, chain(&err)))
     }
 
-    /// A file with these layers: a whole one that is here, or this device's part.
+    /// A file with these layers: a whole one that is here, or this device's part. All that they need was hashed.
     fn file(&mut self, model: Digest, others: &[NextNode], layers: &[usize]) -> Result<PathBuf, Unable> {
-        for path in &self.options.files {
-            match Manifest::of_file(path, PIECE_BYTES) {
-                Ok(manifest) if manifest.digest() == model => return Ok(path.clone()),
-                Ok(_) => {}
-                Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
-            }
-        }
         let Self { network, options, said, shared, inbox, newer, .. } = self;
         let patience = options.patience;
         let head = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
         let mut source = FromRing::new(head, shared, network, (model, others));
-        let mut progress = |done, total| said(WorkerEvent::Fetching { done, total });
-        provide(&options.folder, model, layers, &mut source, &mut progress)
-            .map_err(|err| Unable(FailureCode::Weights, chain(&err)))
+        let mut progress = |stage, done, total| {
+            said(match stage {
+                Stage::Checking => WorkerEvent::Checking { done, total },
+                Stage::Fetching => WorkerEvent::Fetching { done, total },
+            });
+        };
+        let unable = |err: WeightsError| Unable(FailureCode::Weights, chain(&err));
+        for path in &options.files {
+            let done = match Manifest::of_file(path, PIECE_BYTES) {
+                Ok(manifest) if manifest.digest() == model => {
+                    let parts = [Part::Header, Part::Layers(layers)];
+                    let go_on = &mut || source.go_on();
+                    check_whole((path, &manifest), &parts, &options.checked, go_on, &mut progress)
+                }
+                Ok(_) => continue,
+                Err(err) => Err(err),
+            };
+            match done {
+                Ok(()) => return Ok(path.clone()),
+                Err(err @ (WeightsError::Superseded | WeightsError::Source(_))) => return Err(unable(err)),
+                // What it lacks comes from others.
+                Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
+            }
+        }
+        let place = (options.folder.as_path(), &options.checked);
+        provide(place, model, layers, &mut source, &mut progress).map_err(unable)
     }
 
     /// Whether something else has come that is to be done instead.
