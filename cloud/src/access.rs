@@ -16,7 +16,7 @@ pub mod user;
 
 pub use self::book::{AccessBook, Caller, Denied};
 pub use self::class::{ClassCost, DeviceClassSettings};
-pub use self::gate::{Gate, Permit, QuotaError};
+pub use self::gate::{Gate, Need, Payer, Permit, QuotaError, RequestName, Reservation};
 pub use self::key::{ApiKey, KeySecret};
 pub use self::password::PasswordError;
 pub use self::scope::{Scope, Scopes};

@@ -8,9 +8,13 @@ use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, PrefixScope};
-use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, Sampling, Segment, Timing};
+use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing};
 use baton_refine::{AttentionShape, Mode, UnknownMode};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
+use crate::access::RequestName;
 use crate::completion::Penalties;
 use crate::constrain::Constraint;
 use crate::job::{AnswerText, Job, MaskSource, Window};
@@ -71,6 +75,38 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
     let (mut job, stream) = draft.job(served, &request.sampling)?;
     job.spec.floor_tokens = planned.assist_floor as usize;
     Ok((job, stream))
+}
+
+/// What tells a request from all others: its id, and everything that decides its answer.
+///
+/// What a device says of itself is left out: it may have measured again before it sends a request again.
+pub(crate) fn name(request: &AssistRequest) -> RequestName {
+    #[derive(Serialize)]
+    struct Deciding<'a>(
+        (Uuid, &'a str, Option<u32>, &'a str, Option<u32>),
+        (&'a [Segment], Option<&'a str>, &'a Sampling, &'a RefineOptions),
+    );
+    let deciding = Deciding(
+        (request.request_id, &request.scene, request.scene_version, &request.model, request.assist_tokens),
+        (&request.segments, request.continue_from.as_deref(), &request.sampling, &request.refine),
+    );
+    let mut digest = Sha256::new();
+    serde_json::to_writer(DigestWriter(&mut digest), &deciding).expect("a checked request is JSON again");
+    RequestName(digest.finalize().into())
+}
+
+/// Takes bytes in without keeping them.
+struct DigestWriter<'a>(&'a mut Sha256);
+
+impl std::io::Write for DigestWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What a job is made of, whoever asks.
@@ -175,6 +211,7 @@ impl Draft {
             opened_at: None,
             sink,
             outbox: Vec::new(),
+            reservation: None,
         };
         Ok((job, stream))
     }

@@ -19,6 +19,7 @@ use baton_protocol::{
     Usage,
 };
 
+use crate::access::{Need, Payer, QuotaError, RequestName, Reservation};
 use crate::constrain::{Constraint, ConstraintError};
 use crate::desk::Clock;
 use crate::logprobs::Logprobs;
@@ -29,6 +30,9 @@ use crate::stream::{Batch, EventSink};
 
 /// When to ask again where the service goes down: another one is likely to be there already.
 const RETRY_ELSEWHERE_MS: u64 = 1000;
+
+/// What bounds L where a tenant's day has no more tokens left.
+const BOUND_BY_QUOTA: &str = "quota";
 
 /// Where the mask of an answer comes from.
 #[derive(Debug)]
@@ -80,6 +84,8 @@ pub(crate) struct Job {
     pub(crate) sink: EventSink,
     /// What goes out when the pass is over.
     pub(crate) outbox: Batch,
+    /// What its tenant pays for it, where it has one.
+    pub(crate) reservation: Option<Reservation>,
 }
 
 /// The streaming text transform of one answer: whole characters, nothing past a stop string.
@@ -160,6 +166,27 @@ impl Job {
         self.cached = tokens - tokens % BLOCK_TOKENS;
     }
 
+    /// Sets aside what the answer may use; it may get less than it asked for, where its tenant has no more left.
+    pub(crate) fn reserve(&mut self, payer: &Payer, name: Option<RequestName>) -> Result<(), QuotaError> {
+        let reservation = payer.reserve(Need {
+            name,
+            prompt_tokens: self.prompt.len() as u64,
+            max_tokens: self.spec.max_tokens as u64,
+        })?;
+        self.cap(usize::try_from(reservation.max_tokens()).unwrap_or(usize::MAX), BOUND_BY_QUOTA);
+        self.spec.floor_tokens = self.spec.floor_tokens.min(self.spec.max_tokens);
+        self.reservation = Some(reservation);
+        Ok(())
+    }
+
+    /// A pass computes its prompt up to `end`, or its own tokens behind that.
+    pub(crate) fn begin_prefill(&mut self, end: usize) {
+        let end = end.min(self.prompt.len()) as u64;
+        if let Some(reservation) = &mut self.reservation {
+            reservation.compute(end);
+        }
+    }
+
     /// Samples the next token from `logits: [v]` and puts its event into the outbox.
     pub(crate) fn write(&mut self, logits: &[f32]) -> Outcome {
         let index = self.answer.len() as u64;
@@ -226,6 +253,9 @@ impl Job {
         let index = u32::try_from(self.answer.len()).expect("a context is shorter than 2^32");
         let first = self.written() == 0;
         self.answer.push(id);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.write();
+        }
         let event = if first {
             AssistEvent::First(Box::new(FirstEvent { index, id, text, ..self.first.clone() }))
         } else {
@@ -292,6 +322,12 @@ impl Job {
                 "the answer was constrained"
             );
         }
+        // Its reader may ask again as soon as it sees the end.
+        if let Some(mut reservation) = self.reservation.take()
+            && matches!(closed.reason, CloseReason::Failed | CloseReason::Stopped)
+        {
+            reservation.forgive_prompt();
+        }
         let reason = match closed.reason {
             CloseReason::Stop => EndReason::Stop,
             CloseReason::Cap => EndReason::Cap,
@@ -326,10 +362,17 @@ impl Job {
 
     /// Takes over that it got its slot under load, where it did.
     pub(crate) fn lower(&mut self, max_tokens: Option<usize>) {
-        let Some(tokens) = max_tokens.filter(|&tokens| tokens < self.spec.max_tokens) else { return };
-        self.spec.max_tokens = tokens;
-        self.first.assist_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        self.first.assist_bound_by = BoundBy::Load.as_str().to_owned();
+        if let Some(tokens) = max_tokens {
+            self.cap(tokens, BoundBy::Load.as_str());
+        }
+    }
+
+    fn cap(&mut self, tokens: usize, bound_by: &str) {
+        if tokens < self.spec.max_tokens {
+            self.spec.max_tokens = tokens;
+            self.first.assist_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+            self.first.assist_bound_by = bound_by.to_owned();
+        }
     }
 
     fn close_with(mut self, body: ErrorBody) {

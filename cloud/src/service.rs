@@ -17,6 +17,7 @@ use baton_engine::pace_emulation::PassCost;
 use baton_engine::{AdapterId, Model};
 use baton_protocol::{AssistRequest, SceneInfo};
 
+use crate::access::Payer;
 use crate::assist::{self, Asked};
 use crate::book::SceneBook;
 use crate::coefficients::Coefficients;
@@ -237,11 +238,27 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn assist_on(&self, request: &AssistRequest, terms: Terms) -> Result<AssistStream, ServiceError> {
+        self.assist_for(request, terms, None)
+    }
+
+    /// The same, at the expense of a tenant.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn assist_for(
+        &self,
+        request: &AssistRequest,
+        terms: Terms,
+        payer: Option<&Payer>,
+    ) -> Result<AssistStream, ServiceError> {
         request.check()?;
         let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
         let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
-        let (job, mut stream) = assist::prepare(served, &asked)?;
+        let (mut job, mut stream) = assist::prepare(served, &asked)?;
+        if let Some(payer) = payer {
+            job.reserve(payer, Some(assist::name(request)))?;
+        }
         self.submit(served, job, terms)?;
         if let Some(device) = &request.device {
             // What a device says of itself holds beside every model.
@@ -268,8 +285,24 @@ impl CloudService {
         request: &CompletionRequest,
         terms: Terms,
     ) -> Result<AssistStream, ServiceError> {
+        self.complete_for(request, terms, None)
+    }
+
+    /// The same, at the expense of a tenant.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn complete_for(
+        &self,
+        request: &CompletionRequest,
+        terms: Terms,
+        payer: Option<&Payer>,
+    ) -> Result<AssistStream, ServiceError> {
         let served = self.named(&request.model)?;
-        let (job, mut stream) = completion::prepare(served, request, &terms)?;
+        let (mut job, mut stream) = completion::prepare(served, request, &terms)?;
+        if let Some(payer) = payer {
+            job.reserve(payer, None)?;
+        }
         self.submit(served, job, terms)?;
         stream.watch(Recorder::new(&self.first().desk, TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)

@@ -306,6 +306,14 @@ impl Worker {
         let turn = turns.as_deref().map(Turns::take);
         // What a pass costs is told without the wait for other models' passes.
         let (begun_at, started) = (self.desk.clock.now(), Instant::now());
+        // Before it is computed: a reader that goes away within the pass pays for it.
+        for row in &plan.rows {
+            if let StepRow::Prefill { id, tokens, .. } = row
+                && let Some(job) = self.jobs.get_mut(id)
+            {
+                job.begin_prefill(tokens.end);
+            }
+        }
         let rows: Vec<Row> = plan.rows.iter().filter_map(|row| self.row(row)).collect();
         let batch: Vec<StepSeq<'_>> = rows.iter().map(Row::step).collect();
         let mut control = CancelWatch { flags: rows.iter().map(|row| row.cancel.clone()).collect() };

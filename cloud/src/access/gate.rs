@@ -1,10 +1,14 @@
 //! The gate of each tenant: requests in a minute, requests at the same time, tokens in a day.
 //!
-//! A rate limiter (GCRA, by `governor`) evens out what this replica takes; minutes, days and running requests are
-//! counted over all replicas, which meet in the database every few seconds. Between two meetings each replica knows only
-//! its own, so that a limit over replicas may be passed by what they take meanwhile; while the database is away each
-//! counts for itself, and what it counted is added when it is back.
-//! Always: a permit gives its place back when it is dropped.
+//! A rate limiter (GCRA, by `governor`) evens out what this replica takes; minutes, days, running requests and the tokens
+//! set aside for them are counted over all replicas, which meet in the database every few seconds. On one replica no
+//! limit is ever passed. Between two meetings a replica does not know what the others take: with n replicas a day's
+//! tokens may be passed by at most n - 1 times what the day had left at the last meeting. While the database is away
+//! each counts for itself, and what it counted is added when it is back. What a replica has set aside is given back if
+//! it is not heard of for 15 s; what it used since its last meeting is then lost, and so are its receipts.
+//! Always: a permit gives its place back when it is dropped; a reservation is settled once.
+
+mod reservation;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,11 +16,14 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use baton_protocol::{AssistEvent, Usage};
+use baton_protocol::AssistEvent;
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
 
+pub use self::reservation::{Need, Payer, RECEIPT_MS, RequestName, Reservation, SENT_MAX};
+
+use self::reservation::Receipt;
 use super::Tenant;
 use crate::desk::Clock;
 use crate::store::{SharedUsage, UsageDelta};
@@ -47,24 +54,43 @@ pub enum QuotaError {
         /// When one is likely to have ended.
         retry_after_ms: u64,
     },
-    /// The day's tokens are used up.
-    #[error("the tenant may use {limit} tokens in a day (UTC)")]
+    /// The day has not enough tokens left.
+    #[error("the tenant may use {limit} tokens in a day (UTC), {left} are left")]
     Tokens {
         /// Tokens in a day.
         limit: u64,
+        /// Tokens that are left.
+        left: u64,
         /// When the next day begins.
         retry_after_ms: u64,
     },
+    /// The day has enough tokens left, but running requests may use them.
+    #[error(
+        "the tenant may use {limit} tokens in a day (UTC), {left} are left beside what its running requests may use"
+    )]
+    Reserved {
+        /// Tokens in a day.
+        limit: u64,
+        /// Tokens that are left and not set aside.
+        left: u64,
+        /// When a request is likely to have ended.
+        retry_after_ms: u64,
+    },
+    /// One request was sent too often.
+    #[error("a request may be sent {SENT_MAX} times; ask again with a new `request_id`")]
+    Repeated,
 }
 
 impl QuotaError {
-    /// When to ask again.
+    /// When to ask again; none where that would not help.
     #[must_use]
-    pub fn retry_after_ms(&self) -> u64 {
+    pub fn retry_after_ms(&self) -> Option<u64> {
         match *self {
             QuotaError::Rate { retry_after_ms, .. }
             | QuotaError::Concurrency { retry_after_ms, .. }
-            | QuotaError::Tokens { retry_after_ms, .. } => retry_after_ms,
+            | QuotaError::Tokens { retry_after_ms, .. }
+            | QuotaError::Reserved { retry_after_ms, .. } => Some(retry_after_ms),
+            QuotaError::Repeated => None,
         }
     }
 }
@@ -112,6 +138,12 @@ struct Meter {
     day_known: u64,
     /// Requests and tokens by day that the database does not know.
     waiting: BTreeMap<i64, (u64, u64)>,
+    /// Tokens set aside for requests that run here, and as other replicas said last.
+    reserved: u64,
+    reserved_elsewhere: u64,
+    /// As other replicas know it.
+    reserved_told: u64,
+    receipts: HashMap<RequestName, Receipt>,
 }
 
 #[derive(Default)]
@@ -148,7 +180,8 @@ impl Meter {
         if let Some(limit) = limits.tokens_per_day
             && self.tokens_today() >= limit
         {
-            return Err(QuotaError::Tokens { limit, retry_after_ms: left(self.day_ms + DAY_MS, now_ms) });
+            let retry_after_ms = left(self.day_ms + DAY_MS, now_ms);
+            return Err(QuotaError::Tokens { limit, left: 0, retry_after_ms });
         }
         let Some(limit) = limits.requests_per_minute else {
             self.limiter = None;
@@ -190,7 +223,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`QuotaError`], with when to ask again.
-    pub fn admit(&self, tenant: &Tenant) -> Result<Permit, QuotaError> {
+    pub fn admit(&self, tenant: &Arc<Tenant>) -> Result<Permit, QuotaError> {
         let now_ms = (self.inner.wall_ms)();
         let mut meters = self.meters();
         let meter = meters.entry(tenant.id.clone()).or_default();
@@ -199,13 +232,7 @@ impl Gate {
         meter.running += 1;
         meter.minute.waiting += 1;
         meter.waiting.entry(meter.day_ms).or_default().0 += 1;
-        Ok(Permit {
-            gate: self.clone(),
-            tenant: tenant.id.clone(),
-            prompt_tokens: 0,
-            written: 0,
-            usage: None,
-        })
+        Ok(Permit { payer: Payer { gate: self.clone(), tenant: tenant.clone() } })
     }
 
     /// What the database does not know yet, and what runs here.
@@ -217,7 +244,10 @@ impl Gate {
             meter.roll(now_ms);
             let today = meter.waiting.get(&meter.day_ms).copied();
             // A tenant that asked for nothing this minute is not asked about, once it is known that nothing runs.
-            let idle = meter.running == 0 && meter.running_told == 0;
+            let idle = meter.running == 0
+                && meter.running_told == 0
+                && meter.reserved == 0
+                && meter.reserved_told == 0;
             let quiet = idle && meter.minute.waiting == 0 && meter.minute.known == 0;
             let delta = |day_ms, requests, (day_requests, tokens)| UsageDelta {
                 tenant: tenant.clone(),
@@ -227,6 +257,7 @@ impl Gate {
                 day_requests,
                 tokens,
                 running: meter.running,
+                reserved: meter.reserved,
             };
             let older = meter.waiting.iter().filter(|&(&day_ms, _)| day_ms != meter.day_ms);
             deltas.extend(older.map(|(&day_ms, &used)| delta(day_ms, 0, used)));
@@ -242,7 +273,7 @@ impl Gate {
         let mut meters = self.meters();
         for delta in sent {
             let Some(meter) = meters.get_mut(&delta.tenant) else { continue };
-            meter.running_told = delta.running;
+            (meter.running_told, meter.reserved_told) = (delta.running, delta.reserved);
             if meter.minute_ms == delta.minute_ms {
                 meter.minute.waiting = meter.minute.waiting.saturating_sub(delta.requests);
             }
@@ -257,6 +288,7 @@ impl Gate {
         for usage in shared {
             let Some(meter) = meters.get_mut(&usage.tenant) else { continue };
             meter.running_elsewhere = usage.running_elsewhere;
+            meter.reserved_elsewhere = usage.reserved_elsewhere;
             if meter.minute_ms == usage.minute_ms {
                 meter.minute.known = usage.requests;
             }
@@ -266,60 +298,33 @@ impl Gate {
         }
     }
 
-    fn charge(&self, tenant: &str, tokens: u64) {
-        let now_ms = (self.inner.wall_ms)();
-        if let Some(meter) = self.meters().get_mut(tenant) {
-            meter.roll(now_ms);
-            meter.waiting.entry(meter.day_ms).or_default().1 += tokens;
-        }
-    }
-
     fn meters(&self) -> MutexGuard<'_, HashMap<String, Meter>> {
         self.inner.meters.lock().expect("nothing panics while the meters are locked")
     }
 }
 
-/// A request that was let in; gives its place back when it is dropped, and charges what it used.
+/// A request that was let in; gives its place back when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
-    gate: Gate,
-    tenant: String,
-    prompt_tokens: u64,
-    /// Answer tokens seen.
-    written: u64,
-    /// As the terminal event has it.
-    usage: Option<Usage>,
+    payer: Payer,
 }
 
 impl Permit {
-    /// Says how long the prompt is, which counts also where the answer is broken off.
-    pub fn set_prompt_tokens(&mut self, tokens: u64) {
-        self.prompt_tokens = tokens;
+    /// Who pays for the request.
+    #[must_use]
+    pub fn payer(&self) -> &Payer {
+        &self.payer
     }
 }
 
+/// The place is held as long as the answer's stream.
 impl StreamWatch for Permit {
-    fn event(&mut self, event: &AssistEvent) {
-        match event {
-            AssistEvent::First(_) | AssistEvent::Token(_) => self.written += 1,
-            AssistEvent::End(end) => self.usage = Some(end.usage),
-            AssistEvent::Mask(_) | AssistEvent::Error(_) => (),
-        }
-    }
+    fn event(&mut self, _event: &AssistEvent) {}
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let tokens = match &self.usage {
-            Some(usage) => usage.prompt_tokens + usage.completion_tokens,
-            // Refused before its first event, it used nothing.
-            None if self.written == 0 => 0,
-            None => self.prompt_tokens + self.written,
-        };
-        if tokens > 0 {
-            self.gate.charge(&self.tenant, tokens);
-        }
-        if let Some(meter) = self.gate.meters().get_mut(&self.tenant) {
+        if let Some(meter) = self.payer.gate.meters().get_mut(&self.payer.tenant.id) {
             meter.running = meter.running.saturating_sub(1);
         }
     }

@@ -4,13 +4,13 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use baton_protocol::{ErrorBody, ErrorCode};
+use baton_protocol::ErrorCode;
 
 use super::App;
 use super::error::{ApiError, Dialect};
 use crate::access::{AccessBook, Caller, Denied, Permit, QuotaError, Scope};
+use crate::service::ServiceError;
 use crate::store::now_ms;
-use crate::stream::AssistStream;
 
 /// What some routes ask of a key, and in whose words they refuse one.
 #[derive(Debug, Clone)]
@@ -44,12 +44,6 @@ pub(super) fn admit(app: &App, caller: &Caller) -> Result<Permit, ApiError> {
     Ok(app.access.gate.admit(&caller.tenant)?)
 }
 
-/// Has the tenant pay for an answer when its stream ends, whoever ends it.
-pub(super) fn charge(mut permit: Permit, answer: &mut AssistStream) {
-    permit.set_prompt_tokens(answer.prompt_tokens());
-    answer.watch(permit);
-}
-
 /// The bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
@@ -69,9 +63,7 @@ impl From<Denied> for ApiError {
 
 impl From<QuotaError> for ApiError {
     fn from(err: QuotaError) -> ApiError {
-        let mut body = ErrorBody::new(ErrorCode::Overloaded, err.to_string());
-        body.error.retry_after_ms = Some(err.retry_after_ms());
-        ApiError::from(body)
+        ApiError::from(ServiceError::from(err))
     }
 }
 

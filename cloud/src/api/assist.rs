@@ -57,8 +57,8 @@ pub(super) async fn assist(
             }
             return Ok(Source::Kept(reader));
         }
-        let mut answer = service.assist_on(&request, terms)?;
-        access::charge(permit, &mut answer);
+        let mut answer = service.assist_for(&request, terms, Some(permit.payer()))?;
+        answer.watch(permit);
         if !request.resume {
             return Ok(Source::Live(answer));
         }

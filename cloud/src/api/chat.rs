@@ -58,15 +58,16 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
     // Parsing, tokenizing and compiling a schema take milliseconds: not on a thread of the runtime.
     let accepted = tokio::task::spawn_blocking(move || {
         let request = chat_request::parse(&bytes)?;
-        let answer = match &request.work {
-            ChatWork::Whole(completion) => service.complete_on(completion, terms)?,
-            ChatWork::Assisted(assist) => service.assist_on(assist, terms)?,
+        let payer = Some(permit.payer());
+        let mut answer = match &request.work {
+            ChatWork::Whole(completion) => service.complete_for(completion, terms, payer)?,
+            ChatWork::Assisted(assist) => service.assist_for(assist, terms, payer)?,
         };
+        answer.watch(permit);
         Ok::<_, ApiError>((request, answer))
     });
-    let (request, mut answer) =
+    let (request, answer) =
         accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
-    access::charge(permit, &mut answer);
     let head = Head::new(answer.model());
     let reply = Reply::new(app.service.model_named(answer.model())?.model, &request.work);
     if !request.stream {

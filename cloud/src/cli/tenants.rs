@@ -55,7 +55,7 @@ pub struct TenantSet {
     /// Requests at the same time, or `none`
     #[arg(long, value_name = "N|none")]
     pub concurrency: Option<Limit<u32>>,
-    /// Prompt and answer tokens in a day (UTC), or `none`
+    /// Prompt and answer tokens in a day (UTC), or `none`; what a request may use is set aside before it runs
     #[arg(long, value_name = "N|none")]
     pub tokens_per_day: Option<Limit<u64>>,
     /// Refuse every request of the tenant

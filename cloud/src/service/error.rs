@@ -8,6 +8,7 @@ use baton_engine::stop::StopError;
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
 use baton_refine::RefineError;
 
+use crate::access::QuotaError;
 use crate::book::SceneLookupError;
 use crate::constrain::ConstraintError;
 use crate::planning::PlanError;
@@ -115,6 +116,9 @@ pub enum ServiceError {
     /// The refiner cannot make a mask.
     #[error("refine the prompt")]
     Refine(#[from] RefineError),
+    /// The caller's tenant may not use what the request needs.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
     /// The queue is full.
     #[error("{waiting} requests wait, with {:.1} s of prompts; the limit is {limit}", backlog.as_secs_f64())]
     Overloaded {
@@ -175,16 +179,23 @@ impl ServiceError {
                 (ErrorCode::InvalidRequest, None)
             }
             ServiceError::Refine(_) => (ErrorCode::InvalidRequest, Some("refine".into())),
-            ServiceError::Overloaded { .. } | ServiceError::Late { .. } => (ErrorCode::Overloaded, None),
+            ServiceError::Quota(QuotaError::Repeated) => {
+                (ErrorCode::InvalidRequest, Some("request_id".into()))
+            }
+            ServiceError::Overloaded { .. } | ServiceError::Late { .. } | ServiceError::Quota(_) => {
+                (ErrorCode::Overloaded, None)
+            }
             ServiceError::Stopping => (ErrorCode::Unavailable, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
-        if let ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } =
-            self
-        {
-            body.error.retry_after_ms = Some(*retry_after_ms);
-        }
+        body.error.retry_after_ms = match self {
+            ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } => {
+                Some(*retry_after_ms)
+            }
+            ServiceError::Quota(err) => err.retry_after_ms(),
+            _ => None,
+        };
         body
     }
 }

@@ -31,6 +31,7 @@ migrations! {
     7 "access" "0007_access.sql";
     8 "usage" "0008_usage.sql";
     9 "scene model" "0009_scene_model.sql";
+    10 "reserved tokens" "0010_reserved_tokens.sql";
     12 "scene assist max" "0012_scene_assist_max.sql";
 }
 

@@ -169,10 +169,12 @@ statements! {
         "SELECT tenant, requests, tokens FROM tenant_usage WHERE period_ms = $1 AND start_ms = $2 ORDER BY tenant";
     USAGE_FORGET: "forget old usage" = "DELETE FROM tenant_usage WHERE period_ms = $1 AND start_ms < $2";
     LOAD_PUT: "tell what runs here" =
-        "INSERT INTO replica_load (replica, tenant, running, updated_ms) VALUES ($1, $2, $3, $4) \
-         ON CONFLICT (replica, tenant) DO UPDATE SET running = excluded.running, updated_ms = excluded.updated_ms";
+        "INSERT INTO replica_load (replica, tenant, running, reserved, updated_ms) VALUES ($1, $2, $3, $4, $5) \
+         ON CONFLICT (replica, tenant) DO UPDATE SET running = excluded.running, reserved = excluded.reserved, \
+         updated_ms = excluded.updated_ms";
     LOAD_OTHERS: "read what runs elsewhere" =
-        "SELECT tenant, CAST(SUM(running) AS BIGINT) AS running FROM replica_load \
+        "SELECT tenant, CAST(SUM(running) AS BIGINT) AS running, CAST(SUM(reserved) AS BIGINT) AS reserved \
+         FROM replica_load \
          WHERE replica <> $1 AND updated_ms > $2 GROUP BY tenant ORDER BY tenant";
     LOAD_FORGET: "forget replicas that are gone" = "DELETE FROM replica_load WHERE updated_ms < $1";
     TELEMETRY_PUT: "keep telemetry" =

@@ -34,6 +34,8 @@ pub struct UsageDelta {
     pub tokens: u64,
     /// Requests that run here now.
     pub running: u32,
+    /// Tokens set aside for them.
+    pub reserved: u64,
 }
 
 /// What a tenant has used everywhere.
@@ -51,6 +53,8 @@ pub struct SharedUsage {
     pub tokens: u64,
     /// Requests that run on other replicas.
     pub running_elsewhere: u32,
+    /// Tokens set aside for them.
+    pub reserved_elsewhere: u64,
 }
 
 /// Usage of one tenant on one day.
@@ -87,7 +91,7 @@ impl Store {
             let minute = tx.row(&sql::USAGE_ADD, values).await?;
             let values = args![tenant, DAY_MS, delta.day_ms, delta.day_requests, delta.tokens];
             let day = tx.row(&sql::USAGE_ADD, values).await?;
-            tx.execute(&sql::LOAD_PUT, args![replica, tenant, delta.running, now_ms]).await?;
+            tx.execute(&sql::LOAD_PUT, args![replica, tenant, delta.running, delta.reserved, now_ms]).await?;
             let total = |row: Option<Row>, column| row.map_or(Ok(0), |row: Row| row.count(column));
             shared.push(SharedUsage {
                 tenant: tenant.to_owned(),
@@ -96,12 +100,14 @@ impl Store {
                 day_ms: delta.day_ms,
                 tokens: total(day, "tokens")?,
                 running_elsewhere: 0,
+                reserved_elsewhere: 0,
             });
         }
         for row in tx.rows(&sql::LOAD_OTHERS, args![replica, now_ms - REPLICA_GONE_MS]).await? {
             let tenant = row.text("tenant")?;
             if let Some(usage) = shared.iter_mut().find(|usage| usage.tenant == tenant) {
                 usage.running_elsewhere = row.small("running")?;
+                usage.reserved_elsewhere = row.count("reserved")?;
             }
         }
         tx.commit().await?;

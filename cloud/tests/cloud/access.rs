@@ -6,7 +6,9 @@ use baton_cloud::access::{AccessBook, ApiKey, Gate, KeySecret, Scopes, Tenant, T
 use baton_cloud::api::{Access, ApiLimits};
 use baton_cloud::store::now_ms;
 use baton_edge::HttpLimits;
+use baton_protocol::AssistRequest;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::client::{Reply, Server};
 use crate::world::{document, options, request};
@@ -57,7 +59,8 @@ async fn send(server: &Server, key: &str, method: &str, path: &str, body: &Value
 }
 
 fn assist(tokens: u32) -> Value {
-    serde_json::to_value(request("doc-qa", &document(3), tokens)).unwrap()
+    let request = AssistRequest { request_id: Uuid::new_v4(), ..request("doc-qa", &document(3), tokens) };
+    serde_json::to_value(request).unwrap()
 }
 
 fn chat() -> Value {
@@ -188,7 +191,9 @@ async fn running_requests_and_tokens_are_counted() {
     };
     refused(&over, 429, "overloaded", "the tenant may use 1000 tokens in a day (UTC)");
     // OpenAI's clients take a Retry-After of more than a minute for none, and would ask again at once.
-    let over = send(&server, key.reveal(), "POST", "/v1/chat/completions", &chat()).await;
+    let mut longer = chat();
+    longer["messages"][0]["content"] = "Hello ".repeat(200).into();
+    let over = send(&server, key.reveal(), "POST", "/v1/chat/completions", &longer).await;
     refused(&over, 429, "rate_limit_exceeded", "1000 tokens in a day");
     let wait: u64 = over.header("retry-after").unwrap().parse().unwrap();
     assert_eq!(over.header("x-should-retry"), (wait > 60).then_some("false"), "{wait} s");

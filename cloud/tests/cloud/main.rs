@@ -20,6 +20,7 @@ mod models;
 mod observability;
 mod preemption;
 mod program;
+mod quotas;
 mod running;
 mod scheduler;
 mod service;

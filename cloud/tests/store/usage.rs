@@ -23,6 +23,7 @@ fn replicas_add_up_what_tenants_use() {
             day_requests: requests,
             tokens,
             running,
+            reserved: 10 * u64::from(running),
         };
         let usage = |tenant: &str, requests, tokens, running_elsewhere| SharedUsage {
             tenant: tenant.into(),
@@ -31,6 +32,7 @@ fn replicas_add_up_what_tenants_use() {
             day_ms,
             tokens,
             running_elsewhere,
+            reserved_elsewhere: 10 * u64::from(running_elsewhere),
         };
         let one =
             store.exchange_usage("one", &[delta("b", 3, 100, 2), delta("a", 1, 5, 1)], now).await.unwrap();
@@ -41,7 +43,7 @@ fn replicas_add_up_what_tenants_use() {
         assert_eq!(one, [usage("b", 7, 150, 7)]);
         // A replica that is not heard of any more runs nothing.
         let one = store.exchange_usage("one", &[delta("b", 0, 0, 1)], now + 20_000).await.unwrap();
-        assert_eq!(one[0].running_elsewhere, 0);
+        assert_eq!((one[0].running_elsewhere, one[0].reserved_elsewhere), (0, 0));
         let day = store.usage_of_day(day_ms).await.unwrap();
         assert_eq!(
             day.iter().map(|used| (used.tenant.as_str(), used.requests, used.tokens)).collect::<Vec<_>>(),
@@ -64,6 +66,7 @@ fn replicas_that_meet_at_the_same_time_lose_nothing() {
                     day_requests: 1,
                     tokens: 10,
                     running: 0,
+                    reserved: 0,
                 };
                 // In any order: the store has one of its own, so that none waits for another that waits for it.
                 let deltas =

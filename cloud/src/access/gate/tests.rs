@@ -28,17 +28,40 @@ impl World {
     }
 
     /// One request that is over at once and used so many tokens.
-    fn whole(&self, tenant: &Tenant, tokens: u64) -> Result<(), QuotaError> {
-        let mut permit = self.gate.admit(tenant)?;
-        permit.usage = Some(Usage { prompt_tokens: tokens, cached_prefix_tokens: 0, completion_tokens: 0 });
+    fn whole(&self, tenant: &Arc<Tenant>, tokens: u64) -> Result<(), QuotaError> {
+        let permit = self.gate.admit(tenant)?;
+        permit.payer().reserve(need(None, tokens, 1))?.compute(tokens);
         Ok(())
+    }
+
+    /// What a request of this name is charged that computes its prompt and writes so many tokens.
+    fn charged(&self, tenant: &Arc<Tenant>, name: u8, written: u64) -> Result<u64, QuotaError> {
+        let before = self.tokens();
+        let mut reservation = self.gate.admit(tenant)?.payer().reserve(need(Some(name), 50, 100))?;
+        reservation.compute(50);
+        (0..written).for_each(|_| reservation.write());
+        drop(reservation);
+        Ok(self.tokens() - before)
+    }
+
+    fn tokens(&self) -> u64 {
+        self.gate.deltas().iter().map(|delta| delta.tokens).sum()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.gate.deltas().first().map_or(0, |delta| delta.reserved)
     }
 }
 
-fn tenant(change: impl FnOnce(&mut TenantSettings)) -> Tenant {
+fn need(name: Option<u8>, prompt_tokens: u64, max_tokens: u64) -> Need {
+    Need { name: name.map(|name| RequestName([name; 32])), prompt_tokens, max_tokens }
+}
+
+fn tenant(change: impl FnOnce(&mut TenantSettings)) -> Arc<Tenant> {
     let mut settings = TenantSettings::default();
     change(&mut settings);
-    Tenant { id: "t".into(), revision: 1, settings, created_ms: 0, updated_ms: 0, updated_by: String::new() }
+    let updated_by = String::new();
+    Arc::new(Tenant { id: "t".into(), revision: 1, settings, created_ms: 0, updated_ms: 0, updated_by })
 }
 
 #[test]
@@ -85,31 +108,113 @@ fn tokens_in_a_day() {
     let world = World::new();
     let tenant = tenant(|settings| settings.tokens_per_day = Some(100));
     world.whole(&tenant, 60).unwrap();
-    world.whole(&tenant, 60).unwrap();
+    let err = world.whole(&tenant, 60).unwrap_err();
+    assert_eq!(err, QuotaError::Tokens { limit: 100, left: 40, retry_after_ms: DAY_MS as u64 });
+    world.whole(&tenant, 40).unwrap_err();
+    // Where the day has less left than an answer may have, it gets what is left.
+    let mut last = world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 30, 1000)).unwrap();
+    assert_eq!(last.max_tokens(), 10);
+    last.compute(30);
+    (0..10).for_each(|_| last.write());
+    drop(last);
     world.advance(DAY_MS - 5000);
     let err = world.whole(&tenant, 1).unwrap_err();
-    assert_eq!(err, QuotaError::Tokens { limit: 100, retry_after_ms: 5000 });
+    assert_eq!(err, QuotaError::Tokens { limit: 100, left: 0, retry_after_ms: 5000 });
     world.advance(5000);
     assert_eq!(world.whole(&tenant, 1), Ok(()));
     // Yesterday's tokens still wait for the database, apart from today's.
     let deltas = world.gate.deltas();
     let days: Vec<(i64, u64)> = deltas.iter().map(|delta| (delta.day_ms, delta.tokens)).collect();
-    assert_eq!(days, [(DAY, 120), (DAY + DAY_MS, 1)]);
+    assert_eq!(days, [(DAY, 100), (DAY + DAY_MS, 1)]);
+}
+
+#[test]
+fn requests_at_the_same_time_cannot_pass_the_day_together() {
+    let world = World::new();
+    let tenant = tenant(|settings| settings.tokens_per_day = Some(500));
+    let ask = || world.gate.admit(&tenant).and_then(|permit| permit.payer().reserve(need(None, 100, 100)));
+    let mut running: Vec<Reservation> = (0..2).map(|_| ask().unwrap()).collect();
+    assert_eq!(world.reserved(), 400);
+    for _ in 0..38 {
+        let err = ask().unwrap_err();
+        assert_eq!(err, QuotaError::Reserved { limit: 500, left: 100, retry_after_ms: 1000 });
+    }
+    // One ends after 20 tokens: what it did not use is free again.
+    running[0].compute(100);
+    (0..20).for_each(|_| running[0].write());
+    running.remove(0);
+    assert_eq!((world.tokens(), world.reserved()), (120, 200));
+    // A request that cannot fit today, whatever ends, is told so.
+    let err = world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 380, 1)).unwrap_err();
+    assert!(matches!(err, QuotaError::Tokens { left: 380, .. }), "{err:?}");
+    assert!(matches!(ask(), Err(QuotaError::Reserved { left: 180, .. })));
+    drop(running);
+    assert_eq!((world.tokens(), world.reserved()), (120, 0), "nothing of the other was computed");
+    assert_eq!(ask().unwrap().max_tokens(), 100);
 }
 
 #[test]
 fn an_answer_that_is_broken_off_is_charged_for_what_was_done() {
     let world = World::new();
     let tenant = tenant(|_| ());
-    let mut permit = world.gate.admit(&tenant).unwrap();
-    permit.set_prompt_tokens(50);
-    drop(permit);
-    assert_eq!(world.gate.deltas()[0].tokens, 0, "nothing was written: it was refused or never began");
-    let mut permit = world.gate.admit(&tenant).unwrap();
-    permit.set_prompt_tokens(50);
-    permit.written = 3;
-    drop(permit);
-    assert_eq!(world.gate.deltas()[0].tokens, 53);
+    let ask = || world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 50, 10)).unwrap();
+    drop(ask());
+    assert_eq!(world.tokens(), 0, "it never began");
+    let mut cancelled = ask();
+    cancelled.compute(32);
+    cancelled.compute(16);
+    drop(cancelled);
+    assert_eq!(world.tokens(), 32, "its prompt was computed so far");
+    let mut failed = ask();
+    failed.compute(50);
+    failed.forgive_prompt();
+    drop(failed);
+    assert_eq!(world.tokens(), 32, "the service failed before the first token");
+    let mut written = ask();
+    written.compute(50);
+    (0..3).for_each(|_| written.write());
+    written.forgive_prompt();
+    drop(written);
+    assert_eq!(world.tokens(), 32 + 53);
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_charged_once() {
+    let world = World::new();
+    let tenant = tenant(|_| ());
+    assert_eq!(world.charged(&tenant, 1, 10), Ok(60));
+    assert_eq!(world.charged(&tenant, 1, 10), Ok(0));
+    assert_eq!(world.charged(&tenant, 1, 14), Ok(4), "the longest of its answers");
+    assert_eq!(world.charged(&tenant, 2, 10), Ok(60), "another request");
+    assert_eq!(world.charged(&tenant, 1, 10), Ok(0));
+    assert_eq!(world.charged(&tenant, 1, 10), Err(QuotaError::Repeated), "an answer costs slots, too");
+    assert_eq!(world.charged(&tenant, 2, 1), Ok(0));
+    world.advance(RECEIPT_MS);
+    assert_eq!(world.charged(&tenant, 1, 10), Ok(60), "it is not known any more");
+    // All at the same time: no more than four run.
+    let ask = || world.gate.admit(&tenant).unwrap().payer().reserve(need(Some(3), 50, 10));
+    let running: Vec<Reservation> = (0..4).map(|_| ask().unwrap()).collect();
+    assert_eq!(ask().unwrap_err(), QuotaError::Repeated);
+    drop(running);
+    assert!(ask().is_ok(), "those used nothing");
+    // A clock that is set back by a day keeps nothing for ever.
+    world.advance(-DAY_MS);
+    assert_eq!(world.charged(&tenant, 2, 10), Ok(60));
+}
+
+#[test]
+fn receipts_are_bounded() {
+    let world = World::new();
+    let tenant = tenant(|_| ());
+    let payer = world.gate.admit(&tenant).unwrap().payer().clone();
+    for at in 0..10_000_u64 {
+        let mut name = [0; 32];
+        name[..8].copy_from_slice(&at.to_le_bytes());
+        let need = Need { name: Some(RequestName(name)), prompt_tokens: 1, max_tokens: 1 };
+        payer.reserve(need).unwrap().compute(1);
+        world.advance(1);
+    }
+    assert_eq!(world.gate.meters()["t"].receipts.len(), 4096);
 }
 
 #[test]
@@ -129,6 +234,7 @@ fn replicas_share_limits_where_they_meet() {
         day_ms: sent[0].day_ms,
         tokens,
         running_elsewhere,
+        reserved_elsewhere: 0,
     };
     // Others run three: with ours the tenant has all it may.
     world.gate.exchanged(&sent, &[shared(4, 30, 3)]);
@@ -137,9 +243,13 @@ fn replicas_share_limits_where_they_meet() {
     assert!(matches!(world.gate.admit(&tenant), Err(QuotaError::Rate { .. })), "ten in this minute");
     world.gate.exchanged(&[], &[shared(4, 1000, 0)]);
     assert!(matches!(world.gate.admit(&tenant), Err(QuotaError::Tokens { .. })));
+    let elsewhere = SharedUsage { reserved_elsewhere: 900, ..shared(4, 30, 0) };
+    world.gate.exchanged(&[], &[elsewhere]);
+    let err = world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 50, 50)).unwrap_err();
+    assert_eq!(err, QuotaError::Reserved { limit: 1000, left: 70, retry_after_ms: 1000 });
     world.gate.exchanged(&[], &[shared(4, 30, 0)]);
     assert!(world.gate.admit(&tenant).is_ok());
-    assert_eq!(world.gate.deltas()[0].requests, 1, "what was sent is not sent again");
+    assert_eq!(world.gate.deltas()[0].requests, 2, "what was sent is not sent again");
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(in super::super) struct AssistBody {
     /// Must be 1.
     #[schema(minimum = 1, maximum = 1)]
     protocol: u32,
-    /// Names this request.
+    /// Names this request. Sent again within 10 minutes with the same content, it is charged once; it may be sent 4 times.
     request_id: Uuid,
     /// Scene id.
     #[schema(min_length = 1, max_length = 128)]
@@ -162,7 +162,7 @@ pub(super) struct FirstBody {
     text: String,
     /// Tokens that the cloud writes in all (L).
     assist_tokens: u32,
-    /// What L was bound by, e.g. `tau`.
+    /// What L was bound by, e.g. `tau`; `quota`: by what the tenant's day had left.
     assist_bound_by: String,
     /// Largest tolerable gap between shown tokens, in milliseconds.
     tau_ms: f64,

@@ -1,0 +1,213 @@
+//! Tokens set aside for one request: taken at admission, settled when its work ends.
+//!
+//! What a request may use at most is counted before anything is computed, so that requests that come at the same time
+//! cannot pass a limit together. What it did use is charged at its end: prompt tokens whose computing has begun and
+//! answer tokens written, whoever broke the answer off.
+//! Always: a request that is sent again (same id, same content) within [`RECEIPT_MS`] is charged once, for the longest
+//! of its answers; it may be sent [`SENT_MAX`] times.
+
+use std::sync::Arc;
+
+use super::{Gate, Meter, PLACE_FREE_MS, QuotaError, Tenant, left};
+use crate::traffic::DAY_MS;
+
+/// How long a request that is sent again is known, from its first time on.
+pub const RECEIPT_MS: i64 = 600_000;
+/// How often one request may be sent within that time: an answer costs slots also where it costs no tokens.
+pub const SENT_MAX: u32 = 4;
+/// Requests of one tenant that are known; the oldest are forgotten.
+const RECEIPTS_MAX: usize = 4096;
+
+/// What tells a request from others: a digest of its id and of all that decides its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestName(pub [u8; 32]);
+
+/// What a request may use at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// Its name, where it has an id of its own.
+    pub name: Option<RequestName>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u64,
+    /// The most tokens of its answer.
+    pub max_tokens: u64,
+}
+
+/// Who pays for a request.
+#[derive(Debug, Clone)]
+pub struct Payer {
+    pub(super) gate: Gate,
+    pub(super) tenant: Arc<Tenant>,
+}
+
+/// Tokens set aside for one request. Dropped, it charges what was used and gives the rest back.
+#[derive(Debug)]
+pub struct Reservation {
+    gate: Gate,
+    tenant: String,
+    name: Option<RequestName>,
+    set_aside: u64,
+    max_tokens: u64,
+    computed: u64,
+    written: u64,
+}
+
+/// What is known of a request that may be sent again.
+#[derive(Debug, Default)]
+pub(super) struct Receipt {
+    first_ms: i64,
+    running: u32,
+    /// How often it used tokens.
+    sent: u32,
+    paid: u64,
+}
+
+impl Payer {
+    /// Sets aside what a request may use. Where nothing else runs and the day has less left than the answer may have,
+    /// the answer gets what is left ([`Reservation::max_tokens`]).
+    ///
+    /// # Errors
+    /// [`QuotaError::Tokens`] where the day has no room for the prompt and one token, [`QuotaError::Reserved`] where it
+    /// may have when other requests end, [`QuotaError::Repeated`] where the request was sent too often.
+    pub fn reserve(&self, need: Need) -> Result<Reservation, QuotaError> {
+        let now_ms = (self.gate.inner.wall_ms)();
+        let mut meters = self.gate.meters();
+        let meter = meters.entry(self.tenant.id.clone()).or_default();
+        meter.roll(now_ms);
+        let paid = meter.paid(need.name, now_ms)?;
+        let (set_aside, max_tokens) = match self.tenant.settings.tokens_per_day {
+            None => (need.whole().saturating_sub(paid), need.max_tokens),
+            Some(limit) => meter.room_for(need, paid, limit, now_ms)?,
+        };
+        meter.reserved += set_aside;
+        if let Some(name) = need.name {
+            meter.receipts.entry(name).or_insert_with(|| Receipt::new(now_ms)).running += 1;
+            meter.forget_receipts();
+        }
+        Ok(Reservation {
+            gate: self.gate.clone(),
+            tenant: self.tenant.id.clone(),
+            name: need.name,
+            set_aside,
+            max_tokens,
+            computed: 0,
+            written: 0,
+        })
+    }
+}
+
+impl Need {
+    fn whole(self) -> u64 {
+        self.prompt_tokens.saturating_add(self.max_tokens)
+    }
+}
+
+impl Receipt {
+    fn new(now_ms: i64) -> Receipt {
+        Receipt { first_ms: now_ms, ..Receipt::default() }
+    }
+
+    fn is_over(&self, now_ms: i64) -> bool {
+        // A clock that was set back must not keep receipts for ever.
+        self.running == 0 && !(0..RECEIPT_MS).contains(&(now_ms - self.first_ms))
+    }
+}
+
+impl Meter {
+    /// What this request has been charged before.
+    fn paid(&mut self, name: Option<RequestName>, now_ms: i64) -> Result<u64, QuotaError> {
+        let Some(name) = name else { return Ok(0) };
+        if self.receipts.get(&name).is_some_and(|receipt| receipt.is_over(now_ms)) {
+            self.receipts.remove(&name);
+        }
+        match self.receipts.get(&name) {
+            Some(receipt) if receipt.sent + receipt.running >= SENT_MAX => Err(QuotaError::Repeated),
+            Some(receipt) => Ok(receipt.paid),
+            None => Ok(0),
+        }
+    }
+
+    /// Tokens to set aside, and the most that the answer may have.
+    fn room_for(&self, need: Need, paid: u64, limit: u64, now_ms: i64) -> Result<(u64, u64), QuotaError> {
+        let unused = limit.saturating_sub(self.tokens_today());
+        let reserved = self.reserved + self.reserved_elsewhere;
+        let left = unused.saturating_sub(reserved);
+        let whole = need.whole().saturating_sub(paid);
+        if whole <= left {
+            return Ok((whole, need.max_tokens));
+        }
+        // Of an answer that was paid for once, as much again is free.
+        let for_answer = |tokens: u64| tokens.saturating_add(paid).saturating_sub(need.prompt_tokens);
+        if for_answer(unused) == 0 {
+            let retry_after_ms = left_of_day(self.day_ms, now_ms);
+            return Err(QuotaError::Tokens { limit, left: unused, retry_after_ms });
+        }
+        if reserved > 0 {
+            return Err(QuotaError::Reserved { limit, left, retry_after_ms: PLACE_FREE_MS });
+        }
+        Ok((left, for_answer(left)))
+    }
+
+    fn forget_receipts(&mut self) {
+        while self.receipts.len() > RECEIPTS_MAX {
+            let idle = self.receipts.iter().filter(|(_, receipt)| receipt.running == 0);
+            let Some(oldest) = idle.min_by_key(|(_, receipt)| receipt.first_ms).map(|(name, _)| *name) else {
+                return;
+            };
+            self.receipts.remove(&oldest);
+        }
+    }
+
+    /// Tokens to charge for a request that used so many, and its receipt.
+    fn settle(&mut self, name: Option<RequestName>, used: u64) -> u64 {
+        let Some(receipt) = name.and_then(|name| self.receipts.get_mut(&name)) else { return used };
+        receipt.running = receipt.running.saturating_sub(1);
+        receipt.sent += u32::from(used > 0);
+        let due = used.saturating_sub(receipt.paid);
+        receipt.paid += due;
+        due
+    }
+}
+
+fn left_of_day(day_ms: i64, now_ms: i64) -> u64 {
+    left(day_ms + DAY_MS, now_ms)
+}
+
+impl Reservation {
+    /// The most tokens that the answer may have.
+    #[must_use]
+    pub fn max_tokens(&self) -> u64 {
+        self.max_tokens
+    }
+
+    /// The computing of so many tokens of the prompt has begun, those found in the cache included.
+    pub fn compute(&mut self, prompt_tokens: u64) {
+        self.computed = self.computed.max(prompt_tokens);
+    }
+
+    /// One more token of the answer is written.
+    pub fn write(&mut self) {
+        self.written += 1;
+    }
+
+    /// The service itself has failed: a prompt without a single token of an answer costs nothing.
+    pub fn forgive_prompt(&mut self) {
+        if self.written == 0 {
+            self.computed = 0;
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let now_ms = (self.gate.inner.wall_ms)();
+        if let Some(meter) = self.gate.meters().get_mut(&self.tenant) {
+            meter.reserved = meter.reserved.saturating_sub(self.set_aside);
+            let due = meter.settle(self.name, self.computed + self.written);
+            if due > 0 {
+                meter.roll(now_ms);
+                meter.waiting.entry(meter.day_ms).or_default().1 += due;
+            }
+        }
+    }
+}

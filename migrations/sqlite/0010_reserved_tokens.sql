@@ -1,0 +1,2 @@
+-- Tokens that each replica has set aside for the answers it writes now.
+ALTER TABLE replica_load ADD COLUMN reserved INTEGER NOT NULL DEFAULT 0;
