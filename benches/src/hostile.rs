@@ -10,6 +10,9 @@
 mod abandoned;
 mod probe;
 
+mod memory;
+mod quota;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -69,6 +72,10 @@ enum Section {
     Probe,
     /// Streams whose readers went away
     Abandoned,
+    /// Memory that bodies of every kind take (Linux)
+    Memory,
+    /// Requests at once against a day's tokens
+    Quota,
 }
 
 /// Runs the subcommand.
@@ -84,6 +91,12 @@ pub fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Abandoned) {
         runtime.block_on(abandoned::run(&mut report))?;
+    }
+    if wanted(Section::Memory) && cfg!(target_os = "linux") {
+        runtime.block_on(memory::run(&mut report))?;
+    }
+    if wanted(Section::Quota) {
+        runtime.block_on(quota::run(&mut report))?;
     }
     Ok(report)
 }

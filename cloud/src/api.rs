@@ -17,6 +17,8 @@ mod sse;
 mod status;
 mod terms;
 
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -27,6 +29,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use baton_edge::ConflictingLengths;
 use baton_protocol::ErrorCode;
+use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -53,7 +56,10 @@ pub struct ApiLimits {
     pub inflated_bytes_max: usize,
     /// How many times its size a gzip body may inflate to.
     pub inflate_ratio_max: usize,
-    /// Bytes of all bodies that are being read, as sent and inflated.
+    /// Bytes of text that a prompt of the models served here can have; [`router`] sets it.
+    pub prompt_bytes_max: usize,
+    /// Bytes of all requests that are being read, until they are accepted or refused: bodies as sent and inflated, and
+    /// the texts made of them.
     pub bodies_bytes_max: usize,
     /// How long a client may take to send its body.
     pub body_timeout: Duration,
@@ -72,7 +78,8 @@ impl Default for ApiLimits {
             inflated_bytes_max: 24 << 20,
             // Text shrinks to a third or a tenth; gzip itself reaches a thousandth.
             inflate_ratio_max: 200,
-            bodies_bytes_max: 512 << 20,
+            prompt_bytes_max: usize::MAX,
+            bodies_bytes_max: 128 << 20,
             body_timeout: Duration::from_secs(60),
             body_rate_min: 2048,
             body_grace: Duration::from_secs(5),
@@ -107,6 +114,8 @@ struct App {
     store: Option<Store>,
     limits: ApiLimits,
     bodies: BodyPool,
+    /// Requests that are parsed and tokenized at the same time; the others wait as the bytes that they are.
+    preparing: Arc<Semaphore>,
     kept: KeptAnswers,
     document: openapi::Document,
 }
@@ -117,12 +126,14 @@ pub fn router(service: CloudService, access: Access, store: Option<Store>, limit
     let (guarded, mut document) = guarded_routes(&access.book).split_for_parts();
     let (open, open_document) = open_routes().split_for_parts();
     document.merge(open_document);
+    let limits = ApiLimits { prompt_bytes_max: service.prompt_bytes_max(), ..limits };
     let app = App {
         service,
         access,
         store,
         limits,
         bodies: BodyPool::new(limits.bodies_bytes_max),
+        preparing: Arc::new(Semaphore::new(preparing_max())),
         kept: KeptAnswers::new(KeptLimits::default()),
         document: openapi::Document::new(&document),
     };
@@ -133,6 +144,29 @@ pub fn router(service: CloudService, access: Access, store: Option<Store>, limit
         .layer(middleware::from_fn(refuse_conflicting_lengths))
         .layer(middleware::from_fn(with_request_id))
         .with_state(app)
+}
+
+/// Twice the cores: what one of them waits for (a grammar's turn, memory) another one can use.
+fn preparing_max() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
+}
+
+impl App {
+    /// Runs what parses and tokenizes a request: milliseconds for a long prompt, so not on a thread of the runtime, and
+    /// for only so many requests at the same time.
+    async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = self.preparing.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        done.await
+            .unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "the request could not be read")))
+    }
 }
 
 /// Routes that need a key, by the scope that it must have; the lists of models need none.

@@ -44,6 +44,8 @@ pub(crate) struct Asked<'a> {
 /// Makes everything that the answer needs.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
+    let texts = request.segments.iter().map(|segment| segment.text.len()).sum::<usize>();
+    check_text_bytes(served, texts + request.continue_from.as_ref().map_or(0, String::len))?;
     check_content(&request.segments)?;
     let mode = mode(request, scene)?;
     let mut prompt = assembled(served, &request.segments)?;
@@ -215,6 +217,12 @@ impl Draft {
         };
         Ok((job, stream))
     }
+}
+
+/// Refuses text that fits into no prompt before it is tokenized.
+pub(crate) fn check_text_bytes(served: &Served, bytes: usize) -> Result<(), ServiceError> {
+    let limit = served.text_bytes_max;
+    if bytes > limit { Err(ServiceError::TextTooLong { bytes, limit }) } else { Ok(()) }
 }
 
 /// Tokens that fit into the context, and into the KV budget, after the prompt.

@@ -6,15 +6,15 @@ use baton_engine::tokenizer::TokenId;
 use baton_protocol::{Sampling, Segment};
 use serde_json::{Value, json};
 
-use crate::assist::{Draft, Extras, assembled, first_event, room};
-use crate::constrain::{Constraint, Grammar};
+use crate::assist::{Draft, Extras, assembled, check_text_bytes, first_event, room};
+use crate::constrain::{Constraint, ConstraintError, Grammar};
 use crate::job::{Job, MaskSource};
 use crate::logprobs::Logprobs;
 use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::{Served, ServiceError, Terms};
 use crate::stream::AssistStream;
-use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
+use crate::tools::{self, ChatMessage, PastCall, Tool, ToolForm, ToolUse};
 
 /// A checked chat completion.
 #[derive(Debug, Clone)]
@@ -51,6 +51,17 @@ impl CompletionRequest {
             logprobs: None,
         }
     }
+
+    /// Bytes of all that the prompt is made of; of tools the names and descriptions. Their schemas, whose marks a
+    /// template may leave out, are bounded with the body.
+    fn text_bytes(&self) -> usize {
+        let call = |call: &PastCall| call.name.len() + call.arguments.len();
+        let message =
+            |message: &ChatMessage| message.text.len() + message.calls.iter().map(call).sum::<usize>();
+        let tool = |tool: &Tool| tool.name.len() + tool.description.as_ref().map_or(0, String::len);
+        let tools = self.tools.iter().flat_map(|tools| &tools.tools);
+        self.messages.iter().map(message).sum::<usize>() + tools.map(tool).sum::<usize>()
+    }
 }
 
 /// OpenAI's penalties, -2 to 2; 0 changes nothing.
@@ -80,6 +91,7 @@ pub(crate) fn prepare(
     terms: &Terms,
 ) -> Result<(Job, AssistStream), ServiceError> {
     request.sampling.check()?;
+    check_text_bytes(served, request.text_bytes())?;
     let constraint = constraint(served, request)?;
     let prompt = prompt(served, request)?;
     let room = room(served, prompt.len())?;
@@ -153,7 +165,8 @@ fn tool_constraint(
     let grammar = grammar.map_err(|err| ServiceError::Constraint { field: "tools".to_owned(), err })?;
     let Some(grammar) = grammar else { return Ok(None) };
     let whole = compile("tools", &grammar);
-    if whole.is_err() {
+    if matches!(&whole, Err(ServiceError::Constraint { err, .. }) if !matches!(err, ConstraintError::TooLong { .. }))
+    {
         // Each schema alone says which one is to blame.
         for (at, tool) in tools.tools.iter().enumerate() {
             let field = format!("tools[{at}].function.parameters");

@@ -102,15 +102,17 @@ impl Grammars {
     /// [`ConstraintError`], naming what the grammar asks for.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, ConstraintError> {
         let started = Instant::now();
-        let (grammar, bytes) = match grammar {
-            Grammar::Json(schema) => {
-                (TopLevelGrammar::from_json_schema(compact(schema)?), schema.to_string().len())
-            }
-            Grammar::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), text.len()),
+        let bytes = match grammar {
+            Grammar::Json(schema) => schema.to_string().len(),
+            Grammar::Lark(text) => text.len(),
         };
         if bytes > GRAMMAR_BYTES_MAX {
             return Err(ConstraintError::TooLong { bytes });
         }
+        let grammar = match grammar {
+            Grammar::Json(schema) => TopLevelGrammar::from_json_schema(compact(schema)?),
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        };
         // The compiler is total by its own account; a panic would be its bug and must not be ours.
         let parser = catch_unwind(AssertUnwindSafe(|| self.factory.create_parser(grammar)));
         let parser =

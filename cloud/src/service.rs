@@ -308,6 +308,11 @@ impl CloudService {
         Ok(stream)
     }
 
+    /// The most bytes of text that a prompt of any model here can have.
+    pub fn prompt_bytes_max(&self) -> usize {
+        self.inner.models.iter().map(|served| served.text_bytes_max).max().unwrap_or(0)
+    }
+
     /// Changes what may wait and for how long; what waits already stays.
     pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
         self.inner.models.iter().for_each(|served| served.desk.set_backlog(queue, backlog));

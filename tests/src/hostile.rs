@@ -3,6 +3,8 @@
 //! Every attack is over raw sockets of its own addresses of the loopback network, so that limits by address meet them and
 //! not the neighbour. Always: an attack ends when the server has cut it off, and says how long that took.
 
+pub mod bodies;
+pub mod quota;
 pub mod streams;
 
 use std::io::Write as _;

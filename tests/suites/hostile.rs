@@ -6,6 +6,10 @@
 
 #[path = "hostile/heads.rs"]
 mod heads;
+#[path = "hostile/memory.rs"]
+mod memory;
+#[path = "hostile/quotas.rs"]
+mod quotas;
 #[path = "hostile/streams.rs"]
 mod streams;
 

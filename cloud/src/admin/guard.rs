@@ -24,6 +24,10 @@ use super::session::{COOKIE, Session};
 
 /// Bytes of a body: two texts of 64 KiB, every byte of them escaped, and what stands around them.
 const BODY_BYTES_MAX: usize = 512 * 1024;
+/// The same of somebody who has not logged in: name and password.
+const STRANGER_BYTES_MAX: usize = 16 * 1024;
+/// Fields of a form.
+const FIELDS_MAX: usize = 4096;
 /// How long a caller may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const CSRF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
@@ -154,7 +158,8 @@ async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, P
     let (mut parts, body) = request.into_parts();
     let mut body = Some(body);
     if is_unsafe {
-        let bytes = read(body.take().unwrap_or_default()).await?;
+        let bytes_max = if session.is_some() { BODY_BYTES_MAX } else { STRANGER_BYTES_MAX };
+        let bytes = read(body.take().unwrap_or_default(), bytes_max).await?;
         let fields = fields(&parts.headers, &bytes).await?;
         if let (Some(session), Need::Role(_)) = (&session, rule.need) {
             check_csrf(&parts.headers, &fields, session)?;
@@ -168,15 +173,15 @@ async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, P
     Ok(Request::from_parts(parts, body.unwrap_or_default()))
 }
 
-async fn read(body: Body) -> Result<Bytes, Problem> {
-    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect());
+async fn read(body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
+    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, bytes_max).collect());
     match collected.await {
         Err(_) => {
             let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
             Err(Problem::malformed(None, detail))
         }
         Ok(Err(err)) if err.is::<LengthLimitError>() => {
-            Err(Problem::new(Kind::TooLarge, format!("the body is over {BODY_BYTES_MAX} bytes")))
+            Err(Problem::new(Kind::TooLarge, format!("the body is over {bytes_max} bytes")))
         }
         Ok(Err(_)) => Err(Problem::malformed(None, "the body ends early")),
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -188,6 +193,10 @@ async fn fields(headers: &HeaderMap, bytes: &Bytes) -> Result<Fields, Problem> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !kind.trim_start().to_ascii_lowercase().starts_with("application/x-www-form-urlencoded") {
         return Ok(Fields::default());
+    }
+    // A field of one byte takes some fifty in memory.
+    if bytes.iter().filter(|&&byte| byte == b'&').count() >= FIELDS_MAX {
+        return Err(Problem::new(Kind::TooLarge, format!("the form has over {FIELDS_MAX} fields")));
     }
     let request = Request::post("/").header(header::CONTENT_TYPE, kind).body(Body::from(bytes.clone()));
     let request = request.map_err(|_| Problem::malformed(None, "the content type is not text"))?;

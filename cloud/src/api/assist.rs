@@ -45,10 +45,9 @@ pub(super) async fn assist(
     let bytes = body::read(&headers, body, &app).await?;
     let owner = Owner::of(&headers);
     let (service, kept) = (app.service.clone(), app.kept.clone());
-    // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
-    let accepted = tokio::task::spawn_blocking(move || {
-        let request = AssistRequest::parse(&bytes)?;
+    let accepted = app.prepare(move || {
         let asked = Asked::by(&bytes);
+        let (request, held) = bytes.parse(AssistRequest::parse)?;
         // The same request again is the same stream, as long as it is kept.
         if let Some(reader) = kept.find(owner, request.request_id, None) {
             if !reader.answers(asked) {
@@ -59,15 +58,13 @@ pub(super) async fn assist(
         }
         let mut answer = service.assist_for(&request, terms, Some(permit.payer()))?;
         answer.watch(permit);
+        drop(held);
         if !request.resume {
             return Ok(Source::Live(answer));
         }
-        Ok::<_, ApiError>(
-            kept.keep(owner, request.request_id, asked, answer).map_or_else(Source::Live, Source::Kept),
-        )
+        Ok(kept.keep(owner, request.request_id, asked, answer).map_or_else(Source::Live, Source::Kept))
     });
-    let answer =
-        accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
+    let answer = accepted.await?;
     sse::response(answer, AssistFrames, app.limits.keep_alive).await
 }
 

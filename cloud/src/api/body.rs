@@ -23,12 +23,18 @@ use super::{ApiLimits, App};
 const INFLATE_STEP: usize = 64 << 10;
 /// Inflated bytes that any gzip body may have, whatever its ratio.
 const RATIO_FREE_BYTES: usize = 64 << 10;
-/// What each body may hold beside the pool: the number of connections bounds it.
+/// What each body may have beside the pool: the number of connections bounds it.
 const FREE_BYTES: usize = 64 << 10;
+/// What a byte of a body may take at the same time until its request is accepted or refused: itself and the text read of
+/// it, then that text, the prompt joined of all texts, and what the mask keeps of them.
+const HELD_PER_BYTE: usize = 3;
+/// What a body may have beside twice the text of the longest prompt, whose JSON may escape each character: names,
+/// numbers, and the marks around them.
+const BESIDE_TEXT: usize = 1 << 20;
 /// When to send a body again for which there was no room.
 const RETRY_BODY_MS: u64 = 1000;
 
-/// The memory of all bodies together.
+/// The memory of all bodies together, and of what is made of them until their requests are accepted or refused.
 #[derive(Debug, Clone)]
 pub(super) struct BodyPool {
     room: Arc<Semaphore>,
@@ -37,7 +43,7 @@ pub(super) struct BodyPool {
 
 /// One body's share of it, given back when dropped.
 #[derive(Debug, Default)]
-struct Held {
+pub(super) struct Held {
     bytes: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -49,14 +55,14 @@ impl BodyPool {
 
     /// Counts a body that has grown to hold so many bytes.
     fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
-        let bytes = bytes.saturating_sub(FREE_BYTES).saturating_sub(held.bytes);
+        let bytes = bytes.saturating_sub(FREE_BYTES).saturating_mul(HELD_PER_BYTE).saturating_sub(held.bytes);
         if bytes == 0 {
             return Ok(());
         }
         let Some(more) =
             u32::try_from(bytes).ok().and_then(|bytes| self.room.clone().try_acquire_many_owned(bytes).ok())
         else {
-            let message = format!("bodies that are being read hold {} bytes already", self.bytes_max);
+            let message = format!("requests that are being read may hold {} bytes together", self.bytes_max);
             return Err(ApiError::new(ErrorCode::Overloaded, message).with_retry_after_ms(RETRY_BODY_MS));
         };
         held.bytes += bytes;
@@ -72,7 +78,14 @@ impl BodyPool {
 #[derive(Debug)]
 pub(super) struct WholeBody {
     bytes: Vec<u8>,
-    _held: Held,
+    held: Held,
+}
+
+impl WholeBody {
+    /// What `parse` reads of it, without it; its share of the memory stays until the second part is dropped.
+    pub(super) fn parse<T, E>(self, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Result<(T, Held), E> {
+        parse(&self.bytes).map(|read| (read, self.held))
+    }
 }
 
 impl Deref for WholeBody {
@@ -87,9 +100,10 @@ impl Deref for WholeBody {
 pub(super) async fn read(headers: &HeaderMap, body: Body, app: &App) -> Result<WholeBody, ApiError> {
     let (limits, pool) = (app.limits, app.bodies.clone());
     let gzip = is_gzip(headers)?;
+    let (sent_max, _) = limits.sent_max();
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if declared.is_some_and(|bytes: u64| bytes > limits.body_bytes_max as u64) {
-        return Err(too_large(limits.body_bytes_max));
+    if declared.is_some_and(|bytes: u64| bytes > sent_max as u64) {
+        return Err(too_large(limits.sent_max()));
     }
     let whole = collect(body, &limits, &pool).await?;
     if !gzip {
@@ -101,25 +115,50 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, app: &App) -> Result<W
 
 async fn collect(mut body: Body, limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBody, ApiError> {
     let (begun, mut bytes, mut held) = (Instant::now(), Vec::new(), Held::default());
+    let (sent_max, _) = limits.sent_max();
     loop {
         let frame = match timeout_at(begun + limits.body_within(bytes.len()), body.frame()).await {
             Err(_) => return Err(too_slow(limits, begun.elapsed())),
-            Ok(None) => return Ok(WholeBody { bytes, _held: held }),
+            Ok(None) => return Ok(WholeBody { bytes, held }),
             Ok(Some(Err(_))) => {
                 return Err(ApiError::new(ErrorCode::InvalidRequest, "the body ends early"));
             }
             Ok(Some(Ok(frame))) => frame,
         };
         let Some(data) = frame.data_ref() else { continue };
-        if bytes.len() + data.len() > limits.body_bytes_max {
-            return Err(too_large(limits.body_bytes_max));
+        if bytes.len() + data.len() > sent_max {
+            return Err(too_large(limits.sent_max()));
         }
         bytes.extend_from_slice(data);
         pool.grow(&mut held, bytes.capacity())?;
     }
 }
 
+/// What bounds a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// An option of the service.
+    Option,
+    /// The text that a prompt can have.
+    Prompt,
+}
+
 impl ApiLimits {
+    /// Bytes of a body as sent.
+    fn sent_max(&self) -> (usize, Bound) {
+        self.within_prompt(self.body_bytes_max)
+    }
+
+    /// Bytes of a gzip body, inflated.
+    fn inflated_max(&self) -> (usize, Bound) {
+        self.within_prompt(self.inflated_bytes_max)
+    }
+
+    fn within_prompt(&self, option: usize) -> (usize, Bound) {
+        let prompt = self.prompt_bytes_max.saturating_mul(2).saturating_add(BESIDE_TEXT);
+        if prompt < option { (prompt, Bound::Prompt) } else { (option, Bound::Option) }
+    }
+
     /// How long after its beginning the next byte of a body must be there, when so many are.
     fn body_within(&self, received: usize) -> Duration {
         let at_rate = received as f64 / self.body_rate_min.max(1) as f64;
@@ -153,14 +192,15 @@ fn inflate(packed: &[u8], limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBo
     let by_ratio =
         RATIO_FREE_BYTES.saturating_add(packed.len().saturating_mul(limits.inflate_ratio_max.max(1)));
     let (mut bytes, mut held) = (Vec::new(), Held::default());
+    let (inflated_max, _) = limits.inflated_max();
     let mut decoder = MultiGzDecoder::new(packed);
     loop {
         let step = (&mut decoder).take(INFLATE_STEP as u64).read_to_end(&mut bytes);
         let Ok(step) = step else {
             return Err(ApiError::new(ErrorCode::InvalidRequest, "the body is not valid gzip"));
         };
-        if bytes.len() > limits.inflated_bytes_max {
-            return Err(too_large(limits.inflated_bytes_max));
+        if bytes.len() > inflated_max {
+            return Err(too_large(limits.inflated_max()));
         }
         if bytes.len() > by_ratio {
             let message = format!("the body inflates to over {} times its size", limits.inflate_ratio_max);
@@ -168,13 +208,17 @@ fn inflate(packed: &[u8], limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBo
         }
         pool.grow(&mut held, bytes.capacity())?;
         if step < INFLATE_STEP {
-            return Ok(WholeBody { bytes, _held: held });
+            return Ok(WholeBody { bytes, held });
         }
     }
 }
 
-fn too_large(limit: usize) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, format!("the body is over {limit} bytes")).with_status(413)
+fn too_large((limit, bound): (usize, Bound)) -> ApiError {
+    let (code, why) = match bound {
+        Bound::Option => (ErrorCode::InvalidRequest, ""),
+        Bound::Prompt => (ErrorCode::PromptTooLong, "; no prompt of the models here is as long"),
+    };
+    ApiError::new(code, format!("the body is over {limit} bytes{why}")).with_status(413)
 }
 
 #[cfg(test)]
@@ -213,16 +257,28 @@ mod tests {
         check(&bomb, 1 << 20, 2000, 1 << 30, Err("over 1048576 bytes"));
         check(&bomb, 100 << 20, 200, 1 << 30, Err("over 200 times"));
         check(&bomb, 100 << 20, 2000, 1 << 20, Err("hold 1048576 bytes"));
-        check(&bomb, 100 << 20, 2000, 40 << 20, Ok(&vec![0; 10 << 20]));
+        check(&bomb, 100 << 20, 2000, 64 << 20, Ok(&vec![0; 10 << 20]));
         check(&gzip(b"small"), 100, 200, 0, Ok(b"small"));
         // Exactly one step: the end is found by the next one.
         check(
             &gzip(&vec![7; INFLATE_STEP]),
             INFLATE_STEP,
             2000,
-            4 * INFLATE_STEP,
+            12 * INFLATE_STEP,
             Ok(&vec![7; INFLATE_STEP]),
         );
+    }
+
+    #[test]
+    fn a_body_is_no_longer_than_any_prompt() {
+        let limits = |prompt_bytes_max| ApiLimits { prompt_bytes_max, ..ApiLimits::default() };
+        assert_eq!(limits(usize::MAX).sent_max(), (24 << 20, Bound::Option));
+        assert_eq!(limits(100 << 10).sent_max(), ((200 << 10) + BESIDE_TEXT, Bound::Prompt));
+        let bomb = gzip(&vec![b' '; 2 << 20]);
+        let refused =
+            inflate(&bomb, &ApiLimits { inflate_ratio_max: 2000, ..limits(1000) }, &BodyPool::new(1 << 30));
+        let said = format!("{:?}", refused.unwrap_err());
+        assert!(said.contains("PromptTooLong") && said.contains("over 1050576 bytes"), "{said}");
     }
 
     #[test]
@@ -242,13 +298,16 @@ mod tests {
     async fn bodies_share_their_memory() {
         const LONG: usize = 10 * FREE_BYTES;
         let limits = ApiLimits { body_bytes_max: LONG, ..ApiLimits::default() };
-        let pool = BodyPool::new(LONG + LONG / 2);
+        let pool = BodyPool::new(HELD_PER_BYTE * (LONG + LONG / 2));
         let send = async |bytes: usize| collect(Body::from(vec![1; bytes]), &limits, &pool).await;
         let first = send(LONG).await.unwrap();
         let refused = send(LONG).await.unwrap_err();
         assert!(format!("{refused:?}").contains("Overloaded"), "{refused:?}");
         assert_eq!(send(1000).await.unwrap().len(), 1000, "a small one has its place");
-        drop(first);
+        let (len, held) = first.parse(|bytes| Ok::<_, ()>(bytes.len())).unwrap();
+        assert_eq!(len, LONG);
+        assert!(send(LONG).await.is_err(), "what was read of it is still there");
+        drop(held);
         assert_eq!(send(LONG).await.unwrap().len(), LONG);
         assert!(send(LONG + 1).await.is_err());
     }

@@ -14,7 +14,7 @@ use baton_protocol::{AssistEvent, EndReason, ErrorCode};
 use serde_json::{Value, json};
 
 use self::reply::{Head, Reply, finish_reason, usage};
-use super::chat_request::{self, ChatWork};
+use super::chat_request::{self, ChatRequest, ChatWork};
 use super::error::{ApiError, Dialect, openai_body};
 use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
@@ -55,25 +55,26 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
     let terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app).await?;
     let service = app.service.clone();
-    // Parsing, tokenizing and compiling a schema take milliseconds: not on a thread of the runtime.
-    let accepted = tokio::task::spawn_blocking(move || {
-        let request = chat_request::parse(&bytes)?;
+    let accepted = app.prepare(move || {
+        let (request, held) = bytes.parse(chat_request::parse)?;
         let payer = Some(permit.payer());
         let mut answer = match &request.work {
             ChatWork::Whole(completion) => service.complete_for(completion, terms, payer)?,
             ChatWork::Assisted(assist) => service.assist_for(assist, terms, payer)?,
         };
         answer.watch(permit);
-        Ok::<_, ApiError>((request, answer))
+        let reply = Reply::new(service.model_named(answer.model())?.model, &request.work);
+        // The texts are not needed any more, and an answer may take minutes.
+        let ChatRequest { stream, include_usage, work } = request;
+        drop((work, held));
+        Ok((reply, answer, stream, include_usage))
     });
-    let (request, answer) =
-        accepted.await.map_err(|_| ApiError::new(ErrorCode::Internal, "the request could not be read"))??;
+    let (reply, answer, stream, include_usage) = accepted.await?;
     let head = Head::new(answer.model());
-    let reply = Reply::new(app.service.model_named(answer.model())?.model, &request.work);
-    if !request.stream {
+    if !stream {
         return whole(head, reply, answer).await;
     }
-    let chunks = Chunks { head, reply, include_usage: request.include_usage, begun: false };
+    let chunks = Chunks { head, reply, include_usage, begun: false };
     sse::response(answer, chunks, app.limits.keep_alive).await
 }
 

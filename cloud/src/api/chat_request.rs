@@ -9,7 +9,11 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use baton_protocol::{AssistRequest, PROTOCOL_VERSION, RefineOptions, RequestError, Role, Sampling, Segment};
+use std::collections::BTreeSet;
+
+use baton_protocol::{
+    AssistRequest, PROTOCOL_VERSION, RefineOptions, RequestError, Role, Sampling, Segment, check_shape,
+};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -41,6 +45,7 @@ pub(super) enum ChatWork {
 
 /// Reads and checks a request.
 pub(super) fn parse(json: &[u8]) -> Result<ChatRequest, ApiError> {
+    check_shape(json).map_err(|err| ApiError::from(err.to_body()))?;
     let mut parser = serde_json::Deserializer::from_slice(json);
     let wire: ChatCompletionRequest = serde_path_to_error::deserialize(&mut parser)
         .map_err(|err| unreadable(&err.path().to_string(), &err.inner().to_string()))?;
@@ -121,6 +126,7 @@ fn assisted(mut wire: ChatCompletionRequest) -> Result<AssistRequest, ApiError> 
         let want = format!("must be below {}, the number of messages", messages.len());
         return Err(ApiError::field(&format!("baton.refine[{at}]"), want));
     }
+    let refine: BTreeSet<usize> = refine.into_iter().collect();
     let segment = |(at, message): (usize, ChatMessage)| Segment {
         role: message.role,
         text: message.text,
@@ -246,14 +252,16 @@ fn messages(wire: Vec<ChatMessageBody>) -> Result<Vec<ChatMessage>, ApiError> {
         return Err(ApiError::field("messages", "is empty"));
     }
     let mut messages: Vec<ChatMessage> = Vec::with_capacity(wire.len());
+    let mut calls: BTreeSet<String> = BTreeSet::new();
     for (at, body) in wire.into_iter().enumerate() {
         let message = message(at, body)?;
         if let Some(id) = &message.call_id
-            && !messages.iter().any(|earlier| earlier.calls.iter().any(|call| call.id == *id))
+            && !calls.contains(id)
         {
             let field = format!("messages[{at}].tool_call_id");
             return Err(ApiError::field(&field, "no earlier message has a call of this id"));
         }
+        calls.extend(message.calls.iter().map(|call| call.id.clone()));
         messages.push(message);
     }
     Ok(messages)

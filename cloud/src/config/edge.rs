@@ -37,14 +37,15 @@ pub struct EdgeOptions {
     /// Bytes a second that a request body must have in the mean, after 5 seconds (or the body timeout, if shorter)
     #[arg(long, default_value = "2048", value_name = "BYTES")]
     pub body_rate: usize,
-    /// Size of a request body, as sent and inflated
+    /// Size of a request body, as sent and inflated; none is read beyond twice the text of the longest prompt and 1 MiB
     #[arg(long, default_value = "24", value_name = "MIB")]
     pub body_mib: usize,
     /// How many times its size a gzip body may inflate to
     #[arg(long, default_value = "200", value_name = "N")]
     pub inflate_ratio: usize,
-    /// All request bodies that are being read, together
-    #[arg(long, default_value = "512", value_name = "MIB")]
+    /// Memory of all requests that are being read, together, until they are accepted or refused; a body beyond 64 KiB takes
+    /// three times its size
+    #[arg(long, default_value = "128", value_name = "MIB")]
     pub bodies_mib: usize,
     /// How long a reader may read nothing
     #[arg(long, default_value = "30", value_name = "SECONDS")]

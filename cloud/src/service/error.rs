@@ -96,6 +96,14 @@ pub enum ServiceError {
         /// The most that leave room for an answer.
         limit: usize,
     },
+    /// The prompt has more text than any prompt of the model.
+    #[error("the prompt has {bytes} bytes of text, no prompt of this model has more than {limit}")]
+    TextTooLong {
+        /// Bytes of its text.
+        bytes: usize,
+        /// A whole context of the model's longest tokens.
+        limit: usize,
+    },
     /// Prompt and answer do not fit into the KV budget.
     #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
     KvTooSmall {
@@ -172,9 +180,9 @@ impl ServiceError {
                 (ErrorCode::InvalidRequest, Some("refine.ratio".into()))
             }
             ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
-            ServiceError::PromptTooLong { .. } | ServiceError::KvTooSmall { .. } => {
-                (ErrorCode::PromptTooLong, None)
-            }
+            ServiceError::PromptTooLong { .. }
+            | ServiceError::TextTooLong { .. }
+            | ServiceError::KvTooSmall { .. } => (ErrorCode::PromptTooLong, None),
             ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => {
                 (ErrorCode::InvalidRequest, None)
             }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use baton_engine::{
     Adapter, AdapterError, AdapterId, BLOCK_TOKENS, Engine, EngineError, EngineOptions, Model,
 };
+use baton_protocol::limits;
 use baton_refine::Calibration;
 
 use super::prefixes::ScenePrefixes;
@@ -96,6 +97,8 @@ pub(crate) struct Served {
     pub(crate) model: Arc<Model>,
     pub(crate) name: String,
     pub(crate) calibration: Option<Arc<Calibration>>,
+    /// The most bytes of text that a prompt can have: a context of the longest tokens. More is refused unread.
+    pub(crate) text_bytes_max: usize,
     adapters: BTreeMap<String, AdapterId>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) metrics: Arc<Metrics>,
@@ -145,7 +148,9 @@ impl Served {
         let telemetry = Telemetry::new(options.coefficients.clone());
         let (costs, clock) = (Costs::new(options.emulation), options.clock.clone());
         let desk = Arc::new(Desk::new(core, costs, telemetry, clock));
+        let text_bytes_max = context.min(kv_tokens).saturating_mul(model.tokenizer().token_bytes_max());
         let served = Served {
+            text_bytes_max: text_bytes_max.min(limits::TEXT_BYTES_MAX),
             model,
             name,
             calibration: calibration.map(Arc::new),

@@ -121,7 +121,11 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
 #[test]
 fn what_never_fits_is_refused_with_limit_and_value() {
     let (service, _worker) = by_hand(small_cache(256));
-    let err = service.assist(&request("doc-qa", &document(30), 5)).unwrap_err();
+    let err = service.assist(&request("doc-qa", &document(14), 5)).unwrap_err();
     let ServiceError::PromptTooLong { tokens, limit: 255 } = err else { panic!("{err}") };
     assert!(tokens > 256 && err.to_string().contains(&format!("{tokens} tokens, the limit is 255")));
+    // Text beyond a context of the longest tokens, of two bytes, is not even tokenized.
+    let err = service.assist(&request("doc-qa", &document(30), 5)).unwrap_err();
+    assert!(matches!(err, ServiceError::TextTooLong { bytes: 513.., limit: 512 }), "{err}");
+    assert_eq!(err.to_body().error.code, baton_protocol::ErrorCode::PromptTooLong);
 }

@@ -57,6 +57,9 @@ pub struct SyntheticModel {
     /// For measuring streams: tokens past the control tokens are words, and the end token's row of the projection
     /// to logits is zeros, so that an answer does not end by itself.
     pub endless: bool,
+    /// Bytes of one more token, of blanks, which no merge makes: what a vocabulary with such tokens allows a prompt's
+    /// text to be, for tests of limits. None where 0.
+    pub long_token_bytes: u32,
     /// Decides every weight.
     pub seed: u64,
 }
@@ -141,6 +144,7 @@ impl SyntheticModel {
             rope_factors: None,
             experts: None,
             endless: false,
+            long_token_bytes: 0,
             seed,
         }
     }
@@ -245,6 +249,11 @@ impl SyntheticModel {
             tokens.push(if self.endless { word(filler) } else { format!("[unused{filler}]") });
         }
         types.resize(tokens.len(), if self.endless { NORMAL } else { UNUSED });
+        if self.long_token_bytes > 0 {
+            let last = tokens.len() - 1;
+            tokens[last] = byte_char(b' ').to_string().repeat(self.long_token_bytes as usize);
+            types[last] = NORMAL;
+        }
         writer.set("tokenizer.ggml.model", "gpt2");
         writer.set("tokenizer.ggml.pre", "gpt-2");
         writer.set("tokenizer.ggml.tokens", tokens);

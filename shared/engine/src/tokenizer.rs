@@ -40,7 +40,7 @@ use bytes::ByteAlphabet;
 use json::JsonEncoder;
 use pre::PreTokenizer;
 use special::TokenSearch;
-use spm::{ScoredBpe, piece_bytes};
+use spm::{SPACE, ScoredBpe, piece_bytes};
 use strip::Strips;
 use vocab::{SpecialIds, TokenKind, Vocab};
 
@@ -265,6 +265,20 @@ impl Tokenizer {
     /// The number of tokens.
     pub fn vocab_len(&self) -> usize {
         self.vocab.len()
+    }
+
+    /// The most bytes of user text that one token can stand for: text of more than `n` times as many bytes has more
+    /// than `n` tokens.
+    ///
+    /// SentencePiece writes `▁`, of three bytes, for a space, and takes it in texts for one; a character that it does not
+    /// know is one token. A tokenizer.json may leave out text, and a vocabulary without tokens for some bytes does:
+    /// such text counts all the same.
+    pub fn token_bytes_max(&self) -> usize {
+        let longest = self.vocab.text_bytes_max();
+        match &self.encoder {
+            Encoder::ByteLevel(_) | Encoder::Json(_) => longest,
+            Encoder::Scored(_) => (longest * SPACE.len_utf8()).max(char::MAX.len_utf8()),
+        }
     }
 
     /// SHA-256 over everything that decides how text is encoded; equal digests mean equal ids.

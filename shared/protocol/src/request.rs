@@ -9,6 +9,10 @@ use uuid::Uuid;
 use crate::PROTOCOL_VERSION;
 use crate::error::{ErrorBody, ErrorCode};
 use crate::range::OutOfRange;
+use crate::shape::{TooManyValues, check_shape};
+
+/// What a parser's message may add to an error.
+const MESSAGE_CHARS_MAX: usize = 400;
 
 /// What the fields of a request may hold.
 pub mod limits {
@@ -222,6 +226,9 @@ pub enum RequestError {
         /// What the parser says.
         message: String,
     },
+    /// A text of too many values.
+    #[error(transparent)]
+    TooManyValues(#[from] TooManyValues),
     /// A number out of its range.
     #[error(transparent)]
     Range(#[from] OutOfRange),
@@ -267,6 +274,7 @@ impl RequestError {
             | Self::Form { field, .. } => field,
             Self::Range(range) => &range.field,
             Self::Protocol { .. } => "protocol",
+            Self::TooManyValues(_) => ".",
         }
     }
 
@@ -298,12 +306,16 @@ pub(crate) fn json_place(field: &str) -> String {
 impl AssistRequest {
     /// Reads and checks a request.
     ///
+    /// Memory: the texts of `json` once, and at most some MiB for everything else.
+    ///
     /// # Errors
     /// [`RequestError`] naming the field that is to blame.
     pub fn parse(json: &[u8]) -> Result<Self, RequestError> {
+        check_shape(json)?;
         let mut parser = serde_json::Deserializer::from_slice(json);
-        let request: Self = serde_path_to_error::deserialize(&mut parser)
-            .map_err(|e| RequestError::Json { field: json_field(&e), message: e.inner().to_string() })?;
+        let request: Self = serde_path_to_error::deserialize(&mut parser).map_err(|e| {
+            RequestError::Json { field: cut(&json_field(&e)), message: cut(&e.inner().to_string()) }
+        })?;
         parser.end().map_err(|e| RequestError::Json { field: ".".to_owned(), message: e.to_string() })?;
         request.check()?;
         Ok(request)
@@ -380,6 +392,11 @@ impl Sampling {
         }
         Ok(())
     }
+}
+
+/// The beginning of what a parser says: it repeats texts of a request, which may be long.
+fn cut(message: &str) -> String {
+    message.chars().take(MESSAGE_CHARS_MAX).collect()
 }
 
 fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {

@@ -3,6 +3,7 @@
 use axum::extract::{Extension, FromRequestParts, Path};
 use axum::http::header;
 use axum::http::request::Parts;
+use baton_protocol::check_shape;
 use serde::de::DeserializeOwned;
 
 use crate::admin::guard::RawBody;
@@ -29,6 +30,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for JsonBody<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    check_shape(bytes).map_err(|err| Problem::malformed(None, err.to_string()))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|err| {
         let path = err.path().to_string();

@@ -2,8 +2,13 @@
 //!
 //! Fields that are here only to be refused by name, or taken without effect, say so.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use baton_protocol::DeviceInfo;
 use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -134,7 +139,7 @@ pub(in super::super) struct ChatMessageBody {
 
 /// A text, or parts of type `text`.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, from = "TextOr<Vec<Part>>")]
 pub(in super::super) enum Content {
     /// The text.
     Text(String),
@@ -162,7 +167,7 @@ pub(in super::super) struct Part {
 
 /// One string or several.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, from = "TextOr<Vec<String>>")]
 pub(in super::super) enum Stop {
     /// One string.
     One(String),
@@ -239,7 +244,7 @@ pub(in super::super) struct FunctionBody {
 
 /// `auto`, `none`, `required`, or one function.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, from = "TextOr<NamedChoice>")]
 pub(in super::super) enum ToolChoiceBody {
     /// `auto`, `none` or `required`.
     Word(String),
@@ -309,4 +314,65 @@ pub(in super::super) struct BatonBody {
     /// The device, for the optimizer.
     #[schema(value_type = Option<crate::api::openapi::Device>)]
     pub(super) device: Option<DeviceInfo>,
+}
+
+/// A text or something else, read without the copies that an untagged enum makes of both.
+enum TextOr<T> {
+    Text(String),
+    Other(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TextOr<T>, D::Error> {
+        deserializer.deserialize_any(TextOrVisitor(PhantomData))
+    }
+}
+
+struct TextOrVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+    type Value = TextOr<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a list or an object, as the API's description says")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<TextOr<T>, E> {
+        Ok(TextOr::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<TextOr<T>, A::Error> {
+        T::deserialize(SeqAccessDeserializer::new(items)).map(TextOr::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<TextOr<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields)).map(TextOr::Other)
+    }
+}
+
+impl From<TextOr<Vec<Part>>> for Content {
+    fn from(read: TextOr<Vec<Part>>) -> Content {
+        match read {
+            TextOr::Text(text) => Content::Text(text),
+            TextOr::Other(parts) => Content::Parts(parts),
+        }
+    }
+}
+
+impl From<TextOr<Vec<String>>> for Stop {
+    fn from(read: TextOr<Vec<String>>) -> Stop {
+        match read {
+            TextOr::Text(stop) => Stop::One(stop),
+            TextOr::Other(stops) => Stop::Many(stops),
+        }
+    }
+}
+
+impl From<TextOr<NamedChoice>> for ToolChoiceBody {
+    fn from(read: TextOr<NamedChoice>) -> ToolChoiceBody {
+        match read {
+            TextOr::Text(word) => ToolChoiceBody::Word(word),
+            TextOr::Other(named) => ToolChoiceBody::Named(named),
+        }
+    }
 }

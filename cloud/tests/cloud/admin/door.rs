@@ -60,6 +60,28 @@ async fn nothing_answers_before_there_is_an_administrator() {
 }
 
 #[tokio::test]
+async fn a_stranger_sends_no_more_than_a_name_and_a_password() {
+    let world = World::new().await;
+    let long = format!("name=ada&password={}", "a".repeat(20_000));
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let answer = world.send("POST", "/admin/login", &[form], &long).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+    let json = format!(r#"{{"name":"ada","password":"{}"}}"#, "a".repeat(20_000));
+    let kind = ("content-type", "application/json");
+    let answer = world.send("POST", &format!("{API}/session"), &[kind], &json).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+    // Who has logged in sends longer texts, but no thousands of fields and values.
+    let ada = world.log_in("ada").await;
+    let headers = [("cookie", ada.cookie.as_str()), ("x-csrf-token", ada.csrf.as_str()), form];
+    let answer = world.send("POST", "/admin/tenants", &headers, &"a&".repeat(100_000)).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+    let headers = [("cookie", ada.cookie.as_str()), ("x-csrf-token", ada.csrf.as_str()), kind];
+    let many = format!("[{}]", "[],".repeat(100_000));
+    let answer = world.send("POST", &format!("{API}/keys"), &headers, &many).await;
+    assert!(answer.status == 400 && answer.body.contains("values and fields"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_change_needs_the_token_of_its_session() {
     let world = World::new().await;
     let (mine, other) = (world.log_in("ada").await, world.log_in("ada").await);

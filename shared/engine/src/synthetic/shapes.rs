@@ -153,6 +153,7 @@ impl SyntheticModel {
             rope_factors: None,
             experts: None,
             endless: true,
+            long_token_bytes: 0,
             seed,
         })
     }

@@ -145,6 +145,15 @@ impl Vocab {
         &self.bytes[start..end]
     }
 
+    /// The longest text of a token that user text can become.
+    pub(super) fn text_bytes_max(&self) -> usize {
+        let is_text = |id: &TokenId| {
+            matches!(self.kind(*id), Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte))
+        };
+        let ids = 0..self.len() as TokenId;
+        ids.filter(is_text).map(|id| self.bytes(id).len()).max().unwrap_or(0)
+    }
+
     pub(super) fn kind(&self, id: TokenId) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }

@@ -184,3 +184,19 @@ fn a_device_may_name_its_class_alone() {
     assert_eq!(parsed.device.as_ref().unwrap().network_ms, Some(31.5));
     assert_eq!(AssistRequest::parse(&serde_json::to_vec(&parsed).unwrap()).unwrap(), parsed);
 }
+
+#[test]
+fn what_is_refused_is_not_repeated_at_length() {
+    let long = "x".repeat(1 << 20);
+    for json in [
+        format!(r#"{{"protocol":"{long}"}}"#),
+        format!(r#"{{"{long}":1}}"#),
+        format!(r#"{{"segments":[{{"role":"{long}"}}]}}"#),
+    ] {
+        let err = AssistRequest::parse(json.as_bytes()).unwrap_err();
+        assert!(err.to_string().len() < 2000, "{} bytes", err.to_string().len());
+    }
+    let many = format!(r#"{{"protocol":1,"segments":[{}]}}"#, r#"{},"#.repeat(crate::MARKS_MAX));
+    let err = AssistRequest::parse(many.as_bytes()).unwrap_err();
+    assert!(matches!(err, RequestError::TooManyValues(_)), "{err}");
+}
