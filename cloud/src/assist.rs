@@ -44,8 +44,8 @@ pub(crate) struct Asked<'a> {
 /// Makes everything that the answer needs.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
-    let texts = request.segments.iter().map(|segment| segment.text.len()).sum::<usize>();
-    check_text_bytes(served, texts + request.continue_from.as_ref().map_or(0, String::len))?;
+    let texts = request.segments.iter().map(|segment| segment.text.as_str());
+    check_text(served, texts.chain(request.continue_from.as_deref()))?;
     check_content(&request.segments)?;
     let mode = mode(request, scene)?;
     let mut prompt = assembled(served, &request.segments)?;
@@ -213,16 +213,30 @@ impl Draft {
             opened_at: None,
             sink,
             outbox: Vec::new(),
+            fault: None,
             reservation: None,
         };
         Ok((job, stream))
     }
 }
 
-/// Refuses text that fits into no prompt before it is tokenized.
-pub(crate) fn check_text_bytes(served: &Served, bytes: usize) -> Result<(), ServiceError> {
-    let limit = served.text_bytes_max;
-    if bytes > limit { Err(ServiceError::TextTooLong { bytes, limit }) } else { Ok(()) }
+/// Bytes of text whose tokens are few enough to be made before they are counted.
+const COUNTED_BYTES: usize = 256 << 10;
+
+/// Refuses texts that fit into no prompt before their tokens are kept.
+pub(crate) fn check_text<'t>(
+    served: &Served,
+    texts: impl Iterator<Item = &'t str> + Clone,
+) -> Result<(), ServiceError> {
+    let (bytes, limit) = (texts.clone().map(str::len).sum::<usize>(), served.text_bytes_max);
+    if bytes > limit {
+        return Err(ServiceError::TextTooLong { bytes, limit });
+    }
+    let limit = served.context_tokens().saturating_sub(1);
+    if bytes > COUNTED_BYTES && served.model.tokenizer().exceeds(texts, limit) {
+        return Err(ServiceError::MoreTokens { limit });
+    }
+    Ok(())
 }
 
 /// Tokens that fit into the context, and into the KV budget, after the prompt.

@@ -6,7 +6,7 @@ use baton_engine::tokenizer::TokenId;
 use baton_protocol::{Sampling, Segment};
 use serde_json::{Value, json};
 
-use crate::assist::{Draft, Extras, assembled, check_text_bytes, first_event, room};
+use crate::assist::{Draft, Extras, assembled, check_text, first_event, room};
 use crate::constrain::{Constraint, ConstraintError, Grammar};
 use crate::job::{Job, MaskSource};
 use crate::logprobs::Logprobs;
@@ -14,7 +14,7 @@ use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::{Served, ServiceError, Terms};
 use crate::stream::AssistStream;
-use crate::tools::{self, ChatMessage, PastCall, Tool, ToolForm, ToolUse};
+use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
 
 /// A checked chat completion.
 #[derive(Debug, Clone)]
@@ -52,15 +52,17 @@ impl CompletionRequest {
         }
     }
 
-    /// Bytes of all that the prompt is made of; of tools the names and descriptions. Their schemas, whose marks a
-    /// template may leave out, are bounded with the body.
-    fn text_bytes(&self) -> usize {
-        let call = |call: &PastCall| call.name.len() + call.arguments.len();
-        let message =
-            |message: &ChatMessage| message.text.len() + message.calls.iter().map(call).sum::<usize>();
-        let tool = |tool: &Tool| tool.name.len() + tool.description.as_ref().map_or(0, String::len);
+    /// All texts that the prompt is made of, but for the schemas of tools.
+    fn texts(&self) -> impl Iterator<Item = &str> + Clone {
+        let messages = self.messages.iter();
+        let said = messages.clone().map(|message| message.text.as_str());
+        let called = messages
+            .flat_map(|message| &message.calls)
+            .flat_map(|call| [call.name.as_str(), call.arguments.as_str()]);
         let tools = self.tools.iter().flat_map(|tools| &tools.tools);
-        self.messages.iter().map(message).sum::<usize>() + tools.map(tool).sum::<usize>()
+        let described =
+            tools.flat_map(|tool| [Some(tool.name.as_str()), tool.description.as_deref()]).flatten();
+        said.chain(called).chain(described)
     }
 }
 
@@ -91,7 +93,9 @@ pub(crate) fn prepare(
     terms: &Terms,
 ) -> Result<(Job, AssistStream), ServiceError> {
     request.sampling.check()?;
-    check_text_bytes(served, request.text_bytes())?;
+    let tools = request.tools.iter().flat_map(|tools| &tools.tools);
+    let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
+    check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
     let constraint = constraint(served, request)?;
     let prompt = prompt(served, request)?;
     let room = room(served, prompt.len())?;

@@ -84,6 +84,8 @@ pub(crate) struct Job {
     pub(crate) sink: EventSink,
     /// What goes out when the pass is over.
     pub(crate) outbox: Batch,
+    /// Why what was asked for cannot be written, where that is why it fails.
+    pub(crate) fault: Option<ConstraintError>,
     /// What its tenant pays for it, where it has one.
     pub(crate) reservation: Option<Reservation>,
 }
@@ -201,11 +203,12 @@ impl Job {
         let (id, complete) = match self.choose(logits, index) {
             Ok(chosen) => chosen,
             Err(err) => {
-                tracing::error!(
+                tracing::debug!(
                     job = self.spec.id.0,
                     err = &err as &dyn std::error::Error,
-                    "no token can be chosen"
+                    "the answer cannot go on as it was asked for"
                 );
+                self.fault = Some(err);
                 return Outcome::Failed;
             }
         };
@@ -325,6 +328,7 @@ impl Job {
         // Its reader may ask again as soon as it sees the end.
         if let Some(mut reservation) = self.reservation.take()
             && matches!(closed.reason, CloseReason::Failed | CloseReason::Stopped)
+            && self.fault.is_none()
         {
             reservation.forgive_prompt();
         }
@@ -333,6 +337,10 @@ impl Job {
             CloseReason::Cap => EndReason::Cap,
             CloseReason::Cancelled => EndReason::Cancelled,
             CloseReason::Failed => {
+                if let Some(fault) = &self.fault {
+                    let body = ErrorBody::new(ErrorCode::InvalidRequest, fault.to_string());
+                    return self.close_with(body);
+                }
                 return self.close_with(ErrorBody::new(
                     ErrorCode::Internal,
                     "the cloud could not go on with this answer",

@@ -20,9 +20,9 @@ use crate::report::Report;
 /// What one request may take beyond its KV, and four at once, in MiB.
 const ALONE_MIB_MAX: f64 = 64.0;
 const FOUR_MIB_MAX: f64 = 160.0;
-/// Lengths of bodies: one whose values are not too many, one that a service with the demo model reads whole, and the
-/// longest that any service reads.
-const LENGTHS: [usize; 3] = [160 << 10, 1 << 20, 24 << 20];
+/// Lengths of bodies: one whose schema is compiled, one whose values are not too many, one that a service with the demo
+/// model reads whole, and the longest that any service reads.
+const LENGTHS: [usize; 4] = [60 << 10, 160 << 10, 1 << 20, 24 << 20];
 /// The long model's context and longest token: together the longest text that a request may have.
 const CONTEXT: u32 = 131_072;
 const TOKEN_BYTES: u32 = 128;

@@ -104,6 +104,12 @@ pub enum ServiceError {
         /// A whole context of the model's longest tokens.
         limit: usize,
     },
+    /// The prompt has so many tokens that they were not all made.
+    #[error("the prompt has more than {limit} tokens, the limit")]
+    MoreTokens {
+        /// The most that leave room for an answer.
+        limit: usize,
+    },
     /// Prompt and answer do not fit into the KV budget.
     #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
     KvTooSmall {
@@ -182,6 +188,7 @@ impl ServiceError {
             ServiceError::Plan(PlanError::Input(_)) => (ErrorCode::InvalidRequest, Some("device".into())),
             ServiceError::PromptTooLong { .. }
             | ServiceError::TextTooLong { .. }
+            | ServiceError::MoreTokens { .. }
             | ServiceError::KvTooSmall { .. } => (ErrorCode::PromptTooLong, None),
             ServiceError::Prompt(_) | ServiceError::Sampling(_) | ServiceError::Stop(_) => {
                 (ErrorCode::InvalidRequest, None)

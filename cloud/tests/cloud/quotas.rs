@@ -10,6 +10,7 @@ use baton_cloud::service::{ServiceError, Terms};
 use baton_cloud::store::now_ms;
 use baton_edge::HttpLimits;
 use baton_protocol::{AssistEvent, AssistRequest};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::client::{Reply, Server};
@@ -147,4 +148,26 @@ fn a_request_is_not_answered_for_nothing_again_and_again() {
     let err = service.assist_for(&numbered(1, 2), Terms::default(), Some(permit.payer())).unwrap_err();
     assert!(matches!(err, ServiceError::Quota(QuotaError::Repeated)), "{err:?}");
     assert_eq!(err.to_body().error.param.as_deref(), Some("request_id"));
+}
+
+#[tokio::test]
+async fn a_schema_that_cannot_be_followed_is_the_requests_fault_and_its_prompt_is_paid_for() {
+    let (server, gate) = server(None).await;
+    let property = |at: usize| (format!("p{at}"), json!({ "type": "string" }));
+    let properties: serde_json::Map<String, Value> = (0..2_000).map(property).collect();
+    let reply = server
+        .post(
+            "/v1/chat/completions",
+            &json!({
+                "model": "default", "messages": [{ "role": "user", "content": "Why?" }], "max_tokens": 9,
+                "response_format": { "type": "json_schema", "json_schema": {
+                    "name": "wide", "schema": { "type": "object", "properties": properties },
+                } },
+            }),
+        )
+        .await;
+    assert_eq!(reply.status, 400, "{reply:?}");
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("the answer cannot go on as its schema demands"), "{message}");
+    assert!(charged(&gate) > 4, "a schema made to fail would be a prompt for nothing");
 }

@@ -10,6 +10,7 @@
 //! [`encode_spans`]: Tokenizer::encode_spans
 //! [`encode_template`]: Tokenizer::encode_template
 
+mod blocks;
 mod bpe;
 mod bytes;
 mod error;
@@ -46,6 +47,11 @@ use vocab::{SpecialIds, TokenKind, Vocab};
 
 /// A token of a model's vocabulary.
 pub type TokenId = u32;
+
+/// Bytes of text that [`Tokenizer::exceeds`] looks at in one go.
+const SLICE_BYTES: usize = 64 << 10;
+/// Tokens that a slice may have more than the text has there.
+const SLICE_TOKENS_MORE: usize = 16;
 
 /// How text becomes tokens.
 #[derive(Debug)]
@@ -202,6 +208,26 @@ impl Tokenizer {
     /// The tokens of user text; never a control token, whatever the text.
     pub fn encode(&self, text: &str) -> Vec<TokenId> {
         self.encode_pieces(&[Piece { text, is_template: false }]).into_iter().map(|token| token.id).collect()
+    }
+
+    /// Whether user texts have certainly more than `limit` tokens together; tokenizes no more of them than tells so.
+    ///
+    /// Texts that have a few more may be let through: they are looked at in slices, each of which may have some tokens
+    /// that the whole has not. Memory: that of one slice, some MiB.
+    pub fn exceeds<'t>(&self, texts: impl IntoIterator<Item = &'t str>, limit: usize) -> bool {
+        let mut tokens = 0;
+        for text in texts {
+            let mut at = 0;
+            while at < text.len() {
+                let end = text.ceil_char_boundary(at.saturating_add(SLICE_BYTES).min(text.len()));
+                tokens += self.encode(&text[at..end]).len().saturating_sub(SLICE_TOKENS_MORE);
+                if tokens > limit {
+                    return true;
+                }
+                at = end;
+            }
+        }
+        false
     }
 
     /// The tokens of user text, each with the bytes of the text that it stands for.

@@ -53,7 +53,7 @@ const fn chat(name: &'static str, body: [&'static [u8]; 4]) -> Bulk {
 }
 
 /// All kinds.
-pub const BULKS: [Bulk; 25] = [
+pub const BULKS: [Bulk; 27] = [
     text("one word", b"harbour~"),
     text("letters that merge", b"aaaaaaaaa~"),
     text("tiny sentences", b"~. a. b. c. d. "),
@@ -121,6 +121,16 @@ pub const BULKS: [Bulk; 25] = [
         "a schema with a long pattern",
         [SCHEMA, br#""a":{"type":"string","pattern":""#, b"(~|x*y+){1,9}", br#""}}}}}}"#],
     ),
+    chat(
+        "a schema of alternatives",
+        [
+            SCHEMA,
+            br#""a":{"anyOf":["#,
+            br#"{"type":"object","properties":{"~":{"type":"string","pattern":".*~.*"}}},"#,
+            br#"{"type":"array","minItems":900,"items":{"type":"string","maxLength":9000}}]}}}}}}"#,
+        ],
+    ),
+    chat("a schema of words", [SCHEMA, br#""a":{"enum":["#, br#""~~~","#, br#""last"]}}}}}}"#]),
     chat("stop strings", [QUESTION, br#""stop":["#, br#""~","#, br#""end"]}"#]),
     chat("places of messages", [QUESTION, br#""baton":{"scene":"doc-qa","refine":["#, b"0,", b"0]}}"]),
 ];

@@ -11,9 +11,9 @@ use crate::service;
 /// What one request may take beyond its KV, and four at once.
 const ALONE_BYTES_MAX: u64 = 64 << 20;
 const FOUR_BYTES_MAX: u64 = 160 << 20;
-/// Bodies of these lengths are read whole: one whose values are not too many, and one that could be a prompt of the model
-/// with every character escaped.
-const LENGTHS: [usize; 2] = [160 << 10, 1 << 20];
+/// Bodies of these lengths are read whole: one whose schema is compiled, one whose values are not too many, and one that
+/// could be a prompt of the model with every character escaped.
+const LENGTHS: [usize; 3] = [60 << 10, 160 << 10, 1 << 20];
 /// The longest body that the service is told to read.
 const BODY_BYTES: usize = 24 << 20;
 
@@ -55,11 +55,12 @@ async fn a_request_takes_bounded_memory_whatever_it_holds() {
             assert!(growth <= ALONE_BYTES_MAX, "{}: {growth} bytes", bulk.name);
         }
     }
-    for bulk in BULKS {
+    for (at, bulk) in BULKS.iter().enumerate() {
+        let length = LENGTHS[at % LENGTHS.len()];
         memory.forget().expect("the service runs");
         let mut four = JoinSet::new();
         for _ in 0..4 {
-            let (path, body) = (bulk.path, packed(&bulk.body(LENGTHS[1])));
+            let (path, body) = (bulk.path, packed(&bulk.body(length)));
             four.spawn(async move { reply(address, path, &body, true).await });
         }
         while let Some(told) = four.join_next().await {

@@ -10,6 +10,7 @@ use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab as LibraryVocab};
 
 use super::TokenId;
+use super::blocks::{BLOCK_BYTES, Merged, merge_in_blocks};
 use super::bytes::{ByteAlphabet, byte_to_char};
 use super::error::TokenizerError;
 use super::pre::PreTokenizer;
@@ -68,7 +69,10 @@ impl ByteLevelBpe {
                 pairs.push((left.to_owned(), right.to_owned()));
             }
         }
+        // The library's cache of words is one for each thread, of any words: megabytes that a text can fill as it likes,
+        // and a time that tells whether somebody else has used a word.
         let builder = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignore_merges);
+        let builder = builder.cache_capacity(0);
         let model = builder.build().map_err(TokenizerError::Library)?;
         Ok(ByteLevelBpe { pre, alphabet: ByteAlphabet::new(), model, missing })
     }
@@ -76,32 +80,46 @@ impl ByteLevelBpe {
     /// Calls `token` with each token of the text and its number of bytes. The bytes add up to the text, but for those at
     /// its end that have no token.
     pub(super) fn encode(&self, text: &str, token: &mut impl FnMut(TokenId, usize)) {
+        self.encode_in(BLOCK_BYTES, text, token);
+    }
+
+    /// The same, longer words in blocks of so many bytes.
+    pub(super) fn encode_in(&self, block: usize, text: &str, token: &mut impl FnMut(TokenId, usize)) {
         let mut written = String::new();
         let mut lost = 0;
         self.pre.split(text, &mut |word| {
             self.alphabet.encode_into(word, &mut written);
             let whole = self.pre.ignore_merges && self.model.token_to_id(&written).is_some();
             if self.missing.is_empty() || whole {
-                self.merge(&written, &mut lost, token);
+                self.merge(block, &written, &mut lost, token);
                 return;
             }
             for part in written.split_inclusive(self.missing.as_slice()) {
                 let known = part.strip_suffix(self.missing.as_slice());
-                self.merge(known.unwrap_or(part), &mut lost, token);
+                self.merge(block, known.unwrap_or(part), &mut lost, token);
                 lost += usize::from(known.is_some());
             }
         });
     }
 
     /// The tokens of a word whose bytes all have one; the first takes the lost bytes before it.
-    fn merge(&self, written: &str, lost: &mut usize, token: &mut impl FnMut(TokenId, usize)) {
+    fn merge(&self, block: usize, written: &str, lost: &mut usize, token: &mut impl FnMut(TokenId, usize)) {
         if written.is_empty() {
             return;
         }
+        let mut at = 0;
+        merge_in_blocks(written, block, &mut |part| self.merge_whole(part), &mut |(id, len)| {
+            // One character as written is one byte of the text.
+            token(id, written[at..at + len].chars().count() + std::mem::take(lost));
+            at += len;
+        });
+    }
+
+    /// The tokens of a word, written in the alphabet, with their bytes as written.
+    fn merge_whole(&self, written: &str) -> Vec<Merged> {
         let tokens = self.model.tokenize(written);
-        for t in tokens.expect("only an unknown token can fail, and every byte is known") {
-            token(t.id, t.value.chars().count() + std::mem::take(lost));
-        }
+        let tokens = tokens.expect("only an unknown token can fail, and every byte is known");
+        tokens.into_iter().map(|t| (t.id, t.value.len())).collect()
     }
 }
 

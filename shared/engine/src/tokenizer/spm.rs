@@ -4,13 +4,14 @@
 //! orders by the merged piece's score, then by place; the two differ where scores tie or where a piece
 //! has several splits. Source: Kudo and Richardson 2018, `bpe::Model` of SentencePiece, and
 //! `llm_tokenizer_spm` of llama.cpp. Spaces are written `▁`; a character without a piece becomes byte
-//! tokens. Cost: `O(n log n)` in the characters of the text.
+//! tokens. Cost: linear in the text, which is merged block by block ([`super::blocks`]).
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 
 use super::TokenId;
+use super::blocks::{BLOCK_BYTES, merge_in_blocks};
 use super::error::TokenizerError;
 use super::vocab::{TokenKind, Vocab};
 
@@ -100,6 +101,29 @@ impl ScoredBpe {
     /// Calls `token` with each token and the number of the text's bytes that it stands for; they add
     /// up to the text. With `space_prefix`, the text is read as if a space came before it.
     pub(super) fn encode(&self, text: &str, space_prefix: bool, token: &mut impl FnMut(TokenId, usize)) {
+        self.encode_in(BLOCK_BYTES, text, space_prefix, token);
+    }
+
+    /// The same, longer texts in blocks of so many bytes.
+    pub(super) fn encode_in(
+        &self,
+        block: usize,
+        text: &str,
+        space_prefix: bool,
+        token: &mut impl FnMut(TokenId, usize),
+    ) {
+        let mut merge = |part: &str| {
+            let mut tokens = Vec::new();
+            // Only what begins the text has a space before it.
+            let space_prefix = space_prefix && std::ptr::eq(part.as_ptr(), text.as_ptr());
+            self.merge(part, space_prefix, &mut |id, len| tokens.push((id, len)));
+            tokens
+        };
+        merge_in_blocks(text, block, &mut merge, &mut |(id, len)| token(id, len));
+    }
+
+    /// The same, of a text of any length at once.
+    fn merge(&self, text: &str, space_prefix: bool, token: &mut impl FnMut(TokenId, usize)) {
         let (written, mut symbols) = write(text, space_prefix && !text.is_empty());
         let mut queue = BinaryHeap::new();
         for left in 0..symbols.len().saturating_sub(1) {

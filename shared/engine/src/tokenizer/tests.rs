@@ -367,3 +367,72 @@ proptest! {
         check_covers(&json_tokenizer(), &text);
     }
 }
+
+/// Texts whose words are longer than a block, or whose blocks could be cut in the wrong place.
+fn long_texts() -> Vec<String> {
+    let mut letters = 1_u32;
+    let mut letter = || {
+        letters = letters.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (letters >> 24) as u8 % 26)
+    };
+    vec![
+        "harbour".repeat(9_000),
+        "a".repeat(70_001),
+        "he".repeat(40_000),
+        " ".repeat(60_000),
+        "\n\n \t".repeat(20_000),
+        "港口保存着".repeat(9_000),
+        "é😀ab".repeat(9_000),
+        "the hello ".repeat(9_000),
+        (0..60_000).map(|_| letter()).collect(),
+    ]
+}
+
+#[test]
+fn long_words_become_the_same_tokens_in_blocks() {
+    let path = format!("{}/../../models/demo-cloud.gguf", env!("CARGO_MANIFEST_DIR"));
+    let demo = Tokenizer::from_gguf(&crate::gguf::Gguf::open(path).unwrap()).unwrap();
+    for t in [tokenizer(&byte_level_gguf("gpt-2")), tokenizer(&scored_gguf()), demo] {
+        for text in long_texts() {
+            let encode = |block: usize| {
+                let mut tokens = Vec::new();
+                let mut token = |id, len| tokens.push((id, len));
+                match &t.encoder {
+                    Encoder::ByteLevel(encoder) => encoder.encode_in(block, &text, &mut token),
+                    Encoder::Scored(encoder) => encoder.encode_in(block, &text, true, &mut token),
+                    Encoder::Json(_) => unreachable!("none of these is a tokenizer.json"),
+                }
+                tokens
+            };
+            let whole = encode(usize::MAX);
+            for block in [1_000, 16 << 10] {
+                assert!(encode(block) == whole, "{:?}… in blocks of {block}", &text[..8]);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_are_counted_without_keeping_them() {
+    let t = tokenizer(&byte_level_gguf("gpt-2"));
+    for text in long_texts() {
+        let tokens = t.encode(&text).len();
+        assert!(!t.exceeds([text.as_str()], tokens));
+        assert!(t.exceeds([text.as_str()], tokens * 9 / 10), "{:?}…", &text[..8]);
+        assert!(t.exceeds([text.as_str(), text.as_str()], tokens * 19 / 10));
+    }
+    // Of a text far too long only the beginning is looked at.
+    let endless = "ab".repeat(8 << 20);
+    assert!(t.exceeds([endless.as_str()], 100));
+}
+
+#[test]
+fn no_token_stands_for_more_bytes_than_the_longest() {
+    for t in [tokenizer(&byte_level_gguf("gpt-2")), tokenizer(&scored_gguf())] {
+        for text in long_texts().iter().map(String::as_str).chain(["▁▁▁the▁hello", "\u{10ffff}"]) {
+            let (_, spans) = t.encode_spans(text);
+            let longest = spans.iter().map(|span| span.len()).max().unwrap_or(0);
+            assert!(longest <= t.token_bytes_max(), "{longest} bytes of {:?}…", &text[..4]);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Long words merged block by block: the same tokens as merged whole, in bounded memory.
+//!
+//! Merging takes some hundred bytes for each character of a word, and a word may be as long as a text (a text without
+//! blanks; for SentencePiece any text). Here a word is cut into blocks where two tokens meet. A cut is right if merging
+//! the two tokens beside it, alone, gives these two again: merges are taken by rank, then from the left, so that those
+//! within each token come as they come in the whole word, and one across the cut would come between the two alone as
+//! well. Tokens of which every two neighbours are such a pair are those of the whole word.
+
+use super::TokenId;
+
+/// Bytes of a block. Shorter words are merged whole.
+pub(super) const BLOCK_BYTES: usize = 16 << 10;
+/// Cuts that are tried in one block.
+const CUTS_MAX: usize = 64;
+/// Tokens at a block's end that the next block may change: the first cut is before them.
+const LOOSE_TOKENS: usize = 8;
+
+/// A token and the bytes of the word that it stands for.
+pub(super) type Merged = (TokenId, usize);
+
+/// Merges `word` in blocks of `block` bytes; calls `token` with each token.
+///
+/// `merge` merges a whole word; no token has half of `block` bytes. Every cut is at a boundary of characters, and tokens that share a character stay
+/// together. Where no cut of a block is right (no vocabulary seen does this), the last one is taken: the tokens are
+/// then those of two words.
+pub(super) fn merge_in_blocks(
+    word: &str,
+    block: usize,
+    merge: &mut impl FnMut(&str) -> Vec<Merged>,
+    token: &mut impl FnMut(Merged),
+) {
+    let mut at = 0;
+    let mut tokens = merge(&word[..end_of_block(word, at, block)]);
+    loop {
+        let end = end_of_block(word, at, block);
+        if end == word.len() {
+            return tokens.into_iter().for_each(token);
+        }
+        let units = units(&word[at..end], &tokens);
+        let (cut, next) = next_block(word, at, block, &units, merge);
+        tokens.truncate(units[cut].first_token);
+        tokens.drain(..).for_each(&mut *token);
+        at += units[cut].start;
+        tokens = next;
+    }
+}
+
+fn end_of_block(word: &str, at: usize, block: usize) -> usize {
+    word.floor_char_boundary(at.saturating_add(block).min(word.len()))
+}
+
+/// Tokens that begin where a character does, with those behind them that do not.
+#[derive(Debug, Clone, Copy)]
+struct Unit {
+    /// In bytes of the block.
+    start: usize,
+    first_token: usize,
+}
+
+fn units(block: &str, tokens: &[Merged]) -> Vec<Unit> {
+    let (mut units, mut start) = (Vec::new(), 0);
+    for (first_token, &(_, len)) in tokens.iter().enumerate() {
+        if block.is_char_boundary(start) {
+            units.push(Unit { start, first_token });
+        }
+        start += len;
+    }
+    units
+}
+
+/// The unit that the next block begins with, and that block's tokens.
+fn next_block(
+    word: &str,
+    at: usize,
+    block: usize,
+    units: &[Unit],
+    merge: &mut impl FnMut(&str) -> Vec<Merged>,
+) -> (usize, Vec<Merged>) {
+    let last = units.len() - 1;
+    let first = last.saturating_sub(LOOSE_TOKENS).max(1);
+    let mut tried = None;
+    for cut in (1..=first).rev().take(CUTS_MAX) {
+        let from = at + units[cut].start;
+        let ahead = &word[from..end_of_block(word, from, block)];
+        let next = merge(ahead);
+        let left = &word[at + units[cut - 1].start..from];
+        let right = &ahead[..self::units(ahead, &next).get(1).map_or(ahead.len(), |unit| unit.start)];
+        let is_right = merge(&[left, right].concat()) == [merge(left), merge(right)].concat();
+        if is_right {
+            return (cut, next);
+        }
+        tried.get_or_insert((cut, next));
+    }
+    tried.expect("a block is longer than a token, so that it has a cut")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Merges by rank, then from the left, as slowly and plainly as it is defined. Ids are ranks behind the letters.
+    fn merge(merges: &[(TokenId, TokenId)], word: &str) -> Vec<Merged> {
+        let ranks: HashMap<(TokenId, TokenId), usize> =
+            merges.iter().enumerate().rev().map(|(rank, &pair)| (pair, rank)).collect();
+        let mut tokens: Vec<Merged> = word.chars().map(|c| (c as TokenId, c.len_utf8())).collect();
+        loop {
+            let pairs = tokens.windows(2).enumerate();
+            let best = pairs.filter_map(|(at, pair)| Some((*ranks.get(&(pair[0].0, pair[1].0))?, at))).min();
+            let Some((rank, at)) = best else { return tokens };
+            let len = tokens[at].1 + tokens[at + 1].1;
+            tokens.splice(at..at + 2, [(1000 + rank as TokenId, len)]);
+        }
+    }
+
+    /// Merges of earlier tokens, as training makes them; tokens of at most 8 letters.
+    fn vocabulary(picks: &[(usize, usize)]) -> Vec<(TokenId, TokenId)> {
+        let mut ids: Vec<(TokenId, usize)> = "abcé".chars().map(|c| (c as TokenId, 1)).collect();
+        let mut merges = Vec::new();
+        for &(left, right) in picks {
+            let (left, right) = (ids[left % ids.len()], ids[right % ids.len()]);
+            if left.1 + right.1 <= 8 {
+                ids.push((1000 + merges.len() as TokenId, left.1 + right.1));
+                merges.push((left.0, right.0));
+            }
+        }
+        merges
+    }
+
+    fn blocks(merges: &[(TokenId, TokenId)], word: &str, block: usize) -> (Vec<Merged>, usize) {
+        let (mut tokens, mut longest) = (Vec::new(), 0);
+        let mut whole = |text: &str| {
+            longest = longest.max(text.len());
+            merge(merges, text)
+        };
+        merge_in_blocks(word, block, &mut whole, &mut |token| tokens.push(token));
+        (tokens, longest)
+    }
+
+    #[test]
+    fn runs_of_one_letter_are_cut_between_whole_tokens() {
+        let merges = vocabulary(&[(0, 0), (4, 4), (5, 5)]);
+        for len in 0..200 {
+            let word = "a".repeat(len);
+            assert_eq!(blocks(&merges, &word, 100).0, merge(&merges, &word), "{len}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn blocks_give_the_tokens_of_the_whole_word(
+            picks in prop::collection::vec((0usize..40, 0usize..40), 0..40),
+            word in "(a|b|c|é){0,600}|(ab|ba|aab){0,300}",
+            block in 96usize..200,
+        ) {
+            let merges = vocabulary(&picks);
+            let (tokens, longest) = blocks(&merges, &word, block);
+            let bytes: usize = tokens.iter().map(|(_, len)| len).sum();
+            prop_assert_eq!(bytes, word.len());
+            prop_assert!(longest <= block.max(word.len().min(block)));
+            prop_assert_eq!(tokens, merge(&merges, &word));
+        }
+    }
+}
