@@ -36,6 +36,7 @@ use uuid::Uuid;
 
 use self::access::{Guarded, guard};
 use self::body::BodyPool;
+pub(crate) use self::body::HELD_PER_BYTE;
 use self::error::{ApiError, Dialect};
 use self::kept::{KeptAnswers, KeptLimits};
 use crate::access::book::KeyPolicy;

@@ -485,6 +485,7 @@ mod tests {
         refused(&["--connections", "0"], "--connections is 0, it must be from 1 to 1048576");
         refused(&["--header-timeout", "0"], "--header-timeout is 0, it must be from 0.01 to 86400 seconds");
         refused(&["--body-mib", "2000"], "--body-mib is 2000, it must be from 1 to 1024");
+        refused(&["--body-mib", "43"], "--bodies-mib is 128, it must be at least three times --body-mib");
         refused(&["--tls-cert", "c.pem"], "--tls-key");
         refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
         refused(&["--mixed-tokens", "70000"], "--mixed-tokens is 70000, it must be from 1 to 65536");

@@ -86,18 +86,20 @@ impl World {
     async fn assisted(&self, version: u64) -> (f64, u64) {
         let sentences: Vec<String> =
             (0..60).map(|at| format!("Item {at} costs {} coins.", at * 7 % 91)).collect();
-        let body = json!({
-            "protocol": 1, "request_id": "7f3f0c7e-0000-4000-8000-000000000001", "scene": "doc-qa", "model": "default",
-            "segments": [
-                { "role": "system", "text": "You answer from the document.", "refine": false },
-                { "role": "user", "text": sentences.join(" "), "refine": true },
-                { "role": "user", "text": "\n\nQuestion: What does item 7 cost?", "refine": false },
-            ],
-        });
+        let body = || {
+            json!({
+                "protocol": 1, "request_id": uuid::Uuid::new_v4(), "scene": "doc-qa", "model": "default",
+                "segments": [
+                    { "role": "system", "text": "You answer from the document.", "refine": false },
+                    { "role": "user", "text": sentences.join(" "), "refine": true },
+                    { "role": "user", "text": "\n\nQuestion: What does item 7 cost?", "refine": false },
+                ],
+            })
+        };
         let asked = async {
             loop {
                 let reply =
-                    http::client().post(self.url("/v1/assist")).json(&body).send().await.expect("ask");
+                    http::client().post(self.url("/v1/assist")).json(&body()).send().await.expect("ask");
                 let text = reply.text().await.expect("an answer");
                 let data = |name: &str| -> Value {
                     let frame =

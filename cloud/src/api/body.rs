@@ -27,7 +27,7 @@ const RATIO_FREE_BYTES: usize = 64 << 10;
 const FREE_BYTES: usize = 64 << 10;
 /// What a byte of a body may take at the same time until its request is accepted or refused: itself and the text read of
 /// it, then that text, the prompt joined of all texts, and what the mask keeps of them.
-const HELD_PER_BYTE: usize = 3;
+pub(crate) const HELD_PER_BYTE: usize = 3;
 /// What a body may have beside twice the text of the longest prompt, whose JSON may escape each character: names,
 /// numbers, and the marks around them.
 const BESIDE_TEXT: usize = 1 << 20;

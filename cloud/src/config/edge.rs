@@ -8,7 +8,7 @@ use baton_edge::tls::TlsFiles;
 use clap::Args;
 
 use super::{ConfigError, bounded, seconds};
-use crate::api::ApiLimits;
+use crate::api::{ApiLimits, HELD_PER_BYTE};
 
 /// What connections and requests may take, as written; times are in seconds and may have a fraction.
 #[derive(Debug, Clone, Args)]
@@ -115,12 +115,21 @@ impl EdgeOptions {
         };
         let defaults = ApiLimits::default();
         let body_bytes_max = positive("--body-mib", self.body_mib, 1024, "from 1 to 1024")? << 20;
+        let bodies_bytes_max = positive("--bodies-mib", self.bodies_mib, 1 << 20, "from 1 to 1048576")? << 20;
+        if bodies_bytes_max < body_bytes_max * HELD_PER_BYTE {
+            let want = "at least three times --body-mib: what a request holds while it is read";
+            return Err(ConfigError::Number {
+                option: "--bodies-mib",
+                value: self.bodies_mib.to_string(),
+                want,
+            });
+        }
         let body_timeout = timeout("--body-timeout", self.body_timeout)?;
         let api = ApiLimits {
             body_bytes_max,
             inflated_bytes_max: body_bytes_max,
             inflate_ratio_max: positive("--inflate-ratio", self.inflate_ratio, 2000, "from 1 to 2000")?,
-            bodies_bytes_max: positive("--bodies-mib", self.bodies_mib, 1 << 20, "from 1 to 1048576")? << 20,
+            bodies_bytes_max,
             body_timeout,
             body_rate_min: bounded("--body-rate", self.body_rate, 1 << 30, "at most 1073741824")?,
             body_grace: defaults.body_grace.min(body_timeout),
