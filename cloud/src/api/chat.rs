@@ -5,11 +5,11 @@
 
 mod reply;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use baton_protocol::{AssistEvent, EndReason, ErrorCode};
 use serde_json::{Value, json};
 
@@ -90,20 +90,7 @@ async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
             }
-            AssistEvent::End(end) => {
-                let choice = json!({
-                    "index": 0,
-                    "finish_reason": finish_reason(end.reason, reply.calls()),
-                    "logprobs": message.logprobs(),
-                    "message": message.into_json(),
-                });
-                let mut whole = head.object("chat.completion", json!([choice]));
-                whole["usage"] = usage(end.usage);
-                if let Some(baton) = reply.baton(Some(&end)) {
-                    whole["baton"] = baton;
-                }
-                return Ok(Json(whole).into_response());
-            }
+            AssistEvent::End(end) => return Ok(message.whole(&head, &reply, &end)),
         }
     }
 }

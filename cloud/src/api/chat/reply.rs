@@ -3,11 +3,16 @@
 //! Always: the parts of a stream, put together, are the whole reply; ids of calls are unique; text of a call is never
 //! shown as content.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use baton_engine::Model;
 use baton_engine::tokenizer::Tokenizer;
 use baton_protocol::{AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent, Usage};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -41,7 +46,7 @@ impl Head {
 /// One part of the answer.
 #[derive(Debug)]
 pub(super) enum Piece {
-    Text { text: String, logprobs: Option<Value> },
+    Text { text: String, logprobs: Option<Place> },
     Call { index: usize, id: String, name: String },
     Arguments { index: usize, text: String },
 }
@@ -50,9 +55,10 @@ impl Piece {
     /// The delta of a chunk and the log probabilities beside it.
     pub(super) fn into_delta(self) -> (Value, Value) {
         match self {
-            Piece::Text { text, logprobs } => {
-                (json!({ "content": text }), logprobs.map_or(Value::Null, |place| content(vec![place])))
-            }
+            Piece::Text { text, logprobs } => (
+                json!({ "content": text }),
+                logprobs.map_or(Value::Null, |place| json!(Content::of(&[place]))),
+            ),
             Piece::Call { index, id, name } => {
                 let function = json!({ "name": name, "arguments": "" });
                 let call = json!({ "index": index, "id": id, "type": "function", "function": function });
@@ -66,8 +72,76 @@ impl Piece {
     }
 }
 
-fn content(places: Vec<Value>) -> Value {
-    json!({ "content": places, "refusal": null })
+/// Log probabilities of one place, written out when they are sent: as values they take a hundred times as much.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    tokenizer: Arc<Tokenizer>,
+    logprobs: PlaceLogprobs,
+}
+
+impl Serialize for Place {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let written = |&token: &TokenLogprob| WrittenToken::new(&self.tokenizer, token);
+        let mut place = serializer.serialize_struct("Place", 4)?;
+        let WrittenToken { token, logprob, bytes } = written(&self.logprobs.chosen);
+        place.serialize_field("token", &token)?;
+        place.serialize_field("logprob", &logprob)?;
+        place.serialize_field("bytes", bytes)?;
+        let top: Vec<WrittenToken<'_>> = self.logprobs.top.iter().map(written).collect();
+        place.serialize_field("top_logprobs", &top)?;
+        place.end()
+    }
+}
+
+/// A token as OpenAI writes it; JSON has no infinity, for which -9999 is the custom.
+#[derive(Debug, Serialize)]
+struct WrittenToken<'a> {
+    token: Cow<'a, str>,
+    logprob: f64,
+    bytes: &'a [u8],
+}
+
+impl<'a> WrittenToken<'a> {
+    fn new(tokenizer: &'a Tokenizer, TokenLogprob { id, logprob }: TokenLogprob) -> WrittenToken<'a> {
+        let bytes = tokenizer.token_bytes(id);
+        let logprob = if logprob.is_finite() { f64::from(logprob) } else { -9999.0 };
+        WrittenToken { token: String::from_utf8_lossy(bytes), logprob, bytes }
+    }
+}
+
+/// Log probabilities of an answer or a chunk.
+#[derive(Debug, Serialize)]
+struct Content<'a> {
+    content: &'a [Place],
+    refusal: (),
+}
+
+impl<'a> Content<'a> {
+    fn of(places: &'a [Place]) -> Content<'a> {
+        Content { content: places, refusal: () }
+    }
+}
+
+/// The reply in one piece.
+#[derive(Debug, Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [Choice<'a>; 1],
+    usage: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baton: Option<Value>,
+}
+
+/// The one answer of it.
+#[derive(Debug, Serialize)]
+struct Choice<'a> {
+    index: u32,
+    finish_reason: &'static str,
+    logprobs: Option<Content<'a>>,
+    message: Value,
 }
 
 /// Turns events into parts.
@@ -130,7 +204,8 @@ impl Reply {
             }
             AssistEvent::Error(_) => return Vec::new(),
         };
-        let place = self.logprobs.as_ref().and_then(Logprobs::take).map(|place| self.place(&place));
+        let place = self.logprobs.as_ref().and_then(Logprobs::take);
+        let place = place.map(|logprobs| Place { tokenizer: self.tokenizer.clone(), logprobs });
         let mut pieces: Vec<Piece> = match &mut self.parser {
             Some(parser) => parser.push(text).into_iter().map(piece).collect(),
             None => vec![Piece::Text { text: text.clone(), logprobs: None }],
@@ -147,19 +222,6 @@ impl Reply {
         }
         pieces.retain(|piece| !matches!(piece, Piece::Text { text, logprobs: None } if text.is_empty()));
         pieces
-    }
-
-    fn place(&self, place: &PlaceLogprobs) -> Value {
-        let mut value = self.token(place.chosen);
-        value["top_logprobs"] = place.top.iter().map(|&token| self.token(token)).collect();
-        value
-    }
-
-    /// A token as OpenAI writes it; JSON has no infinity, for which -9999 is the custom.
-    fn token(&self, TokenLogprob { id, logprob }: TokenLogprob) -> Value {
-        let bytes = self.tokenizer.token_bytes(id);
-        let logprob = if logprob.is_finite() { f64::from(logprob) } else { -9999.0 };
-        json!({ "token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes })
     }
 
     /// What the assist protocol says of the answer, for callers that asked; with its end, where it is there.
@@ -208,7 +270,7 @@ fn piece(piece: ToolPiece) -> Piece {
 pub(super) struct Message {
     content: String,
     calls: Vec<(String, String, String)>,
-    places: Vec<Value>,
+    places: Vec<Place>,
 }
 
 impl Message {
@@ -229,11 +291,28 @@ impl Message {
         }
     }
 
-    pub(super) fn logprobs(&self) -> Value {
-        if self.places.is_empty() { Value::Null } else { content(self.places.clone()) }
+    /// The reply that is this message, after its end.
+    pub(super) fn whole(mut self, head: &Head, reply: &Reply, end: &EndEvent) -> Response {
+        let places = std::mem::take(&mut self.places);
+        let choice = Choice {
+            index: 0,
+            finish_reason: finish_reason(end.reason, reply.calls()),
+            logprobs: (!places.is_empty()).then(|| Content::of(&places)),
+            message: self.into_json(),
+        };
+        let whole = Completion {
+            id: &head.id,
+            object: "chat.completion",
+            created: head.created,
+            model: &head.model,
+            choices: [choice],
+            usage: usage(end.usage),
+            baton: reply.baton(Some(end)),
+        };
+        Json(whole).into_response()
     }
 
-    pub(super) fn into_json(self) -> Value {
+    fn into_json(self) -> Value {
         let content =
             if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
