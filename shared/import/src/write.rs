@@ -205,7 +205,11 @@ pub(crate) fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
 }
 
 fn check_range(tensor: &PlannedTensor, values: &[f32]) -> Result<(), ImportError> {
-    let max = if tensor.format == GgmlDType::F16 { F16_MAX } else { f32::MAX };
+    // Quantized blocks have scales of 16 bits, which larger numbers would make infinite.
+    let max = match tensor.format {
+        GgmlDType::F32 | GgmlDType::BF16 => f32::MAX,
+        _ => F16_MAX,
+    };
     match values.iter().find(|value| value.is_nan() || value.abs() > max) {
         Some(&value) => {
             Err(ImportError::Value { name: tensor.name.clone(), value, format: format_name(tensor.format) })

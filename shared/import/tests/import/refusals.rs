@@ -105,6 +105,13 @@ fn numbers_that_a_format_cannot_hold() {
     folder.write();
     let err = folder.import(Quantization::F16).unwrap_err().to_string();
     assert_eq!(err, "tensor `blk.1.ffn_up.weight` holds 70000, which F16 cannot");
+    folder.random("model.layers.1.mlp.up_proj.weight", &[96, 64], 3e38, 0.0);
+    folder.write();
+    let err = folder.import(Quantization::Q8_0).unwrap_err().to_string();
+    assert!(
+        err.starts_with("tensor `blk.1.ffn_up.weight` holds 3") && err.ends_with("which Q8_0 cannot"),
+        "{err}"
+    );
 }
 
 #[test]
