@@ -452,9 +452,14 @@ impl CloudService {
         self.inner.models.iter().all(|served| served.desk.stage() == Stage::Open)
     }
 
-    /// Whether an engine's thread has panicked: the program must be started again.
-    pub fn has_failed(&self) -> bool {
-        self.inner.models.iter().any(|served| served.desk.stage() == Stage::Failed)
+    /// Why the program must be started again, if it must: an engine's thread has panicked, or a model's file is not
+    /// whole any more.
+    pub fn failure(&self) -> Option<String> {
+        self.inner.models.iter().find_map(|served| match served.model.intact() {
+            Err(err) => Some(err.to_string()),
+            Ok(()) if served.desk.stage() == Stage::Failed => Some("the engine has failed".to_owned()),
+            Ok(()) => None,
+        })
     }
 
     /// Accepts nothing further; running answers end by themselves, then the worker's thread does.

@@ -1,8 +1,10 @@
 //! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, several models
-//! and an adapter, bad input, interrupts and terminals.
+//! and an adapter, models that are damaged or cut short in use, bad input, interrupts and terminals.
 //!
 //! Speeds are emulated so that a cut falls into the middle of an answer; no test checks a time.
 
+#[path = "processes/damaged.rs"]
+mod damaged;
 #[path = "processes/models.rs"]
 mod models;
 #[path = "processes/terminal.rs"]

@@ -152,7 +152,7 @@ pub(super) async fn read(admin: &Admin) -> OverviewView {
     };
     let away_since_ms = admin.office.away_since_ms();
     let stats = service.stats();
-    let state = match (service.has_failed(), service.is_open()) {
+    let state = match (service.failure().is_some(), service.is_open()) {
         (true, _) => "failed",
         (false, true) => "open",
         (false, false) => "draining",

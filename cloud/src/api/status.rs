@@ -29,9 +29,7 @@ use crate::store::{Store, now_ms};
     ),
 )]
 pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    if app.service.has_failed() {
-        return Err(ApiError::new(ErrorCode::Unavailable, "the engine has failed"));
-    }
+    works(&app)?;
     let health = app.store.as_ref().map(Store::health);
     let away_since_ms = health.and_then(|health| health.away_since_ms);
     let away_s = away_since_ms.map(|since| (now_ms() - since).max(0) / 1000);
@@ -39,6 +37,11 @@ pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiErr
         None => json!({ "status": "ok" }),
         Some(seconds) => json!({ "status": "degraded", "database": "away", "database_away_s": seconds }),
     }))
+}
+
+/// Whether the service can answer at all until it is started again.
+fn works(app: &App) -> Result<(), ApiError> {
+    app.service.failure().map_or(Ok(()), |why| Err(ApiError::new(ErrorCode::Unavailable, why)))
 }
 
 /// New requests are accepted.
@@ -56,6 +59,7 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiErro
     if !app.service.is_open() {
         return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
     }
+    works(&app)?;
     Ok(Json(json!({ "status": "ready" })))
 }
 

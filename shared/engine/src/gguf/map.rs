@@ -95,10 +95,11 @@ fn handle_bus_errors() {
 /// Runs on the thread that touched a page that is gone. Reads atomics and calls the system, nothing else: no lock, no
 /// memory of the heap, no formatting.
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the system passes the description of the signal to a handler with SA_SIGINFO.
-    let by_system = unsafe { (*info).si_code } > 0;
-    // SAFETY: as above; of a bus error by the system the address is the one that was touched.
-    let address = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: the system passes a valid description of the signal to a handler with SA_SIGINFO.
+    let info = unsafe { &*info };
+    let by_system = info.si_code > 0;
+    // SAFETY: of a bus error by the system the address is the one that was touched; of another nobody looks at it.
+    let address = unsafe { info.si_addr() } as usize;
     let file = WATCHED.iter().find(|file| by_system && file.holds(address));
     if file.is_some_and(|file| put_zeros(file, address)) {
         return;
