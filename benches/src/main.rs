@@ -21,6 +21,7 @@ mod pacing;
 mod parity;
 mod planner;
 mod prefix;
+mod privacy;
 mod quality;
 mod random;
 mod refiner;
@@ -64,6 +65,8 @@ enum Bench {
     Parity(parity::Args),
     /// The home cluster's exact planner against brute force, Halda and rules of thumb, and what planning costs
     Planner(planner::Args),
+    /// Private values that the device finds, by kind and language, and whether any leaves in a conversation
+    Privacy(privacy::Args),
     /// Time to the first token of requests that share a prefix, with and without the prefix cache
     Prefix(prefix::Args),
     /// Quality of answers and masks over r, L, mode and length, with the demo models
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),
         Bench::Planner(args) => planner::run(&args),
+        Bench::Privacy(args) => privacy::run(&args),
         Bench::Prefix(args) => prefix::run(&args),
         Bench::Quality(args) => quality::run(&args),
         Bench::Refiner(args) => refiner::run(&args),

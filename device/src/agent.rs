@@ -10,9 +10,9 @@ use recent::Recent;
 pub use report::AnswerReport;
 use stream::{CloudMessage, CloudStream};
 
-use crate::client::{CloudClient, OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
+use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
 use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
-use crate::privacy::{Escape, Redactor, Restorer};
+use crate::privacy::{Escape, Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
     CloudFault, Note, Outcome, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source, TextRules,
 };
@@ -23,7 +23,9 @@ use baton_engine::stop::{StopError, StopStrings};
 use baton_engine::tokenizer::Tokenizer;
 use baton_engine::{AdapterId, Model};
 use baton_pacing::{DeviceCost, Millis, PaceMode};
-use baton_protocol::{Corrector, DeviceInfo, RefineOptions, Sampling, SceneInfo, Segment};
+use baton_protocol::{
+    AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, RefineOptions, Sampling, SceneInfo, Segment,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -140,13 +142,14 @@ pub struct Agent {
     /// What the cloud's last answers took.
     recent: Mutex<Recent>,
     network: Option<String>,
+    /// Private values of earlier questions: restored in an answer, they come back in the history of the next one.
+    memory: Memory,
 }
 
 struct Prepared {
     core: RelayCore,
     redactor: Redactor,
-    head: RequestHead,
-    redacted: Result<Vec<RedactedSegment>, CloudFault>,
+    redacted: Result<RedactedRequest, CloudFault>,
     request: Option<OutgoingRequest>,
     notes: Vec<Note>,
 }
@@ -169,6 +172,7 @@ impl Agent {
             cloud_paused_until: Mutex::new(None),
             recent: Mutex::default(),
             network: None,
+            memory: Memory::default(),
         }
     }
 
@@ -254,17 +258,21 @@ impl Agent {
         let first_prompt = PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed));
         let tokenizer = self.tokenizer.clone();
         let has_device = self.device.is_some();
-        let head = self.head(&question, mode, cost);
+        let draft = self.draft(&question, mode, cost);
+        let memory = self.memory.clone();
         let turn_ends = self.device.as_ref().map(|device| device.model.turn_ends()).unwrap_or_default();
         let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
         let prepare = move || {
-            let mut redactor = Redactor::default();
-            let redacted = if has_cloud { redact(&mut redactor, &question.segments) } else { Ok(Vec::new()) };
+            let mut redactor = Redactor::default().with_memory(memory);
+            let redacted = match has_cloud {
+                true => redactor.redact_request(&draft).map_err(|err| unchecked(&err)),
+                false => Err(no_cloud()),
+            };
             let segments: Vec<Segment> = match &redacted {
-                Ok(redacted) if has_cloud => redacted.iter().map(RedactedSegment::to_segment).collect(),
-                _ => question.segments.clone(),
+                Ok(redacted) => redacted.segments().to_vec(),
+                Err(_) => question.segments.clone(),
             };
             let table = redactor.table();
             let replaced = Some(table.len()).filter(|count| *count > 0 && redacted.is_ok());
@@ -296,11 +304,11 @@ impl Agent {
             };
             let rules = TextRules { tokenizer, restorer: Restorer::new(table, question.escape), stop };
             let core = RelayCore::new(config, spec, rules);
-            Prepared { core, redactor, head, redacted, request: None, notes }
+            Prepared { core, redactor, redacted, request: None, notes }
         };
         let mut prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)?;
-        if let (true, Ok(segments)) = (has_cloud, &prepared.redacted) {
-            prepared.request = Some(OutgoingRequest::new(prepared.head.clone(), segments, None)?);
+        if let Ok(redacted) = &prepared.redacted {
+            prepared.request = Some(OutgoingRequest::new(redacted)?);
         }
         Ok(prepared)
     }
@@ -315,7 +323,8 @@ impl Agent {
         (found, found.is_none().then_some(missing))
     }
 
-    fn head(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> RequestHead {
+    /// The request as the person asked it, not redacted: [`Redactor::redact_request`] makes what may be sent of it.
+    fn draft(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> AssistRequest {
         let alone = mode == RelayMode::CloudOnly;
         let device = self.device.as_ref().map(|device| DeviceInfo {
             class: self.device_class.clone(),
@@ -327,8 +336,11 @@ impl Agent {
             network_ms: self.recent().network_ms(),
         });
         let none = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
-        RequestHead {
+        AssistRequest {
+            protocol: PROTOCOL_VERSION,
             request_id: Uuid::new_v4(),
+            segments: question.segments.clone(),
+            continue_from: None,
             scene: question.scene.id.clone(),
             scene_version: (question.scene.version > 0).then_some(question.scene.version),
             model: "default".into(),
@@ -412,16 +424,14 @@ impl Agent {
 
     fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
         let Some(request) = &prepared.request else {
-            let fault = prepared.redacted.as_ref().err().cloned();
-            return Err(fault.unwrap_or(CloudFault::Unreachable { reason: "no cloud is set".into() }));
+            return Err(prepared.redacted.as_ref().err().cloned().unwrap_or_else(no_cloud));
         };
         Ok(CloudStream::open(self.client()?.clone(), request.clone()))
     }
 
     /// The cloud, unless it asked to be left alone.
     fn client(&self) -> Result<&CloudClient, CloudFault> {
-        let none = || CloudFault::Unreachable { reason: "no cloud is set".into() };
-        let client = self.cloud.as_ref().ok_or_else(none)?;
+        let client = self.cloud.as_ref().ok_or_else(no_cloud)?;
         let paused = *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left) = paused.and_then(|until| until.checked_duration_since(Instant::now())) {
             let retry_after_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
@@ -436,19 +446,11 @@ impl Agent {
         accepted: &str,
         tokens_max: usize,
     ) -> Result<CloudStream, CloudFault> {
-        let privacy = |err: &dyn std::error::Error| CloudFault::Privacy { reason: err.to_string() };
         let client = self.client()?;
-        let accepted = prepared.redactor.redact_answer(accepted).map_err(|err| privacy(&err))?;
-        let segments = prepared.redacted.as_ref().map_err(Clone::clone)?;
-        let head = RequestHead {
-            request_id: Uuid::new_v4(),
-            device: None,
-            refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
-            assist_tokens: u32::try_from(tokens_max).ok(),
-            resume: false,
-            ..prepared.head.clone()
-        };
-        let request = OutgoingRequest::new(head, segments, Some(&accepted))
+        let redacted = prepared.redacted.as_ref().map_err(Clone::clone)?;
+        let tokens_max = u32::try_from(tokens_max).ok();
+        let continuation = prepared.redactor.redact_continuation(redacted, accepted, tokens_max);
+        let request = OutgoingRequest::new(&continuation.map_err(|err| unchecked(&err))?)
             .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
         Ok(CloudStream::open(client.clone(), request))
     }
@@ -472,12 +474,13 @@ impl Agent {
     }
 }
 
-fn redact(redactor: &mut Redactor, segments: &[Segment]) -> Result<Vec<RedactedSegment>, CloudFault> {
-    segments
-        .iter()
-        .map(|s| Ok(RedactedSegment { role: s.role, text: redactor.redact(&s.text)?, refine: s.refine }))
-        .collect::<Result<_, crate::privacy::RedactError>>()
-        .map_err(|err| CloudFault::Privacy { reason: err.to_string() })
+fn no_cloud() -> CloudFault {
+    CloudFault::Unreachable { reason: "no cloud is set".into() }
+}
+
+/// What could not be checked is not sent.
+fn unchecked(err: &RedactError) -> CloudFault {
+    CloudFault::Privacy { reason: err.to_string() }
 }
 
 fn sampling_params(sampling: &Sampling) -> SamplingParams {

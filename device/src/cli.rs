@@ -93,6 +93,9 @@ struct CommonArgs {
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
     /// Allow the cloud without being asked
+    ///
+    /// Recognized addresses, numbers, keys and passwords are replaced before anything is sent; names of people, streets
+    /// and dates of birth are not.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
     /// Do not use the cloud, whatever was said before

@@ -1,14 +1,15 @@
 //! The cloud client: scenes and assist streams over HTTP.
 //!
-//! Takes only text that the redactor built ([`OutgoingRequest`]). Never retries by itself, follows no redirect, and
+//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]). Never retries by itself, follows no redirect, and
 //! reads a bounded number of bytes. Every fault is a [`CloudFault`], so that the relay can go on without the cloud.
 
 mod outgoing;
 mod sse;
 
-pub use outgoing::{OutgoingError, OutgoingRequest, RedactedSegment, RequestHead};
+pub use outgoing::{OutgoingError, OutgoingRequest};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 
+use crate::privacy::PublicName;
 use crate::relay::CloudFault;
 use crate::relay::fault_of;
 use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo};
@@ -128,9 +129,12 @@ impl CloudClient {
     ///
     /// # Errors
     /// [`CloudFault`].
-    pub async fn scene(&self, id: &str, etag: Option<&str>) -> Result<SceneReply, CloudFault> {
+    pub async fn scene(&self, id: &PublicName, etag: Option<&str>) -> Result<SceneReply, CloudFault> {
         let mut url = self.url("v1/scenes/")?;
-        url.path_segments_mut().map_err(|()| unreachable("the address has no path"))?.pop_if_empty().push(id);
+        url.path_segments_mut()
+            .map_err(|()| unreachable("the address has no path"))?
+            .pop_if_empty()
+            .push(id.as_str());
         let mut request = self.http.get(url).timeout(SCENE_TIMEOUT);
         if let Some(etag) = etag {
             request = request.header(IF_NONE_MATCH, etag);

@@ -1,65 +1,43 @@
 //! Privacy: replaces personal data by stable placeholders before any text leaves this device.
 //!
-//! [`Redactor::redact`] is the only maker of [`Redacted`], and the cloud client takes no other text, so nothing
-//! unchecked can be sent. The device works on the same redacted text as the cloud (mask, corrector and takeover
-//! must agree); [`Restorer`] puts the values back as the last step before display.
+//! [`Redactor`] is the only maker of [`Redacted`] text and of a [`RedactedRequest`], and the cloud client takes nothing
+//! else, so nothing unchecked can be sent. Each text is brought to a normal form, detectors find values in it, and a
+//! second pass looks for every value that is known from anywhere: other messages, options, earlier requests
+//! ([`Memory`]). The device works on the same redacted text as the cloud (mask, corrector and takeover must agree);
+//! [`Restorer`] puts the values back as the last step before display.
 //! Never does I/O, never logs a value. Always holds: `restore(redact(x)) == x` for every string `x`, the same value
 //! has the same placeholder within one redactor, and a detector that fails makes the whole redaction fail.
+//!
+//! Covered are values with a form: addresses of mail, machines and wallets, numbers of phones, cards, accounts and
+//! identity papers, keys, passwords after a word for them, user names in paths. Not covered are names of people,
+//! streets and places, dates of birth, and whatever else only its meaning makes private.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 mod checksum;
 mod detect;
+mod kind;
+mod known;
+mod normal;
+mod request;
 mod restore;
+mod table;
 
 pub use detect::{BuiltIn, DetectError, Detector, Found};
+pub use kind::EntityKind;
+pub use known::{Memory, REMEMBERED_MAX};
+pub use request::{PublicName, RedactedRequest};
 pub use restore::{Escape, Restorer};
+pub use table::PlaceholderTable;
+
+use normal::Normal;
 
 /// Longest text that is checked, in bytes; longer text is refused instead of being sent unchecked.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
-/// Most different values one redactor remembers.
+/// Most different values of one kind in one redactor.
 pub const ENTITIES_MAX: u32 = 100_000;
-
-/// Kind of a replaced value; names the placeholder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EntityKind {
-    /// Text that already looked like a placeholder, escaped so that it is restored exactly.
-    Text,
-    /// Telephone number.
-    Phone,
-    /// IPv4 or IPv6 address.
-    Ip,
-    /// E-mail address.
-    Email,
-    /// Payment card number (Luhn checksum).
-    Card,
-    /// International bank account number (mod 97 checksum).
-    Iban,
-    /// API key, access token, password assignment or private key.
-    Key,
-}
-
-impl EntityKind {
-    /// Every kind, weakest first: where two findings overlap the later kind names the placeholder.
-    pub const ALL: [EntityKind; 7] =
-        [Self::Text, Self::Phone, Self::Ip, Self::Email, Self::Card, Self::Iban, Self::Key];
-
-    /// The word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Text => "TEXT",
-            Self::Phone => "PHONE",
-            Self::Ip => "IP",
-            Self::Email => "EMAIL",
-            Self::Card => "CARD",
-            Self::Iban => "IBAN",
-            Self::Key => "KEY",
-        }
-    }
-}
 
 /// Why a text was not redacted; nothing of it may be sent then.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +64,12 @@ pub enum RedactError {
     TooManyEntities {
         /// The limit.
         max: u32,
+    },
+    /// A name that is sent as it is holds a private value.
+    #[error("`{field}` holds a private value, so it cannot be sent to the cloud; choose another name")]
+    PrivateName {
+        /// What the name names.
+        field: &'static str,
     },
     /// A detector returned a range that is not inside the text or cuts a character.
     #[error("privacy detector `{detector}` returned the bad range {start}..{end}")]
@@ -116,61 +100,11 @@ impl fmt::Debug for Redacted {
     }
 }
 
-/// The values behind the placeholders of one redactor; stays on the device.
-#[derive(Clone, Default)]
-pub struct PlaceholderTable {
-    values: HashMap<String, String>,
-    placeholders: HashMap<(EntityKind, String), String>,
-    counts: HashMap<EntityKind, u32>,
-}
-
-impl PlaceholderTable {
-    /// The value behind a placeholder such as `[EMAIL_1]`.
-    pub fn value(&self, placeholder: &str) -> Option<&str> {
-        self.values.get(placeholder).map(String::as_str)
-    }
-
-    /// Number of different values.
-    pub fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    /// Whether nothing was replaced.
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
-
-    /// How many different values of each kind there are, in the order of [`EntityKind::ALL`].
-    pub fn counts(&self) -> Vec<(EntityKind, u32)> {
-        EntityKind::ALL.iter().filter_map(|kind| self.counts.get(kind).map(|&n| (*kind, n))).collect()
-    }
-
-    fn placeholder(&mut self, kind: EntityKind, value: &str) -> Result<&str, RedactError> {
-        let key = (kind, value.to_owned());
-        if !self.placeholders.contains_key(&key) {
-            let count = self.counts.entry(kind).or_insert(0);
-            if *count >= ENTITIES_MAX {
-                return Err(RedactError::TooManyEntities { max: ENTITIES_MAX });
-            }
-            *count += 1;
-            let name = format!("[{}_{}]", kind.label(), count);
-            self.values.insert(name.clone(), value.to_owned());
-            self.placeholders.insert(key.clone(), name);
-        }
-        Ok(self.placeholders.get(&key).expect("inserted above when it was missing"))
-    }
-}
-
-impl fmt::Debug for PlaceholderTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PlaceholderTable({} values)", self.len())
-    }
-}
-
-/// Replaces private values by placeholders; one redactor serves one conversation.
+/// Replaces private values by placeholders; one redactor serves one request, a [`Memory`] the whole conversation.
 pub struct Redactor {
     detectors: Vec<Box<dyn Detector>>,
     table: PlaceholderTable,
+    memory: Memory,
 }
 
 impl Default for Redactor {
@@ -185,10 +119,26 @@ impl fmt::Debug for Redactor {
     }
 }
 
+/// A finding in the original text.
+type Finding = (Range<usize>, EntityKind);
+
+/// A text with what was found in it.
+struct Checked<'a> {
+    normal: Normal<'a>,
+    found: Vec<Finding>,
+}
+
 impl Redactor {
     /// A redactor with its own list of detectors; [`Redactor::default`] has all built-in ones.
     pub fn new(detectors: Vec<Box<dyn Detector>>) -> Self {
-        Self { detectors, table: PlaceholderTable::default() }
+        Self { detectors, table: PlaceholderTable::default(), memory: Memory::default() }
+    }
+
+    /// The same redactor, which also replaces what `memory` knows, and adds to it what it finds.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
     }
 
     /// Replaces every private value of `text`, and everything that already looks like a placeholder.
@@ -197,9 +147,16 @@ impl Redactor {
     /// [`RedactError`] when a detector fails or a limit is passed; the table may then hold values of this text,
     /// which is harmless.
     pub fn redact(&mut self, text: &str) -> Result<Redacted, RedactError> {
-        let mut out = String::with_capacity(text.len());
-        self.redact_into(text, &mut out)?;
-        Ok(Redacted(out))
+        Ok(self.redact_all(&[text])?.pop().expect("one text gives one"))
+    }
+
+    /// The same for texts that belong together: a value found in one is replaced in all.
+    ///
+    /// # Errors
+    /// As [`Redactor::redact`].
+    pub fn redact_all(&mut self, texts: &[&str]) -> Result<Vec<Redacted>, RedactError> {
+        let groups: Vec<&[&str]> = texts.chunks(1).collect();
+        Ok(self.redact_groups(&groups)?.into_iter().flatten().collect())
     }
 
     /// Checks text that a model wrote from redacted text: this redactor's own placeholders stay as they are,
@@ -208,16 +165,18 @@ impl Redactor {
     /// # Errors
     /// As [`Redactor::redact`].
     pub fn redact_answer(&mut self, text: &str) -> Result<Redacted, RedactError> {
+        let own: Vec<Range<usize>> = placeholder_ranges(text)
+            .filter(|range| self.table.value(&text[range.clone()]).is_some())
+            .collect();
+        let ends = own.iter().map(|range| range.start).chain([text.len()]);
+        let starts = [0].into_iter().chain(own.iter().map(|range| range.end));
+        let between: Vec<&str> = starts.zip(ends).map(|(start, end)| &text[start..end]).collect();
         let mut out = String::with_capacity(text.len());
-        let mut from = 0;
-        for range in detect::placeholder_ranges(text) {
-            if self.table.value(&text[range.clone()]).is_some() {
-                self.redact_into(&text[from..range.start], &mut out)?;
-                out.push_str(&text[range.clone()]);
-                from = range.end;
-            }
+        let mut placeholders = own.iter();
+        for redacted in self.redact_all(&between)? {
+            out.push_str(redacted.as_str());
+            out.push_str(placeholders.next().map_or("", |range| &text[range.clone()]));
         }
-        self.redact_into(&text[from..], &mut out)?;
         Ok(Redacted(out))
     }
 
@@ -226,52 +185,103 @@ impl Redactor {
         Arc::new(self.table.clone())
     }
 
-    fn redact_into(&mut self, text: &str, out: &mut String) -> Result<(), RedactError> {
+    /// Redacts groups of texts. The texts of a group follow each other without a gap: values are found across their
+    /// borders, and each text gets its part of such a value.
+    fn redact_groups(&mut self, groups: &[&[&str]]) -> Result<Vec<Vec<Redacted>>, RedactError> {
+        let joined: Vec<String> = groups.iter().map(|texts| texts.concat()).collect();
+        let checked = joined.iter().map(|text| self.check(text)).collect::<Result<Vec<_>, _>>()?;
+        let values = checked.iter().zip(&joined).flat_map(|(checked, text)| {
+            checked
+                .found
+                .iter()
+                .map(|(range, kind)| (*kind, Normal::new(&text[range.clone()]).text().to_owned()))
+        });
+        let known = self.memory.learn(values);
+        let mut out = Vec::with_capacity(groups.len());
+        for ((checked, text), texts) in checked.into_iter().zip(&joined).zip(groups) {
+            let Checked { normal, mut found } = checked;
+            found.extend(
+                known.find(normal.text()).into_iter().map(|(range, kind)| (normal.original(&range), kind)),
+            );
+            let found = merged(found);
+            let mut start = 0;
+            let mut redacted = Vec::with_capacity(texts.len());
+            for part in *texts {
+                redacted.push(self.replace(text, &(start..start + part.len()), &found)?);
+                start += part.len();
+            }
+            out.push(redacted);
+        }
+        Ok(out)
+    }
+
+    /// The part of `text` with its findings replaced.
+    fn replace(
+        &mut self,
+        text: &str,
+        part: &Range<usize>,
+        found: &[Finding],
+    ) -> Result<Redacted, RedactError> {
+        let mut out = String::with_capacity(part.len());
+        let mut from = part.start;
+        let first = found.partition_point(|(range, _)| range.end <= part.start);
+        for (range, kind) in &found[first..] {
+            if range.start >= part.end {
+                break;
+            }
+            let range = range.start.max(part.start)..range.end.min(part.end);
+            out.push_str(&text[from..range.start]);
+            out.push_str(self.table.placeholder(*kind, &text[range.clone()])?);
+            from = range.end;
+        }
+        out.push_str(&text[from..part.end]);
+        Ok(Redacted(out))
+    }
+
+    /// What the detectors find, and what looks like a placeholder.
+    fn check<'a>(&self, text: &'a str) -> Result<Checked<'a>, RedactError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(RedactError::TooLong { len: text.len(), max: TEXT_BYTES_MAX });
         }
-        let mut from = 0;
-        for (range, kind) in self.find(text)? {
-            out.push_str(&text[from..range.start]);
-            out.push_str(self.table.placeholder(kind, &text[range.clone()])?);
-            from = range.end;
-        }
-        out.push_str(&text[from..]);
-        Ok(())
-    }
-
-    /// All findings, merged where they overlap, in order.
-    fn find(&self, text: &str) -> Result<Vec<(Range<usize>, EntityKind)>, RedactError> {
-        let mut found: Vec<Found> =
-            detect::placeholder_ranges(text).map(|range| Found { range, kind: EntityKind::Text }).collect();
+        let normal = Normal::new(text);
+        let mut found = Vec::new();
         for detector in &self.detectors {
             let from = found.len();
             detector
-                .find(text, &mut found)
+                .find(normal.text(), &mut found)
                 .map_err(|err| RedactError::Detector { detector: detector.name(), err })?;
-            if let Some(bad) =
-                found[from..].iter().find(|f| text.get(f.range.clone()).is_none_or(str::is_empty))
-            {
-                return Err(RedactError::BadRange {
-                    detector: detector.name(),
-                    start: bad.range.start,
-                    end: bad.range.end,
-                });
+            let bad = |f: &&Found| normal.text().get(f.range.clone()).is_none_or(str::is_empty);
+            if let Some(bad) = found[from..].iter().find(bad) {
+                let Range { start, end } = bad.range;
+                return Err(RedactError::BadRange { detector: detector.name(), start, end });
             }
         }
-        found.sort_by_key(|f| (f.range.start, f.range.end));
-        let mut merged: Vec<(Range<usize>, EntityKind)> = Vec::new();
-        for f in found {
-            match merged.last_mut() {
-                Some((last, kind)) if f.range.start < last.end => {
-                    last.end = last.end.max(f.range.end);
-                    *kind = (*kind).max(f.kind);
-                }
-                _ => merged.push((f.range, f.kind)),
-            }
-        }
-        Ok(merged)
+        let mut found: Vec<Finding> =
+            found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect();
+        found.extend(placeholder_ranges(text).map(|range| (range, EntityKind::Text)));
+        Ok(Checked { normal, found: merged(found) })
     }
+}
+
+/// Findings in order, united where they overlap; the stronger kind names what is united.
+fn merged(mut found: Vec<Finding>) -> Vec<Finding> {
+    found.sort_by_key(|(range, _)| (range.start, range.end));
+    let mut merged: Vec<Finding> = Vec::with_capacity(found.len());
+    for (range, kind) in found {
+        match merged.last_mut() {
+            Some((last, last_kind)) if range.start < last.end => {
+                last.end = last.end.max(range.end);
+                *last_kind = (*last_kind).max(kind);
+            }
+            _ => merged.push((range, kind)),
+        }
+    }
+    merged
+}
+
+/// Ranges of text that already looks like a placeholder.
+fn placeholder_ranges(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
+    restore::pattern().find_iter(text).map(|m| m.range())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Which settings a question is asked with: the cloud's scene, the one remembered, or a built-in one.
 
 use crate::client::{CloudClient, SceneReply};
+use crate::privacy::PublicName;
 use crate::relay::{CloudFault, Note};
 use crate::settings::{CachedScene, Settings};
 use baton_protocol::{Corrector, SceneInfo};
@@ -31,7 +32,8 @@ pub fn built_in(id: &str) -> SceneInfo {
 /// The scene to use. A cloud that cannot be reached is no error: the note says what is used instead.
 ///
 /// # Errors
-/// [`CloudFault`] where the cloud answers that there is no such scene: asking on would not help.
+/// [`CloudFault`] where the cloud answers that there is no such scene, or its name may not be sent: asking on would not
+/// help.
 pub async fn find(
     client: Option<&CloudClient>,
     cloud: &str,
@@ -40,8 +42,9 @@ pub async fn find(
 ) -> Result<(SceneInfo, Option<Note>), CloudFault> {
     let cached = settings.and_then(|s| s.scene(cloud, id));
     let Some(client) = client else { return Ok((cached.map_or_else(|| built_in(id), |c| c.scene), None)) };
+    let name = PublicName::new("scene", id).map_err(|err| CloudFault::Privacy { reason: err.to_string() })?;
     let etag = cached.as_ref().and_then(|c| c.etag.as_deref());
-    match (client.scene(id, etag).await, cached) {
+    match (client.scene(&name, etag).await, cached) {
         (Ok(SceneReply::Scene { scene, etag }), _) => {
             let fresh = CachedScene { cloud: cloud.to_owned(), etag, scene: *scene };
             if let Some(Err(err)) = settings.map(|s| s.remember_scene(&fresh)) {

@@ -1,5 +1,6 @@
 //! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, several models
-//! and an adapter, models that are damaged or cut short in use, bad input, interrupts and terminals.
+//! and an adapter, private values over several turns, models that are damaged or cut short in use, bad input, interrupts
+//! and terminals.
 //!
 //! Speeds are emulated so that a cut falls into the middle of an answer; no test checks a time.
 
@@ -7,6 +8,8 @@
 mod damaged;
 #[path = "processes/models.rs"]
 mod models;
+#[path = "processes/privacy.rs"]
+mod privacy;
 #[path = "processes/terminal.rs"]
 mod terminal;
 

@@ -236,3 +236,57 @@ async fn a_scene_with_an_adapter_is_answered_with_it_or_says_that_it_is_missing(
     assert_eq!((missing.answer.as_str(), codes(&missing)), (plain.answer.as_str(), vec!["adapter_missing"]));
     assert!(missing.notes[0].to_string().contains("no adapter `med`"), "{:?}", missing.notes);
 }
+
+/// What the cloud was sent by all requests; the first is the oldest.
+fn sent(cloud: &FakeCloud, at: usize) -> String {
+    cloud.requests().into_iter().nth(at).expect("the cloud was asked that often")
+}
+
+#[tokio::test]
+async fn a_restored_value_does_not_leave_with_the_next_turn() {
+    let cloud = FakeCloud::start(stream(&["Your number is", " [PHONE_1]."])).await;
+    let agent = agent(Some(&cloud.url));
+    let (first, _) = ask(&agent, question("Phone: 5550143. What is my number?", RelayMode::CloudOnly)).await;
+    assert_eq!(first.answer, "Your number is 5550143.");
+    // An application may drop the turn in which a word gave the number away.
+    let mut next = question("Thanks. Is 555-0143 right?", RelayMode::CloudOnly);
+    next.segments.insert(0, Segment::fixed(Role::Assistant, &*first.answer));
+    let (second, _) = ask(&agent, next).await;
+    let sent = sent(&cloud, 1);
+    assert!(sent.contains("Your number is [PHONE_"), "{sent}");
+    for value in ["5550143", "555-0143"] {
+        assert!(!sent.contains(value), "{value} left the device: {sent}");
+    }
+    assert_eq!(codes(&second), ["redacted"]);
+}
+
+#[tokio::test]
+async fn a_value_is_replaced_wherever_it_stands_in_the_request() {
+    let cloud = FakeCloud::start(stream(&["Yes."])).await;
+    let mut agent = agent(Some(&cloud.url));
+    agent.device_class = "laptop of jane@example.com".into();
+    let agent = agent.with_network(Some("wifi of 5550143".into()));
+    let mut asked = question("So 5550143 rang?", RelayMode::Relay);
+    asked.segments.insert(0, Segment::fixed(Role::Tool, "{\"caller\": \"5550143\"}"));
+    asked.segments.insert(0, Segment::fixed(Role::System, "Phone: 5550143"));
+    asked.sampling.stop = vec!["5550143".into(), "0143".into(), "dial 5550143!".into(), "END".into()];
+    ask(&agent, asked).await;
+    let sent = sent(&cloud, 0);
+    assert!(sent.contains("\"dial [PHONE_1]!\",\"END\"]"), "stop strings are sent redacted: {sent}");
+    for value in ["0143", "jane@example.com"] {
+        assert!(!sent.contains(value), "{value} left the device: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn a_scene_whose_name_is_private_is_not_asked_for() {
+    let cloud = FakeCloud::start(stream(&["Yes."])).await;
+    let agent = agent(Some(&cloud.url));
+    let found = crate::scene::find(agent.cloud(), &cloud.url, None, "jane@example.com").await;
+    assert!(matches!(found, Err(CloudFault::Privacy { .. })), "{found:?}");
+    let mut asked = question("Hello?", RelayMode::Relay);
+    asked.scene.id = "jane@example.com".into();
+    let (report, _) = ask(&agent, asked).await;
+    assert!(codes(&report).contains(&"privacy_check_failed"), "{:?}", report.notes);
+    assert!(cloud.requests().is_empty(), "nothing was sent");
+}

@@ -134,8 +134,10 @@ fn consent(common: &CommonArgs, settings: &Settings) -> anyhow::Result<bool> {
     }
     let url = common.cloud.as_deref().unwrap_or_default();
     err!(
-        "Questions and documents would be sent to {url}, with e-mail addresses, phone and card numbers, IBANs,\n\
-         IP addresses and keys replaced. May the cloud be used? [y/N] "
+        "Questions and documents would be sent to {url}. Replaced before, where they are recognized: e-mail addresses,\n\
+         phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths.\n\
+         Names of people, streets, dates of birth and everything else would be sent as they are.\n\
+         May the cloud be used? [y/N] "
     );
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).context("read from the terminal")?;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::privacy::Redactor;
-use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling};
+use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling, Segment};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use std::io::Read;
@@ -11,20 +11,26 @@ use tokio::net::TcpListener;
 use uuid::Uuid;
 
 fn request(text: &str) -> OutgoingRequest {
-    let head = RequestHead {
+    let request = AssistRequest {
+        protocol: baton_protocol::PROTOCOL_VERSION,
         request_id: Uuid::nil(),
         scene: "doc-qa".into(),
         scene_version: Some(1),
         model: "default".into(),
         tokenizer_sha256: None,
+        segments: vec![Segment::refinable(Role::User, text)],
+        continue_from: None,
         device: None,
         sampling: Sampling::default(),
         refine: RefineOptions::default(),
         assist_tokens: None,
         resume: false,
     };
-    let text = Redactor::default().redact(text).unwrap();
-    OutgoingRequest::new(head, &[RedactedSegment { role: Role::User, text, refine: true }], None).unwrap()
+    OutgoingRequest::new(&Redactor::default().redact_request(&request).unwrap()).unwrap()
+}
+
+fn name(name: &str) -> PublicName {
+    PublicName::new("scene", name).unwrap()
 }
 
 async fn collect(chunks: Vec<Vec<u8>>) -> Vec<Result<AssistEvent, CloudFault>> {
@@ -146,7 +152,7 @@ async fn nobody_listening_is_unreachable() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let client = CloudClient::new(&url, None).unwrap();
-    assert!(matches!(client.scene("doc-qa", None).await, Err(CloudFault::Unreachable { .. })));
+    assert!(matches!(client.scene(&name("doc-qa"), None).await, Err(CloudFault::Unreachable { .. })));
 }
 
 #[tokio::test]
@@ -155,15 +161,15 @@ async fn scenes_are_read_and_checked() {
     let json = serde_json::to_string(&scene).unwrap();
     let headers = "content-type: application/json\r\netag: \"7\"\r\n";
     let (client, _task) = server(http("200 OK", headers, &json)).await;
-    let reply = client.scene("doc-qa", None).await.unwrap();
+    let reply = client.scene(&name("doc-qa"), None).await.unwrap();
     assert_eq!(reply, SceneReply::Scene { scene: Box::new(scene), etag: Some("\"7\"".into()) });
     let (client, task) = server("HTTP/1.1 304 Not Modified\r\nconnection: close\r\n\r\n".into()).await;
-    assert_eq!(client.scene("doc qa/../x", Some("\"7\"")).await.unwrap(), SceneReply::NotModified);
+    assert_eq!(client.scene(&name("doc qa/../x"), Some("\"7\"")).await.unwrap(), SceneReply::NotModified);
     let seen = task.await.unwrap();
     assert!(seen.starts_with("GET /v1/scenes/doc%20qa%2F..%2Fx "), "{seen}");
     let bad = json.replace("\"xi\":0.25", "\"xi\":7");
     let (client, _task) = server(http("200 OK", headers, &bad)).await;
-    assert!(matches!(client.scene("doc-qa", None).await, Err(CloudFault::Malformed { .. })));
+    assert!(matches!(client.scene(&name("doc-qa"), None).await, Err(CloudFault::Malformed { .. })));
 }
 
 #[test]

@@ -1,13 +1,24 @@
 //! Restores placeholders at display, as a streaming text transform.
 //!
-//! Holds back only what may still become a placeholder (at most 17 bytes). Text that merely looks like one, or names
+//! Holds back only what may still become a placeholder (at most 21 bytes). Text that merely looks like one, or names
 //! a value that was never replaced, passes unchanged.
 
 use super::{EntityKind, PlaceholderTable};
-use std::sync::Arc;
+use regex::Regex;
+use std::sync::{Arc, LazyLock};
 
 /// Most digits in a placeholder's number.
 const DIGITS_MAX: usize = 9;
+
+/// What looks like a placeholder.
+pub(super) fn pattern() -> &'static Regex {
+    static PATTERN: LazyLock<Regex> = LazyLock::new(|| {
+        let labels = EntityKind::ALL.map(EntityKind::label).join("|");
+        let pattern = format!(r"\[(?:{labels})_[0-9]{{1,{DIGITS_MAX}}}\]");
+        Regex::new(&pattern).expect("a fixed pattern, compiled in the tests")
+    });
+    &PATTERN
+}
 
 /// How a restored value is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

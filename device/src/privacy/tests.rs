@@ -1,6 +1,9 @@
 //! Redaction: precision and recall on a fixed set, and restoring as its inverse.
 
+mod hard;
+
 use super::*;
+use baton_protocol::{Role, Segment};
 use proptest::prelude::*;
 
 /// Text, then the values that must be found, with their kinds; every other part must stay.
@@ -42,7 +45,7 @@ const CASES: &[Case] = &[
         &[(EntityKind::Key, "ghp_0123456789abcdefghijABCDEFGHIJ012345")],
     ),
     ("api_key = \"a1b2c3d4e5f6\"", &[(EntityKind::Key, "a1b2c3d4e5f6")]),
-    ("password: hunter2hunter2", &[(EntityKind::Key, "hunter2hunter2")]),
+    ("password: hunter2hunter2", &[(EntityKind::Password, "hunter2hunter2")]),
     (
         "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----\nafter",
         &[(EntityKind::Key, "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----")],
@@ -73,7 +76,7 @@ const CASES: &[Case] = &[
 ];
 
 fn found(text: &str) -> Vec<(EntityKind, String)> {
-    Redactor::default().find(text).unwrap().into_iter().map(|(r, k)| (k, text[r].to_owned())).collect()
+    Redactor::default().check(text).unwrap().found.into_iter().map(|(r, k)| (k, text[r].to_owned())).collect()
 }
 
 #[test]
@@ -159,6 +162,80 @@ fn unknown_and_broken_placeholders_pass() {
     ] {
         assert_eq!(restore(&redactor, text, 1), text);
     }
+}
+
+/// Redacts texts that belong together.
+fn together(texts: &[&str]) -> Vec<String> {
+    let redacted = Redactor::default().redact_all(texts).unwrap();
+    redacted.into_iter().map(|text| text.as_str().to_owned()).collect()
+}
+
+#[test]
+fn a_value_found_once_is_replaced_everywhere() {
+    let said = "Phone: 5550143, password: Hunter2two, PIN: 4821, Password: \"sunshine\". Mail Jane.Doe@example.com. /home/jdoe/x";
+    for (other, want) in [
+        ("5550143 rang", "[PHONE_1] rang"),
+        ("555-0143 or 555 01 43", "[PHONE_2] or [PHONE_3]"),
+        ("５５５０１４３、5\u{200b}550143", "[PHONE_2]、[PHONE_3]"),
+        ("tel5550143x", "tel[PHONE_1]x"),
+        ("HUNTER2TWO, hunter2two", "[PASSWORD_4], [PASSWORD_5]"),
+        ("4821 is not 14821 or 48 21", "[PASSWORD_2] is not 14821 or 48 21"),
+        ("Sunshine, sunshines", "[PASSWORD_4], sunshines"),
+        ("JANE.DOE@EXAMPLE.COM", "[EMAIL_2]"),
+        ("jane.doe\\u0040example.com", "[EMAIL_2]"),
+        ("jane.doe (at) example.com", "[EMAIL_2]"),
+        ("user jdoe logged in", "user [USER_1] logged in"),
+    ] {
+        assert_eq!(together(&[said, other])[1], want, "{other}");
+        // What comes later counts for what stands before.
+        let before = together(&[other, said]).swap_remove(0);
+        assert!(!before.contains("5550143") && before.contains('['), "{before}");
+    }
+}
+
+#[test]
+fn memory_outlives_a_redactor_and_stays_bounded() {
+    let memory = Memory::default();
+    let redact = |text: &str| {
+        let mut redactor = Redactor::default().with_memory(memory.clone());
+        redactor.redact(text).unwrap().as_str().to_owned()
+    };
+    assert_eq!(redact("It is 5550143."), "It is 5550143.");
+    assert_eq!(redact("Phone: 5550143."), "Phone: [PHONE_1].");
+    assert_eq!(redact("It is 5550143."), "It is [PHONE_1].");
+    let many: String = (0..REMEMBERED_MAX + 50).map(|i| format!("user{i}@example.com ")).collect();
+    assert!(!redact(&many).contains('@'));
+    redact("new@example.org");
+    assert!(memory.len() <= REMEMBERED_MAX + 1, "{memory:?}");
+    assert!(!memory.is_empty() && !format!("{memory:?}").contains("example"));
+}
+
+#[test]
+fn a_value_may_lie_across_texts_that_follow_each_other() {
+    let request = baton_protocol::AssistRequest {
+        protocol: baton_protocol::PROTOCOL_VERSION,
+        request_id: uuid::Uuid::nil(),
+        scene: "chat".into(),
+        scene_version: None,
+        model: "default".into(),
+        tokenizer_sha256: None,
+        segments: vec![
+            Segment::refinable(Role::User, "Call me. Phone:"),
+            Segment::fixed(Role::User, "\n5550143, card 4111 1111"),
+            Segment::fixed(Role::User, " 1111 1111."),
+            Segment::fixed(Role::Assistant, "4111-1111-1111-1111?"),
+        ],
+        continue_from: None,
+        device: None,
+        sampling: baton_protocol::Sampling::default(),
+        refine: baton_protocol::RefineOptions::default(),
+        assist_tokens: None,
+        resume: false,
+    };
+    let redacted = Redactor::default().redact_request(&request).unwrap();
+    let texts: Vec<&str> = redacted.segments().iter().map(|s| s.text.as_str()).collect();
+    assert_eq!(texts, ["Call me. Phone:", "\n[PHONE_1], card [CARD_1]", "[CARD_2].", "[CARD_3]?"]);
+    assert!(!format!("{redacted:?}").contains("Call"), "debug output holds no text");
 }
 
 struct Failing;

@@ -1,0 +1,171 @@
+//! `baton-bench privacy`: what the device's redactor finds of private values, by kind and language; what it costs; and
+//! whether a value ever leaves in conversations of several turns.
+//!
+//! Lines are made from templates and generators that share nothing with the detectors. Two parts: the detectors may be
+//! improved on the first; the templates of the second were written with the first and set aside.
+
+mod chats;
+mod corpus;
+mod ids;
+mod recorder;
+mod score;
+mod seen;
+mod unseen;
+mod values;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::Context;
+use baton_device::privacy::Redactor;
+use serde_json::{Value, json};
+
+use crate::report::Report;
+use chats::Outcome;
+use corpus::{Line, lines};
+use score::Score;
+
+/// Options of `baton-bench privacy`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Seed of the values
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Conversations, half of them over `baton serve`
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    conversations: u32,
+    /// Print the lines of the first part that went wrong
+    #[arg(long)]
+    wrong: bool,
+    /// Print only the JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const RATE_MIN: f64 = 0.97;
+const LINES_MIN: f64 = 1500.0;
+/// Bytes of a text that is timed.
+const TIMED_BYTES: usize = 1 << 20;
+/// A document of a mebibyte must not hold the question up for longer.
+const MS_PER_MIB_MAX: f64 = 1500.0;
+
+/// Runs the bench.
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let mut report = Report::new("privacy");
+    let seen = lines(&seen::SEEN, args.seed);
+    let unseen = lines(&unseen::UNSEEN, args.seed ^ 0x5eed);
+    let parts = [("seen", Score::of(&seen)?), ("unseen", Score::of(&unseen)?)];
+    report.check_at_least("lines", (seen.len() + unseen.len()) as f64, LINES_MIN);
+    for (part, score) in &parts {
+        scored(&mut report, part, score);
+    }
+    if args.wrong {
+        parts[0].1.wrong.iter().for_each(|line| report.note(line));
+    }
+    timed(&mut report, &seen)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("start the runtime")?;
+    let half = args.conversations as usize / 2;
+    let chat = runtime.block_on(chats::chat(args.conversations as usize - half, args.seed))?;
+    let api = runtime.block_on(chats::api(half, args.seed))?;
+    talked(&mut report, &[("baton chat", &chat), ("baton serve", &api)]);
+    report.data("seed", args.seed);
+    if args.json {
+        report.print_only_json();
+    }
+    Ok(report)
+}
+
+fn scored(report: &mut Report, part: &str, score: &Score) {
+    let mut rows = Vec::new();
+    let mut figures = Vec::new();
+    for (kind, counts) in &score.kinds {
+        let (recall, precision) = (counts.recall(), counts.precision());
+        rows.push(vec![
+            kind.name().to_owned(),
+            counts.values.to_string(),
+            format!("{recall:.3}"),
+            counts.findings.to_string(),
+            format!("{precision:.3}"),
+        ]);
+        figures.push(json!({ "kind": kind.name(), "values": counts.values, "recall": recall, "findings": counts.findings, "precision": precision }));
+        report.check_at_least(format!("{part}: {}: recall", kind.name()), recall, RATE_MIN);
+        report.check_at_least(format!("{part}: {}: precision", kind.name()), precision, RATE_MIN);
+    }
+    let title = format!(
+        "{part}: {} lines, {} of {} harmless ones changed",
+        score.lines, score.harmless_changed, score.harmless
+    );
+    report.table(&title, &["kind", "values", "recall", "findings", "precision"], &rows);
+    let languages: Vec<String> = score
+        .languages
+        .iter()
+        .map(|(language, values, hits)| format!("{language} {hits}/{values}"))
+        .collect();
+    report.note(format!("found by language: {}", languages.join(", ")));
+    let languages: Vec<Value> = score
+        .languages
+        .iter()
+        .map(|(language, values, hits)| json!({ "language": language, "values": values, "found": hits }))
+        .collect();
+    report.data(part, json!({ "lines": score.lines, "harmless": score.harmless, "harmless_changed": score.harmless_changed, "kinds": figures, "languages": languages }));
+}
+
+/// Times the redaction of long texts.
+fn timed(report: &mut Report, lines: &[Line]) -> anyhow::Result<()> {
+    let repeat = |text: &str| text.repeat(TIMED_BYTES.div_ceil(text.len()));
+    let dense: String = lines.iter().map(|line| format!("{}\n", line.text)).collect();
+    let prose =
+        "The committee met on a rainy morning and, after a long debate, put the matter off until spring. ";
+    let cjk = "委员会在一个下雨的早晨开会，经过长时间的辩论，把这件事推迟到了春天。";
+    let digits = "Row 17: 4, 8, 15.5, 16, 23, 42; 2024-01-15 10:30, total 108.50; ";
+    let mut rows = Vec::new();
+    let mut figures = Vec::new();
+    for (name, text) in [
+        ("prose", repeat(prose)),
+        ("Chinese prose", repeat(cjk)),
+        ("tables of numbers", repeat(digits)),
+        ("private lines", repeat(&dense)),
+    ] {
+        let started = Instant::now();
+        let redacted = Redactor::default().redact(black_box(&text)).context("redact a long text")?;
+        let ms = started.elapsed().as_secs_f64() * 1e3 * TIMED_BYTES as f64 / text.len() as f64;
+        black_box(redacted);
+        rows.push(vec![name.to_owned(), format!("{ms:.0}")]);
+        figures.push(json!({ "text": name, "ms_per_mib": ms }));
+        report.check_at_most(format!("{name}: ms per MiB"), ms, MS_PER_MIB_MAX);
+    }
+    report.table("time of redaction", &["text", "ms per MiB"], &rows);
+    report.data("time", figures);
+    Ok(())
+}
+
+fn talked(report: &mut Report, outcomes: &[(&str, &Outcome)]) {
+    let mut rows = Vec::new();
+    for (name, outcome) in outcomes {
+        let figures = [
+            outcome.conversations,
+            outcome.requests,
+            outcome.canaries,
+            outcome.restored,
+            outcome.leaks.len(),
+        ];
+        rows.push([vec![(*name).to_owned()], figures.map(|n| n.to_string()).to_vec()].concat());
+        report.check_equal(format!("{name}: values on the wire"), outcome.leaks.len() as f64, 0.0);
+        report.check_at_least(
+            format!("{name}: answers that showed a value again"),
+            outcome.restored as f64,
+            outcome.conversations as f64,
+        );
+        report.data(name, json!({ "conversations": outcome.conversations, "requests": outcome.requests, "values": outcome.canaries, "restored": outcome.restored, "leaks": outcome.leaks }));
+    }
+    let header = [
+        "conversations through",
+        "count",
+        "requests",
+        "values given",
+        "answers that showed one",
+        "values on the wire",
+    ];
+    report.table("conversations before a cloud that repeats what it is sent", &header, &rows);
+}

@@ -1,0 +1,131 @@
+//! What the device's redactor makes of the corpus: values covered, and findings that cover nothing private.
+
+use std::ops::Range;
+
+use anyhow::{Context, ensure};
+use baton_device::privacy::Redactor;
+
+use super::corpus::Line;
+use super::values::Kind;
+
+/// Counts of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    pub values: u32,
+    pub covered: u32,
+    pub findings: u32,
+    pub right: u32,
+}
+
+impl Counts {
+    pub fn recall(&self) -> f64 {
+        f64::from(self.covered) / f64::from(self.values)
+    }
+
+    pub fn precision(&self) -> f64 {
+        f64::from(self.right) / f64::from(self.findings)
+    }
+}
+
+/// The score of a part of the corpus.
+#[derive(Debug, Default)]
+pub struct Score {
+    pub kinds: Vec<(Kind, Counts)>,
+    /// Language, values, values covered.
+    pub languages: Vec<(&'static str, u32, u32)>,
+    pub lines: usize,
+    pub harmless: u32,
+    pub harmless_changed: u32,
+    /// Lines that went wrong, for whoever improves the detectors.
+    pub wrong: Vec<String>,
+}
+
+/// One replaced stretch of a text.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    pub range: Range<usize>,
+    pub label: String,
+}
+
+/// What the redactor replaces in `text`, found by laying its output beside the text.
+pub fn findings(text: &str) -> anyhow::Result<Vec<Finding>> {
+    let mut redactor = Redactor::default();
+    let redacted = redactor.redact(text).context("redact a line")?;
+    let table = redactor.table();
+    let mut found = Vec::new();
+    let (mut at, mut rest) = (0, redacted.as_str());
+    while !rest.is_empty() {
+        let end = rest.find(']').map(|end| end + 1).filter(|_| rest.starts_with('['));
+        if let Some((end, value)) = end.and_then(|end| Some((end, table.value(&rest[..end])?))) {
+            let label = rest[1..end].split('_').next().unwrap_or_default().to_owned();
+            found.push(Finding { range: at..at + value.len(), label });
+            (at, rest) = (at + value.len(), &rest[end..]);
+            continue;
+        }
+        let next = rest.chars().next().map_or(0, char::len_utf8);
+        ensure!(
+            text[at..].starts_with(&rest[..next]),
+            "the output is not the text with values replaced: {text:?}"
+        );
+        (at, rest) = (at + next, &rest[next..]);
+    }
+    ensure!(at == text.len(), "the output ends before the text: {text:?}");
+    Ok(found)
+}
+
+impl Score {
+    pub fn of(lines: &[Line]) -> anyhow::Result<Score> {
+        let mut score =
+            Score { kinds: Kind::ALL.map(|kind| (kind, Counts::default())).to_vec(), ..Score::default() };
+        score.lines = lines.len();
+        for line in lines {
+            score.add(line, &findings(&line.text)?);
+        }
+        Ok(score)
+    }
+
+    fn add(&mut self, line: &Line, found: &[Finding]) {
+        let mut wrong = Vec::new();
+        for planted in &line.planted {
+            let covered = planted.must.clone().all(|at| found.iter().any(|f| f.range.contains(&at)));
+            let counts = self.counts(planted.kind);
+            counts.values += 1;
+            counts.covered += u32::from(covered);
+            match self.languages.iter_mut().find(|(language, ..)| *language == line.language) {
+                Some((_, values, hits)) => (*values, *hits) = (*values + 1, *hits + u32::from(covered)),
+                None => self.languages.push((line.language, 1, u32::from(covered))),
+            }
+            if !covered {
+                wrong.push(format!("missed {}", planted.kind.name()));
+            }
+        }
+        if line.planted.is_empty() {
+            self.harmless += 1;
+            self.harmless_changed += u32::from(!found.is_empty());
+        }
+        for finding in found {
+            let right = line.planted.iter().find(|planted| {
+                planted.may.start <= finding.range.start
+                    && finding.range.end <= planted.may.end
+                    && planted.kind.labels().contains(&finding.label.as_str())
+            });
+            // A wrong finding counts against the kind that its placeholder names.
+            let named = || Kind::ALL.into_iter().find(|kind| kind.labels().contains(&finding.label.as_str()));
+            let kind = right.map(|planted| planted.kind).or_else(named).unwrap_or(Kind::Key);
+            let counts = self.counts(kind);
+            counts.findings += 1;
+            counts.right += u32::from(right.is_some());
+            if right.is_none() {
+                wrong.push(format!("wrong {} {:?}", finding.label, &line.text[finding.range.clone()]));
+            }
+        }
+        if !wrong.is_empty() {
+            self.wrong.push(format!("{:?}: {}", line.text, wrong.join(", ")));
+        }
+    }
+
+    fn counts(&mut self, kind: Kind) -> &mut Counts {
+        let found = self.kinds.iter_mut().find(|(k, _)| *k == kind);
+        &mut found.expect("every kind has counts").1
+    }
+}

@@ -1,0 +1,219 @@
+//! E-mail addresses: scanned outwards from each `@`, or from what people write for it.
+
+use super::{Found, after, before, pattern, push};
+use crate::privacy::EntityKind;
+use std::ops::Range;
+
+/// Characters of the part before the `@`.
+const LOCAL_CHARS_MAX: usize = 256;
+const DOMAIN_CHARS_MAX: usize = 253;
+
+pattern!(SPOKEN_AT, r"(?i)[ \t]{0,2}[\[({<][ \t]?(?:at|ät|arroba|chiocciola|@)[ \t]?[\])}>][ \t]{0,2}");
+pattern!(
+    SPOKEN_DOT,
+    r"(?i)^[ \t]{0,2}[\[({<][ \t]?(?:dot|punkt|punto|ponto|point|\.)[ \t]?[\])}>][ \t]{0,2}"
+);
+pattern!(
+    WORDS,
+    r"(?i) at ((?:[a-z0-9-]{1,63} dot ){1,4}(?:com|org|net|edu|gov|info|io|de|fr|es|it|pt|nl|pl|uk|eu|ch))"
+);
+
+pub(super) fn find(text: &str, found: &mut Vec<Found>) {
+    for (at, _) in text.match_indices('@') {
+        if !in_url(text, at) {
+            find_around(text, &(at..at + 1), found);
+        }
+    }
+    for m in SPOKEN_AT.find_iter(text) {
+        find_around(text, &m.range(), found);
+    }
+    for caps in WORDS.captures_iter(text) {
+        let (Some(whole), Some(domain)) = (caps.get(0), caps.get(1)) else { continue };
+        let start = local_start(text, whole.start());
+        let named = &text[start..whole.start()];
+        if named.len() > 1 && !domain.as_str().starts_with("the ") && super::ends(text, whole.end()) {
+            push(found, EntityKind::Email, start..whole.end());
+        }
+    }
+}
+
+/// Looks for an address whose `@`, however it is written, is this range.
+fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
+    let mut left = sign.start;
+    let mut right = sign.end;
+    // An address may be broken at its sign.
+    if let Some(rest) = text[..left].strip_suffix('\n') {
+        left = rest.trim_end_matches('\r').len();
+    }
+    if let Some(rest) = text[right..].strip_prefix("\r\n").or_else(|| text[right..].strip_prefix('\n')) {
+        right = text.len() - rest.trim_start_matches([' ', '\t']).len();
+    }
+    let start = local_start(text, left);
+    let Some(end) = domain_end(text, right) else { return };
+    if start == left {
+        return;
+    }
+    let (local, domain) = (&text[start..left], &text[right..end]);
+    // The user of a code host is nobody; `icon@2x.png` is a file.
+    let nobody = local == "git" && after(text, end) == Some(':');
+    let file = [".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg"].iter().any(|kind| domain.ends_with(kind));
+    if !nobody && !file {
+        push(found, EntityKind::Email, start..end);
+    }
+}
+
+/// Whether the `@` ends the credentials of a URL.
+fn in_url(text: &str, at: usize) -> bool {
+    let head = super::head(text, at, 300);
+    let word = head.rfind(|c: char| c.is_whitespace() || matches!(c, '"' | '<' | '>')).map_or(0, |i| i + 1);
+    head[word..].rfind("://").is_some_and(|i| !head[word + i + 3..].contains(['/', '?']))
+}
+
+fn is_cjk(c: char) -> bool {
+    matches!(c as u32, 0x2e80..=0x9fff | 0xac00..=0xd7af | 0xf900..=0xfaff | 0x1100..=0x11ff | 0x20000..=0x3ffff)
+}
+
+fn is_mark(c: char) -> bool {
+    matches!(c as u32, 0x300..=0x36f)
+}
+
+/// Where the local part that ends at `end` begins; `end` if there is none.
+fn local_start(text: &str, end: usize) -> usize {
+    if let Some(inner) = text[..end].strip_suffix('"') {
+        let quoted = super::head(text, inner.len(), LOCAL_CHARS_MAX);
+        let open = quoted.rfind('"').filter(|&i| !quoted[i..].contains('\n') && i + 1 < quoted.len());
+        return open.map_or(end, |i| inner.len() - quoted.len() + i);
+    }
+    let Some(last) = before(text, end) else { return end };
+    let allowed = |c: char| {
+        c.is_alphanumeric() && is_cjk(c) == is_cjk(last)
+            || is_mark(c)
+            || matches!(c, '.' | '_' | '+' | '-' | '\'' | '!' | '#' | '$' | '%' | '~' | '^')
+    };
+    let count =
+        text[..end].chars().rev().take(LOCAL_CHARS_MAX).take_while(|&c| allowed(c)).map(char::len_utf8);
+    let mut start = end - count.sum::<usize>();
+    // Marks before a name belong to what stands around it.
+    start += text[start..end].len()
+        - text[start..end].trim_start_matches(['.', '-', '\'', '+', '#', '$', '%', '~', '^']).len();
+    let opens = text[start..end].starts_with('_') && !text[..start].ends_with(|c: char| c.is_alphanumeric());
+    if opens {
+        start += text[start..end].len() - text[start..end].trim_start_matches('_').len();
+    }
+    let escape = before(text, start) == Some('\\') && text[start..end].starts_with(['n', 'r', 't']);
+    if escape && start + 1 < end {
+        start += 1;
+    }
+    start
+}
+
+/// Top-level domains that are followed by text without a space in their languages.
+const CJK_TOP: &[&str] = &[
+    "公司",
+    "中国",
+    "中國",
+    "网络",
+    "網絡",
+    "在线",
+    "香港",
+    "台湾",
+    "台灣",
+    "商城",
+    "网站",
+    "世界",
+    "みんな",
+    "テスト",
+    "コム",
+    "한국",
+    "닷컴",
+    "机构",
+    "集团",
+    "我爱你",
+];
+/// Top-level domains before which an address may be broken over a line.
+const COMMON_TOP: &[&str] = &[
+    "com", "org", "net", "edu", "gov", "info", "io", "de", "fr", "es", "it", "pt", "nl", "pl", "ru", "cn",
+    "jp", "uk", "eu",
+];
+
+/// Where the domain that begins at `start` ends, if there is one with at least one dot.
+fn domain_end(text: &str, start: usize) -> Option<usize> {
+    if text[start..].starts_with('[') {
+        let close = text[start..].bytes().take(48).position(|b| b == b']')? + start;
+        let inner = text[start + 1..close].trim_start_matches("IPv6:");
+        return inner.parse::<std::net::IpAddr>().ok().map(|_| close + 1);
+    }
+    let mut end = None;
+    let mut at = start;
+    while at - start < DOMAIN_CHARS_MAX {
+        let label = label_end(text, at);
+        let name = &text[at..label];
+        if name.is_empty() {
+            break;
+        }
+        if at > start && is_top(name) {
+            end = Some(label);
+        }
+        let Some(next) = dot(text, label) else { break };
+        at = next;
+    }
+    end
+}
+
+/// Where the text goes on behind the dot at `at`.
+fn dot(text: &str, at: usize) -> Option<usize> {
+    let rest = &text[at..];
+    if let Some(m) = SPOKEN_DOT.find(&rest[..rest.floor_char_boundary(24)]) {
+        return Some(at + m.end());
+    }
+    let (dot, rest) = match after(text, at)? {
+        '.' => (1, &rest[1..]),
+        // The full stop of Chinese ends a sentence, unless a plain name follows at once.
+        c @ ('\u{3002}' | '\u{ff61}') if after(text, at + c.len_utf8())?.is_ascii_lowercase() => {
+            (c.len_utf8(), &rest[c.len_utf8()..])
+        }
+        _ => return None,
+    };
+    if let Some(broken) = rest.strip_prefix('\n') {
+        let top = &broken[..broken.bytes().take_while(u8::is_ascii_alphabetic).count()];
+        return COMMON_TOP.contains(&top).then_some(at + dot + 1);
+    }
+    Some(at + dot)
+}
+
+fn is_top(name: &str) -> bool {
+    let plain =
+        (2..=24).contains(&name.chars().count()) && name.chars().all(|c| c.is_alphabetic() || is_mark(c));
+    plain || name.len() > 4 && name.as_bytes()[..4].eq_ignore_ascii_case(b"xn--")
+}
+
+fn label_end(text: &str, start: usize) -> usize {
+    let Some(first) = after(text, start) else { return start };
+    if is_cjk(first)
+        && let Some(top) = CJK_TOP.iter().find(|top| text[start..].starts_with(**top))
+    {
+        return start + top.len();
+    }
+    let hiragana = |c: char| matches!(c as u32, 0x3040..=0x309f);
+    let mut end = start;
+    let mut last = first;
+    for (i, c) in text[start..].char_indices().take(63) {
+        let other_script = is_cjk(c) != is_cjk(first)
+            || hiragana(c)
+                && !hiragana(last)
+                && end > start
+                && !hiragana(first)
+                && !next_is_dot(text, start + i);
+        if !(c.is_alphanumeric() || c == '-' || is_mark(c)) || other_script {
+            break;
+        }
+        end = start + i + c.len_utf8();
+        last = c;
+    }
+    start + text[start..end].trim_end_matches('-').len()
+}
+
+/// Whether the name that goes on at `at` is followed by a dot, so that it is not the last one.
+fn next_is_dot(text: &str, at: usize) -> bool {
+    text[at..].chars().take(63).find(|c| !c.is_alphanumeric()) == Some('.')
+}

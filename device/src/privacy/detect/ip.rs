@@ -1,0 +1,126 @@
+//! Addresses of machines: IPv4, IPv6, MAC.
+
+use super::{Found, after, before, begins, ends, head, pattern, push, stands_alone};
+use crate::privacy::EntityKind;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+
+pattern!(IPV4, r"(?:[0-9]{1,3}(?:\.|\[\.\]|\(\.\))){3}[0-9]{1,3}");
+pattern!(IPV6, r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*");
+pattern!(MAC, r"(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}|(?:[0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4}");
+pattern!(MAC_NAMED, r"(?i)(?:mac|物理地址|ether|hwaddr|bssid)[^0-9a-f\n]{0,16}([0-9a-f]{12})");
+/// Words before a number with dots that is no address.
+const NUMBERED: &[&str] = &[
+    "version",
+    "versión",
+    "versione",
+    "versão",
+    "wersja",
+    "версия",
+    "版本",
+    "バージョン",
+    "release",
+    "section",
+    "chapter",
+    "clause",
+    "build",
+    "kapitel",
+    "abschnitt",
+    "chapitre",
+    "capítulo",
+    "capitolo",
+    "hoofdstuk",
+    "rozdział",
+    "глава",
+    "第",
+    "figure",
+    "table",
+    "rule",
+    "paragraph",
+    "article",
+];
+/// Words before an address.
+const ADDRESSED: &[&str] = &[
+    "ip",
+    "host",
+    "server",
+    "ping",
+    "address",
+    "adresse",
+    "inet",
+    "from",
+    "to",
+    "dns",
+    "nameserver",
+    "gateway",
+];
+
+pub(super) fn find(text: &str, found: &mut Vec<Found>) {
+    IPV4.find_iter(text)
+        .filter(|m| is_ipv4(text, &m.range()))
+        .for_each(|m| push(found, EntityKind::Ip, m.range()));
+    for m in IPV6.find_iter(text) {
+        if let Some(range) = ipv6(text, &m.range()) {
+            push(found, EntityKind::Ip, range);
+        }
+    }
+    MAC.find_iter(text)
+        .filter(|m| is_mac(text, &m.range()))
+        .for_each(|m| push(found, EntityKind::Mac, m.range()));
+    for caps in MAC_NAMED.captures_iter(text) {
+        if let Some(m) = caps.get(1).filter(|m| ends(text, m.end())) {
+            push(found, EntityKind::Mac, m.range());
+        }
+    }
+}
+
+fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
+    let longer =
+        text[range.end..].starts_with('.') && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
+    let prefix = head(text, range.start, 32).trim_end_matches([' ', ':', '=']).to_lowercase();
+    let numbered =
+        before(text, range.start) == Some('.') || NUMBERED.iter().any(|word| prefix.ends_with(word));
+    // Four single digits number a section or a version, unless something says otherwise.
+    let short = range.len() == 7;
+    let addressed = || {
+        after(text, range.end).is_some_and(|c| matches!(c, ':' | '/'))
+            || prefix.ends_with(['@', '/', '['])
+            || ADDRESSED.iter().any(|word| prefix.ends_with(word))
+    };
+    !longer
+        && !numbered
+        && stands_alone(text, range)
+        && text[range.clone()].replace(['[', ']', '(', ')'], "").parse::<Ipv4Addr>().is_ok()
+        && (!short || addressed())
+}
+
+fn ipv6(text: &str, whole: &Range<usize>) -> Option<Range<usize>> {
+    let matched = &text[whole.clone()];
+    let trimmed = matched.trim_end_matches(['.', ':']);
+    let keep = if matched[trimmed.len()..].starts_with("::") { trimmed.len() + 2 } else { trimmed.len() };
+    let candidate = &matched[..keep];
+    let range = whole.start..whole.start + keep;
+    let mut groups = candidate.split(':').filter(|g| !g.is_empty()).peekable();
+    groups.peek()?;
+    // `[1::2]` steps through a list.
+    let small = groups.all(|g| g.len() <= 2 && g.bytes().all(|b| b.is_ascii_digit()));
+    let has_digit = candidate.bytes().any(|b| b.is_ascii_digit());
+    let is_address = candidate.parse::<Ipv6Addr>().is_ok() && (!small || candidate == "::1");
+    (has_digit && is_address && begins(text, range.start) && ends(text, range.end)).then_some(range)
+}
+
+fn is_mac(text: &str, range: &Range<usize>) -> bool {
+    let value = &text[range.clone()];
+    let separators: Vec<u8> = value.bytes().filter(|b| !b.is_ascii_hexdigit()).collect();
+    let joins = |c: Option<char>| c.is_some_and(|c| char::from(separators[0]) == c);
+    // A longer row of the same form is a fingerprint or a number.
+    let longer = joins(before(text, range.start))
+        && before(text, range.start - 1).is_some_and(|c| c.is_ascii_hexdigit())
+        || joins(after(text, range.end)) && after(text, range.end + 1).is_some_and(|c| c.is_ascii_hexdigit());
+    let named = || head(text, range.start, 16).to_ascii_lowercase().contains("mac");
+    let lettered = value.bytes().any(|b| b.is_ascii_alphabetic());
+    separators.iter().all(|&b| b == separators[0])
+        && !longer
+        && stands_alone(text, range)
+        && (separators[0] == b':' || lettered || named())
+}

@@ -1,0 +1,112 @@
+//! Payment cards and bank accounts: numbers with checksums.
+
+use super::{Found, before, begins, ends, pattern, push};
+use crate::privacy::EntityKind;
+use crate::privacy::checksum::{iban_len, luhn, mod97};
+
+/// Digits in groups, with one separator or a line break between them.
+const CARD_DIGITS: std::ops::RangeInclusive<usize> = 13..=19;
+/// Ways to write a card in groups; a last group of 1 to 4 digits may follow groups of four.
+const CARD_GROUPS: &[&[usize]] = &[&[4, 6, 5], &[4, 6, 4], &[6, 13], &[4, 4, 5], &[8, 8], &[6, 4, 6]];
+
+pattern!(GROUP, r"[0-9]+");
+pattern!(IBAN_START, r"[A-Za-z]{2}[0-9]{2}");
+
+pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
+    let groups: Vec<_> = GROUP.find_iter(text).map(|m| m.range()).collect();
+    for (first, group) in groups.iter().enumerate() {
+        let decimal = matches!(before(text, group.start), Some('.' | ','))
+            && text[..group.start - 1].ends_with(|c: char| c.is_ascii_digit());
+        if decimal || !begins(text, group.start) {
+            continue;
+        }
+        let mut digits: Vec<u8> = Vec::with_capacity(19);
+        let mut lens: Vec<usize> = Vec::with_capacity(5);
+        let mut best = None;
+        let mut end = group.start;
+        for next in &groups[first..] {
+            let gap = &text[end..next.start];
+            let joined = lens.is_empty()
+                || matches!(
+                    gap,
+                    " " | "-" | "." | "_" | "\t" | "\n" | "\r\n" | " \n" | "  " | " - " | "/" | "\u{b7}"
+                );
+            if !joined || digits.len() + next.len() > *CARD_DIGITS.end() {
+                break;
+            }
+            digits.extend_from_slice(&text.as_bytes()[next.clone()]);
+            lens.push(next.len());
+            end = next.end;
+            let decimal = text[end..].starts_with(['.', ','])
+                && text.as_bytes().get(end + 1).is_some_and(u8::is_ascii_digit);
+            if CARD_DIGITS.contains(&digits.len())
+                && grouped_as_card(&lens)
+                && ends(text, end)
+                && !(decimal && lens.len() == 1)
+                && is_card(&digits, lens.len() > 1)
+            {
+                best = Some(end);
+            }
+        }
+        if let Some(end) = best {
+            push(found, EntityKind::Card, group.start..end);
+        }
+    }
+}
+
+fn grouped_as_card(lens: &[usize]) -> bool {
+    let (last, fours) = lens.split_last().expect("a card has at least one group");
+    let even = lens.iter().all(|&len| len == 1) || lens.iter().all(|&len| len == 2);
+    lens.len() == 1 || even || CARD_GROUPS.contains(&lens) || fours.iter().all(|&len| len == 4) && *last <= 4
+}
+
+fn is_card(digits: &[u8], separators: bool) -> bool {
+    issued(digits, separators) && luhn(digits) && digits.iter().any(|&d| d != digits[0])
+}
+
+/// Whether a number of this length is issued under these leading digits (ISO/IEC 7812 ranges of the large schemes).
+fn issued(digits: &[u8], separators: bool) -> bool {
+    match (digits[0], digits.get(1).copied().unwrap_or(b'0'), digits.len()) {
+        (b'4', _, 13) => !separators,
+        (b'4', _, 16 | 19) => true,
+        (b'3', b'4' | b'7', 15) => true,
+        (b'3', b'0' | b'6' | b'8' | b'9', 14) => true,
+        (b'3', b'5', 16..=19) => true,
+        (b'5', b'1'..=b'5', 16) | (b'2', b'2'..=b'7', 16) => true,
+        (b'5', b'0' | b'6'..=b'9', 16..=19) | (b'6', _, 16..=19) => true,
+        _ => false,
+    }
+}
+
+pub(super) fn ibans(text: &str, found: &mut Vec<Found>) {
+    for m in IBAN_START.find_iter(text) {
+        let start = m.start();
+        let labelled = super::head(text, start, 4).eq_ignore_ascii_case("iban");
+        if !begins(text, start) && !labelled {
+            continue;
+        }
+        let bytes = text.as_bytes();
+        let country = [bytes[start].to_ascii_uppercase(), bytes[start + 1].to_ascii_uppercase()];
+        let Some(want) = iban_len(country) else { continue };
+        let mut compact = Vec::with_capacity(want);
+        let (mut end, mut gap) = (start, 0);
+        for (i, &byte) in bytes[start..].iter().enumerate() {
+            match byte {
+                b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => compact.push(byte.to_ascii_uppercase()),
+                b' ' | b'-' | b'.' | b'_' | b'/' | b'\t' | b'\n' | b'\r' if gap < 2 => {
+                    gap += 1;
+                    continue;
+                }
+                _ => break,
+            }
+            gap = 0;
+            end = start + i + 1;
+            if compact.len() == want {
+                break;
+            }
+        }
+        if compact.len() == want && mod97(&compact) && ends(text, end) {
+            push(found, EntityKind::Iban, start..end);
+        }
+    }
+}

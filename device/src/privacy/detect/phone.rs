@@ -1,0 +1,152 @@
+//! Telephone numbers: international ones, forms that a country uses for nothing else, and any after a word for it.
+
+use super::{Found, before, begins, digits, ends, in_longer_number, pattern, push};
+use crate::privacy::EntityKind;
+use std::ops::Range;
+
+pattern!(INTERNATIONAL, r"(?:\+|00)[1-9][0-9]{0,2}(?:[ ./-]{0,2}\n?\(?[0-9]{1,5}\)?){2,7}");
+// Forms that need no word: North America, China, France, Japan, Russia, Brazil, mobiles of the United Kingdom.
+pattern!(
+    NATIONAL,
+    concat!(
+        r"(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[.-]\n?[0-9]{4}",
+        r"|1[3-9][0-9][ -]?[0-9]{4}[ -]?[0-9]{4}",
+        r"|\(?0[1-9][0-9]{1,2}\)?[ -][2-9][0-9]{6,7}|\(0[1-9][0-9]{1,2}\) ?[2-9][0-9]{2,3}[ -]?[0-9]{4}",
+        r"|0[1-9](?:[ .-][0-9]{2}){4}",
+        r"|0[0-9]{1,3}-[0-9]{2,4}-[0-9]{4}",
+        r"|8[ -]?\(?[0-9]{3}\)?[ -][0-9]{3}-[0-9]{2}-[0-9]{2}",
+        r"|\([1-9][0-9]\) ?9?[0-9]{4}-[0-9]{4}",
+        r"|07[0-9]{3} [0-9]{6}|0[0-9]{2} [0-9]{4} [0-9]{4}"
+    )
+);
+pattern!(
+    NAMED,
+    concat!(
+        r"(?i:phon[a-z]{0,4}|telefon|telefoon|téléphon|teléfon|telefôn|telefòn|telemóvel|tel|mobile|mobil|mobiel|cell|cellular|celular|fax|faks|факс|hotline|whatsapp|viber|handy|rufnummer",
+        r"|durchwahl|rufen sie|anrufen|erreichbar|portable|joignable|tél|(?:mon|votre|son) numéro|gsm|móvil|mi número|komórk|тел|моб|(?:мой|контактный|наш) номер|cep",
+        r"|(?:my|contact|office|home|work|direct) number|call|ring|text|signal|appel|llam|chiam|ligue|liga|bel|zadzwo|dzwoni|звон)",
+        r"|电话|手机|座机|传真|致电|联系方式|热线|電話|携帯|連絡先|ファックス|전화|휴대폰|연락처|फ़ोन|फोन|मोबाइल|هاتف|جوال"
+    )
+);
+/// Words that are as often said of something else: only a number that is written as one of a phone follows them.
+const WEAK: &[&str] = &[
+    "call",
+    "ring",
+    "text",
+    "signal",
+    "appel",
+    "llam",
+    "chiam",
+    "ligue",
+    "liga",
+    "bel",
+    "zadzwo",
+    "dzwoni",
+    "звон",
+    "mobile",
+    "cell",
+    "portable",
+    "handy",
+    "erreichbar",
+    "joignable",
+];
+pattern!(AFTER_NAME, r"^[^0-9+\n]{0,24}?\n?[ \t]{0,4}([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])");
+pattern!(
+    DATE_OR_YEARS,
+    r"^(?:[12][0-9]{3}[./-][0-9]{1,2}[./-][0-9]{1,2}.*|[0-9]{1,2}[./-][0-9]{1,2}[./-](?:[12][0-9])?[0-9]{2}|[12][0-9]{3} ?[-/] ?[12][0-9]{3})$"
+);
+
+pub(super) fn find(text: &str, found: &mut Vec<Found>) {
+    for m in INTERNATIONAL.find_iter(text) {
+        // What follows on the next line may be a part of it or not.
+        let first_line = m.as_str().split('\n').next().unwrap_or_default();
+        let candidates = [m.as_str(), first_line];
+        if let Some(number) = candidates.into_iter().map(balanced).find(|n| international(text, m.start(), n))
+        {
+            push(found, EntityKind::Phone, m.start()..m.start() + number.len());
+        }
+    }
+    for m in NATIONAL.find_iter(text) {
+        let range = m.range();
+        let alone = begins(text, range.start) && ends(text, range.end) && !in_longer_number(text, &range);
+        if alone && !DATE_OR_YEARS.is_match(m.as_str()) {
+            push(found, EntityKind::Phone, range);
+        }
+    }
+    for name in NAMED.find_iter(text) {
+        let Some(from) = word_end(text, &name.range()) else { continue };
+        let rest = &text[from..];
+        if name.as_str().eq_ignore_ascii_case("tel")
+            && rest.get(..5).is_some_and(|word| word.eq_ignore_ascii_case(" aviv"))
+        {
+            continue;
+        }
+        let rest = &rest[..rest.floor_char_boundary(128)];
+        let Some(m) = AFTER_NAME.captures(rest).and_then(|caps| caps.get(1)) else { continue };
+        let number = balanced(m.as_str());
+        let range = from + m.start()..from + m.start() + number.len();
+        let count = digits(number).len();
+        let weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
+        let written = number.starts_with(['+', '0', '('])
+            || number.contains([' ', '-', '.', '/'])
+            || matches!(count, 10 | 11);
+        if (6..=15).contains(&count)
+            && (written || !weak)
+            && ends(text, range.end)
+            && !decimal(text, &range)
+            && !DATE_OR_YEARS.is_match(number)
+        {
+            push(found, EntityKind::Phone, range);
+        }
+    }
+}
+
+/// Whether what begins with `+` or `00` at `start` is a whole telephone number.
+fn international(text: &str, start: usize, number: &str) -> bool {
+    let range = start..start + number.len();
+    let plus = number.starts_with('+');
+    let count = digits(number).len() - if plus { 0 } else { 2 };
+    let after_digit = |text: &str| text.ends_with(|c: char| c.is_ascii_digit());
+    let begins_here = match plus {
+        true => !after_digit(&text[..start]),
+        // Not the inside of a longer number: `89 0044 0532`.
+        false => begins(text, start) && !after_digit(text[..start].trim_end_matches(' ')),
+    };
+    (8..=15).contains(&count) && begins_here && ends(text, range.end) && !decimal(text, &range)
+}
+
+/// Where the word that this name begins ends; `None` if the name is a part of another word.
+fn word_end(text: &str, name: &Range<usize>) -> Option<usize> {
+    let word = text[name.clone()].to_lowercase();
+    let letter = |c: char| c.is_alphabetic() && (c as u32) < 0x2e80;
+    // Compounds: smartphone, Festnetztelefon.
+    let compound = word.contains("phon") || word.contains("fon") || word.contains("rufnummer");
+    if !compound && before(text, name.start).is_some_and(letter) && text[name.clone()].chars().all(letter) {
+        return None;
+    }
+    let ending: usize =
+        text[name.end..].chars().take(12).take_while(|&c| letter(c)).map(char::len_utf8).sum();
+    let stem =
+        word.chars().count() > 3 || matches!(word.as_str(), "тел" | "моб") || !word.is_ascii() && ending == 0;
+    (ending == 0 || stem && word != "call" && word != "ring").then_some(name.end + ending)
+}
+
+/// A number without separators behind it, and without a bracket that stands around more than the number.
+fn balanced(number: &str) -> &str {
+    let trim = |text: &str| text.trim_end_matches([' ', '.', '/', '-', '(', '\n']).len();
+    let mut number = &number[..trim(number)];
+    let count = |text: &str, c: char| text.matches(c).count();
+    if count(number, ')') > count(number, '(') && number.ends_with(')') {
+        number = &number[..number.len() - 1];
+    } else if count(number, '(') > count(number, ')') && !number.starts_with('(') {
+        number = &number[..number.rfind('(').unwrap_or(number.len())];
+    }
+    &number[..trim(number)]
+}
+
+/// Whether a decimal part or a unit of money follows.
+fn decimal(text: &str, range: &Range<usize>) -> bool {
+    let rest = &text[range.end..];
+    let fraction = rest.starts_with([',', '.']) && rest[1..].starts_with(|c: char| c.is_ascii_digit());
+    fraction || rest.starts_with(['%', '€', '$', '°'])
+}

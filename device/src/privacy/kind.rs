@@ -1,0 +1,66 @@
+//! Kinds of private values; each names its placeholders.
+
+/// Kind of a replaced value; names the placeholder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EntityKind {
+    /// Text that already looked like a placeholder, escaped so that it is restored exactly.
+    Text,
+    /// User name in the path of a home folder.
+    User,
+    /// Telephone number.
+    Phone,
+    /// IPv4 or IPv6 address.
+    Ip,
+    /// Hardware address of a network device.
+    Mac,
+    /// Payment card number (Luhn checksum).
+    Card,
+    /// Number of an identity card, a passport, social security or tax.
+    Id,
+    /// E-mail address.
+    Email,
+    /// International bank account number (mod 97 checksum).
+    Iban,
+    /// Address of a crypto wallet.
+    Wallet,
+    /// Password, PIN, one-time code, or the credentials in a URL.
+    Password,
+    /// API key, access token or private key.
+    Key,
+}
+
+impl EntityKind {
+    /// Every kind, weakest first: where two findings overlap the later kind names the placeholder.
+    pub const ALL: [EntityKind; 12] = [
+        Self::Text,
+        Self::User,
+        Self::Phone,
+        Self::Ip,
+        Self::Mac,
+        Self::Card,
+        Self::Id,
+        Self::Email,
+        Self::Iban,
+        Self::Wallet,
+        Self::Password,
+        Self::Key,
+    ];
+
+    /// The word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Text => "TEXT",
+            Self::User => "USER",
+            Self::Phone => "PHONE",
+            Self::Ip => "IP",
+            Self::Mac => "MAC",
+            Self::Card => "CARD",
+            Self::Id => "ID",
+            Self::Email => "EMAIL",
+            Self::Iban => "IBAN",
+            Self::Wallet => "WALLET",
+            Self::Password => "PASSWORD",
+            Self::Key => "KEY",
+        }
+    }
+}

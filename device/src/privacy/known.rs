@@ -1,0 +1,297 @@
+//! Values that were found once, looked for everywhere: in another message, without the word that gave them away, in
+//! another case or with other separators.
+//!
+//! A [`Memory`] outlives one request, so that a value that the device restored in an answer is known when the answer
+//! comes back as history. It stays on the device, is never written to disk, and is bounded; the values of a request are
+//! all looked for in that request, however many they are.
+
+use super::EntityKind;
+use super::normal::Normal;
+use aho_corasick::{AhoCorasick, Anchored, Input, MatchKind, StartKind};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Values that are remembered beyond the request they came in; the longest unused are forgotten first.
+pub const REMEMBERED_MAX: usize = 20_000;
+/// Longer values are found by their own form again (private keys).
+const VALUE_BYTES_MAX: usize = 1024;
+/// Shorter values are not looked for: they would be found everywhere.
+const VALUE_CHARS_MIN: usize = 3;
+/// Values with fewer letters and digits must be met as they were written.
+const LOOSE_CHARS_MIN: usize = 7;
+/// Longest value that must stand alone; bounds the time that is spent on overlapping ones.
+const WORD_BYTES_MAX: usize = 64;
+/// Separators between two characters of a value that is met in another form.
+const GAP_BYTES_MAX: usize = 3;
+
+/// Private values of earlier texts. Clones share one memory.
+#[derive(Clone, Default)]
+pub struct Memory(Arc<Mutex<Values>>);
+
+#[derive(Default)]
+struct Values {
+    /// By the value in lower case and normal form.
+    entries: HashMap<String, Entry>,
+    clock: u64,
+    matcher: Option<Arc<Matcher>>,
+}
+
+struct Entry {
+    kind: EntityKind,
+    used: u64,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} values)", self.values().entries.len())
+    }
+}
+
+impl Memory {
+    fn values(&self) -> MutexGuard<'_, Values> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.values().entries.len()
+    }
+
+    /// Whether nothing is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds values and gives what finds them and all that were known before. Cost: linear in all known values, if any
+    /// is new.
+    pub(super) fn learn(&self, found: impl Iterator<Item = (EntityKind, String)>) -> Arc<Matcher> {
+        let mut values = self.values();
+        values.clock += 1;
+        let used = values.clock;
+        for (kind, value) in found {
+            let value = lower(value.trim());
+            let chars = value.chars().filter(|c| c.is_alphanumeric()).count();
+            if kind == EntityKind::Text || value.len() > VALUE_BYTES_MAX || chars < VALUE_CHARS_MIN {
+                continue;
+            }
+            match values.entries.get_mut(&value) {
+                Some(entry) => entry.used = used,
+                None => {
+                    values.entries.insert(value, Entry { kind, used });
+                    values.matcher = None;
+                }
+            }
+        }
+        if let Some(matcher) = &values.matcher {
+            return Arc::clone(matcher);
+        }
+        let matcher =
+            Arc::new(Matcher::new(values.entries.iter().map(|(value, entry)| (value.as_str(), entry.kind))));
+        values.forget();
+        // What was forgotten is still found now; the next new value ends that.
+        values.matcher = Some(Arc::clone(&matcher));
+        matcher
+    }
+}
+
+impl Values {
+    fn forget(&mut self) {
+        let over = self.entries.len().saturating_sub(REMEMBERED_MAX);
+        if over == 0 {
+            return;
+        }
+        let mut used: Vec<u64> = self.entries.values().map(|entry| entry.used).collect();
+        used.sort_unstable();
+        let oldest = used[over];
+        self.entries.retain(|_, entry| entry.used >= oldest);
+        // Many of one request may be of one age.
+        let surplus: Vec<String> =
+            self.entries.keys().take(self.entries.len().saturating_sub(REMEMBERED_MAX)).cloned().collect();
+        for value in surplus {
+            self.entries.remove(&value);
+        }
+    }
+}
+
+fn lower(text: &str) -> String {
+    text.chars().map(lower_char).collect()
+}
+
+fn lower_char(c: char) -> char {
+    if c.is_ascii() { c.to_ascii_lowercase() } else { c.to_lowercase().next().unwrap_or(c) }
+}
+
+fn separates(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\r' | '-' | '.' | '(' | ')' | '/' | '_' | ':')
+}
+
+/// Finds known values in a text.
+pub(super) struct Matcher {
+    /// Values without separators that are long and mixed enough to be met in any form.
+    loose: Option<AhoCorasick>,
+    loose_kinds: Vec<EntityKind>,
+    /// Values that must stand alone, as they were written.
+    words: Option<AhoCorasick>,
+    word_kinds: Vec<EntityKind>,
+    /// Every value without separators, to know parts of them.
+    all: Vec<String>,
+}
+
+/// A text in lower case without separators, with the way back.
+struct Packed {
+    text: String,
+    /// Byte of the source behind each byte of `text`.
+    from: Vec<usize>,
+}
+
+fn packed(text: &str) -> Packed {
+    let mut out = Packed { text: String::with_capacity(text.len()), from: Vec::with_capacity(text.len()) };
+    for (at, c) in text.char_indices().filter(|(_, c)| !separates(*c)) {
+        out.text.push(lower_char(c));
+        out.from.resize(out.text.len(), at);
+    }
+    out
+}
+
+impl Matcher {
+    fn new<'a>(values: impl Iterator<Item = (&'a str, EntityKind)>) -> Self {
+        let (mut loose, mut words) = (HashMap::new(), HashMap::new());
+        let mut all = Vec::new();
+        for (value, kind) in values {
+            let bare = packed(value).text;
+            all.push(bare.clone());
+            let mixed = bare.chars().any(|c| c.is_ascii_digit()) || bare.contains('@');
+            if mixed && bare.chars().count() >= LOOSE_CHARS_MIN {
+                loose.insert(bare, kind);
+            } else if value.len() <= WORD_BYTES_MAX {
+                words.insert(value.to_owned(), kind);
+            } else {
+                loose.insert(bare, kind);
+            }
+        }
+        let build = |values: HashMap<String, EntityKind>, starts| -> (Option<AhoCorasick>, Vec<EntityKind>) {
+            let (patterns, kinds): (Vec<String>, Vec<EntityKind>) = values.into_iter().unzip();
+            let automaton = (!patterns.is_empty()).then(|| {
+                AhoCorasick::builder()
+                    .match_kind(MatchKind::LeftmostLongest)
+                    .start_kind(starts)
+                    .build(&patterns)
+                    .expect("bounded values fit an automaton")
+            });
+            (automaton, kinds)
+        };
+        let (loose, loose_kinds) = build(loose, StartKind::Unanchored);
+        let (words, word_kinds) = build(words, StartKind::Anchored);
+        Self { loose, loose_kinds, words, word_kinds, all }
+    }
+
+    /// Ranges of `text` (in normal form) that hold a known value.
+    pub(super) fn find(&self, text: &str) -> Vec<(Range<usize>, EntityKind)> {
+        let mut found = Vec::new();
+        if let Some(loose) = &self.loose {
+            let packed = packed(text);
+            for m in loose.find_iter(&packed.text) {
+                let (start, last) = (packed.from[m.start()], packed.from[m.end() - 1]);
+                let end = last + text[last..].chars().next().map_or(1, char::len_utf8);
+                let whole =
+                    end - start == m.len() || alone(text, &(start..end)) && !has_gap(&packed.from[m.range()]);
+                if whole {
+                    found.push((start..end, self.loose_kinds[m.pattern().as_usize()]));
+                }
+            }
+        }
+        if let Some(words) = &self.words {
+            let lowered = Lowered::new(text);
+            for start in word_starts(&lowered.text) {
+                let mut end = lowered.text.len();
+                // The longest that stands alone; each try is shorter than the one before.
+                while let Some(m) =
+                    words.find(Input::new(&lowered.text).range(start..end).anchored(Anchored::Yes))
+                {
+                    let range = lowered.original(m.range(), text);
+                    if alone(text, &range) {
+                        found.push((range, self.word_kinds[m.pattern().as_usize()]));
+                        break;
+                    }
+                    end = m.end() - 1;
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether `text` is a part of a known value, long enough to tell something of it.
+    pub(super) fn holds_part(&self, text: &str) -> bool {
+        let part = packed(&lower(Normal::new(text).text())).text;
+        part.chars().filter(|c| c.is_alphanumeric()).count() >= VALUE_CHARS_MIN
+            && self.all.iter().any(|value| value.contains(&part))
+    }
+}
+
+/// Bytes at which a value that stands alone may begin.
+fn word_starts(text: &str) -> impl Iterator<Item = usize> + '_ {
+    let mut last = None;
+    text.char_indices().filter_map(move |(at, c)| {
+        let inside = last.replace(c).is_some_and(|last| joins(last) && joins(c));
+        let escape =
+            text[..at].ends_with("\\n") || text[..at].ends_with("\\t") || text[..at].ends_with("\\r");
+        (!inside || escape).then_some(at)
+    })
+}
+
+/// Letters and digits of scripts that put spaces between words; Chinese and Japanese have none.
+fn joins(c: char) -> bool {
+    c.is_alphanumeric() && (c as u32) < 0x2e80
+}
+
+/// A text in lower case, with the way back where lengths differ.
+struct Lowered {
+    text: String,
+    /// Byte in `text`, byte in the source, behind each character whose lengths differ.
+    shifts: Vec<(usize, usize)>,
+}
+
+impl Lowered {
+    fn new(source: &str) -> Self {
+        let mut text = String::with_capacity(source.len());
+        let mut shifts = vec![(0, 0)];
+        for (at, c) in source.char_indices() {
+            let low = lower_char(c);
+            text.push(low);
+            if low.len_utf8() != c.len_utf8() {
+                shifts.push((text.len(), at + c.len_utf8()));
+            }
+        }
+        Self { text, shifts }
+    }
+
+    fn original(&self, range: Range<usize>, source: &str) -> Range<usize> {
+        let back = |at: usize| {
+            let (low, from) =
+                self.shifts[self.shifts.partition_point(|(low, _)| *low <= at).saturating_sub(1)];
+            let at = (from + at - low).min(source.len());
+            (at..=source.len()).find(|&at| source.is_char_boundary(at)).unwrap_or(source.len())
+        };
+        back(range.start)..back(range.end)
+    }
+}
+
+/// Whether two characters of a match lie too far apart in the source.
+fn has_gap(from: &[usize]) -> bool {
+    from.windows(2).any(|pair| pair[1] - pair[0] > GAP_BYTES_MAX + 4)
+}
+
+/// Whether no letter or digit touches a letter or digit at the ends of the range.
+fn alone(text: &str, range: &Range<usize>) -> bool {
+    let touches = |c: Option<char>| c.is_some_and(joins);
+    let first = text[range.clone()].chars().next();
+    let last = text[range.clone()].chars().next_back();
+    let before = touches(text[..range.start].chars().next_back()) && touches(first);
+    let escape = text[..range.start].ends_with("\\n")
+        || text[..range.start].ends_with("\\t")
+        || text[..range.start].ends_with("\\r");
+    let after = touches(text[range.end..].chars().next()) && touches(last);
+    (!before || escape) && !after
+}

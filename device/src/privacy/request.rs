@@ -1,0 +1,189 @@
+//! A whole request, redacted: every text that leaves the device passes here, and each is looked through for what any
+//! other gave away.
+
+use super::{RedactError, Redacted, Redactor};
+use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment};
+use uuid::Uuid;
+
+/// A request in which every text was redacted. Only [`Redactor`] makes one.
+#[derive(Clone, PartialEq)]
+pub struct RedactedRequest(AssistRequest);
+
+impl std::fmt::Debug for RedactedRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RedactedRequest({}, {} segments)", self.0.request_id, self.0.segments.len())
+    }
+}
+
+impl RedactedRequest {
+    /// The request as it may be sent.
+    pub fn as_request(&self) -> &AssistRequest {
+        &self.0
+    }
+
+    /// The prompt as the device's own engine uses it.
+    pub fn segments(&self) -> &[Segment] {
+        &self.0.segments
+    }
+}
+
+/// A name that stands in an address or a header as it is, and was found to hold nothing private.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicName(String);
+
+impl PublicName {
+    /// Checks a name; `field` says what it names.
+    ///
+    /// # Errors
+    /// [`RedactError::PrivateName`] if a private value is in it, and as [`Redactor::redact`].
+    pub fn new(field: &'static str, name: &str) -> Result<Self, RedactError> {
+        Redactor::default().public_name(field, name)
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Redactor {
+    /// Redacts every text of a request.
+    ///
+    /// A stop string that is a part of a known value is left out: the device watches all of them itself.
+    ///
+    /// # Errors
+    /// [`RedactError::PrivateName`] if the name of the scene, the model or the refiner's mode holds a private value,
+    /// and as [`Redactor::redact`].
+    pub fn redact_request(&mut self, request: &AssistRequest) -> Result<RedactedRequest, RedactError> {
+        // Every field is named, so that a new one cannot be forgotten here.
+        let AssistRequest {
+            protocol,
+            request_id,
+            scene,
+            scene_version,
+            model,
+            tokenizer_sha256,
+            segments,
+            continue_from,
+            device,
+            sampling,
+            refine,
+            assist_tokens,
+            resume,
+        } = request;
+        let segments = self.segments(segments, &sampling.stop)?;
+        let sampling = self.sampling(sampling)?;
+        let continue_from = continue_from.as_deref().map(|text| self.redact_answer(text)).transpose()?;
+        let device = device.as_ref().map(|device| self.device(device)).transpose()?;
+        let digest = |text: &String| text.bytes().all(|b| b.is_ascii_hexdigit());
+        Ok(RedactedRequest(AssistRequest {
+            protocol: *protocol,
+            request_id: *request_id,
+            scene: self.public_name("scene", scene)?.0,
+            scene_version: *scene_version,
+            model: self.public_name("model", model)?.0,
+            tokenizer_sha256: tokenizer_sha256.clone().filter(digest),
+            segments,
+            continue_from: continue_from.map(|text| text.0),
+            device,
+            sampling,
+            refine: self.refine(refine)?,
+            assist_tokens: *assist_tokens,
+            resume: *resume,
+        }))
+    }
+
+    /// The same request again, to go on behind `accepted`, which a model wrote from the redacted prompt.
+    ///
+    /// # Errors
+    /// As [`Redactor::redact`].
+    pub fn redact_continuation(
+        &mut self,
+        request: &RedactedRequest,
+        accepted: &str,
+        tokens_max: Option<u32>,
+    ) -> Result<RedactedRequest, RedactError> {
+        let accepted = self.redact_answer(accepted)?;
+        Ok(RedactedRequest(AssistRequest {
+            request_id: Uuid::new_v4(),
+            device: None,
+            refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
+            assist_tokens: tokens_max,
+            resume: false,
+            continue_from: Some(accepted.0),
+            ..request.0.clone()
+        }))
+    }
+
+    /// Segments of one speaker that follow each other are parts of one text: a value may lie across their border. Stop
+    /// strings are looked through beside them, so that a value in one is replaced in the other.
+    fn segments(&mut self, segments: &[Segment], stops: &[String]) -> Result<Vec<Segment>, RedactError> {
+        let by_speaker: Vec<&[Segment]> = segments.chunk_by(|a, b| a.role == b.role).collect();
+        let mut texts: Vec<Vec<&str>> =
+            by_speaker.iter().map(|run| run.iter().map(|segment| segment.text.as_str()).collect()).collect();
+        texts.extend(stops.iter().map(|stop| vec![stop.as_str()]));
+        let groups: Vec<&[&str]> = texts.iter().map(Vec::as_slice).collect();
+        let redacted = self.redact_groups(&groups)?;
+        let of = |segment: &Segment, text: Redacted| Segment {
+            role: segment.role,
+            text: text.0,
+            refine: segment.refine,
+        };
+        Ok(segments
+            .iter()
+            .zip(redacted.into_iter().flatten())
+            .map(|(segment, text)| of(segment, text))
+            .collect())
+    }
+
+    fn sampling(&mut self, sampling: &Sampling) -> Result<Sampling, RedactError> {
+        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, stop } = sampling;
+        let known = self.memory.learn(std::iter::empty());
+        let stop: Vec<&str> =
+            stop.iter().map(String::as_str).filter(|stop| !known.holds_part(stop)).collect();
+        let stop = self.redact_all(&stop)?.into_iter().map(|stop| stop.0).collect();
+        Ok(Sampling {
+            temperature: *temperature,
+            top_k: *top_k,
+            top_p: *top_p,
+            min_p: *min_p,
+            repetition_penalty: *repetition_penalty,
+            seed: *seed,
+            stop,
+        })
+    }
+
+    fn device(&mut self, device: &DeviceInfo) -> Result<DeviceInfo, RedactError> {
+        let DeviceInfo {
+            class,
+            model,
+            prefill_ms_per_token,
+            prefill_ms_per_token2,
+            decode_ms,
+            network,
+            network_ms,
+        } = device;
+        Ok(DeviceInfo {
+            class: self.redact(class)?.0,
+            model: self.redact(model)?.0,
+            prefill_ms_per_token: *prefill_ms_per_token,
+            prefill_ms_per_token2: *prefill_ms_per_token2,
+            decode_ms: *decode_ms,
+            network: network.as_deref().map(|network| self.redact(network)).transpose()?.map(|text| text.0),
+            network_ms: *network_ms,
+        })
+    }
+
+    fn refine(&mut self, refine: &RefineOptions) -> Result<RefineOptions, RedactError> {
+        let RefineOptions { ratio, mode } = refine;
+        let mode = mode.as_deref().map(|mode| self.public_name("refine.mode", mode)).transpose()?;
+        Ok(RefineOptions { ratio: *ratio, mode: mode.map(|mode| mode.0) })
+    }
+
+    fn public_name(&mut self, field: &'static str, name: &str) -> Result<PublicName, RedactError> {
+        match self.redact(name)?.as_str() == name {
+            true => Ok(PublicName(name.to_owned())),
+            false => Err(RedactError::PrivateName { field }),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The values behind placeholders.
+
+use super::{ENTITIES_MAX, EntityKind, RedactError};
+use std::collections::HashMap;
+use std::fmt;
+
+/// The values behind the placeholders of one redactor; stays on the device.
+#[derive(Clone, Default)]
+pub struct PlaceholderTable {
+    values: HashMap<String, String>,
+    placeholders: HashMap<(EntityKind, String), String>,
+    counts: HashMap<EntityKind, u32>,
+}
+
+impl PlaceholderTable {
+    /// The value behind a placeholder such as `[EMAIL_1]`.
+    pub fn value(&self, placeholder: &str) -> Option<&str> {
+        self.values.get(placeholder).map(String::as_str)
+    }
+
+    /// Number of different values.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether nothing was replaced.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// How many different values of each kind there are, in the order of [`EntityKind::ALL`].
+    pub fn counts(&self) -> Vec<(EntityKind, u32)> {
+        EntityKind::ALL.iter().filter_map(|kind| self.counts.get(kind).map(|&n| (*kind, n))).collect()
+    }
+
+    pub(super) fn placeholder(&mut self, kind: EntityKind, value: &str) -> Result<&str, RedactError> {
+        let key = (kind, value.to_owned());
+        if !self.placeholders.contains_key(&key) {
+            let count = self.counts.entry(kind).or_insert(0);
+            if *count >= ENTITIES_MAX {
+                return Err(RedactError::TooManyEntities { max: ENTITIES_MAX });
+            }
+            *count += 1;
+            let name = format!("[{}_{}]", kind.label(), count);
+            self.values.insert(name.clone(), value.to_owned());
+            self.placeholders.insert(key.clone(), name);
+        }
+        Ok(self.placeholders.get(&key).expect("inserted above when it was missing"))
+    }
+}
+
+impl fmt::Debug for PlaceholderTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PlaceholderTable({} values)", self.len())
+    }
+}

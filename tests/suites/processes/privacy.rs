@@ -1,0 +1,80 @@
+//! Private values in conversations of several turns: none crosses the line, by `baton chat` or by `baton serve`.
+
+use std::process::Stdio;
+
+use baton_e2e::{
+    http::client,
+    process::{AgentProcess, models_folder, program},
+    proxy::{Cut, Proxy},
+};
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt, process::Command};
+
+use super::{cloud, readable};
+
+/// What a person says in turn; only the first message has the words that give values away.
+const TURNS: [&str; 4] = [
+    "My phone: 5550143. Password: Zebra7crossing. Mail jo.quill@example.com, passport number X1234567.",
+    "Was it 5550143 or 555-0143? And zebra7crossing?",
+    "JO.QUILL@EXAMPLE.COM, jo.quill [at] example.com; X1234567.",
+    "Compare \"５５５０１４３\" with Zebra7\u{200b}crossing once more.",
+];
+/// What may not be in anything that was sent.
+const PRIVATE: [&str; 7] = ["5550143", "555-0143", "ebra7", "quill", "QUILL", "X1234567", "５５５０１４３"];
+
+fn check_nothing_private(proxy: &Proxy, turns: usize) {
+    let sent = readable(&proxy.count().sent());
+    let asked = sent.matches("POST /v1/assist").count();
+    assert!(asked >= turns, "{asked} of {turns} turns were sent: the check below would be empty");
+    assert!(sent.contains("[PHONE_1]") && sent.contains("[PASSWORD_1]"), "the bodies can be read");
+    for private in PRIVATE {
+        assert!(!sent.contains(private), "`{private}` left the device");
+    }
+}
+
+/// `baton` with this command before a cloud at `url`, short answers only.
+fn baton(command: &str, url: &str, folder: &std::path::Path) -> Command {
+    let mut baton = Command::new(program("baton").expect("the program is built"));
+    // The cloud writes all: a device that is faster would not wait until the request has gone out.
+    baton.arg(command).args(["--mode", "cloud", "--cloud", url, "--yes"]);
+    baton.arg("--model").arg(models_folder().join("demo-device.gguf")).arg("--config-dir").arg(folder);
+    baton
+}
+
+#[tokio::test]
+async fn a_chat_sends_no_private_value_in_any_turn() {
+    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+    let mut command = baton("chat", &proxy.url(), folder.path());
+    command.args(["--instant", "--max-tokens", "8"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut chat = command.kill_on_drop(true).spawn().expect("baton chat starts");
+    let mut stdin = chat.stdin.take().expect("it has an input");
+    stdin.write_all(format!("{}\n", TURNS.join("\n")).as_bytes()).await.expect("it reads");
+    drop(stdin);
+    let out = chat.wait_with_output().await.expect("it ends at the end of its input");
+    assert!(out.status.success(), "{}", out.status);
+    check_nothing_private(&proxy, TURNS.len());
+}
+
+#[tokio::test]
+async fn applications_of_baton_serve_send_no_private_value_in_any_turn() {
+    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+    let mut command = baton("serve", &proxy.url(), folder.path());
+    let agent = AgentProcess::start(command.args(["--listen", "127.0.0.1:0"])).await.expect("it listens");
+    let client = client();
+    let mut last: Option<String> = None;
+    for turn in TURNS {
+        // An application that keeps nothing but its last answer, in which the device had put the values back.
+        let mut messages: Vec<Value> = Vec::new();
+        if let Some(last) = &last {
+            messages.push(json!({ "role": "assistant", "content": format!("You said: {last}") }));
+        }
+        messages.push(json!({ "role": "user", "content": turn }));
+        let body = json!({ "messages": messages, "max_tokens": 8, "stop": ["5550143", "call 5550143 now"] });
+        let answer = client.post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await;
+        assert_eq!(answer.expect("an answer").status().as_u16(), 200);
+        last = Some(turn.to_owned());
+    }
+    check_nothing_private(&proxy, TURNS.len());
+}
