@@ -122,10 +122,39 @@ impl fmt::Debug for Redactor {
 /// A finding in the original text.
 type Finding = (Range<usize>, EntityKind);
 
-/// A text with what was found in it.
+/// A part of a text with what the detectors found in it.
 struct Checked<'a> {
+    part: &'a str,
     normal: Normal<'a>,
+    /// Byte of the text at which the part begins.
+    start: usize,
+    /// In the part.
     found: Vec<Finding>,
+}
+
+impl Checked<'_> {
+    /// A found value in normal form.
+    fn value(&self, (range, kind): &Finding) -> (EntityKind, String) {
+        (*kind, Normal::new(&self.part[range.clone()]).text().to_owned())
+    }
+
+    /// Everything that is found, as ranges of the whole text.
+    fn with_known(self, known: &known::Matcher) -> Vec<Finding> {
+        let again = known.find(self.normal.text());
+        let again = again.into_iter().map(|(range, kind)| (self.normal.original(&range), kind));
+        let all = self.found.iter().cloned().chain(again);
+        all.map(|(range, kind)| (range.start + self.start..range.end + self.start, kind)).collect()
+    }
+}
+
+/// Where each of these texts lies in all of them together.
+fn parts(texts: &[&str]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let place = |text: &&str| {
+        start += text.len();
+        start - text.len()..start
+    };
+    texts.iter().map(place).collect()
 }
 
 impl Redactor {
@@ -185,32 +214,26 @@ impl Redactor {
         Arc::new(self.table.clone())
     }
 
-    /// Redacts groups of texts. The texts of a group follow each other without a gap: values are found across their
-    /// borders, and each text gets its part of such a value.
+    /// Redacts groups of texts. The texts of a group follow each other without a gap: values are found in each text and
+    /// across their borders, and each text gets its part of such a value.
     fn redact_groups(&mut self, groups: &[&[&str]]) -> Result<Vec<Vec<Redacted>>, RedactError> {
         let joined: Vec<String> = groups.iter().map(|texts| texts.concat()).collect();
-        let checked = joined.iter().map(|text| self.check(text)).collect::<Result<Vec<_>, _>>()?;
-        let values = checked.iter().zip(&joined).flat_map(|(checked, text)| {
-            checked
-                .found
-                .iter()
-                .map(|(range, kind)| (*kind, Normal::new(&text[range.clone()]).text().to_owned()))
-        });
+        let mut checked = Vec::with_capacity(groups.len());
+        for (text, texts) in joined.iter().zip(groups) {
+            let parts = parts(texts);
+            // A text that ends with a letter would hide a value at the beginning of the next one.
+            let whole = (parts.len() != 1).then_some(0..text.len());
+            let views = whole.into_iter().chain(parts);
+            checked.push(views.map(|view| self.check(text, view)).collect::<Result<Vec<_>, _>>()?);
+        }
+        let values =
+            checked.iter().flatten().flat_map(|view| view.found.iter().map(|found| view.value(found)));
         let known = self.memory.learn(values);
         let mut out = Vec::with_capacity(groups.len());
-        for ((checked, text), texts) in checked.into_iter().zip(&joined).zip(groups) {
-            let Checked { normal, mut found } = checked;
-            found.extend(
-                known.find(normal.text()).into_iter().map(|(range, kind)| (normal.original(&range), kind)),
-            );
-            let found = merged(found);
-            let mut start = 0;
-            let mut redacted = Vec::with_capacity(texts.len());
-            for part in *texts {
-                redacted.push(self.replace(text, &(start..start + part.len()), &found)?);
-                start += part.len();
-            }
-            out.push(redacted);
+        for ((views, text), texts) in checked.into_iter().zip(&joined).zip(groups) {
+            let found = merged(views.into_iter().flat_map(|view| view.with_known(&known)).collect());
+            let parts = parts(texts).into_iter();
+            out.push(parts.map(|part| self.replace(text, &part, &found)).collect::<Result<Vec<_>, _>>()?);
         }
         Ok(out)
     }
@@ -238,8 +261,9 @@ impl Redactor {
         Ok(Redacted(out))
     }
 
-    /// What the detectors find, and what looks like a placeholder.
-    fn check<'a>(&self, text: &'a str) -> Result<Checked<'a>, RedactError> {
+    /// What the detectors find in a part of a text, and what looks like a placeholder there.
+    fn check<'a>(&self, text: &'a str, part: Range<usize>) -> Result<Checked<'a>, RedactError> {
+        let (text, start) = (&text[part.clone()], part.start);
         if text.len() > TEXT_BYTES_MAX {
             return Err(RedactError::TooLong { len: text.len(), max: TEXT_BYTES_MAX });
         }
@@ -259,7 +283,7 @@ impl Redactor {
         let mut found: Vec<Finding> =
             found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect();
         found.extend(placeholder_ranges(text).map(|range| (range, EntityKind::Text)));
-        Ok(Checked { normal, found: merged(found) })
+        Ok(Checked { part: text, normal, start, found: merged(found) })
     }
 }
 

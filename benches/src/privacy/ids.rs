@@ -87,6 +87,14 @@ pub fn draw_id(random: &mut Random, country: Country) -> String {
             let body = format!("{year}{month}{day}{}", fill(random, "####"));
             format!("{body}{}", (10 - weighted(&body, &[1, 3, 7, 9, 1, 3, 7, 9, 1, 3]) % 10) % 10)
         }
+        Country::Turkey => turkey(random),
+        _ => draw_other(random, country),
+    }
+}
+
+/// The rest of [`draw_id`].
+fn draw_other(random: &mut Random, country: Country) -> String {
+    match country {
         Country::Netherlands => loop {
             let body = fill(random, "########");
             let sum = weighted(&body, &[9, 8, 7, 6, 5, 4, 3, 2]) % 11;
@@ -127,14 +135,13 @@ pub fn draw_id(random: &mut Random, country: Country) -> String {
             let sum = weighted(&body, &[2, 7, 6, 5, 4, 3, 2]);
             format!("S{body}{}", char::from(b"JZIHGFEDCBA"[(sum % 11) as usize]))
         }
-        Country::Turkey => turkey(random),
         Country::Belgium => {
             let (day, month, year) = date(random);
             let serial = random.count((1, 997));
             let number: u32 = format!("{year}{month}{day}{serial:03}").parse().expect("nine digits");
             format!("{year}.{month}.{day}-{serial:03}.{:02}", 97 - number % 97)
         }
-        Country::Portugal => {
+        _ => {
             let body = format!("2{}", fill(random, "#######"));
             let rest = weighted(&body, &[9, 8, 7, 6, 5, 4, 3, 2]) % 11;
             format!("{body}{}", if rest < 2 { 0 } else { 11 - rest })

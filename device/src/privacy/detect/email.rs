@@ -65,8 +65,9 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
 /// Whether the `@` ends the credentials of a URL.
 fn in_url(text: &str, at: usize) -> bool {
     let head = super::head(text, at, 300);
-    let word = head.rfind(|c: char| c.is_whitespace() || matches!(c, '"' | '<' | '>')).map_or(0, |i| i + 1);
-    head[word..].rfind("://").is_some_and(|i| !head[word + i + 3..].contains(['/', '?']))
+    let word =
+        head.rsplit(|c: char| c.is_whitespace() || matches!(c, '"' | '<' | '>')).next().unwrap_or_default();
+    word.rsplit_once("://").is_some_and(|(_, user)| !user.contains(['/', '?']))
 }
 
 fn is_cjk(c: char) -> bool {
