@@ -227,7 +227,14 @@ impl Agent {
         let before = self.speculation();
         let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
         self.recent().add(&outcome.timeline);
+        let table = prepared.redactor.table();
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
+        if !table.is_empty() {
+            // Within this turn: the next question may hold this answer.
+            let (memory, answer) = (self.memory.clone(), report.answer.clone());
+            let learn = move || memory.learn_answer(&table, &answer);
+            tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
+        }
         report.speculation = self.speculation().zip(before).map(|(now, before)| now.since(&before).into());
         Ok(report)
     }

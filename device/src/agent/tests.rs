@@ -261,6 +261,25 @@ async fn a_restored_value_does_not_leave_with_the_next_turn() {
 }
 
 #[tokio::test]
+async fn a_cloud_that_hides_a_placeholder_among_letters_learns_nothing() {
+    let hidden = ["A[PASSWORD_1]B x[PHONE_1]y", "[USER_1]z7 [PASSWORD_1][PASSWORD_2]"];
+    let cloud = FakeCloud::start(stream(&hidden)).await;
+    let agent = agent(Some(&cloud.url));
+    let said = r"PIN: 4821. Phone: 555 0143. /home/jdoe/x. Password: q\zo7te";
+    let mut asked = question(said, RelayMode::CloudOnly);
+    asked.escape = Escape::JsonString;
+    let (first, _) = ask(&agent, asked).await;
+    assert!(first.answer.starts_with("A4821B x555 0143yjdoez7 4821"), "{}", first.answer);
+    let mut next = question("Thanks.", RelayMode::CloudOnly);
+    next.segments.insert(0, Segment::fixed(Role::Assistant, &*first.answer));
+    ask(&agent, next).await;
+    let sent = sent(&cloud, 1);
+    for value in ["4821", "0143", "jdoe", "zo7te"] {
+        assert!(!sent.contains(value), "{value} left the device: {sent}");
+    }
+}
+
+#[tokio::test]
 async fn a_value_is_replaced_wherever_it_stands_in_the_request() {
     let cloud = FakeCloud::start(stream(&["Yes."])).await;
     let mut agent = agent(Some(&cloud.url));

@@ -5,8 +5,8 @@
 //! comes back as history. It stays on the device, is never written to disk, and is bounded; the values of a request are
 //! all looked for in that request, however many they are.
 
-use super::EntityKind;
 use super::normal::Normal;
+use super::{EntityKind, PlaceholderTable};
 use aho_corasick::{AhoCorasick, Anchored, Input, MatchKind, StartKind};
 use std::collections::HashMap;
 use std::fmt;
@@ -16,13 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Values that are remembered beyond the request they came in; the longest unused are forgotten first.
 pub const REMEMBERED_MAX: usize = 20_000;
 /// Longer values are found by their own form again (private keys).
-const VALUE_BYTES_MAX: usize = 1024;
-/// Shorter values are not looked for: they would be found everywhere.
+const VALUE_BYTES_MAX: usize = 2048;
+/// Shorter values are not looked for: they would be found everywhere. Numbers need one digit more.
 const VALUE_CHARS_MIN: usize = 3;
 /// Values with fewer letters and digits must be met as they were written.
 const LOOSE_CHARS_MIN: usize = 7;
 /// Longest value that must stand alone; bounds the time that is spent on overlapping ones.
 const WORD_BYTES_MAX: usize = 64;
+/// Letters and digits around a restored value that are remembered with it.
+const NEIGHBOURS_MAX: usize = 64;
 /// Separators between two characters of a value that is met in another form.
 const GAP_BYTES_MAX: usize = 3;
 
@@ -73,7 +75,9 @@ impl Memory {
         for (kind, value) in found {
             let value = lower(value.trim());
             let chars = value.chars().filter(|c| c.is_alphanumeric()).count();
-            if kind == EntityKind::Text || value.len() > VALUE_BYTES_MAX || chars < VALUE_CHARS_MIN {
+            let number = !value.chars().any(char::is_alphabetic);
+            let short = chars < VALUE_CHARS_MIN + usize::from(number);
+            if kind == EntityKind::Text || value.len() > VALUE_BYTES_MAX || short {
                 continue;
             }
             match values.entries.get_mut(&value) {
@@ -93,6 +97,38 @@ impl Memory {
         // What was forgotten is still found now; the next new value ends that.
         values.matcher = Some(Arc::clone(&matcher));
         matcher
+    }
+}
+
+impl Memory {
+    /// Remembers the values of `table` as they stand in `answer`, in which they were restored: a cloud may have written
+    /// letters around a placeholder, or the value was escaped as JSON, so that it would not be known again.
+    pub fn learn_answer(&self, table: &PlaceholderTable, answer: &str) {
+        let mut forms: Vec<(EntityKind, String)> = Vec::new();
+        for (kind, value) in table.entries() {
+            forms.push((kind, value.to_owned()));
+            let escaped = super::restore::json_inside(value);
+            if escaped != value {
+                forms.push((kind, escaped));
+            }
+        }
+        if forms.is_empty() || answer.is_empty() {
+            return;
+        }
+        let automaton = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(forms.iter().map(|(_, form)| form));
+        let automaton = automaton.expect("the values of one table fit an automaton");
+        let learned = automaton.find_iter(answer).filter_map(|m| {
+            let before = answer[..m.start()].chars().rev().take(NEIGHBOURS_MAX).take_while(|&c| joins(c));
+            let after = answer[m.end()..].chars().take(NEIGHBOURS_MAX).take_while(|&c| joins(c));
+            let start = m.start() - before.map(char::len_utf8).sum::<usize>();
+            let end = m.end() + after.map(char::len_utf8).sum::<usize>();
+            let (kind, form) = &forms[m.pattern().as_usize()];
+            let changed = end - start != m.len() || table.placeholder_of(*kind, form).is_none();
+            changed.then(|| (*kind, Normal::new(&answer[start..end]).text().to_owned()))
+        });
+        self.learn(learned.collect::<Vec<_>>().into_iter());
     }
 }
 

@@ -114,10 +114,13 @@ impl Restorer {
     fn write_value(&self, value: &str, out: &mut String) {
         match self.escape {
             Escape::Plain => out.push_str(value),
-            Escape::JsonString => {
-                let quoted = serde_json::to_string(value).expect("a string always has a JSON form");
-                out.push_str(&quoted[1..quoted.len() - 1]);
-            }
+            Escape::JsonString => out.push_str(&json_inside(value)),
         }
     }
+}
+
+/// A value as it stands inside a JSON string.
+pub(super) fn json_inside(value: &str) -> String {
+    let quoted = serde_json::to_string(value).expect("a string always has a JSON form");
+    quoted[1..quoted.len() - 1].to_owned()
 }

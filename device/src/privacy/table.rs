@@ -33,6 +33,19 @@ impl PlaceholderTable {
         EntityKind::ALL.iter().filter_map(|kind| self.counts.get(kind).map(|&n| (*kind, n))).collect()
     }
 
+    /// Kind and value of each entry, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (EntityKind, &str)> {
+        self.placeholders
+            .keys()
+            .filter(|(kind, _)| *kind != EntityKind::Text)
+            .map(|(kind, value)| (*kind, value.as_str()))
+    }
+
+    /// The placeholder of a value, if it has one.
+    pub(super) fn placeholder_of(&self, kind: EntityKind, value: &str) -> Option<&str> {
+        self.placeholders.get(&(kind, value.to_owned())).map(String::as_str)
+    }
+
     pub(super) fn placeholder(&mut self, kind: EntityKind, value: &str) -> Result<&str, RedactError> {
         let key = (kind, value.to_owned());
         if !self.placeholders.contains_key(&key) {

@@ -186,6 +186,7 @@ fn a_value_found_once_is_replaced_everywhere() {
         ("tel5550143x", "tel[PHONE_1]x"),
         ("HUNTER2TWO, hunter2two", "[PASSWORD_4], [PASSWORD_5]"),
         ("4821 is not 14821 or 48 21", "[PASSWORD_2] is not 14821 or 48 21"),
+        ("CVV 123 is not the 123 of", "CVV [PASSWORD_4] is not the 123 of"),
         ("Sunshine, sunshines", "[PASSWORD_4], sunshines"),
         ("JANE.DOE@EXAMPLE.COM", "[EMAIL_2]"),
         ("jane.doe\\u0040example.com", "[EMAIL_2]"),
