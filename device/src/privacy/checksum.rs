@@ -88,9 +88,9 @@ pub(super) fn bech32(text: &str) -> bool {
     let mut sum = 1_u32;
     let mut add = |value: u8| {
         let top = sum >> 25;
-        sum = (sum & 0x01ff_ffff) << 5 ^ u32::from(value);
+        sum = ((sum & 0x01ff_ffff) << 5) ^ u32::from(value);
         for (bit, generator) in GENERATOR.iter().enumerate() {
-            sum ^= if top >> bit & 1 == 1 { *generator } else { 0 };
+            sum ^= if (top >> bit) & 1 == 1 { *generator } else { 0 };
         }
     };
     prefix.bytes().for_each(|b| add(b >> 5));
