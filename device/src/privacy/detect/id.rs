@@ -174,7 +174,10 @@ fn starts(text: &str, digit: usize) -> impl Iterator<Item = usize> {
         .filter(|c| matches!(c, ' ' | '-'))
         .and_then(|_| letters(digit - 1))
         .filter(|&s| digit - s <= 3);
-    [Some(digit), attached, apart].into_iter().flatten().filter(|&start| begins(text, start))
+    [Some(digit), attached, apart]
+        .into_iter()
+        .flatten()
+        .filter(|&start| begins(text, start) && before(text, start) != Some('+'))
 }
 
 /// The end of the longest number that begins at `start`.

@@ -117,7 +117,10 @@ fn is_mac(text: &str, range: &Range<usize>) -> bool {
     let longer = joins(before(text, range.start))
         && before(text, range.start - 1).is_some_and(|c| c.is_ascii_hexdigit())
         || joins(after(text, range.end)) && after(text, range.end + 1).is_some_and(|c| c.is_ascii_hexdigit());
-    let named = || head(text, range.start, 16).to_ascii_lowercase().contains("mac");
+    let named = || {
+        let head = head(text, range.start, 24).to_lowercase();
+        ["mac", "物理地址", "bssid", "ether", "hwaddr"].iter().any(|word| head.contains(word))
+    };
     let lettered = value.bytes().any(|b| b.is_ascii_alphabetic());
     separators.iter().all(|&b| b == separators[0])
         && !longer

@@ -47,7 +47,9 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         push(found, EntityKind::Key, m.start()..m.start() + value.len());
     });
     for m in KNOWN.find_iter(text) {
-        let value = m.as_str().trim_end_matches(['-', '_', '.']);
+        // Markdown's emphasis stands on both sides.
+        let marked = text[..m.start()].ends_with('_');
+        let value = m.as_str().trim_end_matches(|c| c == '.' || c == '_' && marked);
         if begins(text, m.start()) {
             push(found, EntityKind::Key, m.start()..m.start() + value.len());
         }

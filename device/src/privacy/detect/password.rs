@@ -186,6 +186,9 @@ fn password(rest: &str) -> Option<std::ops::Range<usize>> {
     let odd = value.chars().any(|c| {
         c.is_ascii_digit() || matches!(c, '!' | '@' | '#' | '$' | '%' | '^' | '&' | '*' | '+' | '=')
     });
+    // Words of prose change their case at their beginning only.
+    let rises = |pair: &[u8]| pair[0].is_ascii_lowercase() && pair[1].is_ascii_uppercase();
+    let odd = odd || value.as_bytes().windows(2).filter(|pair| rises(pair)).count() >= 2;
     let date = value.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'.' | b'/' | b':'))
         && value.contains(['-', '/', '.']);
     let clause_ends = rest[m.end()..]
