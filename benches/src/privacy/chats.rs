@@ -144,6 +144,7 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         pace: PaceMode::Instant,
         sampling: Sampling::default(),
         tokens_max: TOKENS_MAX,
+        shorten: true,
         refine: RefineOptions::default(),
         assist_tokens: None,
         corrector: None,
