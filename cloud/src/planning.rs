@@ -1,6 +1,7 @@
 //! r and L of one request: its own wish, the scene's setting, or the optimizer's answer.
 //!
-//! Never: lets r fall below the scene's xi or L exceed what the scene allows and the context holds. Pure: all figures are passed in.
+//! Never: lets r fall below the scene's xi or L exceed what the scene allows and the context holds. Pure: all figures are
+//! passed in.
 
 use baton_pacing::{
     CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, relay,

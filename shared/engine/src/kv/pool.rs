@@ -7,8 +7,8 @@
 //! block is found by its own owner's sequences only, however well somebody else guesses its ids.
 //!
 //! What always holds: every block is in exactly one state; a held node's parent is held, so that below a cached
-//! node everything is cached; below a node of one owner there are only nodes of that owner; only leaves are evicted, the one released first before the others, so that a prefix
-//! outlives what follows it; no more than the bound are cached.
+//! node everything is cached; below a node of one owner there are only nodes of that owner; only leaves are evicted, the
+//! one released first before the others, so that a prefix outlives what follows it; no more than the bound are cached.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
