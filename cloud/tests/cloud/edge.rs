@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client::{HANG, Server};
-use crate::world::{document, end, options, request, tokens};
+use crate::world::{QUESTION, document, end, options, request, tokens};
 
 fn body(request: &AssistRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
@@ -65,7 +65,13 @@ async fn what_does_not_end_in_time_ends_with_an_error_event() {
     let server = slow_server(limits).await;
     let mut assist =
         server.open("POST", "/v1/assist", &[], &body(&request("doc-qa", &document(3), 1500))).await;
-    let chat = json!({ "model": "tiny", "stream": true, "messages": [{ "role": "user", "content": "Hi" }] });
+    // As the assisted one, and greedy: sampled from chance, it could end before.
+    let question = format!("{}{QUESTION}", document(3));
+    let messages = json!([
+        { "role": "system", "content": "You answer from the document." },
+        { "role": "user", "content": question },
+    ]);
+    let chat = json!({ "model": "tiny", "stream": true, "temperature": 0, "messages": messages });
     let mut chat = server.open("POST", "/v1/chat/completions", &[], chat.to_string().as_bytes()).await;
     assist.until("event: token").await;
     chat.until("data: ").await;
