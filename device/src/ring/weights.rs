@@ -146,7 +146,7 @@ pub enum Part<'a> {
 impl Part<'_> {
     fn pieces(self, path: &Path, manifest: &Manifest) -> Result<BTreeSet<u32>, WeightsError> {
         let ranges = match self {
-            Self::Header => vec![0..manifest.header_bytes()],
+            Self::Header => std::iter::once(0..manifest.header_bytes()).collect(),
             Self::Layers(layers) => needed(&Gguf::open(path)?, layers),
             Self::Tables => {
                 let gguf = Gguf::open(path)?;
