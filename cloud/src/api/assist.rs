@@ -62,7 +62,9 @@ pub(super) async fn assist(
         if !request.resume {
             return Ok(Source::Live(answer));
         }
-        Ok(kept.keep(owner, request.request_id, asked, answer).map_or_else(Source::Live, Source::Kept))
+        Ok(kept
+            .keep(owner, request.request_id, asked, answer)
+            .map_or_else(|answer| Source::Live(*answer), Source::Kept))
     });
     let answer = accepted.await?;
     sse::response(answer, AssistFrames, app.limits.keep_alive).await

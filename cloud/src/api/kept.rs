@@ -128,17 +128,17 @@ impl KeptAnswers {
         id: Uuid,
         asked: Asked,
         mut answer: AssistStream,
-    ) -> Result<KeptReader, AssistStream> {
+    ) -> Result<KeptReader, Box<AssistStream>> {
         let name = (owner, id);
         let kept;
         {
             let mut book = self.lock();
             if let Some(there) = book.answers.get(&name) {
                 let same = there.asked == asked;
-                return if same { Ok(Kept::reader(there.clone(), None)) } else { Err(answer) };
+                return if same { Ok(Kept::reader(there.clone(), None)) } else { Err(Box::new(answer)) };
             }
             if book.answers.len() >= self.limits.answers_max && !book.drop_ended(owner) {
-                return Err(answer);
+                return Err(Box::new(answer));
             }
             let mark = answer.keeps_unread();
             kept = Arc::new(Kept { asked, state: Mutex::default(), mark, count: watch::Sender::new(0) });
@@ -475,7 +475,10 @@ mod tests {
         ended.send(vec![end()]);
         drop(ended);
         rest(&mut ended_reader).await;
-        assert!(kept.keep(owner("a"), Uuid::from_u128(3), ASKED, stream).is_ok(), "what has ended gives way");
+        assert!(
+            kept.keep(owner("a"), Uuid::from_u128(3), ASKED, *stream).is_ok(),
+            "what has ended gives way"
+        );
         assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
         drop((running, third));
 
