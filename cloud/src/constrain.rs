@@ -89,7 +89,8 @@ impl Grammars {
         let mut factory = ParserFactory::new_simple(&env).map_err(|err| rejected(&err))?;
         let limits = factory.limits_mut();
         limits.initial_lexer_fuel = 500_000;
-        limits.max_lexer_states = 50_000;
+        // Some kB each: 30 MiB for one answer at most.
+        limits.max_lexer_states = 16_000;
         limits.max_grammar_size = 100_000;
         limits.verbose_errors = false;
         factory.quiet();
