@@ -2,7 +2,7 @@
 //!
 //! The real service as a process, once with the demo model and once with one of a long context and long tokens, whose
 //! bodies may be as long as the service reads at all. Each figure is the growth of the process at its worst moment over
-//! what it took before the first body, so that what an earlier one left behind counts as well.
+//! what it took before the body came.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn long_model() -> Result<Vec<u8>> {
 async fn measure(model: &'static str, path: &Path) -> Result<Vec<Taken>> {
     let cloud = CloudProcess::start(path, &[]).await?;
     let server: SocketAddr = cloud.address().parse().context("read the service's address")?;
-    let memory = PeakMemory::of(cloud.pid()?)?;
+    let mut memory = PeakMemory::of(cloud.pid()?)?;
     let mut taken = Vec::new();
     for bulk in &BULKS {
         let bodies: Vec<Vec<u8>> = LENGTHS.iter().map(|&bytes| bulk.body(bytes)).collect();
@@ -98,10 +98,10 @@ async fn measure(model: &'static str, path: &Path) -> Result<Vec<Taken>> {
             .map(|body| (body.clone(), false))
             .chain(bodies.iter().map(|body| (packed(body), true)))
         {
-            let one = send(server, &memory, bulk, &body, gzip, 1).await?;
+            let one = send(server, &mut memory, bulk, &body, gzip, 1).await?;
             alone = alone.max(one.0);
             ms = ms.max(one.1);
-            four = four.max(send(server, &memory, bulk, &body, gzip, 4).await?.0);
+            four = four.max(send(server, &mut memory, bulk, &body, gzip, 4).await?.0);
         }
         taken.push(Taken { model, kind: bulk.name, alone_mib: alone, four_mib: four, ms });
         eprintln!("{model}: {}", bulk.name);
@@ -112,7 +112,7 @@ async fn measure(model: &'static str, path: &Path) -> Result<Vec<Taken>> {
 /// Growth in MiB and milliseconds of so many of these requests at once.
 async fn send(
     server: SocketAddr,
-    memory: &PeakMemory,
+    memory: &mut PeakMemory,
     bulk: &Bulk,
     body: &[u8],
     gzip: bool,

@@ -3,6 +3,8 @@
 //! Strict: an unknown field, a wrong type or a number out of its range is refused with a message that names the
 //! field. Nothing else is checked here (whether the scene exists, or the prompt fits the model, the service knows).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -313,9 +315,8 @@ impl AssistRequest {
     pub fn parse(json: &[u8]) -> Result<Self, RequestError> {
         check_shape(json)?;
         let mut parser = serde_json::Deserializer::from_slice(json);
-        let request: Self = serde_path_to_error::deserialize(&mut parser).map_err(|e| {
-            RequestError::Json { field: cut(&json_field(&e)), message: cut(&e.inner().to_string()) }
-        })?;
+        let request: Self = serde_path_to_error::deserialize(&mut parser)
+            .map_err(|e| RequestError::Json { field: cut(&json_field(&e)), message: cut(e.inner()) })?;
         parser.end().map_err(|e| RequestError::Json { field: ".".to_owned(), message: e.to_string() })?;
         request.check()?;
         Ok(request)
@@ -395,8 +396,21 @@ impl Sampling {
 }
 
 /// The beginning of what a parser says: it repeats texts of a request, which may be long.
-fn cut(message: &str) -> String {
-    message.chars().take(MESSAGE_CHARS_MAX).collect()
+fn cut(message: &impl fmt::Display) -> String {
+    struct Beginning(String);
+
+    impl fmt::Write for Beginning {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            let room = MESSAGE_CHARS_MAX - self.0.chars().count();
+            self.0.extend(text.chars().take(room));
+            if self.0.chars().count() < MESSAGE_CHARS_MAX { Ok(()) } else { Err(fmt::Error) }
+        }
+    }
+
+    let mut beginning = Beginning(String::new());
+    // Full is no failure.
+    let _ = fmt::write(&mut beginning, format_args!("{message}"));
+    beginning.0
 }
 
 fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {

@@ -223,20 +223,21 @@ impl PeakMemory {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let mut memory = PeakMemory { folder, before: 0 };
         memory.forget()?;
-        memory.before = memory.field("VmRSS:")?;
         Ok(memory)
     }
 
-    /// Forgets the worst moment so far.
+    /// Forgets the worst moment so far; growth counts from here.
     ///
     /// # Errors
     /// The process is gone.
-    pub fn forget(&self) -> anyhow::Result<()> {
+    pub fn forget(&mut self) -> anyhow::Result<()> {
         let path = self.folder.join("clear_refs");
-        std::fs::write(&path, "5").with_context(|| format!("write {}", path.display()))
+        std::fs::write(&path, "5").with_context(|| format!("write {}", path.display()))?;
+        self.before = self.field("VmRSS:")?;
+        Ok(())
     }
 
-    /// Bytes by which the process was larger at its worst moment since [`Self::forget`] than it was at first.
+    /// Bytes by which the process was larger at its worst moment since [`Self::forget`] than it was then.
     ///
     /// # Errors
     /// The process is gone.
