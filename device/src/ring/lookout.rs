@@ -186,7 +186,7 @@ mod tests {
         let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
         let mut at = Vec::new();
         for second in 0..2_000 {
-            home.0 = vec![(1, second < 400 || second >= 1_000)];
+            home.0 = vec![(1, !(400..1_000).contains(&second))];
             if !patience.look(Duration::from_secs(second), &[], &[], &mut home).is_empty() {
                 at.push(second);
             }

@@ -70,7 +70,7 @@ fn check_rot_while_computing(number: u8, matrix: &str) {
     until(&mut head, matrix, |_| !lost(&handle).is_empty());
     let culprit = format!("w{number}");
     let stats = handle.stats();
-    assert_eq!(lost(&handle), [culprit.clone()], "{stats:?}");
+    assert_eq!(lost(&handle), std::slice::from_ref(&culprit), "{stats:?}");
     assert!(stats.lost[0].words.contains(&format!("`{culprit}` computes layer")), "{stats:?}");
     assert_same_bits(&written(&mut head, &ids, 3).0, &want.0, "after");
     // It hears why, and stays out however often it comes.
