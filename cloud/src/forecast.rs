@@ -1,7 +1,8 @@
-//! What the optimizer would answer for a scene: the figures that it is asked with, its plan in words and as JSON.
+//! What this service would answer for a scene: the figures that the optimizer is asked with, its plan in words and as JSON.
 //!
-//! For people who set scenes: the command line and the console show the same numbers, because both ask here. Pure.
-//! Never: part of a request, which is planned with its device's own values (see [`crate::planning`]).
+//! For people who set scenes: the command line and the console show the same numbers, because both ask here; and the
+//! service gives these, because requests are planned by the same [`baton_pacing::relay`] (see [`crate::planning`]), with
+//! their devices' own values. Pure.
 //! Always: what was measured comes before what is assumed.
 
 use baton_pacing::{
@@ -76,7 +77,7 @@ pub fn table_scene(id: &str, settings: &SceneSettings, question_tokens: u32) -> 
     }
 }
 
-/// The word for a verdict in JSON.
+/// The word for a verdict in JSON: what would have been best from the start.
 #[must_use]
 pub const fn verdict_word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -87,18 +88,12 @@ pub const fn verdict_word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Why the plan is as it is: which bound decides L.
+/// Why the plan is as it is: which bound decides L, and what would have been better from the start.
 #[must_use]
 pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
     let (tau, most) = (input.scene.tau_ms, plan.bounds.upper);
     let least = plan.bounds.lower.unwrap_or(0);
     let why = match (plan.verdict, plan.bound_by) {
-        (Verdict::DeviceAlone, _) => {
-            return format!(
-                "none: the device alone has its first token after {:.0} ms, the cloud's comes after {:.0} ms",
-                plan.predicted.device_alone_ms, plan.predicted.ttft_c_ms
-            );
-        }
         (Verdict::CloudAlone, _) => "the device keeps tau for no L: the cloud writes everything".to_owned(),
         (_, BoundBy::Tau) => {
             format!("tau: {least} tokens keep every gap within {tau} ms; L has a margin of {ASSIST_MARGIN}")
@@ -118,9 +113,8 @@ pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
         (_, BoundBy::DeviceTooSlow) => {
             "the device: no L keeps tau, as each token costs more to verify than it buys".to_owned()
         }
-        (_, BoundBy::Verdict) => "nobody relays".to_owned(),
+        (_, BoundBy::Verdict) => "none: nobody needs the cloud's tokens".to_owned(),
     };
-    let whole = if plan.verdict == Verdict::NoRefinement { "; the whole prompt, from the start" } else { "" };
     let gaps = match plan.keeps_tau {
         KeepsTau::Yes => String::new(),
         KeepsTau::DecodeTooSlow { decode_ms } => {
@@ -131,7 +125,23 @@ pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
         }
         KeepsTau::AssistTooShort { gap_ms } => format!("; gaps of {gap_ms:.0} ms"),
     };
-    format!("{why}{whole}{gaps}")
+    format!("{why}{}{gaps}", advice(plan))
+}
+
+/// What would be better than what the service gives, or that it is the whole prompt; empty for a relay that pays.
+fn advice(plan: &Plan) -> String {
+    match plan.verdict {
+        Verdict::Relay | Verdict::CloudAlone => String::new(),
+        Verdict::NoRefinement if plan.ratio < 1.0 => {
+            "; refining saves nothing: the whole prompt from the start would be ready no later".to_owned()
+        }
+        Verdict::NoRefinement => "; the whole prompt, from the start".to_owned(),
+        Verdict::DeviceAlone => format!(
+            "; better without the cloud: the device alone has its first token after {:.0} ms, the cloud's comes after \
+             {:.0} ms",
+            plan.predicted.device_alone_ms, plan.predicted.ttft_c_ms
+        ),
+    }
 }
 
 /// What a change would be for.

@@ -92,8 +92,7 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
     // A wish is the device's own plan: it is followed or, where the queue is full, refused.
     let floor = if wish.assist_tokens.is_some() { assist_tokens } else { scene.assist_floor };
     Ok(Planned {
-        // A published or wished ratio holds; only a free one is the optimizer's.
-        ratio: policy.ratio.unwrap_or(plan.ratio).clamp(f64::from(xi), 1.0) as f32,
+        ratio: plan.ratio.clamp(f64::from(xi), 1.0) as f32,
         assist_tokens,
         bound_by: plan.bound_by.as_str(),
         assist_floor: floor.clamp(1, assist_tokens),

@@ -1,4 +1,4 @@
-//! What the optimizer would answer for a scene's settings: plan, reason, curves, and the table over all classes.
+//! What this service would answer for a scene's settings: plan, reason, curves, and the table over all classes.
 //!
 //! Pure, a few milliseconds of arithmetic. Never: numbers of its own; everything is asked of `baton_pacing` through
 //! [`crate::forecast`], as the command line does. Always: the chosen point lies on the curves that are drawn.
@@ -7,7 +7,7 @@ mod charts;
 mod quality;
 
 use baton_pacing::{
-    DeviceClass, KeepsTau, NetworkClass, OptimizerInput, Plan, TableAxes, TablePlace, explain, optimize,
+    DeviceClass, KeepsTau, NetworkClass, OptimizerInput, Plan, TableAxes, TablePlace, explain, relay,
     table::LENGTHS,
 };
 use baton_refine::QualityCurves;
@@ -105,7 +105,8 @@ pub struct Figures {
 /// A plan, as `baton-cloud scenes explain --json` has it.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct PlanView {
-    /// `relay`, `no_refinement`, `device_alone` or `cloud_alone`.
+    /// What would be best from the start: `relay`, `no_refinement`, `device_alone` or `cloud_alone`. A device that asks gets
+    /// the r and L that stand here all the same.
     pub verdict: String,
     /// r.
     pub ratio: f64,
@@ -286,7 +287,7 @@ fn computed(
     let plan = explanation.plan;
     let mut table = Vec::new();
     for place in axes.places() {
-        let plan = optimize(&axes.input(place)).map_err(failed)?;
+        let plan = relay(&axes.input(place)).map_err(failed)?;
         table.push(Cell {
             device_class: axes.devices[place.device].name.clone(),
             prompt_tokens: axes.lengths[place.length],

@@ -1,9 +1,10 @@
 //! Why `L` is what it is, and what would change it: which bound binds, and by how much each figure would have to move.
 //!
-//! Asks the optimizer itself, again and again with one figure moved: what is said here is what it would answer. Never
+//! Asks the optimizer itself, again and again with one figure moved: what is said here is what a service that is asked
+//! would answer ([`relay`]). Never
 //! part of a request: some thousand calls of the optimizer, a millisecond or so.
 
-use crate::optimizer::{BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Verdict, optimize};
+use crate::optimizer::{BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Verdict, relay};
 
 /// How far a figure is moved at most: to 16 times its value, or a sixteenth.
 const FACTOR_MAX: f64 = 16.0;
@@ -118,9 +119,9 @@ pub struct Explanation {
 /// Explains the optimizer's answer.
 ///
 /// # Errors
-/// As [`optimize`].
+/// As [`relay`].
 pub fn explain(input: &OptimizerInput) -> Result<Explanation, InputError> {
-    let plan = optimize(input)?;
+    let plan = relay(input)?;
     let goal = goal_of(&plan);
     let relaxations = match goal {
         None => Vec::new(),
@@ -195,7 +196,7 @@ fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
         }
         _ => return None,
     };
-    let plan = optimize(&free).ok()?;
+    let plan = relay(&free).ok()?;
     let counted = matches!(knob, Knob::AssistFloor | Knob::AnswerTokens);
     Some(Relaxation { knob, from, to: counted.then(|| f64::from(plan.assist_tokens)), plan })
 }
@@ -203,7 +204,7 @@ fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
 /// The nearest value of `knob` that reaches `goal`.
 fn moved(input: &OptimizerInput, goal: Goal, knob: Knob, way: Way) -> Option<Relaxation> {
     let from = value(input, knob)?;
-    let plan_at = |to: f64| optimize(&with(input, knob, to)).ok();
+    let plan_at = |to: f64| relay(&with(input, knob, to)).ok();
     let reached = |to: f64| plan_at(to).is_some_and(|plan| reaches(goal, &plan));
     let factor = |step: i32| if way == Way::Up { STEP.powi(step) } else { STEP.powi(-step) };
     let steps = (FACTOR_MAX.ln() / STEP.ln()).ceil() as i32;

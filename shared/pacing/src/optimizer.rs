@@ -254,10 +254,13 @@ pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
     Ok(plan_at(input, ratio, verdict))
 }
 
-/// The best relay for a device that waits for its mask: it has begun nothing but the prefix, so that to prefill the
-/// whole prompt from `t = 0` is not to be had any more, and what it has waited already changes neither `r` nor `L`.
+/// What a service that is asked gives: the best relay for a device that waits for its mask. It has begun nothing but the
+/// prefix, so that to prefill the whole prompt from `t = 0` is not to be had any more, and what it has waited already
+/// changes neither `r` nor `L`.
 ///
-/// Where the scene or the request forbids refinement the device knew that at `t = 0`, and this is [`optimize`].
+/// The verdict says what would have been best from the start ([`optimize`]'s); `r`, `L` and the forecast are those of the
+/// relay all the same. If the scene or the request forbids refinement, the device knew that at `t = 0`, and this is
+/// [`optimize`].
 ///
 /// # Errors
 /// As for [`optimize`].
@@ -266,7 +269,9 @@ pub fn relay(input: &OptimizerInput) -> Result<Plan, InputError> {
         return optimize(input);
     }
     input.check()?;
-    Ok(plan_at(input, relay_ratio(input, 1.0), Verdict::Relay))
+    let plan = plan_at(input, relay_ratio(input, 1.0), Verdict::Relay);
+    let verdict = if plan.verdict == Verdict::Relay { choose_ratio(input).1 } else { plan.verdict };
+    Ok(Plan { verdict, ..plan })
 }
 
 /// The plan at a chosen `r`.

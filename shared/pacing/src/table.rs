@@ -4,7 +4,7 @@
 //! own values is planned with these, not from here; the table is for people, and for what is not known of a device.
 
 use crate::cost::{CloudCost, DeviceCost};
-use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, Verification, optimize};
+use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, Verification, relay};
 
 /// Lengths of whole prompts, in tokens, that stand for all: each twice the one before.
 pub const LENGTHS: [u32; 8] = [512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536];
@@ -109,7 +109,7 @@ impl TableAxes {
     /// # Errors
     /// [`InputError`] for the first place whose numbers are out of their ranges.
     pub fn plans(&self) -> Result<Vec<Plan>, InputError> {
-        self.places().map(|place| optimize(&self.input(place))).collect()
+        self.places().map(|place| relay(&self.input(place))).collect()
     }
 }
 

@@ -245,12 +245,13 @@ fn table(prediction: &Prediction) -> (Vec<String>, Vec<Row>) {
 }
 
 fn plan_text(plan: &PlanView) -> String {
-    match plan.verdict.as_str() {
-        "device_alone" => "alone".to_owned(),
-        "cloud_alone" => "cloud".to_owned(),
-        "no_refinement" => format!("whole · {}", plan.assist_tokens),
-        _ => format!("{} · {}", digits(plan.ratio), plan.assist_tokens),
-    }
+    let better = match plan.verdict.as_str() {
+        "cloud_alone" => return "cloud".to_owned(),
+        "device_alone" => " (alone)",
+        "no_refinement" if plan.ratio < 1.0 => " (whole)",
+        _ => "",
+    };
+    format!("{} · {}{better}", digits(plan.ratio), plan.assist_tokens)
 }
 
 /// One version in the history.

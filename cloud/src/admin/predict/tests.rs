@@ -169,3 +169,61 @@ fn evaluations_that_speak_of_the_scene_are_drawn() {
         [["0.25", "0.875", "0.600", "0.800"], ["1.00", "0.900", "0.900", "0.900"]]
     );
 }
+
+/// What the service gives a device of this class for these settings.
+fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32) {
+    let known = known();
+    let input = input(settings, class, prompt_tokens);
+    let device = baton_protocol::DeviceInfo {
+        class: class.to_owned(),
+        model: String::new(),
+        prefill_ms_per_token: None,
+        prefill_ms_per_token2: 0.0,
+        decode_ms: None,
+        network: Some("wifi".to_owned()),
+        network_ms: None,
+    };
+    let content = input.prompt.content_tokens as usize;
+    let whole = input.prompt.fixed_tokens as usize + content;
+    let situation = crate::planning::Situation {
+        device: Some(&device),
+        known: &known,
+        cloud: known.cloud.unwrap(),
+        backlog_tokens: 0,
+        backlog_ms: 0.0,
+        prompt_tokens: whole,
+        content_tokens: content,
+        prefix_tokens: input.prompt.prefix_tokens as usize,
+        room_tokens: 65_536,
+    };
+    let planned = crate::planning::plan(settings, crate::planning::Wish::default(), situation).unwrap();
+    (f64::from(planned.ratio), planned.assist_tokens)
+}
+
+#[test]
+fn what_is_shown_is_what_the_service_gives() {
+    let free = SceneSettings::with_system("You answer from the document.");
+    let pinned = |ratio| SceneSettings { ratio: Some(ratio), xi: 0.25, ..free.clone() };
+    let late = SceneSettings { xi: 0.98, ..free.clone() };
+    let (whole, fixed) = (
+        SceneSettings { refine: false, ..free.clone() },
+        SceneSettings { assist_tokens: Some(7), ..pinned(0.4) },
+    );
+    let mut verdicts = std::collections::BTreeSet::new();
+    for settings in [&free, &pinned(0.25), &pinned(0.3), &pinned(0.99), &pinned(1.0), &late, &whole, &fixed] {
+        for (class, tokens) in
+            [("phone", 40), ("phone", 4096), ("tablet", 128), ("tablet", 700), ("phone", 20_000)]
+        {
+            let shown = predict("s", settings, &known(), &asked(class, tokens), None).unwrap().plan;
+            let (ratio, assist_tokens) = given(settings, class, tokens);
+            assert!((shown.ratio - ratio).abs() < 1e-6, "{class} {tokens}: {shown:?}, given {ratio}");
+            assert_eq!(shown.assist_tokens, assist_tokens, "{class} {tokens}: {shown:?}");
+            verdicts.insert(shown.verdict);
+        }
+    }
+    assert!(verdicts.len() >= 2, "the cases differ: {verdicts:?}");
+    // Two pinned ratios are told apart also if refining saves nothing.
+    let summary =
+        |ratio| predict("s", &pinned(ratio), &known(), &asked("tablet", 700), None).unwrap().summary();
+    assert!(summary(0.25).starts_with("r 0.25, ") && summary(0.3).starts_with("r 0.3, "), "{}", summary(0.3));
+}

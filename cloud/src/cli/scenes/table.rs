@@ -99,7 +99,8 @@ impl Table {
         }
         out.push_str(
             "\nr and L, bound by: t tau, o cloud occupancy, c TPOT_c, f floor, x fixed, l longest answer, d device too slow;\n\
-             ! gaps over tau; whole = the whole prompt; alone = the device is no later than the cloud\n",
+             ! gaps over tau; w refining saves nothing; a the device alone is no later than the cloud; cloud = the cloud\n\
+             writes everything\n",
         );
         out
     }
@@ -120,10 +121,11 @@ fn cell(plan: &Plan) -> String {
         BoundBy::Verdict => "",
     };
     let over = if plan.keeps_tau == KeepsTau::Yes { "" } else { "!" };
-    match plan.verdict {
-        Verdict::DeviceAlone => "alone".to_owned(),
-        Verdict::CloudAlone => "cloud".to_owned(),
-        Verdict::NoRefinement => format!("whole {}{bound}{over}", plan.assist_tokens),
-        Verdict::Relay => format!("{:.2} {}{bound}{over}", plan.ratio, plan.assist_tokens),
-    }
+    let better = match plan.verdict {
+        Verdict::CloudAlone => return "cloud".to_owned(),
+        Verdict::DeviceAlone => "a",
+        Verdict::NoRefinement => "w",
+        Verdict::Relay => "",
+    };
+    format!("{:.2} {}{bound}{over}{better}", plan.ratio, plan.assist_tokens)
 }

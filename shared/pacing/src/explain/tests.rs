@@ -25,7 +25,7 @@ fn check(input: &OptimizerInput, explanation: &Explanation) {
         assert!(reaches(goal, &relaxation.plan), "{relaxation:?}");
         let to = relaxation.to.expect("a moved figure has a value");
         let nearer = to + (relaxation.from - to) * 0.02 + (relaxation.from - to).signum() * to * 0.011;
-        let plan = optimize(&with(input, relaxation.knob, nearer)).expect("in range");
+        let plan = relay(&with(input, relaxation.knob, nearer)).expect("in range");
         assert!(!reaches(goal, &plan), "{nearer} would do: {relaxation:?}");
     }
 }
