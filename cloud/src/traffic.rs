@@ -28,7 +28,8 @@ pub const ANSWER_TOKENS_ASSUMED: u32 = 200;
 /// Upper ends of the buckets of the time to the first token, in milliseconds.
 pub const TTFT_BOUNDS_MS: &[f64] = &[
     10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 750.0, 1_000.0, 1_500.0, 2_000.0,
-    3_000.0, 5_000.0, 7_500.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0,
+    3_000.0, 5_000.0, 7_500.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0,
+    600_000.0,
 ];
 /// Upper ends of the buckets of L, in tokens.
 pub const ASSIST_BOUNDS: &[f64] =

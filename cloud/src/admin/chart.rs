@@ -17,6 +17,9 @@ const LEFT: f64 = 76.0;
 const TOP: f64 = 14.0;
 const RIGHT: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
+/// About the width of a letter and the height of a line of the small texts in a chart.
+const CHAR: f64 = 6.2;
+const LINE: f64 = 13.0;
 const WRITES: &str = "writing to a String cannot fail";
 
 /// Lines over one axis.
@@ -49,7 +52,7 @@ pub struct Chart {
 pub struct Line {
     /// Its name in the legend.
     pub name: String,
-    /// Points by rising x; those over the axis are cut off.
+    /// Points by rising x; those over the axis are cut off, and one without a number (NaN) is a gap in the line.
     pub points: Vec<(f64, f64)>,
     /// Lower and upper end of y at each point, if they are known.
     pub band: Vec<(f64, f64)>,
@@ -143,6 +146,8 @@ impl Chart {
         }
         out.push_str("</g>");
         self.draw_marks(&mut out);
+        self.draw_chosen(&mut out);
+        self.draw_nothing(&mut out);
         out.push_str("</svg>");
         out
     }
@@ -205,14 +210,30 @@ impl Chart {
             write!(out, "<polygon class=\"band s{index}\" points=\"{}\"/>", self.path(upper.chain(lower)))
                 .expect(WRITES);
         }
-        if let [only] = line.points[..] {
-            let (left, top) = (self.left(only.0), self.top(only.1));
-            write!(out, "<circle class=\"dot s{index}\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"3\"/>")
-                .expect(WRITES);
+        for part in line.points.split(|(_, y)| y.is_nan()) {
+            match *part {
+                [] => {}
+                [(x, y)] => {
+                    let (left, top) = (self.left(x), self.top(y));
+                    write!(out, "<circle class=\"dot s{index}\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"3\"/>")
+                        .expect(WRITES);
+                }
+                _ => {
+                    let points = self.path(part.iter().copied());
+                    write!(out, "<polyline class=\"line s{index}\" points=\"{points}\"/>").expect(WRITES);
+                }
+            }
+        }
+    }
+
+    /// Says so if there is no number at all.
+    fn draw_nothing(&self, out: &mut String) {
+        if self.lines.iter().flat_map(|line| &line.points).any(|(_, y)| !y.is_nan()) {
             return;
         }
-        let points = self.path(line.points.iter().copied());
-        write!(out, "<polyline class=\"line s{index}\" points=\"{points}\"/>").expect(WRITES);
+        let (left, top) = (f64::midpoint(LEFT, WIDTH - RIGHT), f64::midpoint(TOP, HEIGHT - BOTTOM));
+        write!(out, "<text class=\"note middle\" x=\"{left:.1}\" y=\"{top:.1}\">nothing yet</text>")
+            .expect(WRITES);
     }
 
     fn path(&self, points: impl Iterator<Item = (f64, f64)>) -> String {
@@ -258,20 +279,33 @@ impl Chart {
                 Across::X | Across::Y => {}
             }
         }
-        if let Some((x, y, text)) = &self.chosen {
-            let (left, top) = (self.left(*x), self.top(y.min(self.y.max)));
-            let (class, at) =
-                if self.x.place(*x) > 0.55 { ("chosen-text end", -9.0) } else { ("chosen-text", 9.0) };
-            write!(
-                out,
-                "<circle class=\"chosen\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"5\"/>\
-                 <text class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                left + at,
-                (top - 8.0).max(TOP + 10.0),
-                escape(text)
-            )
-            .expect(WRITES);
-        }
+    }
+
+    fn draw_chosen(&self, out: &mut String) {
+        let Some((x, y, text)) = &self.chosen else { return };
+        let (left, top) = (self.left(*x), self.top(y.min(self.y.max)));
+        let (class, at) =
+            if self.x.place(*x) > 0.55 { ("chosen-text end", -9.0) } else { ("chosen-text", 9.0) };
+        let above = (top - 8.0).max(TOP + 10.0);
+        // Texts of marks stand at the right end, above their lines: the point's own goes below it where they would meet.
+        let meets = self.marks.iter().any(|mark| {
+            let line =
+                (mark.across == Across::Y && self.y.place(mark.value) <= 1.0).then(|| self.top(mark.value));
+            let begins = WIDTH - RIGHT - 3.0 - CHAR * mark.text.chars().count() as f64;
+            line.is_some_and(|line| {
+                ((line - 5.0).max(TOP + 9.0) - above).abs() < LINE
+                    && left + at + CHAR * text.len() as f64 > begins
+            })
+        });
+        let baseline = if meets { (top + 8.0 + LINE).min(HEIGHT - BOTTOM - 4.0) } else { above };
+        write!(
+            out,
+            "<circle class=\"chosen\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"5\"/>\
+             <text class=\"{class}\" x=\"{:.1}\" y=\"{baseline:.1}\">{}</text>",
+            left + at,
+            escape(text)
+        )
+        .expect(WRITES);
     }
 
     /// Names of what is drawn, in the order of their classes `s0`, `s1`, ...
@@ -298,6 +332,7 @@ impl Chart {
             let mut row = vec![grouped(x, self.decimals.0)];
             row.extend(self.lines.iter().map(|line| {
                 let found = line.points.iter().find(|&&(at, _)| (at - x).abs() < 1e-9);
+                let found = found.filter(|(_, y)| !y.is_nan());
                 found.map_or("–".to_owned(), |&(_, y)| grouped(y, self.decimals.1))
             }));
             row

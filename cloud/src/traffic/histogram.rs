@@ -16,11 +16,16 @@ impl Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1] }
     }
 
-    /// Reads what [`Histogram::to_text`] wrote; none where it is of other bounds.
+    /// Reads what [`Histogram::to_text`] wrote; none if it is of other bounds. Of fewer bounds, as of before further ones
+    /// were added at the end, what was above the last counts in the bucket that follows it.
     #[must_use]
     pub fn parse(bounds: &'static [f64], text: &str) -> Option<Histogram> {
-        let counts: Vec<u64> = text.split(' ').map(|count| count.parse().ok()).collect::<Option<_>>()?;
-        (counts.len() == bounds.len() + 1).then_some(Histogram { bounds, counts })
+        let mut counts: Vec<u64> = text.split(' ').map(|count| count.parse().ok()).collect::<Option<_>>()?;
+        if !(2..=bounds.len() + 1).contains(&counts.len()) {
+            return None;
+        }
+        counts.resize(bounds.len() + 1, 0);
+        Some(Histogram { bounds, counts })
     }
 
     /// Counts between spaces, the last for what is above every bound.
@@ -124,8 +129,10 @@ mod tests {
         let mut read = Histogram::parse(BOUNDS, &histogram.to_text()).unwrap();
         assert_eq!(read, histogram);
         read.merge(&histogram);
+        // Written when there was one bound less.
+        assert_eq!(Histogram::parse(BOUNDS, "1 2 3").unwrap().to_text(), "1 2 3 0");
         assert_eq!(read.to_text(), "0 2 0 0");
-        for bad in ["", "1 2 3", "1 2 3 4 5", "1 2 3 x", "1 2 3 -1"] {
+        for bad in ["", "1", "1 2 3 4 5", "1 2 3 x", "1 2 3 -1"] {
             assert_eq!(Histogram::parse(BOUNDS, bad), None, "{bad}");
         }
     }

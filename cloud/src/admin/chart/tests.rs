@@ -84,3 +84,40 @@ fn bars_reach_to_their_counts() {
     let nothing = Bars { bars: Vec::new(), ..bars }.svg();
     assert!(nothing.contains("0 values") && !nothing.contains("NaN"), "{nothing}");
 }
+
+/// The x and y of a text in a drawing.
+fn place(svg: &str, text: &str) -> (f64, f64) {
+    let before = &svg[..svg.find(&format!(">{text}</text>")).unwrap_or_else(|| panic!("no {text} in {svg}"))];
+    let element = &before[before.rfind("<text").unwrap()..];
+    let number = |name: &str| {
+        let rest = element.split(&format!(" {name}=\"")).nth(1).unwrap();
+        rest.split('"').next().unwrap().parse().unwrap()
+    };
+    (number("x"), number("y"))
+}
+
+#[test]
+fn the_chosen_point_s_text_does_not_lie_on_a_mark_s() {
+    let with = |chosen: (f64, f64)| Chart {
+        id: "c",
+        title: "t".into(),
+        description: "d".into(),
+        x: Axis::new("r", "", 0.0, 1.0),
+        y: Axis::from_zero("TTFT_d", "ms", 105.0),
+        decimals: (1, 1),
+        lines: vec![Line::new("phone", vec![(0.1, 10.0), (1.0, 100.0)])],
+        region: None,
+        marks: vec![Mark { across: Across::Y, value: 100.0, text: "whole prompt, from t = 0".into() }],
+        chosen: Some((chosen.0, chosen.1, "r 1".into())),
+    };
+    for chosen in [(1.0, 100.0), (0.9, 98.0), (0.75, 104.0)] {
+        let svg = with(chosen).svg();
+        let apart = (place(&svg, "r 1").1 - place(&svg, "whole prompt, from t = 0").1).abs();
+        assert!(apart >= 11.0, "{chosen:?}: {apart} apart");
+    }
+    let far = with((0.1, 99.0)).svg();
+    assert!(
+        place(&far, "r 1").1 < place(&far, "whole prompt, from t = 0").1 + 11.0,
+        "above its point: {far}"
+    );
+}
