@@ -5,9 +5,11 @@
 //! attack lasts as long as it is measured. Attackers come from elsewhere in life: what they compute themselves here has
 //! the lowest priority, and counts little. That all are cut off, and memory stays bounded, is the suite `hostile`.
 //!
-//! Then what tenants learn of each other by times, and what readers cost that went away.
+//! Then what tenants learn of each other by times, and what readers cost that went away, and what a flood of wrong
+//! passwords costs.
 
 mod abandoned;
+mod logins;
 mod probe;
 
 mod memory;
@@ -76,6 +78,8 @@ enum Section {
     Memory,
     /// Requests at once against a day's tokens
     Quota,
+    /// Wrong passwords at the console, all at once
+    Logins,
 }
 
 /// Runs the subcommand.
@@ -97,6 +101,9 @@ pub fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Quota) {
         runtime.block_on(quota::run(&mut report))?;
+    }
+    if wanted(Section::Logins) {
+        runtime.block_on(logins::run(&mut report))?;
     }
     Ok(report)
 }

@@ -8,6 +8,7 @@
 pub mod book;
 pub mod class;
 pub mod gate;
+pub mod hashing;
 pub mod key;
 pub mod password;
 pub mod scope;

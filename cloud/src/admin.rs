@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`rules`] | who may call what: one table |
 //! | [`guard`] | the one door: session, role, origin, CSRF token, headers |
-//! | [`session`] | the cookie, and who is behind it |
+//! | [`door`] | logging in, for the form and the API |
+//! | [`session`] | the cookies, and who is behind them |
 //! | [`office`] | operations over the store: the only part that knows it |
 //! | [`view`], [`problem`] | what is shown and spoken, and why something was not done |
 //! | [`predict`], [`chart`] | what the optimizer would answer, as numbers and as SVG |
@@ -19,6 +20,7 @@
 mod api;
 mod assets;
 mod console;
+mod door;
 mod guard;
 mod overview;
 
@@ -40,12 +42,16 @@ use jiff::Timestamp;
 
 pub use self::api::openapi;
 
+pub(crate) use self::guard::secure;
+
 use self::office::Office;
 use self::overview::Pulse;
 use self::predict::{PredictFor, Prediction};
 use self::problem::{Kind, Problem};
 use self::view::{SceneView, Settings};
 use crate::coefficients::Coefficients;
+use crate::http::proxies::Proxies;
+use crate::http::request_id::with_request_id;
 use crate::scene::SceneSettings;
 use crate::service::CloudService;
 
@@ -57,13 +63,21 @@ pub struct Admin {
     pulse: Arc<Pulse>,
     /// Cookies go over TLS only.
     secure: bool,
+    /// Which proxies are believed whose request they pass on.
+    proxies: Proxies,
 }
 
 impl Admin {
     /// The console of this service; `secure`: it is reached over TLS.
     #[must_use]
     pub fn new(service: CloudService, office: Office, secure: bool) -> Admin {
-        Admin { service, office, pulse: Arc::default(), secure }
+        Admin { service, office, pulse: Arc::default(), secure, proxies: Proxies::default() }
+    }
+
+    /// The same behind these proxies.
+    #[must_use]
+    pub fn behind(self, proxies: Proxies) -> Admin {
+        Admin { proxies, ..self }
     }
 
     /// Looks at the service again and again, for the charts of the overview; never ends.
@@ -80,6 +94,7 @@ impl Admin {
         api.merge(console::routes())
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::guard))
             .layer(middleware::from_fn(secured))
+            .layer(middleware::from_fn(with_request_id))
             .with_state(self.clone())
     }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request};
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::Method;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use baton_edge::ConflictingLengths;
@@ -32,7 +32,6 @@ use baton_protocol::ErrorCode;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use uuid::Uuid;
 
 use self::access::{Guarded, guard};
 use self::body::BodyPool;
@@ -42,11 +41,9 @@ use self::kept::{KeptAnswers, KeptLimits};
 use crate::access::book::KeyPolicy;
 use crate::access::{AccessBook, Gate, Scope};
 use crate::desk::Clock;
+use crate::http::request_id::with_request_id;
 use crate::service::CloudService;
 use crate::store::{Store, now_ms};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// What one request may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -170,6 +167,18 @@ impl App {
     }
 }
 
+/// The OpenAPI document of all routes.
+///
+/// # Panics
+/// Never: the document has string keys only.
+pub fn description() -> serde_json::Value {
+    let book = AccessBook::new(KeyPolicy::Required, None);
+    let (_, mut document) = guarded_routes(&book).split_for_parts();
+    let (_, open_document) = open_routes().split_for_parts();
+    document.merge(open_document);
+    serde_json::to_value(&document).expect("the document has string keys only")
+}
+
 /// Routes that need a key, by the scope that it must have; the lists of models need none.
 fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let guarded = |scope, dialect, routes: OpenApiRouter<App>| {
@@ -219,17 +228,4 @@ async fn refuse_conflicting_lengths(request: Request, next: Next) -> Response {
         return ApiError::new(ErrorCode::InvalidRequest, message).into_response();
     }
     next.run(request).await
-}
-
-/// Names the request in the reply: by the client's own name where it sent a plain one.
-async fn with_request_id(request: Request, next: Next) -> Response {
-    let own = request.headers().get(&REQUEST_ID).filter(|value| {
-        (1..=REQUEST_ID_BYTES_MAX).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
-    });
-    let id = own.cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(&Uuid::new_v4().to_string()).expect("a UUID prints as visible ASCII")
-    });
-    let mut response = next.run(request).await;
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }

@@ -188,6 +188,8 @@ impl Draft {
             metrics: served.metrics.clone(),
             traces: served.traces.clone(),
             parent: self.trace,
+            request: String::new(),
+            tenant: String::new(),
             scene: self.scene,
             model: served.name.clone(),
             prompt_tokens: self.prompt.len(),

@@ -9,7 +9,7 @@ mod tenants;
 mod users;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::Context;
@@ -138,27 +138,27 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         }
         Command::Scenes(command) => {
             start_log(LogForm::Text)?;
-            scenes::run(command, &mut std::io::stdout().lock()).await
+            scenes::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Bootstrap(command) => {
             start_log(LogForm::Text)?;
-            bootstrap::run(command, &mut std::io::stdout().lock()).await
+            bootstrap::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Keys(command) => {
             start_log(LogForm::Text)?;
-            keys::run(command, &mut std::io::stdout().lock()).await
+            keys::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Tenants(command) => {
             start_log(LogForm::Text)?;
-            tenants::run(command, &mut std::io::stdout().lock()).await
+            tenants::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Users(command) => {
             start_log(LogForm::Text)?;
-            users::run(command, &mut std::io::stdout().lock()).await
+            users::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Audit(command) => {
             start_log(LogForm::Text)?;
-            audit::run(command, &mut std::io::stdout().lock()).await
+            audit::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Migrate(command) => {
             start_log(LogForm::Text)?;
@@ -240,7 +240,7 @@ async fn migrate(args: &DatabaseArgs) -> anyhow::Result<()> {
     } else {
         format!("the schema is up to date; {statements} statements fit it")
     };
-    writeln!(std::io::stdout().lock(), "{line}").context("print")
+    baton_terminal::outln!("{line}").context("print")
 }
 
 /// Logs go to standard error, by default from `info` on; `RUST_LOG` says otherwise.
@@ -252,6 +252,8 @@ fn start_log(form: LogForm) -> anyhow::Result<()> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // By default it prints that it cannot print, and panics if that fails too, on a full disk for example.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     let started = match form {
         LogForm::Json => log.json().try_init(),

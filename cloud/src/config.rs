@@ -187,6 +187,12 @@ pub enum ConfigError {
     /// The address is not one.
     #[error("listen address `{0}` is not HOST:PORT")]
     Listen(String),
+    /// A host is not a name.
+    #[error("host `{0}` is not a name: pass it without a scheme and a port, as baton.example")]
+    Host(String),
+    /// A proxy is not a network.
+    #[error("proxy `{0}` is not a network or an address: pass it as 10.0.0.0/8 or 10.1.2.3")]
+    Proxy(String),
     /// Open to others without a key.
     #[error(
         "refusing to listen on {0} without a key: pass --auth keys (and make keys by `baton-cloud keys create`), or \

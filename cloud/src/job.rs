@@ -307,6 +307,10 @@ impl Job {
         self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
         tracing::info!(
             job = closed.id.0,
+            request = self.observer.request,
+            tenant = self.observer.tenant,
+            model = self.observer.model,
+            scene = self.observer.scene.as_deref().unwrap_or_default(),
             reason = ?closed.reason,
             prompt_tokens = self.prompt.len(),
             cached_prefix_tokens = self.cached,

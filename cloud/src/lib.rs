@@ -21,6 +21,8 @@
 //! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
 //! | [`admin`] | the console and its API |
 //! | [`api`] | routes; `baton_edge` has connections and their limits |
+//! | [`http`] | what all routes have in common: names of requests, true addresses, own pages only |
+//! | [`pages`] | what a browser finds at the service's address |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
 //!
 //! Never: logs or stores a prompt. Always: decisions are pure and the async side never blocks on the engine.
@@ -45,8 +47,10 @@ pub mod config;
 pub mod constrain;
 pub mod cost;
 pub mod forecast;
+pub mod http;
 pub mod logprobs;
 pub mod metrics;
+pub mod pages;
 pub mod planning;
 pub mod scene;
 pub mod scheduler;

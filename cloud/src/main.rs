@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
+
 /// How much nicer than the engine's threads those are that serve HTTP: a flood of requests must not take the CPUs from
 /// prompts that are being computed.
 #[cfg(target_os = "linux")]
@@ -16,8 +18,9 @@ fn main() -> ExitCode {
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
+        Err(err) if is_closed(err.as_ref()) => ExitCode::from(CLOSED_STATUS),
         Err(err) => {
-            eprintln!("error: {err:#}");
+            errln!("error: {}", chain(err.as_ref()));
             ExitCode::FAILURE
         }
     }

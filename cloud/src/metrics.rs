@@ -98,6 +98,16 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_scene_config_generation", Kind::Gauge, "version of each scene in force"),
     ("baton_db_operation_seconds", Kind::Histogram(Buckets::Step), "operations of the database, by name"),
     ("baton_database_up", Kind::Gauge, "1 while the database answers; 0: settings are the last good ones"),
+    (
+        "baton_database_writable",
+        Kind::Gauge,
+        "1 while the database takes changes; 0: its disk is full, for example",
+    ),
+    (
+        "baton_admin_logins_total",
+        Kind::Counter,
+        "log-ins at the console, by outcome: begun and wrong ones took a password hash, limited and busy ones none",
+    ),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -204,6 +214,16 @@ impl Metrics {
     /// Whether the database answers.
     pub fn database_up(&self, up: bool) {
         self.gauge("baton_database_up", &[]).set(if up { 1.0 } else { 0.0 });
+    }
+
+    /// Whether the database takes changes.
+    pub fn database_writable(&self, writable: bool) {
+        self.gauge("baton_database_writable", &[]).set(if writable { 1.0 } else { 0.0 });
+    }
+
+    /// Somebody tried to log in at the console.
+    pub fn admin_login(&self, outcome: &'static str) {
+        self.counter("baton_admin_logins_total", &[("outcome", outcome)]).increment(1);
     }
 
     /// A request was refused for want of room.

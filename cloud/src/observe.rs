@@ -18,6 +18,10 @@ pub(crate) struct Observer {
     pub(crate) traces: Option<Traces>,
     /// The caller's span.
     pub(crate) parent: Option<TraceParent>,
+    /// The request's name; empty: it has none.
+    pub(crate) request: String,
+    /// Whose request it is; empty: nobody said.
+    pub(crate) tenant: String,
     /// None for the chat API.
     pub(crate) scene: Option<String>,
     pub(crate) model: String,
@@ -69,6 +73,7 @@ impl Observer {
         if let Some(traces) = &self.traces {
             traces.record(&RequestTrace {
                 parent: self.parent,
+                request: self.request.clone(),
                 scene: self.scene.clone(),
                 model: self.model.clone(),
                 ended_at: SystemTime::now(),

@@ -27,7 +27,9 @@ use crate::coefficients::Coefficients;
 use crate::completion::CompletionRequest;
 use crate::config::{Config, ModelConfig};
 use crate::desk::Clock;
+use crate::http::own::only_own;
 use crate::metrics;
+use crate::pages;
 use crate::reload::Reload;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
 use crate::store::{Store, now_ms};
@@ -79,7 +81,7 @@ pub async fn serve(
         .await
         .context("listen for Prometheus")?
         .map_or((None, None), |(address, task)| (Some(address), Some(task)));
-    let console = Console::open(&config.admin, &service, &store, tls.is_some()).await?;
+    let console = Console::open(&config, &service, &store).await?;
     let signals = Signals::listen()?;
     let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     warm_up(&service).await;
@@ -90,11 +92,14 @@ pub async fn serve(
     announce(&told, &service.model_names(), json).context("print the address")?;
 
     let upkeep = upkeep.start(generation);
+    let book = access.book.clone();
     let app = api::router(service.clone(), access, Some(store.clone()), config.edge.api);
+    let app = app.merge(pages::routes(&api::description(), config.admin.listen.is_none()));
     let limits = Arc::new(ArcSwap::from_pointee(config.edge.http.within_open_files()));
     let (phase, phases) = watch::channel(Phase::Serving);
-    let (app, console) = console.serve(app, &limits, tls.as_ref(), &phases);
-    let server = baton_edge::Server { listener, app, limits: limits.clone(), tls: tls.clone() };
+    let own = |app| only_own(app, config.edge.hosts.clone(), book.clone());
+    let (app, console) = console.serve(app, &own, &limits, tls.as_ref(), &phases);
+    let server = baton_edge::Server { listener, app: own(app), limits: limits.clone(), tls: tls.clone() };
     let reload = Reload { config, again, service: service.clone(), limits, tls };
     let reload = tokio::spawn(reload.run(hangup));
     let signals = tokio::spawn(signals.steer(phase, service.clone()));
@@ -266,7 +271,7 @@ struct Told {
 }
 
 fn announce(told: &Told, models: &[&str], json: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = baton_terminal::stdout();
     let Told { url, metrics_address, console } = told;
     if json {
         let console = format!("{}/admin", console.as_ref().unwrap_or(url));

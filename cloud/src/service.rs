@@ -113,8 +113,12 @@ struct Inner {
 }
 
 /// What a caller asks and says besides the request itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Terms {
+    /// The request's name, the same at the edge, in the log and in traces; empty: it has none.
+    pub request: String,
+    /// Whose request it is, for the log; empty: nobody said.
+    pub tenant: String,
     /// Within which the first token must come, from now on; none: as the service is set up.
     pub deadline: Option<Duration>,
     /// The caller's span.
@@ -368,6 +372,15 @@ impl CloudService {
 
     /// All metrics as they are now, in Prometheus' text format.
     pub fn render_metrics(&self) -> String {
+        let scenes = self.inner.scenes.current();
+        self.inner.metrics.render(&Usage {
+            models: self.models_in_use(),
+            scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
+        })
+    }
+
+    /// What is in use of every model now, the default first.
+    pub fn models_in_use(&self) -> Vec<ModelUsage> {
         let used = |served: &Arc<Served>| {
             let (stats, kv) = (served.desk.stats(), served.desk.kv());
             let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
@@ -382,11 +395,7 @@ impl CloudService {
                 prefix_hits: kv.prefix.hit_tokens,
             }
         };
-        let scenes = self.inner.scenes.current();
-        self.inner.metrics.render(&Usage {
-            models: self.inner.models.iter().map(used).collect(),
-            scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
-        })
+        self.inner.models.iter().map(used).collect()
     }
 
     /// Makes what constrained answers need, so that the first one need not wait for it.
@@ -490,6 +499,8 @@ impl CloudService {
         job.spec.deadline = deadline.map(|within| job.arrived_at + within);
         job.spec.bytes = job.held_bytes();
         job.spec.share = terms.share;
+        job.observer.request = terms.request;
+        job.observer.tenant = terms.tenant;
         served.desk.submit(job).map_err(|refused| match refused {
             NotTaken::Draining => {
                 self.inner.metrics.rejected("stopping");

@@ -16,6 +16,7 @@ mod coefficients;
 mod db;
 mod error;
 mod keys;
+mod logins;
 mod migrations;
 mod scenes;
 mod sessions;
@@ -25,13 +26,17 @@ pub mod testing;
 mod usage;
 mod users;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::BoxFuture;
+use sqlx::Connection;
+use sqlx::pool::PoolConnectionMetadata;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions};
 
-use self::db::Pool;
+use self::db::{Db, Pool};
 
 pub use self::address::{Database, PostgresUrl};
 pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex};
@@ -39,6 +44,7 @@ pub use self::change::Expected;
 pub use self::classes::{DeviceClass, class_json, tenant_json};
 pub use self::error::StoreError;
 pub use self::keys::{NewKey, key_json};
+pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};
 pub use self::scenes::{Publication, SceneHead, SceneHistory, SceneVersion, VersionState};
 pub use self::sessions::{LoginError, NewSession, SESSION_IDLE_MS, SESSION_MAX_MS, Session};
 pub use self::snapshot::{POLL_POSTGRES, POLL_SQLITE, Snapshot, StoreHealth, Watch};
@@ -62,6 +68,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Store {
     pool: Pool,
     shared: Arc<snapshot::Shared>,
+    logins: Arc<logins::Logins>,
 }
 
 impl Store {
@@ -73,7 +80,7 @@ impl Store {
     pub async fn open(database: &Database) -> Result<Store, StoreError> {
         let pool = connect(database).await?;
         migrations::run(&pool).await?;
-        Ok(Store { pool, shared: snapshot::shared() })
+        Ok(Store { pool, shared: snapshot::shared(), logins: Arc::default() })
     }
 
     /// Has the database prepare every statement of this program: none refers to what the schema does not have.
@@ -96,20 +103,24 @@ impl Store {
 
 async fn connect(database: &Database) -> Result<Pool, StoreError> {
     let failed = |err| StoreError::opening(database.shown(), err);
-    Ok(match database {
+    let db = match database {
         Database::Memory => {
             // One connection that is never closed: each connection would have a memory of its own.
             let options = SqliteConnectOptions::new().in_memory(true);
             let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
-            Pool::Sqlite(pool.connect_with(options).await.map_err(failed)?)
+            Db::Sqlite(pool.connect_with(options).await.map_err(failed)?)
         }
         Database::File(path) => {
+            make_private(path).map_err(|err| failed(err.into()))?;
             let options = SqliteConnectOptions::new()
                 .filename(path)
-                .create_if_missing(true)
                 .journal_mode(SqliteJournalMode::Wal)
                 .busy_timeout(BUSY_TIMEOUT);
-            let pool = || SqlitePoolOptions::new().max_connections(SQLITE_CONNECTIONS_MAX);
+            let pool = || {
+                SqlitePoolOptions::new()
+                    .max_connections(SQLITE_CONNECTIONS_MAX)
+                    .after_release(outside_changes)
+            };
             let mut tried = 1;
             loop {
                 match pool().connect_with(options.clone()).await {
@@ -121,7 +132,7 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
                         tried += 1;
                         tokio::time::sleep(OPEN_AGAIN).await;
                     }
-                    opened => break Pool::Sqlite(opened.map_err(failed)?),
+                    opened => break Db::Sqlite(opened.map_err(failed)?),
                 }
             }
         }
@@ -130,9 +141,52 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
             let pool = PgPoolOptions::new()
                 .max_connections(POSTGRES_CONNECTIONS_MAX)
                 .acquire_timeout(ACQUIRE_TIMEOUT);
-            Pool::Postgres(pool.connect_with(options).await.map_err(failed)?)
+            Db::Postgres(pool.connect_with(options).await.map_err(failed)?)
         }
+    };
+    Ok(Pool::new(db))
+}
+
+/// Whether a connection that comes back to its pool is outside of any change; one that is not is closed.
+///
+/// SQLite undoes a change by itself if its disk is full. The driver then fails to undo it once more, believes for ever
+/// that a change is under way, and refuses to begin the next one.
+fn outside_changes(
+    connection: &mut SqliteConnection,
+    _: PoolConnectionMetadata,
+) -> BoxFuture<'_, Result<bool, sqlx::Error>> {
+    Box::pin(async move {
+        // Comes after the change that was dropped has been undone.
+        connection.ping().await?;
+        Ok(!connection.is_in_transaction())
     })
+}
+
+/// Makes a database's file that only this user can read, if it is missing: it holds hashes of passwords and keys. The
+/// files beside it get their permissions from it.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Err(err) if err.kind() == std::io::ErrorKind::AlreadyExists => warn_if_public(path),
+        made => made.map(drop),
+    }
+}
+
+/// Warns if a file of an earlier version can be read by everybody on this machine; who may is the operator's choice.
+fn warn_if_public(path: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(path)?.permissions().mode() & 0o777;
+        if mode & 0o004 != 0 {
+            let path = path.display();
+            tracing::warn!(%path, mode = format!("{mode:o}"), "every user of this machine can read the database: chmod 600");
+        }
+    }
+    Ok(())
 }
 
 /// The time, in milliseconds since 1970 (UTC).

@@ -59,6 +59,8 @@ impl TraceParent {
 pub struct RequestTrace {
     /// The caller's span.
     pub parent: Option<TraceParent>,
+    /// Its name, as the log has it; empty: it has none.
+    pub request: String,
     /// The scene; none for the chat API.
     pub scene: Option<String>,
     /// The model.
@@ -229,6 +231,9 @@ fn attributes(request: &RequestTrace) -> Vec<KeyValue> {
     if let Some(scene) = &request.scene {
         attributes.push(KeyValue::new("baton.scene", scene.clone()));
     }
+    if !request.request.is_empty() {
+        attributes.push(KeyValue::new("baton.request_id", request.request.clone()));
+    }
     attributes
 }
 
@@ -268,6 +273,7 @@ mod tests {
         let ms = Duration::from_millis;
         let request = RequestTrace {
             parent: TraceParent::parse(HEADER),
+            request: "r-1".into(),
             scene: Some("doc-qa".into()),
             model: "m".into(),
             ended_at: SystemTime::UNIX_EPOCH + ms(10_000),

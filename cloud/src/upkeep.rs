@@ -57,6 +57,8 @@ impl Upkeep {
     /// Starts it; `generation`: of the settings that are in force.
     #[must_use]
     pub fn start(self, generation: u64) -> RunningUpkeep {
+        // Before anybody asks: a figure that is missing looks like one that was forgotten.
+        self.tell_health();
         let (stop, stopped) = watch::channel(false);
         // One name for each run: a replica that is started again does not count twice.
         let replica = hex(&random_bytes::<8>());
@@ -65,6 +67,12 @@ impl Upkeep {
         tasks.spawn(keep_counts(self.clone(), replica.clone(), stopped.clone()));
         tasks.spawn(keep_slow(self.clone(), stopped));
         RunningUpkeep { upkeep: self, replica, stop, tasks }
+    }
+
+    fn tell_health(&self) {
+        let health = self.store.health();
+        self.service.metrics().database_up(health.away_since_ms.is_none());
+        self.service.metrics().database_writable(health.not_writable_since_ms.is_none());
     }
 
     /// Meets other replicas once, and writes telemetry down.
@@ -141,7 +149,7 @@ async fn keep_settings(upkeep: Upkeep, generation: u64, mut stop: watch::Receive
             _ = stop.wait_for(|stop| *stop) => return,
             newer = settings.next() => newer,
         };
-        upkeep.service.metrics().database_up(upkeep.store.health().away_since_ms.is_none());
+        upkeep.tell_health();
         said.say(&newer, "settings cannot be read; the last good ones stay");
         if let Ok(Some(snapshot)) = newer {
             info!(generation = snapshot.generation, "settings changed");

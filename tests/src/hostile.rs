@@ -4,6 +4,7 @@
 //! not the neighbour. Always: an attack ends when the server has cut it off, and says how long that took.
 
 pub mod bodies;
+pub mod logins;
 pub mod quota;
 pub mod streams;
 
@@ -93,10 +94,12 @@ impl Attack {
         let sending = async {
             match self {
                 Attack::Idle => std::future::pending().await,
-                Attack::SlowHead => trickle(&mut writer, b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: ").await,
+                Attack::SlowHead => {
+                    trickle(&mut writer, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ").await
+                }
                 Attack::SlowBody => trickle(&mut writer, &head("content-length: 100000\r\n")).await,
                 Attack::NeverReads => {
-                    repeat(&mut writer, b"GET /v1/scenes HTTP/1.1\r\nhost: x\r\n\r\n").await
+                    repeat(&mut writer, b"GET /v1/scenes HTTP/1.1\r\nhost: localhost\r\n\r\n").await
                 }
                 Attack::TwoLengths => {
                     let fields = head("transfer-encoding: chunked\r\ncontent-length: 3\r\n");
@@ -150,7 +153,7 @@ fn bomb() -> &'static [u8] {
 const BOMB_BYTES: usize = 30 << 20;
 
 fn head(fields: &str) -> Vec<u8> {
-    format!("POST /v1/assist HTTP/1.1\r\nhost: x\r\n{fields}\r\n").into_bytes()
+    format!("POST /v1/assist HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").into_bytes()
 }
 
 async fn connect(server: SocketAddr, host: u8, attack: Attack) -> std::io::Result<TcpStream> {
@@ -201,7 +204,7 @@ pub async fn neighbour(server: SocketAddr, turn: usize, sentences: usize) -> any
     })
     .to_string();
     let head = format!(
-        "POST /v1/assist HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/assist HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.context("send the request")?;

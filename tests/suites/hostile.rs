@@ -6,6 +6,8 @@
 
 #[path = "hostile/heads.rs"]
 mod heads;
+#[path = "hostile/logins.rs"]
+mod logins;
 #[path = "hostile/memory.rs"]
 mod memory;
 #[path = "hostile/quotas.rs"]

@@ -188,12 +188,21 @@ impl AccessBook {
         }
     }
 
+    /// Whether anybody is answered, without a key.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open_with(&self.inner.rows.load())
+    }
+
+    fn is_open_with(&self, rows: &Rows) -> bool {
+        self.inner.policy == KeyPolicy::OnceThereIsOne
+            && self.inner.static_key.is_none()
+            && rows.keys.is_empty()
+    }
+
     /// A stranger, where nothing was configured.
     fn without_key(&self, rows: &Rows) -> Result<Caller, Denied> {
-        let open = self.inner.policy == KeyPolicy::OnceThereIsOne
-            && self.inner.static_key.is_none()
-            && rows.keys.is_empty();
-        if open { Ok(built_in(rows)) } else { Err(Denied::Key) }
+        if self.is_open_with(rows) { Ok(built_in(rows)) } else { Err(Denied::Key) }
     }
 }
 

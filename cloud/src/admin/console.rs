@@ -13,13 +13,11 @@ use askama::Template;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use tracing::error;
-
-pub(super) use self::front::address;
 
 use super::guard::Fields;
 use super::problem::{Kind, Problem};
@@ -51,6 +49,9 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/users", get(access::users).post(access::add_user))
         .route("/admin/users/{name}", post(access::change_user))
         .route("/admin/audit", get(audit::show))
+        // The guard answers: no rule lets anybody in there.
+        .route("/admin/", any(StatusCode::NOT_FOUND))
+        .route("/admin/{*rest}", any(StatusCode::NOT_FOUND))
 }
 
 /// What stands around every page.

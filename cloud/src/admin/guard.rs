@@ -93,7 +93,7 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    let is_api = path.as_str().starts_with("/admin/api/");
+    let is_api = request.uri().path().starts_with("/admin/api/");
     let asked = request.uri().path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
     let reading = !rules::is_unsafe(request.method());
     let mut response = match admit(&admin, path.as_str(), request).await {
@@ -109,7 +109,7 @@ pub(super) async fn guard(
 }
 
 /// The headers of every reply.
-pub(super) fn secure(headers: &mut HeaderMap) {
+pub(crate) fn secure(headers: &mut HeaderMap) {
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, CSP),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -126,7 +126,12 @@ pub(super) fn secure(headers: &mut HeaderMap) {
 
 async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, Problem> {
     let Some(rule) = rules::find(request.method(), path) else {
-        return Err(Problem::new(Kind::NotFound, format!("this path does not take {}", request.method())));
+        let detail = if rules::RULES.iter().any(|rule| rule.path == path) {
+            format!("this path does not take {}", request.method())
+        } else {
+            "there is nothing at this address".to_owned()
+        };
+        return Err(Problem::new(Kind::NotFound, detail));
     };
     if rule.need == Need::Nothing {
         return Ok(request);

@@ -22,7 +22,8 @@ use crate::access::{
 use crate::coefficients::{ALL, Coefficients, Known};
 use crate::scene::SceneSettings;
 use crate::store::{
-    self, AuditCheck, AuditQuery, Expected, LoginError, SceneHead, SceneHistory, Store, StoreError,
+    self, AuditCheck, AuditQuery, Expected, LoginAttempt, LoginError, SceneHead, SceneHistory, Store,
+    StoreError, StoreHealth,
 };
 use crate::traffic::{DAY_MS, TrafficRow};
 
@@ -43,14 +44,21 @@ pub struct Office {
 /// A session that has just begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedIn {
-    /// The cookie's value.
+    /// The value of the session's cookie.
     pub token: String,
+    /// The value of the device's cookie.
+    pub device: String,
     /// Who is behind it.
     pub session: Session,
 }
 
 impl From<StoreError> for Problem {
     fn from(err: StoreError) -> Problem {
+        if err.is_not_writable() {
+            warn!(err = &err as &dyn std::error::Error, "the console cannot change the database");
+            let detail = "the database cannot write, its disk may be full; nothing was changed";
+            return Problem::new(Kind::Unavailable, detail).retry_after_s(5);
+        }
         if err.is_unavailable() {
             warn!(err = &err as &dyn std::error::Error, "the console cannot reach the database");
             return Problem::new(Kind::Unavailable, "the database does not answer; nothing was changed")
@@ -117,35 +125,16 @@ impl Office {
         Ok(there)
     }
 
-    /// Since when the database does not answer, in milliseconds since 1970; none: it does.
-    pub(super) fn away_since_ms(&self) -> Option<i64> {
-        self.store.health().away_since_ms
+    /// Whether the database answers, and takes changes.
+    pub(super) fn health(&self) -> StoreHealth {
+        self.store.health()
     }
 
-    pub(super) async fn log_in(
-        &self,
-        name: &str,
-        password: &str,
-        address: &str,
-        old_token: Option<&str>,
-    ) -> Result<LoggedIn, Problem> {
-        match self.store.log_in(name, password, address, old_token).await {
-            Ok(new) => {
-                let session = Session {
-                    user: new.user.name,
-                    role: new.user.role,
-                    csrf: new.csrf,
-                    expires_ms: new.expires_ms,
-                };
-                Ok(LoggedIn { token: new.token, session })
-            }
-            Err(LoginError::Wrong) => Err(Problem::new(Kind::NotLoggedIn, LoginError::Wrong.to_string())),
-            Err(LoginError::TooMany { retry_after_s }) => {
-                let detail = LoginError::TooMany { retry_after_s }.to_string();
-                Err(Problem::new(Kind::TooMany, detail).retry_after_s(retry_after_s))
-            }
-            Err(LoginError::Store(err)) => Err(err.into()),
-        }
+    pub(super) async fn log_in(&self, attempt: &LoginAttempt<'_>) -> Result<LoggedIn, LoginError> {
+        let new = self.store.log_in(attempt).await?;
+        let session =
+            Session { user: new.user.name, role: new.user.role, csrf: new.csrf, expires_ms: new.expires_ms };
+        Ok(LoggedIn { token: new.token, device: new.device, session })
     }
 
     pub(super) async fn session(&self, token: &str) -> Result<Option<Session>, Problem> {

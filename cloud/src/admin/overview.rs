@@ -12,8 +12,9 @@ use utoipa::ToSchema;
 
 use super::chart::{Axis, Bars, Chart, Line, grouped};
 use super::{Admin, now_ms};
+use crate::metrics::ModelUsage;
 use crate::service::CloudService;
-use crate::traffic::{Histogram, MINUTE_MS, TrafficRow, TrafficSums};
+use crate::traffic::{Histogram, MINUTE_MS, TTFT_BOUNDS_MS, TrafficRow, TrafficSums};
 
 /// How often the service is looked at.
 pub const PERIOD: Duration = Duration::from_secs(5);
@@ -117,17 +118,48 @@ pub struct Totals {
     pub ratio: Vec<Bucket>,
 }
 
+/// One model now.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ModelNow {
+    /// Its name in requests.
+    pub model: String,
+    /// Answers being written.
+    pub slots_used: usize,
+    /// Requests that wait.
+    pub queue_len: usize,
+    /// Seconds of prefill that wait.
+    pub backlog_s: f64,
+    /// Share of its KV cache that running requests hold.
+    pub kv_used: f64,
+}
+
+impl From<ModelUsage> for ModelNow {
+    fn from(usage: ModelUsage) -> ModelNow {
+        ModelNow {
+            model: usage.model,
+            slots_used: usage.running,
+            queue_len: usage.waiting,
+            backlog_s: usage.backlog_seconds,
+            kv_used: usage.kv_usage,
+        }
+    }
+}
+
 /// Figures of the running service.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct OverviewView {
-    /// The model.
+    /// The default model.
     pub model: String,
+    /// Every model, the default first.
+    pub models: Vec<ModelNow>,
     /// `open`, `draining` or `failed`.
     pub state: String,
     /// Why the sums could not be read; null: they were.
     pub database_problem: Option<String>,
     /// Since when the database does not answer, in milliseconds since 1970; null: it does.
     pub away_since_ms: Option<i64>,
+    /// Since when the database takes no change though it answers, in milliseconds since 1970; null: it takes them.
+    pub not_writable_since_ms: Option<i64>,
     /// Answers that may be written at the same time.
     pub slots: usize,
     /// Requests that may wait.
@@ -150,7 +182,7 @@ pub(super) async fn read(admin: &Admin) -> OverviewView {
         Ok(rows) => (rows, None),
         Err(problem) => (Vec::new(), Some(problem.detail)),
     };
-    let away_since_ms = admin.office.away_since_ms();
+    let health = admin.office.health();
     let stats = service.stats();
     let state = match (service.failure().is_some(), service.is_open()) {
         (true, _) => "failed",
@@ -159,9 +191,11 @@ pub(super) async fn read(admin: &Admin) -> OverviewView {
     };
     OverviewView {
         model: service.model_name().to_owned(),
+        models: service.models_in_use().into_iter().map(ModelNow::from).collect(),
         state: state.to_owned(),
         database_problem,
-        away_since_ms,
+        away_since_ms: health.away_since_ms,
+        not_writable_since_ms: health.not_writable_since_ms,
         slots: stats.slots,
         queue: stats.queue,
         now: look(service),
@@ -215,7 +249,13 @@ fn buckets(histogram: &Histogram) -> Vec<Bucket> {
 impl OverviewView {
     /// The figures above the charts: name, value, unit.
     pub(super) fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
-        let ms = |value: Option<f64>| value.map_or("–".to_owned(), |ms| grouped(ms, 0));
+        let longest = TTFT_BOUNDS_MS.last().copied().unwrap_or(f64::INFINITY);
+        let ms = |value: Option<f64>| match value {
+            None => "–".to_owned(),
+            // Longer ones are counted together.
+            Some(ms) if ms >= longest => format!("> {}", grouped(longest, 0)),
+            Some(ms) => grouped(ms, 0),
+        };
         let (now, totals) = (&self.now, &self.totals);
         vec![
             ("Requests, 30 min", grouped(totals.requests as f64, 0), ""),
@@ -235,8 +275,10 @@ impl OverviewView {
     pub(super) fn charts(&self) -> Vec<Chart> {
         let by_minute = |value: fn(&Minute) -> Option<f64>| -> Vec<(f64, f64)> {
             let last = self.minutes.last().map_or(0, |minute| minute.start_ms);
-            let point = |minute: &Minute| Some(((minute.start_ms - last) as f64 / 60e3, value(minute)?));
-            self.minutes.iter().filter_map(point).collect()
+            // A minute without a value is a gap in the line.
+            let point =
+                |minute: &Minute| ((minute.start_ms - last) as f64 / 60e3, value(minute).unwrap_or(f64::NAN));
+            self.minutes.iter().map(point).collect()
         };
         let by_look = |value: fn(&Look) -> f64| -> Vec<(f64, f64)> {
             // Each sixth is enough for a chart; the API has them all.
@@ -316,7 +358,8 @@ fn over_time(
     let highest = lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y).fold(0.0, f64::max);
     let least = if unit == "%" { 100.0 } else { 4.0 };
     let last = |line: &Line| {
-        let value = line.points.last().map_or("unknown".to_owned(), |&(_, y)| grouped(y, decimals));
+        let known = line.points.last().filter(|(_, y)| y.is_finite());
+        let value = known.map_or("unknown".to_owned(), |&(_, y)| grouped(y, decimals));
         format!("{} {value} {unit}", line.name)
     };
     let now: Vec<String> = lines.iter().map(last).collect();
@@ -389,10 +432,37 @@ mod tests {
     }
 
     #[test]
+    fn minutes_without_a_first_token_are_a_gap() {
+        let view = OverviewView {
+            model: "m".into(),
+            models: Vec::new(),
+            state: "open".into(),
+            database_problem: None,
+            away_since_ms: None,
+            not_writable_since_ms: None,
+            slots: 1,
+            queue: 1,
+            now: Look { at_ms: 0, slots_used: 0, queue_len: 0, backlog_s: 0.0, kv_used: 0.0 },
+            looks: Vec::new(),
+            minutes: minutes(&[row(0, 40.0, 9), row(MINUTE_MS, 50.0, 9), row(9 * MINUTE_MS, 90_000.0, 9)], 0),
+            totals: totals(&[row(0, 700_000.0, 9)]),
+        };
+        let charts = view.charts();
+        let ttft = charts.iter().find(|chart| chart.id == "first-token").unwrap();
+        let svg = ttft.svg();
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 2), "{svg}");
+        assert!(!svg.contains("NaN"), "{svg}");
+        assert_eq!(ttft.table_rows()[5][1], "–");
+        assert!(ttft.y.max > 75_000.0, "a minute and a half is not cut at one: {:?}", ttft.y);
+        assert_eq!(view.figures()[1].1, "> 600,000");
+    }
+
+    #[test]
     fn an_empty_half_hour_is_drawn() {
         let chart = over_time("kv", "KV", "share", "%", 0, vec![Line::new("in use", Vec::new())]);
         assert_eq!(chart.y.max, 100.0);
         assert!(!chart.svg().contains("NaN"));
         assert!(chart.description.contains("unknown"), "{}", chart.description);
+        assert!(chart.svg().contains("nothing yet"), "{}", chart.svg());
     }
 }

@@ -1,17 +1,22 @@
-//! Sessions of the console: the cookie, and who is behind it.
+//! Sessions of the console: the cookies, and who is behind them.
 //!
-//! Never: puts anything but a random token into the cookie. Always: HttpOnly, SameSite=Strict, for `/admin` only, and
-//! Secure where the service speaks TLS or stands behind something that does.
+//! Never: puts anything but a random token into a cookie. Always: HttpOnly, SameSite=Strict, for `/admin` only, and
+//! Secure if the service speaks TLS or stands behind something that does.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum_extra::extract::cookie::{Cookie, SameSite};
+use time::Duration;
 
 use super::problem::{Kind, Problem};
 use crate::access::{Actor, Role};
+use crate::store::DEVICE_MAX_MS;
 
-/// The cookie's name.
+/// The name of a session's cookie.
 pub const COOKIE: &str = "baton_session";
+/// The name of the cookie by which a device is known on which somebody has logged in before. It opens nothing: who has it
+/// still needs the password, and is only not kept out by strangers who guess it.
+pub const DEVICE_COOKIE: &str = "baton_device";
 
 /// Somebody who has logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,12 +64,20 @@ impl<S: Sync> FromRequestParts<S> for Session {
 /// The cookie that carries a token; it goes with the browser, the server forgets it earlier.
 #[must_use]
 pub fn cookie(token: String, secure: bool) -> Cookie<'static> {
-    Cookie::build((COOKIE, token))
-        .path("/admin")
-        .http_only(true)
-        .same_site(SameSite::Strict)
-        .secure(secure)
-        .build()
+    strict(COOKIE, token, secure)
+}
+
+/// The cookie that a device keeps.
+#[must_use]
+pub fn device_cookie(token: String, secure: bool) -> Cookie<'static> {
+    let mut cookie = strict(DEVICE_COOKIE, token, secure);
+    cookie.set_max_age(Duration::milliseconds(DEVICE_MAX_MS));
+    cookie
+}
+
+fn strict(name: &'static str, token: String, secure: bool) -> Cookie<'static> {
+    let cookie = Cookie::build((name, token)).path("/admin").http_only(true);
+    cookie.same_site(SameSite::Strict).secure(secure).build()
 }
 
 #[cfg(test)]
@@ -76,5 +89,7 @@ mod tests {
         let plain = cookie("t".into(), false).to_string();
         assert_eq!(plain, "baton_session=t; HttpOnly; SameSite=Strict; Path=/admin");
         assert!(cookie("t".into(), true).to_string().contains("; Secure"));
+        let device = device_cookie("t".into(), false).to_string();
+        assert_eq!(device, "baton_device=t; HttpOnly; SameSite=Strict; Path=/admin; Max-Age=15552000");
     }
 }

@@ -99,6 +99,7 @@ impl Deref for WholeBody {
 /// The whole body, inflated where it was compressed.
 pub(super) async fn read(headers: &HeaderMap, body: Body, app: &App) -> Result<WholeBody, ApiError> {
     let (limits, pool) = (app.limits, app.bodies.clone());
+    check_json(headers)?;
     let gzip = is_gzip(headers)?;
     let (sent_max, _) = limits.sent_max();
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -173,6 +174,24 @@ fn too_slow(limits: &ApiLimits, elapsed: Duration) -> ApiError {
         format!("the body arrives at less than {} bytes/s", limits.body_rate_min)
     };
     ApiError::new(ErrorCode::Timeout, message)
+}
+
+/// Refuses what a page of another site can send without asking first: forms, plain text, and bodies without a type.
+/// Programs may leave the type out.
+fn check_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
+    let json = match sent {
+        Some(sent) => {
+            let kind = sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+            kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+        }
+        None => !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site"),
+    };
+    if json {
+        return Ok(());
+    }
+    let message = "content-type must be `application/json`";
+    Err(ApiError::new(ErrorCode::InvalidRequest, message).with_status(415))
 }
 
 fn is_gzip(headers: &HeaderMap) -> Result<bool, ApiError> {
@@ -279,6 +298,28 @@ mod tests {
             inflate(&bomb, &ApiLimits { inflate_ratio_max: 2000, ..limits(1000) }, &BodyPool::new(1 << 30));
         let said = format!("{:?}", refused.unwrap_err());
         assert!(said.contains("PromptTooLong") && said.contains("over 1050576 bytes"), "{said}");
+    }
+
+    #[test]
+    fn only_json_is_read() {
+        let check = |pairs: &[(&'static str, &'static str)], want: bool| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.insert(*name, axum::http::HeaderValue::from_static(value));
+            }
+            assert_eq!(check_json(&headers).is_ok(), want, "{pairs:?}");
+        };
+        check(&[], true);
+        check(&[("content-type", "application/json")], true);
+        check(&[("content-type", "Application/JSON; charset=utf-8")], true);
+        check(&[("content-type", "application/vnd.api+json")], true);
+        for other in
+            ["text/plain", "text/plain; application/json", "application/x-www-form-urlencoded", "", "json"]
+        {
+            check(&[("content-type", other)], false);
+        }
+        check(&[("origin", "http://127.0.0.1:8300")], false);
+        check(&[("sec-fetch-site", "cross-site")], false);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::service::ModelView;
 use crate::store::{Store, now_ms};
 
 /// The process lives; where it does not answer so, it must be started again. While the database is away it is
-/// `degraded`: answers go on by the last good settings, changes wait.
+/// `degraded`: answers go on by the last good settings, changes wait. The same if it answers and cannot write.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -31,11 +31,15 @@ use crate::store::{Store, now_ms};
 pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     works(&app)?;
     let health = app.store.as_ref().map(Store::health);
-    let away_since_ms = health.and_then(|health| health.away_since_ms);
-    let away_s = away_since_ms.map(|since| (now_ms() - since).max(0) / 1000);
-    Ok(Json(match away_s {
-        None => json!({ "status": "ok" }),
-        Some(seconds) => json!({ "status": "degraded", "database": "away", "database_away_s": seconds }),
+    let since = |since: i64| (now_ms() - since).max(0) / 1000;
+    let away_s = health.and_then(|health| health.away_since_ms).map(since);
+    let not_writable_s = health.and_then(|health| health.not_writable_since_ms).map(since);
+    Ok(Json(match (away_s, not_writable_s) {
+        (None, None) => json!({ "status": "ok" }),
+        (Some(s), _) => json!({ "status": "degraded", "database": "away", "database_away_s": s }),
+        (None, Some(s)) => {
+            json!({ "status": "degraded", "database": "not_writable", "database_not_writable_s": s })
+        }
     }))
 }
 

@@ -7,6 +7,7 @@ use baton_protocol::ErrorCode;
 
 use super::error::ApiError;
 use crate::access::Caller;
+use crate::http::request_id::request_id;
 use crate::service::Terms;
 use crate::trace::TraceParent;
 
@@ -19,7 +20,14 @@ const DEADLINE_MS_MAX: u64 = 3_600_000;
 
 pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiError> {
     let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok()).and_then(TraceParent::parse);
-    Ok(Terms { deadline: deadline(headers)?, trace, share: caller.share(), owner: caller.owner() })
+    Ok(Terms {
+        request: request_id(headers).to_owned(),
+        tenant: caller.tenant.id.clone(),
+        deadline: deadline(headers)?,
+        trace,
+        share: caller.share(),
+        owner: caller.owner(),
+    })
 }
 
 fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {

@@ -4,6 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use baton_terminal::errln;
 use clap::Args;
 use serde_json::json;
 
@@ -54,8 +55,7 @@ impl PasswordArgs {
         if path == Path::new("-") {
             let input = std::io::stdin();
             if input.is_terminal() {
-                // Not hidden while it is typed: that would need a library for terminals.
-                eprintln!("type the password; it is shown while you type:");
+                return Ok(Chosen { password: typed()?, generated: false });
             }
             input.lock().read_line(&mut line).context("read the password from standard input")?;
         } else {
@@ -67,6 +67,56 @@ impl PasswordArgs {
             bail!("the password is empty");
         }
         Ok(Chosen { password, generated: false })
+    }
+}
+
+/// A password that somebody types twice, unseen.
+fn typed() -> anyhow::Result<String> {
+    let ask = |what: &str| {
+        // Hidden first: what is typed as soon as the question is there must not be shown.
+        let _unseen = Unseen::begin().context("hide what is typed")?;
+        errln!("{what} (it is not shown):");
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).context("read the password from the terminal")?;
+        anyhow::Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+    };
+    let password = ask("type the password")?;
+    if password.is_empty() {
+        bail!("the password is empty");
+    }
+    if ask("type it again")? != password {
+        bail!("the two passwords differ: nothing is changed");
+    }
+    Ok(password)
+}
+
+/// While it lives, the terminal does not show what is typed.
+struct Unseen(#[cfg(unix)] rustix::termios::Termios);
+
+impl Unseen {
+    #[cfg(unix)]
+    fn begin() -> std::io::Result<Unseen> {
+        use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+        let before = tcgetattr(std::io::stdin())?;
+        let mut hidden = before.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        // The end of a line is shown: the next question stands on a line of its own.
+        hidden.local_modes.insert(LocalModes::ECHONL);
+        tcsetattr(std::io::stdin(), OptionalActions::Flush, &hidden)?;
+        Ok(Unseen(before))
+    }
+
+    #[cfg(not(unix))]
+    fn begin() -> std::io::Result<Unseen> {
+        Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "pass the password in a file"))
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        // A terminal that is gone shows nothing.
+        let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, &self.0);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Always: the file is whole or not there; an interrupt leaves neither it nor a part of it.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
         let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
         let mut control = Shown::new(flag);
         let done = calibrate(&model, options, &mut control);
-        control.end();
+        baton_terminal::clear_status();
         done.with_context(|| format!("calibrate `{}`", path.display()))
     });
     let done = tokio::select! {
@@ -81,7 +81,7 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 fn print(calibrated: &Calibrated, path: &Path, as_json: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = baton_terminal::stdout();
     let heads = calibrated.calibration.heads();
     let gain = |layer: usize, head: usize| {
         calibrated.gains.iter().find(|(id, _)| *id == (layer, head)).map_or(0.0, |(_, gain)| *gain)
@@ -111,23 +111,15 @@ fn print(calibrated: &Calibrated, path: &Path, as_json: bool) -> std::io::Result
     )
 }
 
-/// Progress on standard error: one line that is written again on a terminal, else a line now and then.
+/// Progress on standard error: the line of progress on a terminal, else a line now and then.
 struct Shown {
     stop: Arc<AtomicBool>,
     started: Instant,
-    terminal: bool,
 }
 
 impl Shown {
     fn new(stop: Arc<AtomicBool>) -> Self {
-        Self { stop, started: Instant::now(), terminal: std::io::stderr().is_terminal() }
-    }
-
-    /// Ends the line that was written again and again.
-    fn end(&self) {
-        if self.terminal {
-            eprintln!();
-        }
+        Self { stop, started: Instant::now() }
     }
 }
 
@@ -139,10 +131,10 @@ impl CalibrateControl for Shown {
             "{probes} of {of} probes, {:.0} tokens/s, about {left:.0} s left",
             tokens as f64 / seconds
         );
-        if self.terminal {
-            eprint!("\r{line:<60}");
+        if baton_terminal::stderr_is_terminal() {
+            baton_terminal::status(&line);
         } else if probes % 8 == 0 || probes == of {
-            eprintln!("{line}");
+            baton_terminal::errln!("{line}");
         }
     }
 

@@ -1,14 +1,18 @@
 //! Options of connections and requests, as written and as checked.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_edge::HttpLimits;
 use baton_edge::tls::TlsFiles;
 use clap::Args;
+use ipnet::IpNet;
 
 use super::{ConfigError, bounded, seconds};
 use crate::api::{ApiLimits, HELD_PER_BYTE};
+use crate::http::own::Hosts;
+use crate::http::proxies::Proxies;
 
 /// What connections and requests may take, as written; times are in seconds and may have a fraction.
 #[derive(Debug, Clone, Args)]
@@ -47,6 +51,14 @@ pub struct EdgeOptions {
     /// three times its size
     #[arg(long, default_value = "128", value_name = "MIB")]
     pub bodies_mib: usize,
+    /// Name by which this service is reached besides localhost and its addresses, several times. While it asks nobody for a
+    /// key, requests to other names and from pages of others are refused (DNS rebinding); if names are given, always
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
+    /// Network of proxies in front of the service, as 10.0.0.0/8, several times: they are believed which address a request
+    /// comes from (X-Forwarded-For), by which failed log-ins at the console are counted; by default nobody is
+    #[arg(long, value_name = "NETWORK")]
+    pub trusted_proxy: Vec<String>,
     /// How long a reader may read nothing
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub write_timeout: f64,
@@ -71,6 +83,10 @@ pub struct Edge {
     pub http: HttpLimits,
     /// Of requests.
     pub api: ApiLimits,
+    /// Names by which the service is reached.
+    pub hosts: Hosts,
+    /// Proxies that are believed.
+    pub proxies: Proxies,
     /// Certificate and key, with TLS.
     pub tls: Option<TlsFiles>,
 }
@@ -136,8 +152,25 @@ impl EdgeOptions {
             ..defaults
         };
         let tls = self.tls_cert.clone().zip(self.tls_key.clone()).map(|(cert, key)| TlsFiles { cert, key });
-        Ok(Edge { http, api, tls })
+        let proxies = self.trusted_proxy.iter().map(|text| proxy(text)).collect::<Result<_, _>>()?;
+        let hosts = self.allow_host.iter().map(|text| host(text)).collect::<Result<_, _>>()?;
+        Ok(Edge { http, api, hosts: Hosts::new(hosts), proxies: Proxies::new(proxies), tls })
     }
+}
+
+/// A name without a port.
+fn host(text: &str) -> Result<String, ConfigError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if (1..=253).contains(&text.len()) && text.bytes().all(plain) {
+        return Ok(text.to_owned());
+    }
+    Err(ConfigError::Host(text.chars().take(64).collect()))
+}
+
+/// A network, or one address.
+fn proxy(text: &str) -> Result<IpNet, ConfigError> {
+    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    network.map_err(|_| ConfigError::Proxy(text.chars().take(64).collect()))
 }
 
 fn timeout(option: &'static str, value: f64) -> Result<Duration, ConfigError> {

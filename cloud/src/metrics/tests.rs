@@ -68,6 +68,8 @@ fn full() -> Metrics {
     metrics.refine_elapsed(Duration::from_millis(2));
     metrics.db_operation("scenes", Duration::from_millis(1));
     metrics.database_up(false);
+    metrics.database_writable(true);
+    metrics.admin_login("wrong");
     let map = baton_protocol::SentenceMap::new(&[baton_protocol::Segment::refinable(
         baton_protocol::Role::User,
         "One. Two.",

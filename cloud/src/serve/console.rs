@@ -17,7 +17,7 @@ use tracing::warn;
 
 use crate::admin::Admin;
 use crate::admin::office::Office;
-use crate::config::AdminConfig;
+use crate::config::Config;
 use crate::service::CloudService;
 use crate::store::Store;
 
@@ -36,11 +36,11 @@ pub(super) struct Running {
 impl Console {
     /// Reads the quality curves and takes the console's own address, where there are such.
     pub(super) async fn open(
-        config: &AdminConfig,
+        config: &Config,
         service: &CloudService,
         store: &Store,
-        tls: bool,
     ) -> anyhow::Result<Console> {
+        let Config { admin: config, edge, .. } = config;
         let model = service.model();
         let curves = config.quality_curves.as_deref().map(|path| read_curves(path, model)).transpose()?;
         let office = Office::new(store.clone(), curves.flatten().map(Arc::new));
@@ -48,7 +48,9 @@ impl Console {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.with_context(|| format!("listen on {at}"))?),
         };
-        Ok(Console { admin: Admin::new(service.clone(), office, tls || config.behind_tls), own })
+        let secure = edge.tls.is_some() || config.behind_tls;
+        let admin = Admin::new(service.clone(), office, secure).behind(edge.proxies.clone());
+        Ok(Console { admin, own })
     }
 
     /// Where its own listener is; none where it is beside `/v1`.
@@ -62,6 +64,7 @@ impl Console {
     pub(super) fn serve(
         self,
         app: Router,
+        own: &dyn Fn(Router) -> Router,
         limits: &Arc<ArcSwap<HttpLimits>>,
         tls: Option<&Arc<Tls>>,
         phases: &watch::Receiver<Phase>,
@@ -71,7 +74,8 @@ impl Console {
         let Some(listener) = self.own else {
             return (app.merge(routes), Running { looking, serving: None });
         };
-        let server = baton_edge::Server { listener, app: routes, limits: limits.clone(), tls: tls.cloned() };
+        let server =
+            baton_edge::Server { listener, app: own(routes), limits: limits.clone(), tls: tls.cloned() };
         let serving = tokio::spawn(baton_edge::serve(server, phases.clone(), || ()));
         (app, Running { looking, serving: Some(serving) })
     }

@@ -5,13 +5,15 @@
 //! so every statement is written once, with `$1` for its values (which SQLite takes too), and bound here.
 //! Always: a statement ends within [`STATEMENT_MAX`], whatever the database does.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow, Postgres};
 use sqlx::sqlite::{Sqlite, SqlitePool, SqliteRow};
 use sqlx::{Executor, Row as _, Transaction};
 
-use super::StoreError;
+use super::{StoreError, now_ms};
 
 /// The longest that one statement may take.
 pub(super) const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -128,17 +130,53 @@ macro_rules! bound {
     }};
 }
 
+/// Connections to one database, and whether it takes changes.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    pub(super) db: Db,
+    writes: Arc<Writes>,
+}
+
 /// Connections to one database.
 #[derive(Debug, Clone)]
-pub(super) enum Pool {
+pub(super) enum Db {
     Sqlite(SqlitePool),
     Postgres(PgPool),
 }
 
-/// A transaction; undone where it is dropped.
-pub(super) enum Tx {
+/// A transaction; undone if it is dropped.
+pub(super) struct Tx {
+    db: DbTx,
+    /// Told how each change ends; none: it only reads.
+    writes: Option<Arc<Writes>>,
+}
+
+enum DbTx {
     Sqlite(Transaction<'static, Sqlite>),
     Postgres(Transaction<'static, Postgres>),
+}
+
+/// Since when the database takes no change, in milliseconds since 1970; 0: it takes them.
+#[derive(Debug, Default)]
+struct Writes(AtomicI64);
+
+impl Writes {
+    /// Notes how something ended that lasts if it succeeds.
+    fn note<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        if done.is_ok() {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        self.note_failure(done)
+    }
+
+    /// Notes how a part of a change ended. Its success tells nothing: what is written lasts from the commit on. Errors
+    /// that are not the storage's tell nothing either.
+    fn note_failure<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        if done.as_ref().is_err_and(StoreError::is_not_writable) {
+            let _ = self.0.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        done
+    }
 }
 
 /// One row of an answer.
@@ -153,12 +191,22 @@ enum DbRow {
 }
 
 impl Pool {
+    pub(super) fn new(db: Db) -> Pool {
+        Pool { db, writes: Arc::default() }
+    }
+
+    /// Since when the database takes no change, in milliseconds since 1970; none: it takes them, as far as is known.
+    pub(super) fn not_writable_since_ms(&self) -> Option<i64> {
+        let since = self.writes.0.load(Ordering::Relaxed);
+        (since != 0).then_some(since)
+    }
+
     /// Every row of a query.
     pub(super) async fn rows(&self, statement: &Statement, args: &[Arg<'_>]) -> Result<Vec<Row>, StoreError> {
         let rows = async {
-            Ok(match self {
-                Pool::Sqlite(pool) => wrap_sqlite(statement, bound!(statement, args).fetch_all(pool).await?),
-                Pool::Postgres(pool) => wrap_pg(statement, bound!(statement, args).fetch_all(pool).await?),
+            Ok(match &self.db {
+                Db::Sqlite(pool) => wrap_sqlite(statement, bound!(statement, args).fetch_all(pool).await?),
+                Db::Postgres(pool) => wrap_pg(statement, bound!(statement, args).fetch_all(pool).await?),
             })
         };
         in_time(statement.doing, rows).await
@@ -176,47 +224,50 @@ impl Pool {
     /// Runs a statement; how many rows it changed.
     pub(super) async fn execute(&self, statement: &Statement, args: &[Arg<'_>]) -> Result<u64, StoreError> {
         let done = async {
-            Ok(match self {
-                Pool::Sqlite(pool) => bound!(statement, args).execute(pool).await?.rows_affected(),
-                Pool::Postgres(pool) => bound!(statement, args).execute(pool).await?.rows_affected(),
+            Ok(match &self.db {
+                Db::Sqlite(pool) => bound!(statement, args).execute(pool).await?.rows_affected(),
+                Db::Postgres(pool) => bound!(statement, args).execute(pool).await?.rows_affected(),
             })
         };
-        in_time(statement.doing, done).await
+        let done = in_time(statement.doing, done).await;
+        // A statement that changed no row has written nothing.
+        if matches!(done, Ok(0)) { done } else { self.writes.note(done) }
     }
 
     /// A transaction that will write. SQLite takes its one write lock at once, so that two writers wait for each
     /// other instead of failing half way.
     pub(super) async fn begin_write(&self) -> Result<Tx, StoreError> {
         let begun = async {
-            Ok(match self {
-                Pool::Sqlite(pool) => Tx::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await?),
-                Pool::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+            Ok(match &self.db {
+                Db::Sqlite(pool) => DbTx::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await?),
+                Db::Postgres(pool) => DbTx::Postgres(pool.begin().await?),
             })
         };
-        in_time("begin a change", begun).await
+        let begun = self.writes.note_failure(in_time("begin a change", begun).await);
+        Ok(Tx { db: begun?, writes: Some(self.writes.clone()) })
     }
 
     /// A transaction that sees one state of the database throughout.
     pub(super) async fn begin_read(&self) -> Result<Tx, StoreError> {
         let begun = async {
-            Ok(match self {
-                Pool::Sqlite(pool) => Tx::Sqlite(pool.begin().await?),
-                Pool::Postgres(pool) => {
-                    Tx::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
+            Ok(match &self.db {
+                Db::Sqlite(pool) => DbTx::Sqlite(pool.begin().await?),
+                Db::Postgres(pool) => {
+                    DbTx::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
                 }
             })
         };
-        in_time("begin to read", begun).await
+        Ok(Tx { db: in_time("begin to read", begun).await?, writes: None })
     }
 
     /// Has the database parse a statement and look its tables and columns up, without running it.
     pub(super) async fn prepare(&self, statement: &Statement) -> Result<(), StoreError> {
         let prepared = async {
-            match self {
-                Pool::Sqlite(pool) => {
+            match &self.db {
+                Db::Sqlite(pool) => {
                     drop(pool.acquire().await?.prepare(sqlx::SqlSafeStr::into_sql_str(statement.sql)).await?)
                 }
-                Pool::Postgres(pool) => {
+                Db::Postgres(pool) => {
                     drop(pool.acquire().await?.prepare(sqlx::SqlSafeStr::into_sql_str(statement.sql)).await?)
                 }
             }
@@ -226,9 +277,9 @@ impl Pool {
     }
 
     pub(super) async fn close(&self) {
-        match self {
-            Pool::Sqlite(pool) => pool.close().await,
-            Pool::Postgres(pool) => pool.close().await,
+        match &self.db {
+            Db::Sqlite(pool) => pool.close().await,
+            Db::Postgres(pool) => pool.close().await,
         }
     }
 }
@@ -241,12 +292,15 @@ impl Tx {
         args: &[Arg<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let rows = async {
-            Ok(match self {
-                Tx::Sqlite(tx) => wrap_sqlite(statement, bound!(statement, args).fetch_all(&mut **tx).await?),
-                Tx::Postgres(tx) => wrap_pg(statement, bound!(statement, args).fetch_all(&mut **tx).await?),
+            Ok(match &mut self.db {
+                DbTx::Sqlite(tx) => {
+                    wrap_sqlite(statement, bound!(statement, args).fetch_all(&mut **tx).await?)
+                }
+                DbTx::Postgres(tx) => wrap_pg(statement, bound!(statement, args).fetch_all(&mut **tx).await?),
             })
         };
-        in_time(statement.doing, rows).await
+        let rows = in_time(statement.doing, rows).await;
+        self.part(rows)
     }
 
     /// The one row of a query, if there is one.
@@ -265,23 +319,36 @@ impl Tx {
         args: &[Arg<'_>],
     ) -> Result<u64, StoreError> {
         let done = async {
-            Ok(match self {
-                Tx::Sqlite(tx) => bound!(statement, args).execute(&mut **tx).await?.rows_affected(),
-                Tx::Postgres(tx) => bound!(statement, args).execute(&mut **tx).await?.rows_affected(),
+            Ok(match &mut self.db {
+                DbTx::Sqlite(tx) => bound!(statement, args).execute(&mut **tx).await?.rows_affected(),
+                DbTx::Postgres(tx) => bound!(statement, args).execute(&mut **tx).await?.rows_affected(),
             })
         };
-        in_time(statement.doing, done).await
+        let done = in_time(statement.doing, done).await;
+        self.part(done)
+    }
+
+    /// How a part of this transaction ended.
+    fn part<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        match &self.writes {
+            Some(writes) => writes.note_failure(done),
+            None => done,
+        }
     }
 
     /// Makes the changes last.
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         let done = async {
-            match self {
-                Tx::Sqlite(tx) => tx.commit().await,
-                Tx::Postgres(tx) => tx.commit().await,
+            match self.db {
+                DbTx::Sqlite(tx) => tx.commit().await,
+                DbTx::Postgres(tx) => tx.commit().await,
             }
         };
-        in_time("commit a change", done).await
+        let done = in_time("commit a change", done).await;
+        match self.writes {
+            Some(writes) => writes.note(done),
+            None => done,
+        }
     }
 }
 

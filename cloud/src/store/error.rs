@@ -131,8 +131,14 @@ impl StoreError {
                     | sqlx::Error::WorkerCrashed
                     | sqlx::Error::Protocol(_) => true,
                     // PostgreSQL: connection exceptions, and what a server that starts or stops says.
-                    sqlx::Error::Database(err) => err.code().is_some_and(|code| {
-                        code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "5"
+                    sqlx::Error::Database(err) => err.code().is_some_and(|code| match sqlite_code(&code) {
+                        Some(code) => code == SQLITE_BUSY || SQLITE_NOT_WRITABLE.contains(&code),
+                        None => {
+                            code.starts_with("08")
+                                || code.starts_with("57P")
+                                || code == "53300"
+                                || POSTGRES_NOT_WRITABLE.contains(&&*code)
+                        }
                     }),
                     _ => false,
                 }
@@ -140,6 +146,29 @@ impl StoreError {
             _ => false,
         }
     }
+
+    /// Whether the database reads but cannot write: its disk is full or fails, or it only follows another one.
+    #[must_use]
+    pub fn is_not_writable(&self) -> bool {
+        let StoreError::Query { err: sqlx::Error::Database(err), .. } = self else { return false };
+        err.code().is_some_and(|code| match sqlite_code(&code) {
+            Some(code) => SQLITE_NOT_WRITABLE.contains(&code),
+            None => POSTGRES_NOT_WRITABLE.contains(&&*code),
+        })
+    }
+}
+
+const SQLITE_BUSY: u32 = 5;
+/// SQLITE_READONLY, SQLITE_IOERR, SQLITE_FULL.
+const SQLITE_NOT_WRITABLE: [u32; 3] = [8, 10, 13];
+/// disk_full, io_error, read_only_sql_transaction.
+const POSTGRES_NOT_WRITABLE: [&str; 3] = ["53100", "58030", "25006"];
+
+/// The primary code of a SQLite error, of which the driver gives the extended one in decimal; none: it is one of the five
+/// characters of PostgreSQL's.
+fn sqlite_code(code: &str) -> Option<u32> {
+    let extended: u32 = code.parse().ok().filter(|_| code.len() < 5)?;
+    Some(extended & 0xff)
 }
 
 /// Whether TLS is what failed: the driver reports a refused handshake as an I/O error that holds rustls' own.

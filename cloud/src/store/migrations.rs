@@ -6,7 +6,7 @@ use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 use super::StoreError;
-use super::db::Pool;
+use super::db::{Db, Pool};
 
 /// How often another program's migration of the same SQLite file is waited for.
 const TRIES: u32 = 20;
@@ -32,6 +32,7 @@ migrations! {
     8 "usage" "0008_usage.sql";
     9 "scene model" "0009_scene_model.sql";
     10 "reserved tokens" "0010_reserved_tokens.sql";
+    11 "known devices" "0011_known_devices.sql";
     12 "scene assist max" "0012_scene_assist_max.sql";
 }
 
@@ -39,13 +40,13 @@ migrations! {
 /// program is used as it is (migrations only add), so that replicas can be replaced one by one. SQLite: each step is a
 /// transaction; where another program was faster, what it did is looked at again.
 pub(super) async fn run(pool: &Pool) -> Result<(), StoreError> {
-    match pool {
-        Pool::Postgres(pool) => {
+    match &pool.db {
+        Db::Postgres(pool) => {
             let mut migrator = migrator(POSTGRES);
             migrator.set_ignore_missing(true);
             migrator.run(pool).await.map_err(StoreError::Migrate)
         }
-        Pool::Sqlite(pool) => {
+        Db::Sqlite(pool) => {
             let migrator = migrator(SQLITE);
             let mut tried = 1;
             loop {

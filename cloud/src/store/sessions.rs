@@ -1,4 +1,4 @@
-//! Sessions of the admin console: logins, their limits, and what a cookie stands for.
+//! Sessions of the admin console: how they begin, and what a cookie stands for. What may fail is in [`super::logins`].
 //!
 //! Always: a new token at every login; an unknown user and a wrong password cost the same and say the same; a session
 //! ends after a time without use and at the latest after a fixed time.
@@ -6,10 +6,11 @@
 use serde_json::json;
 
 use super::db::args;
+use super::logins::{LoginAttempt, shown};
 use super::users::user;
 use super::{Store, StoreError, now_ms, sql};
+use crate::access::hashing::Asker;
 use crate::access::key::{hash_secret, random_token};
-use crate::access::password::verify_password;
 use crate::access::{Actor, User, check_name};
 
 /// A session ends after so long at the latest, in milliseconds.
@@ -18,10 +19,10 @@ pub const SESSION_MAX_MS: i64 = 12 * 3600 * 1000;
 pub const SESSION_IDLE_MS: i64 = 3600 * 1000;
 /// How often the use of a session is written down.
 const SEEN_EVERY_MS: i64 = 60 * 1000;
-/// Failed logins count for so long.
-const FAILURES_MS: i64 = 15 * 60 * 1000;
-/// Failed logins from one address as one user, from one address, and as one user from anywhere.
-const FAILURES_MAX: [u64; 3] = [5, 30, 100];
+/// A session that began later than now, by more than this, ends: the clock was set back, and the session would last longer.
+const CLOCK_LEEWAY_MS: i64 = 5 * 60 * 1000;
+/// When to try again if too many want to log in.
+const BUSY_S: u64 = 2;
 
 /// A session that has just begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct NewSession {
     pub token: String,
     /// What forms and unsafe requests must carry.
     pub csrf: String,
+    /// The cookie by which this device is known for [`DEVICE_MAX_MS`](super::DEVICE_MAX_MS); its hash is kept.
+    pub device: String,
     /// When it ends at the latest, in milliseconds since 1970.
     pub expires_ms: i64,
     /// Whose it is.
@@ -54,7 +57,16 @@ pub struct Session {
 pub enum LoginError {
     /// No such user, a wrong password, or a disabled user: which one is not told.
     #[error("user name or password is wrong")]
-    Wrong,
+    Wrong {
+        /// The user of this name, if there is one: for the log of the service.
+        known: Option<String>,
+    },
+    /// Too many want to log in at the same time.
+    #[error("too many log-ins at the same time, try again in {retry_after_s} s")]
+    Busy {
+        /// When to try again.
+        retry_after_s: u64,
+    },
     /// Too many failed logins.
     #[error("too many failed logins, try again in {retry_after_s} s")]
     TooMany {
@@ -67,52 +79,49 @@ pub enum LoginError {
 }
 
 impl Store {
-    /// Begins a session. `old_token`: the cookie that the browser sent, which ends (no fixation). Takes tens of
-    /// milliseconds whatever the name.
+    /// Begins a session. Takes tens of milliseconds whatever the name, more if others want to log in.
     ///
     /// # Errors
     /// [`LoginError`].
-    pub async fn log_in(
-        &self,
-        name: &str,
-        password: &str,
-        address: &str,
-        old_token: Option<&str>,
-    ) -> Result<NewSession, LoginError> {
-        let now = now_ms();
-        let known_name = check_name("user", name).is_ok();
-        let name_key: String = name.chars().take(64).collect();
-        let subjects = [format!("{name_key}@{address}"), format!("@{address}"), name_key];
-        self.check_failures(&subjects, now).await?;
-        let row = if known_name { self.pool.row(&sql::USER, args![name]).await? } else { None };
+    pub async fn log_in(&self, attempt: &LoginAttempt<'_>) -> Result<NewSession, LoginError> {
+        let name = attempt.name;
+        let (subjects, device) = self.subjects(attempt).await?;
+        self.check_attempts(&subjects).await?;
+        let asker = if device.is_some() { Asker::Known } else { Asker::Stranger };
+        let place = self.logins.hashing.place(asker).ok_or(LoginError::Busy { retry_after_s: BUSY_S })?;
+        let counted = self.count_attempt(subjects).await?;
+        let row = match check_name("user", name) {
+            Ok(()) => self.pool.row(&sql::USER, args![name]).await?,
+            Err(_) => None,
+        };
         let found = row.as_ref().map(user).transpose()?;
         let hash = row.as_ref().map(|row| row.text("password_hash")).transpose()?;
-        let password = password.to_owned();
-        let right = tokio::task::spawn_blocking(move || verify_password(&password, hash.as_deref())).await;
-        let right = right.expect("checking a password does not panic");
+        let password = attempt.password.to_owned();
+        let right = place.compute(move |space| space.verify(&password, hash.as_deref())).await;
+        let known = found.as_ref().map(|user| user.name.clone());
         let Some(user) = found.filter(|user| right && !user.disabled) else {
-            for subject in &subjects {
-                self.pool.execute(&sql::LOGIN_FAILED, args![subject, now]).await?;
-            }
-            return Err(LoginError::Wrong);
-        };
-        let session = NewSession {
-            token: random_token(),
-            csrf: random_token(),
-            expires_ms: now + SESSION_MAX_MS,
-            user,
+            self.audit_failure(known.as_deref(), attempt.address).await?;
+            return Err(LoginError::Wrong { known });
         };
         let mut change = self.change(&Actor::user(name), false).await?;
-        if let Some(old) = old_token {
+        let now = change.at_ms;
+        if let Some(old) = attempt.session {
             change.tx.execute(&sql::SESSION_END, args![&hash_secret(old)]).await?;
         }
         change.tx.execute(&sql::SESSIONS_FORGET, args![now, now - SESSION_IDLE_MS]).await?;
-        change.tx.execute(&sql::LOGIN_FORGET, args![now - FAILURES_MS]).await?;
-        change.tx.execute(&sql::LOGIN_FORGIVE, args![&subjects[0]]).await?;
+        change.forgive(&counted).await?;
+        let session = NewSession {
+            token: random_token(),
+            csrf: random_token(),
+            device: change.know_device(name, attempt.device.filter(|_| device.is_some())).await?,
+            expires_ms: now + SESSION_MAX_MS,
+            user,
+        };
         let hash = hash_secret(&session.token);
         let values = args![&hash, name, &session.csrf, now, now, session.expires_ms];
         change.tx.execute(&sql::SESSION_ADD, values).await?;
-        change.log("session.begin", &format!("user/{name}"), &json!({ "address": address })).await?;
+        let detail = json!({ "address": shown(attempt.address), "known_device": device.is_some() });
+        change.log("session.begin", &format!("user/{name}"), &detail).await?;
         change.commit().await?;
         Ok(session)
     }
@@ -131,7 +140,8 @@ impl Store {
             expires_ms: row.int("expires_ms")?,
         };
         let seen_ms = row.int("seen_ms")?;
-        if session.user.disabled || now >= session.expires_ms || now - seen_ms >= SESSION_IDLE_MS {
+        let ended = now >= session.expires_ms || now - seen_ms >= SESSION_IDLE_MS;
+        if session.user.disabled || ended || session.begun_ms - now > CLOCK_LEEWAY_MS {
             return Ok(None);
         }
         if now - seen_ms >= SEEN_EVERY_MS {
@@ -146,20 +156,5 @@ impl Store {
     /// [`StoreError::Query`] where the database does not answer.
     pub async fn log_out(&self, token: &str) -> Result<(), StoreError> {
         self.pool.execute(&sql::SESSION_END, args![&hash_secret(token)]).await.map(drop)
-    }
-
-    async fn check_failures(&self, subjects: &[String; 3], now: i64) -> Result<(), LoginError> {
-        for (subject, limit) in subjects.iter().zip(FAILURES_MAX) {
-            let since = now - FAILURES_MS;
-            let Some(row) = self.pool.row(&sql::LOGIN_FAILURES, args![subject, since]).await? else {
-                continue;
-            };
-            if row.count("n")? >= limit {
-                let free_ms = row.int("first_ms")? + FAILURES_MS - now;
-                let retry_after_s = u64::try_from(free_ms).unwrap_or(0).div_ceil(1000).max(1);
-                return Err(LoginError::TooMany { retry_after_s });
-            }
-        }
-        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 
 use super::classes::{DeviceClass, class, tenant};
-use super::db::{Pool, args};
+use super::db::{Db, args};
 use super::keys::key;
 use super::scenes::scene;
 use super::{Store, StoreError, now_ms, sql};
@@ -48,6 +48,8 @@ pub struct StoreHealth {
     pub away_since_ms: Option<i64>,
     /// When it last answered.
     pub answered_ms: i64,
+    /// Since when it has taken no change though it answers, in milliseconds since 1970: its disk is full, for example.
+    pub not_writable_since_ms: Option<i64>,
 }
 
 /// What the store's copies share.
@@ -118,7 +120,15 @@ impl Store {
         StoreHealth {
             away_since_ms: (away != 0).then_some(away),
             answered_ms: self.shared.answered_ms.load(Ordering::Relaxed),
+            not_writable_since_ms: self.pool.not_writable_since_ms(),
         }
+    }
+
+    /// Tries a change that changes nothing, so that a database with room again is noticed while nobody changes anything.
+    async fn try_to_write(&self) -> Result<(), StoreError> {
+        let mut tx = self.pool.begin_write().await?;
+        tx.row(&sql::STATE_LOCK, args![0_i64]).await?;
+        tx.commit().await
     }
 
     /// Waits for settings that are newer than `generation`.
@@ -160,6 +170,10 @@ impl Watch {
     /// As for [`Store::snapshot`]; the next call tries again.
     pub async fn next(&mut self) -> Result<Option<Snapshot>, StoreError> {
         self.pause().await;
+        if self.store.pool.not_writable_since_ms().is_some() {
+            // What it says is noted by itself.
+            let _ = self.store.try_to_write().await;
+        }
         let newer = self.newer().await;
         let away = newer.as_ref().is_err_and(StoreError::is_unavailable);
         self.store.note_health(!away);
@@ -171,7 +185,7 @@ impl Watch {
 
     async fn newer(&mut self) -> Result<Option<Snapshot>, StoreError> {
         // Listen before looking: a change between the two is not missed.
-        if let (Pool::Postgres(pool), None) = (&self.store.pool, &self.listener) {
+        if let (Db::Postgres(pool), None) = (&self.store.pool.db, &self.listener) {
             let listen = async {
                 let mut listener = PgListener::connect_with(pool).await?;
                 listener.listen(CHANNEL).await?;

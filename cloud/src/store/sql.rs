@@ -156,9 +156,20 @@ statements! {
     SESSIONS_FORGET: "forget ended sessions" = "DELETE FROM sessions WHERE expires_ms <= $1 OR seen_ms <= $2";
     LOGIN_FAILED: "note a failed login" = "INSERT INTO login_failures (subject, at_ms) VALUES ($1, $2)";
     LOGIN_FAILURES: "count failed logins" =
-        "SELECT COUNT(*) AS n, COALESCE(MIN(at_ms), 0) AS first_ms FROM login_failures WHERE subject = $1 AND at_ms > $2";
-    LOGIN_FORGET: "forget old failed logins" = "DELETE FROM login_failures WHERE at_ms <= $1";
+        "SELECT COUNT(*) AS n, COALESCE(MIN(at_ms), 0) AS first_ms FROM login_failures \
+         WHERE subject = $1 AND at_ms > $2 AND at_ms <= $3 + 60000";
+    LOGIN_FORGET: "forget old failed logins" = "DELETE FROM login_failures WHERE at_ms <= $1 OR at_ms > $2 + 60000";
+    LOGIN_UNDO: "forget a failed login" = "DELETE FROM login_failures WHERE subject = $1 AND at_ms = $2";
     LOGIN_FORGIVE: "forget failed logins" = "DELETE FROM login_failures WHERE subject = $1";
+    DEVICE: "read a known device" =
+        "SELECT seen_ms FROM known_devices WHERE token_hash = $1 AND user_name = $2 AND expires_ms > $3";
+    DEVICE_PUT: "know a device" =
+        "INSERT INTO known_devices (token_hash, user_name, seen_ms, expires_ms) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (token_hash) DO UPDATE SET seen_ms = excluded.seen_ms, expires_ms = excluded.expires_ms";
+    DEVICES_FORGET: "forget devices" =
+        "DELETE FROM known_devices WHERE expires_ms <= $2 OR (user_name = $1 AND token_hash NOT IN \
+         (SELECT token_hash FROM known_devices WHERE user_name = $1 ORDER BY seen_ms DESC, token_hash LIMIT $3))";
+    DEVICES_END: "forget a user's devices" = "DELETE FROM known_devices WHERE user_name = $1";
 
     // What is used.
     USAGE_ADD: "count usage" =

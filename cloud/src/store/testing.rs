@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Executor};
 
-use super::db::Pool;
+use super::db::Db;
 use super::{Database, StoreError};
 
 /// Runs SQL as it is, on a connection of its own and without any check. Several statements are divided by `;`.
@@ -12,9 +12,9 @@ use super::{Database, StoreError};
 pub async fn execute(database: &Database, sql: &str) -> Result<(), StoreError> {
     let pool = super::connect(database).await?;
     let sql = AssertSqlSafe(sql.to_owned());
-    let done = match &pool {
-        Pool::Sqlite(pool) => pool.execute(sql).await.map(drop),
-        Pool::Postgres(pool) => pool.execute(sql).await.map(drop),
+    let done = match &pool.db {
+        Db::Sqlite(pool) => pool.execute(sql).await.map(drop),
+        Db::Postgres(pool) => pool.execute(sql).await.map(drop),
     };
     pool.close().await;
     done.map_err(|err| StoreError::Query { doing: "run SQL by hand", err })

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::change::{Change, Expected};
 use super::db::{Row, args};
 use super::{Store, StoreError, sql};
-use crate::access::password::hash_password;
 use crate::access::{AccessError, Actor, Role, User, check_name};
 
 const USER: &str = "user";
@@ -15,9 +14,9 @@ const USER: &str = "user";
 pub struct UserChange {
     /// Another role.
     pub role: Option<Role>,
-    /// Another password. Every session of the user ends.
+    /// Another password. Every session of the user ends, and no device of the user is known any more.
     pub password: Option<String>,
-    /// Refused altogether, or again not. Every session of a refused user ends.
+    /// Refused altogether, or again not. Every session of a refused user ends, as with another password.
     pub disabled: Option<bool>,
 }
 
@@ -55,7 +54,7 @@ impl Store {
     /// [`StoreError::Access`] where name or password are not taken, [`StoreError::Query`] where the database does not
     /// answer.
     pub async fn bootstrap(&self, name: &str, password: &str, by: &Actor) -> Result<User, StoreError> {
-        let hash = checked_hash(name, password).await?;
+        let hash = self.checked_hash(name, password).await?;
         let mut change = self.change(by, true).await?;
         if change.admins().await? > 0 {
             return Err(StoreError::State {
@@ -81,7 +80,7 @@ impl Store {
         password: &str,
         by: &Actor,
     ) -> Result<User, StoreError> {
-        let hash = checked_hash(name, password).await?;
+        let hash = self.checked_hash(name, password).await?;
         let mut change = self.change(by, true).await?;
         let user = change.add_user(name, role, &hash).await?;
         change.log("user.add", &target(name), &user_json(&user)).await?;
@@ -102,7 +101,7 @@ impl Store {
         by: &Actor,
     ) -> Result<User, StoreError> {
         let new_hash = match &to.password {
-            Some(password) => Some(checked_hash(name, password).await?),
+            Some(password) => Some(self.checked_hash(name, password).await?),
             None => None,
         };
         let mut change = self.change(by, true).await?;
@@ -127,6 +126,7 @@ impl Store {
         }
         if new_hash.is_some() || new.disabled {
             change.tx.execute(&sql::SESSIONS_END, args![name]).await?;
+            change.tx.execute(&sql::DEVICES_END, args![name]).await?;
         }
         let detail = json!({ "from": user_json(&old), "to": user_json(&new), "password": new_hash.map(|_| "changed") });
         change.log("user.change", &target(name), &detail).await?;
@@ -169,13 +169,14 @@ impl Change {
     }
 }
 
-/// argon2id of a password, computed off the runtime's threads.
-async fn checked_hash(name: &str, password: &str) -> Result<String, StoreError> {
-    check_name(USER, name)?;
-    let password = password.to_owned();
-    let hashed = tokio::task::spawn_blocking(move || hash_password(&password)).await;
-    let hashed = hashed.expect("hashing a password does not panic");
-    Ok(hashed.map_err(AccessError::from)?)
+impl Store {
+    /// argon2id of a password.
+    async fn checked_hash(&self, name: &str, password: &str) -> Result<String, StoreError> {
+        check_name(USER, name)?;
+        let password = password.to_owned();
+        let hashed = self.logins.hashing.wait().await.compute(move |space| space.hash(&password)).await;
+        Ok(hashed.map_err(AccessError::from)?)
+    }
 }
 
 fn target(name: &str) -> String {

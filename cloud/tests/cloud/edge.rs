@@ -138,6 +138,36 @@ async fn a_connection_makes_so_many_requests_and_then_closes() {
 }
 
 #[tokio::test]
+async fn a_head_has_at_most_64_kib() {
+    let server = slow_server(HttpLimits::default()).await;
+    let ask = async |bytes: usize| {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let head = format!(
+            "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-filler: {}\r\n\r\n",
+            "a".repeat(bytes)
+        );
+        // All at once, so that the server may read as much of it as it likes before it looks.
+        let _ = stream.write_all(head.as_bytes()).await;
+        to_end(&mut stream).await
+    };
+    for (bytes, want) in [(60_000, "200"), (66_000, "431"), (100_000, "431"), (130_000, "431")] {
+        let reply = ask(bytes).await;
+        // A reset may be faster than the reply to a head that was not read to its end.
+        assert!(
+            reply.starts_with(&format!("HTTP/1.1 {want}")) || (want == "431" && reply.is_empty()),
+            "{reply}"
+        );
+    }
+    // Nor behind another request on the same connection.
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let second = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(100_000));
+    let both = format!("GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n{second}");
+    let _ = stream.write_all(both.as_bytes()).await;
+    let replies = to_end(&mut stream).await;
+    assert_eq!(replies.matches("HTTP/1.1 200").count(), 1, "{replies}");
+}
+
+#[tokio::test]
 async fn an_address_has_so_many_connections() {
     let limits = HttpLimits { connections_per_ip: 2, ..HttpLimits::default() };
     let server = slow_server(limits).await;

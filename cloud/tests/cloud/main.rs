@@ -25,6 +25,7 @@ mod running;
 mod scheduler;
 mod service;
 mod service_simulation;
+mod strangers;
 mod tls;
 mod unread;
 mod world;

@@ -71,7 +71,7 @@ async fn figures_follow_the_requests() {
 
 async fn scrape(address: std::net::SocketAddr) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     text
@@ -249,7 +249,15 @@ fn logs_hold_no_text_of_a_prompt_or_an_answer() {
     assert!(child.wait().unwrap().success());
     let log = log.join().unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(lines.iter().any(|line| line["fields"]["message"] == "answer ended"), "{log}");
+    let ended = |line: &&Value| {
+        line["fields"]["message"] == "answer ended" && line["fields"]["request"] == "edge-4711"
+    };
+    let fields = &lines.iter().find(ended).unwrap_or_else(|| panic!("{log}"))["fields"];
+    assert_eq!(
+        (&fields["tenant"], &fields["model"], &fields["scene"]),
+        (&json!("default"), &json!("tiny"), &json!("")),
+        "{fields}"
+    );
     assert!(!log.contains(CANARY), "the log holds text of a prompt");
     assert!(!log.contains("xylophone"), "the log holds text of a prompt");
 }
@@ -261,8 +269,8 @@ fn post(address: &str, body: &str) -> String {
     stream.set_read_timeout(Some(HANG)).unwrap();
     let length = body.len();
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         content-length: {length}\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         x-request-id: edge-4711\r\ncontent-length: {length}\r\n\r\n"
     );
     stream.write_all((head + body).as_bytes()).unwrap();
     let mut reply = String::new();

@@ -12,20 +12,22 @@ use baton_kernels_cpu::Format;
 use crate::client::HANG;
 use crate::program::{program, refused};
 
-struct Running {
+pub struct Running {
     child: Child,
-    address: String,
+    pub address: String,
+    /// Where Prometheus asks, if it may.
+    pub metrics: Option<String>,
     log: BufReader<std::process::ChildStderr>,
 }
 
-fn model(folder: &Path) -> PathBuf {
+pub fn model(folder: &Path) -> PathBuf {
     let model = folder.join("tiny.gguf");
     std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
     model
 }
 
 impl Running {
-    fn start(words: &[&str]) -> Running {
+    pub fn start(words: &[&str]) -> Running {
         let mut child = program()
             .args(["serve", "--database", ":memory:", "--listen", "127.0.0.1:0", "--threads", "1"])
             .args(words)
@@ -34,11 +36,17 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("an address").to_owned();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = |begin: &str| {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            line.trim().strip_prefix(begin).expect("an address").to_owned()
+        };
+        let address = line("listening on http://");
+        let metrics = words.contains(&"--metrics-listen").then(|| line("metrics on http://"));
+        let metrics = metrics.map(|url| url.trim_end_matches("/metrics").to_owned());
         let log = BufReader::new(child.stderr.take().unwrap());
-        Running { child, address, log }
+        Running { child, address, metrics, log }
     }
 
     fn signal(&self, name: &str) {
@@ -46,14 +54,14 @@ impl Running {
         assert!(told.success());
     }
 
-    /// Reads the log until a line holds `text`.
-    fn logs(&mut self, text: &str) {
+    /// Reads the log until a line holds `text`; that line.
+    pub fn logs(&mut self, text: &str) -> String {
         let (begun, mut seen) = (Instant::now(), String::new());
         while begun.elapsed() < HANG {
             let mut line = String::new();
             assert!(self.log.read_line(&mut line).unwrap() > 0, "the log ends without `{text}`: {seen}");
             if line.contains(text) {
-                return;
+                return line;
             }
             seen.push_str(&line);
         }
@@ -61,9 +69,14 @@ impl Running {
     }
 
     fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        Running::send(&self.address, &request)
+    }
+
+    /// The reply to a request as it is on the wire.
+    pub fn send(address: &str, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(HANG)).unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut reply = String::new();
         stream.read_to_string(&mut reply).unwrap();
@@ -143,7 +156,7 @@ fn chat(address: &str) -> TcpStream {
     let body = r#"{"model":"default","stream":true,"messages":[{"role":"user","content":"Hi"}]}"#;
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(HANG)).unwrap();
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains("data: ") {

@@ -21,13 +21,18 @@ use crate::world::ann;
 const HANG: Duration = Duration::from_secs(120);
 
 /// The program, killed where it is dropped.
-struct Program {
+pub struct Program {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
 impl Program {
     fn start(database: &str) -> Program {
+        Program::start_with(database, "error", Stdio::inherit())
+    }
+
+    /// With a log of this level, written there.
+    pub fn start_with(database: &str, level: &str, log: Stdio) -> Program {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
         let mut child = Command::new(env!("CARGO_BIN_EXE_baton-cloud"))
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--threads", "1", "--database", database])
@@ -35,8 +40,9 @@ impl Program {
             .arg(model)
             .env_remove("BATON_API_KEY")
             .env_remove("BATON_AUTH")
-            .env("RUST_LOG", "error")
+            .env("RUST_LOG", level)
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -46,7 +52,7 @@ impl Program {
         Program { child, address }
     }
 
-    fn stop(mut self) {
+    pub fn stop(mut self) {
         let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
         assert!(told.success());
         assert!(self.child.wait().unwrap().success(), "a clean end");
@@ -61,11 +67,11 @@ impl Drop for Program {
 }
 
 /// Status and body of one request.
-async fn send(address: &str, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+pub async fn send(address: &str, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
     let talk = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: cloud\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
@@ -78,11 +84,11 @@ async fn send(address: &str, method: &str, path: &str, key: &str, body: &str) ->
     tokio::time::timeout(HANG, talk).await.expect("a reply")
 }
 
-async fn get(address: &str, path: &str) -> (u16, String) {
+pub async fn get(address: &str, path: &str) -> (u16, String) {
     send(address, "GET", path, "none", "").await
 }
 
-fn question() -> String {
+pub fn question() -> String {
     let segments = json!([
         { "role": "system", "text": "You answer from the document." },
         { "role": "user", "text": "The cat is red. The dog is blue. The bird is green.", "refine": true },
@@ -138,7 +144,7 @@ impl Load {
     }
 }
 
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let wait = async {
         while !done().await {
             tokio::time::sleep(Duration::from_millis(50)).await;

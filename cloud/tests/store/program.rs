@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use baton_cloud::access::key::hash_secret;
 use serde_json::{Value, json};
 
+use crate::logins::log_in;
 use crate::world::{TestDatabase, on_each};
 
 fn program(db: &TestDatabase, words: &[&str]) -> Command {
@@ -60,7 +61,7 @@ fn the_first_admin_and_further_users() {
         assert_eq!(admin["role"], "admin");
         let password = admin["password"].as_str().unwrap();
         let store = db.open().await;
-        assert!(store.log_in("ann", password, "a", None).await.is_ok(), "the printed password is hers");
+        assert!(log_in(&store, "ann", password, "a").await.is_ok(), "the printed password is hers");
         refused(&db, &["bootstrap", "eve"], "there is one");
 
         // A password from standard input is not printed again.
@@ -73,13 +74,13 @@ fn the_first_admin_and_further_users() {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text == "user `ben` (editor)\n", "{text}");
-        assert!(store.log_in("ben", "correct horse battery", "a", None).await.is_ok());
+        assert!(log_in(&store, "ben", "correct horse battery", "a").await.is_ok());
         refused(&db, &["users", "add", "ben"], "user `ben` is at version 1, expected 0");
         refused(&db, &["users", "add", "a/b"], "must be 1 to 64 letters");
         refused(&db, &["users", "add", "eve", "--role", "root"], "unknown role `root`");
         refused(&db, &["users", "set", "ann", "--disabled", "true"], "is the last admin");
         let changed = json_of(&db, &["users", "set", "ben", "--new-password"]);
-        assert!(store.log_in("ben", changed["password"].as_str().unwrap(), "a", None).await.is_ok());
+        assert!(log_in(&store, "ben", changed["password"].as_str().unwrap(), "a").await.is_ok());
         assert_eq!(json_of(&db, &["users", "set", "ben", "--role", "viewer"])[0]["role"], "viewer");
         let names: Vec<Value> = json_of(&db, &["users", "list"])
             .as_array()

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -133,6 +134,13 @@ impl Connection {
     }
 }
 
+/// Bytes of a request's head as it is written: the line of the request, and each field with its colon, blank and line end.
+fn head_bytes(uri: &Uri, headers: &HeaderMap) -> usize {
+    let fields: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let path = uri.path_and_query().map_or(1, |path| path.as_str().len());
+    fields + path + b"POST  HTTP/1.1\r\n\r\n".len()
+}
+
 /// The routes as one connection reaches them.
 struct Routes {
     app: Router,
@@ -159,9 +167,16 @@ impl hyper::service::Service<Request<Incoming>> for Routes {
         let last = conflict
             || self.traffic.requests() >= self.requests_max
             || request.headers().contains_key(header::TRANSFER_ENCODING);
+        // hyper looks at its limit only between two reads, so that a head of nearly twice as much may pass it.
+        let too_large = head_bytes(request.uri(), request.headers()) > HEAD_BYTES_MAX;
+        let last = last || too_large;
         let (app, told) = (self.app.clone(), self.told.clone());
         Box::pin(async move {
-            let mut response = app.oneshot(request).await?;
+            let mut response = if too_large {
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into_response()
+            } else {
+                app.oneshot(request).await?
+            };
             if last || told.is_draining() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

@@ -16,7 +16,7 @@ mod head;
 mod places;
 pub mod tls;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +42,15 @@ const NEW_CONNECTIONS_MAX: u32 = 4096;
 const SEND_BUFFER_BYTES: u32 = 64 << 10;
 /// How long connections may take to close once everything is ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// What counts as one address: with IPv6 a network of 2^64, which one customer has.
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+    }
+}
 
 /// What one connection, and all of them together, may take.
 #[derive(Debug, Clone, Copy, PartialEq)]

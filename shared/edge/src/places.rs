@@ -7,13 +7,14 @@
 //! with a request under way never gives way.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::flight::Traffic;
+use super::network;
 
 /// A connection that rested for this long has sent its last reply, so that closing it cuts nothing off.
 const REST_MIN: Duration = Duration::from_secs(1);
@@ -131,14 +132,6 @@ impl Drop for Place {
 
 fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
     book.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What counts as one address: with IPv6 a network of 2^64, which one customer has.
-fn network(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => IpAddr::V4(ip),
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
-    }
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ pub async fn reply(server: SocketAddr, path: &str, body: &[u8], gzip: bool) -> a
     let mut stream = TcpStream::connect(server).await.context("connect")?;
     let encoding = if gzip { "content-encoding: gzip\r\n" } else { "" };
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{encoding}\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{encoding}\
          content-length: {}\r\n\r\n",
         body.len()
     );

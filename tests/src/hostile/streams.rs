@@ -127,7 +127,7 @@ async fn send(server: SocketAddr, route: &str, key: Option<&str>, body: &str) ->
     let mut stream = TcpStream::connect(server).await.context("connect")?;
     let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
     let head = format!(
-        "{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{key}content-length: {}\r\n\r\n",
+        "{route} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{key}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.context("send the request")?;

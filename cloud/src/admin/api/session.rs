@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::body::JsonBody;
 use crate::admin::Admin;
-use crate::admin::console::address;
+use crate::admin::door::Visitor;
 use crate::admin::problem::{Problem, ProblemBody};
 use crate::admin::session::{COOKIE, Session, cookie};
 
@@ -56,7 +56,7 @@ impl From<&Session> for SessionView {
     responses(
         (status = 200, body = SessionView),
         (status = 401, description = "Name or password is wrong", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 429, description = "Too many failed log-ins", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 429, description = "Too many log-ins failed, or wait: see Retry-After", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -66,11 +66,9 @@ pub(super) async fn log_in(
     headers: HeaderMap,
     JsonBody(body): JsonBody<LogIn>,
 ) -> Result<Response, Problem> {
-    let old = CookieJar::from_headers(&headers).get(COOKIE).map(|cookie| cookie.value().to_owned());
-    let address = address(peer.as_ref().map(|Extension(peer)| peer));
-    let begun = admin.office.log_in(&body.name, &body.password, &address, old.as_deref()).await?;
-    let jar = CookieJar::new().add(cookie(begun.token, admin.secure));
-    Ok((jar, Json(SessionView::from(&begun.session))).into_response())
+    let visitor = Visitor { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+    let (jar, session) = admin.log_in(&visitor, &body.name, &body.password).await?;
+    Ok((jar, Json(SessionView::from(&session))).into_response())
 }
 
 /// The session that the cookie stands for.

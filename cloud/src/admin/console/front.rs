@@ -9,8 +9,10 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum_extra::extract::cookie::CookieJar;
 
 use super::{Asked, Frame, Shown, is_own, page};
-use crate::admin::chart::{Bars, Chart};
+use crate::admin::chart::{Bars, Chart, grouped};
+use crate::admin::door::Visitor;
 use crate::admin::guard::Fields;
+use crate::admin::overview::ModelNow;
 use crate::admin::problem::Kind;
 use crate::admin::session::{COOKIE, Session, cookie};
 use crate::admin::{Admin, overview};
@@ -30,26 +32,18 @@ pub(super) async fn login_page(Query(asked): Query<Asked>) -> Response {
     page(StatusCode::OK, &LoginPage { frame, next, name: String::new(), error: None })
 }
 
-/// The address that a request came from; none where the server does not tell.
-pub(in crate::admin) fn address(peer: Option<&ConnectInfo<SocketAddr>>) -> String {
-    peer.map(|ConnectInfo(peer)| peer.ip().to_canonical().to_string()).unwrap_or_default()
-}
-
 pub(super) async fn log_in(
     State(admin): State<Admin>,
     peer: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     Extension(fields): Extension<Fields>,
 ) -> Shown {
-    let jar = CookieJar::from_headers(&headers);
-    let old = jar.get(COOKIE).map(|cookie| cookie.value().to_owned());
+    let visitor = Visitor { peer: peer.map(|Extension(peer)| peer), headers: &headers };
     let (name, password) = (fields.text("name"), fields.get("password").unwrap_or_default());
     let next = fields.text("next");
-    let address = address(peer.as_ref().map(|Extension(peer)| peer));
-    match admin.office.log_in(&name, &password, &address, old.as_deref()).await {
-        Ok(begun) => {
+    match admin.log_in(&visitor, &name, &password).await {
+        Ok((jar, _)) => {
             let next = if is_own(&next) { next } else { "/admin".to_owned() };
-            let jar = CookieJar::new().add(cookie(begun.token, admin.secure));
             Ok((jar, Redirect::to(&next)).into_response())
         }
         Err(problem) if matches!(problem.kind, Kind::NotLoggedIn | Kind::TooMany) => {
@@ -78,11 +72,32 @@ struct Figure {
     unit: &'static str,
 }
 
+/// A model as its row shows it.
+struct ModelRow {
+    name: String,
+    slots_used: usize,
+    queue_len: usize,
+    backlog: String,
+    kv: String,
+}
+
+impl From<&ModelNow> for ModelRow {
+    fn from(model: &ModelNow) -> ModelRow {
+        ModelRow {
+            name: model.model.clone(),
+            slots_used: model.slots_used,
+            queue_len: model.queue_len,
+            backlog: grouped(model.backlog_s, 1),
+            kv: grouped(model.kv_used * 100.0, 0),
+        }
+    }
+}
+
 #[derive(Template)]
 #[template(path = "overview.html")]
 struct OverviewPage {
     frame: Frame,
-    model: String,
+    models: Vec<ModelRow>,
     warnings: Vec<(&'static str, String)>,
     figures: Vec<Figure>,
     charts: Vec<Chart>,
@@ -108,13 +123,16 @@ pub(super) async fn overview(
     if view.away_since_ms.is_some() || view.database_problem.is_some() {
         let why = "The database does not answer. Requests are answered with the last good settings; nothing can be changed.";
         warnings.push(("bad", why.to_owned()));
+    } else if view.not_writable_since_ms.is_some() {
+        let why = "The database answers and cannot write: its disk may be full. Requests are answered; nothing can be changed, and usage waits to be written down.";
+        warnings.push(("bad", why.to_owned()));
     } else if warnings.is_empty() {
         warnings.push(("good", "Open for requests; the database answers.".to_owned()));
     }
     let figure = |(name, value, unit)| Figure { name, value, unit };
     let shown = OverviewPage {
         frame: Frame::of(&session, "/admin", "Overview").with_notice(&asked),
-        model: view.model.clone(),
+        models: view.models.iter().map(ModelRow::from).collect(),
         warnings,
         figures: view.figures().into_iter().map(figure).collect(),
         charts: view.charts(),

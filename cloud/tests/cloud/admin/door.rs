@@ -221,4 +221,34 @@ async fn bodies_are_bounded() {
     let ada = world.log_in("ada").await;
     let answer = world.form(&ada, "/admin/tenants", &[("label", &"x".repeat(600_000))]).await;
     assert_eq!(answer.status, 413);
+    // Who has not logged in may hold less.
+    for (path, kind) in
+        [("/admin/login", "application/x-www-form-urlencoded"), ("/admin/api/v1/session", "application/json")]
+    {
+        let answer = world.send("POST", path, &[("content-type", kind)], &"x".repeat(17_000)).await;
+        assert_eq!(answer.status, 413, "{path}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_a_page_for_people_and_a_problem_for_programs() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    for path in ["/admin/nope", "/admin/", "/admin/scenes/a/b/c", "/admin/nope?x=1"] {
+        for caller in [None, Some(&ada)] {
+            let cookie = caller.map_or("", |caller| caller.cookie.as_str());
+            let answer = world.send("GET", path, &[("cookie", cookie)], "").await;
+            assert_eq!(answer.status, 404, "{path}: {answer:?}");
+            assert!(answer.header("content-type").starts_with("text/html"), "{path}: {answer:?}");
+            assert!(answer.body.contains("there is nothing at this address"), "{path}: {answer:?}");
+            assert!(answer.header("content-security-policy").starts_with("default-src 'none'"), "{path}");
+        }
+    }
+    let answer = world.send("GET", "/admin/api/v1/nope", &[], "").await;
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (404, "application/problem+json"),
+        "{answer:?}"
+    );
+    assert!(!answer.header("x-request-id").is_empty());
 }

@@ -1,0 +1,46 @@
+//! One name for a request from the edge to the end: in the reply, in the log, in traces.
+//!
+//! Always: a request has the header `x-request-id` when a route sees it, by the client's own name if that is plain; the
+//! reply has the same.
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use tracing::{debug, warn};
+use uuid::Uuid;
+
+/// The header.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The longest name that is taken over.
+const BYTES_MAX: usize = 128;
+
+/// The request's name; empty if [`with_request_id`] did not see it.
+#[must_use]
+pub fn request_id(headers: &HeaderMap) -> &str {
+    headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Names the request for the routes and in the reply. Logs refusals: at `debug`, because anybody can cause them; failures
+/// of the service at `warn`.
+pub async fn with_request_id(mut request: Request, next: Next) -> Response {
+    let own = request.headers().get(&REQUEST_ID).filter(|value| {
+        (1..=BYTES_MAX).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    });
+    let id = own.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&Uuid::new_v4().to_string()).expect("a UUID prints as visible ASCII")
+    });
+    // One only, whatever the client sent.
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let status = response.status();
+    let request = id.to_str().unwrap_or_default();
+    if status.is_server_error() {
+        warn!(request, %method, path, status = status.as_u16(), "a request failed");
+    } else if status.is_client_error() {
+        debug!(request, %method, path, status = status.as_u16(), "a request was refused");
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}

@@ -1,0 +1,248 @@
+//! Logins of the admin console: how many may fail, counted before anything is computed, and devices that are known.
+//!
+//! A stranger's attempt counts for the user's name, for the address, and for both; an attempt on a device on which the
+//! user has logged in before counts for that device alone, so that strangers cannot lock a user out.
+//! Never: keeps a cookie's value, only its hash. Always: an attempt counts as failed from before its password is looked
+//! at until it has turned out to be right; what is counted for a name cannot be what is counted for an address.
+
+use std::net::IpAddr;
+use std::sync::Mutex as SyncMutex;
+
+use baton_edge::network;
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use super::change::Change;
+use super::db::args;
+use super::{LoginError, Store, StoreError, hex, now_ms, sql};
+use crate::access::hashing::Hashing;
+use crate::access::key::{SecretHash, hash_secret, random_token};
+use crate::access::{Actor, check_name};
+
+/// Failed logins count for so long, in milliseconds.
+const FAILURES_MS: i64 = 15 * 60 * 1000;
+/// Failed logins of strangers: from one address as one user, from one address, and as one user from anywhere.
+const STRANGER_MAX: [u64; 3] = [5, 30, 100];
+/// Failed logins on one known device.
+const DEVICE_MAX: u64 = 5;
+/// A device is known for so long after its last login, in milliseconds.
+pub const DEVICE_MAX_MS: i64 = 180 * 24 * 3600 * 1000;
+/// Known devices of one user; the one that was used longest ago is forgotten first.
+const DEVICES_PER_USER: u32 = 50;
+/// Failed logins in the audit log, for each process and each time of [`FAILURES_MS`]; the log has all of them.
+const AUDITED_MAX: u32 = 200;
+
+/// Somebody who wants to log in.
+#[derive(Clone, Copy, Default)]
+pub struct LoginAttempt<'a> {
+    /// The user's name, as it was typed.
+    pub name: &'a str,
+    /// The password.
+    pub password: &'a str,
+    /// Where the attempt comes from; none: nobody knows.
+    pub address: Option<IpAddr>,
+    /// The session's cookie that the browser sent: that session ends (no fixation).
+    pub session: Option<&'a str>,
+    /// The cookie of a known device.
+    pub device: Option<&'a str>,
+}
+
+impl std::fmt::Debug for LoginAttempt<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoginAttempt").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// What the logins of one process share.
+#[derive(Debug, Default)]
+pub(super) struct Logins {
+    pub(super) hashing: Hashing,
+    /// When the last attempt was counted. Held while one is counted: attempts at the same time count one after another.
+    counting: Mutex<i64>,
+    audited: SyncMutex<Audited>,
+}
+
+#[derive(Debug, Default)]
+struct Audited {
+    since_ms: i64,
+    rows: u32,
+}
+
+/// For what an attempt counts, and how many may fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Subjects(Vec<(String, u64)>);
+
+impl Subjects {
+    /// Of somebody on an unknown device.
+    fn stranger(name: &str, address: Option<IpAddr>) -> Subjects {
+        let name: String = name.chars().take(64).collect();
+        let address = address.map_or("unknown".to_owned(), |address| network(address).to_string());
+        // No address holds a blank, and each begins with another word: none can be taken for another.
+        let subjects =
+            [format!("both {address} {name}"), format!("address {address}"), format!("name {name}")];
+        Subjects(subjects.into_iter().zip(STRANGER_MAX).collect())
+    }
+
+    fn device(hash: &SecretHash) -> Subjects {
+        Subjects(vec![(format!("device {}", hex(hash)), DEVICE_MAX)])
+    }
+}
+
+/// An attempt that counts as failed, until it is [forgiven](Change::forgive).
+#[derive(Debug)]
+pub(super) struct Counted {
+    subjects: Subjects,
+    at_ms: i64,
+}
+
+impl Store {
+    /// For what an attempt counts, and the device's cookie if it is known for this user and has not failed too often.
+    pub(super) async fn subjects(
+        &self,
+        attempt: &LoginAttempt<'_>,
+    ) -> Result<(Subjects, Option<SecretHash>), StoreError> {
+        let now = now_ms();
+        if let Some(hash) = attempt.device.map(hash_secret)
+            && check_name("user", attempt.name).is_ok()
+            && self.pool.row(&sql::DEVICE, args![&hash, attempt.name, now]).await?.is_some()
+        {
+            let subjects = Subjects::device(&hash);
+            if self.refused(&subjects, now).await?.is_none() {
+                return Ok((subjects, Some(hash)));
+            }
+        }
+        Ok((Subjects::stranger(attempt.name, attempt.address), None))
+    }
+
+    /// In how many seconds somebody of these may try again; none: now.
+    async fn refused(&self, subjects: &Subjects, now: i64) -> Result<Option<u64>, StoreError> {
+        for (subject, limit) in &subjects.0 {
+            let row = self.pool.row(&sql::LOGIN_FAILURES, args![subject, now - FAILURES_MS, now]).await?;
+            let Some(row) = row else { continue };
+            if row.count("n")? >= *limit {
+                let free_ms = (row.int("first_ms")? + FAILURES_MS - now).clamp(1, FAILURES_MS);
+                return Ok(u64::try_from(free_ms).ok().map(|ms| ms.div_ceil(1000)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Refuses an attempt that certainly is one too many, without writing anything.
+    pub(super) async fn check_attempts(&self, subjects: &Subjects) -> Result<(), LoginError> {
+        let retry_after_s = self.refused(subjects, now_ms()).await?;
+        retry_after_s.map_or(Ok(()), |retry_after_s| Err(LoginError::TooMany { retry_after_s }))
+    }
+
+    /// Counts an attempt as failed, if it is not one too many.
+    ///
+    /// Replicas count each for itself at the same moment, so that one too many for each of them may pass.
+    pub(super) async fn count_attempt(&self, subjects: Subjects) -> Result<Counted, LoginError> {
+        let mut last_ms = self.logins.counting.lock().await;
+        let now = now_ms();
+        self.check_attempts(&subjects).await?;
+        // Each has a moment of its own, by which it is forgiven; a clock that was set back begins anew.
+        let at_ms = if (now..now + 1000).contains(&*last_ms) { *last_ms + 1 } else { now };
+        let mut tx = self.pool.begin_write().await?;
+        // Also what a clock wrote that was a day ahead: it would count until that day has come.
+        tx.execute(&sql::LOGIN_FORGET, args![now - FAILURES_MS, at_ms]).await?;
+        for (subject, _) in &subjects.0 {
+            tx.execute(&sql::LOGIN_FAILED, args![subject, at_ms]).await?;
+        }
+        tx.commit().await?;
+        *last_ms = at_ms;
+        Ok(Counted { subjects, at_ms })
+    }
+
+    /// Adds a failed login to the audit log, the same work for every name. The name is not kept if there is no such
+    /// user: people type passwords into that field.
+    pub(super) async fn audit_failure(
+        &self,
+        user: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<(), StoreError> {
+        if !self.logins.may_audit(now_ms()) {
+            return Ok(());
+        }
+        let mut change = self.change(&Actor::service(), false).await?;
+        let target = format!("user/{}", user.unwrap_or("unknown"));
+        change.log("session.refused", &target, &json!({ "address": shown(address) })).await?;
+        change.commit().await
+    }
+}
+
+/// An address as the audit log has it.
+pub(super) fn shown(address: Option<IpAddr>) -> String {
+    address.map(|address| address.to_canonical().to_string()).unwrap_or_default()
+}
+
+impl Logins {
+    fn may_audit(&self, now: i64) -> bool {
+        let mut audited = self.audited.lock().expect("nothing panics while it counts");
+        if !(audited.since_ms..audited.since_ms + FAILURES_MS).contains(&now) {
+            *audited = Audited { since_ms: now, rows: 0 };
+        }
+        audited.rows += 1;
+        audited.rows <= AUDITED_MAX
+    }
+}
+
+impl Change {
+    /// The attempt was right: it counts no more, nor do earlier ones of the same user at the same place.
+    pub(super) async fn forgive(&mut self, counted: &Counted) -> Result<(), StoreError> {
+        for (at, (subject, _)) in counted.subjects.0.iter().enumerate() {
+            if at == 0 {
+                self.tx.execute(&sql::LOGIN_FORGIVE, args![subject]).await?;
+            } else {
+                self.tx.execute(&sql::LOGIN_UNDO, args![subject, counted.at_ms]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Knows the device from now on; its cookie, the same as before if it was known.
+    pub(super) async fn know_device(
+        &mut self,
+        user: &str,
+        known: Option<&str>,
+    ) -> Result<String, StoreError> {
+        let now = self.at_ms;
+        let token = known.map_or_else(random_token, str::to_owned);
+        let hash = hash_secret(&token);
+        self.tx.execute(&sql::DEVICE_PUT, args![&hash, user, now, now + DEVICE_MAX_MS]).await?;
+        self.tx.execute(&sql::DEVICES_FORGET, args![user, now, DEVICES_PER_USER]).await?;
+        Ok(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_is_counted_as_an_address() {
+        let of = |name: &str, address: &str| Subjects::stranger(name, address.parse().ok()).0;
+        let victim = of("ann", "10.0.0.1");
+        for name in ["@10.0.0.1", "address 10.0.0.1", "10.0.0.1", "both 10.0.0.1 ann", "10.0.0.1 ann"] {
+            let shared: Vec<_> = of(name, "6.6.6.6").into_iter().filter(|one| victim.contains(one)).collect();
+            assert_eq!(shared, [], "{name}");
+        }
+        assert_eq!(of("ann", "6.6.6.6").iter().filter(|one| victim.contains(one)).count(), 1, "the name");
+    }
+
+    #[test]
+    fn addresses_of_one_customer_are_one() {
+        let address = |text: &str| Subjects::stranger("x", text.parse().ok()).0[1].0.clone();
+        assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
+        assert_ne!(address("2001:db8::1"), address("2001:db8:0:1::1"));
+        assert_eq!(address("::ffff:10.0.0.1"), address("10.0.0.1"));
+    }
+
+    #[test]
+    fn the_audit_log_has_room_for_so_many_failures() {
+        let logins = Logins::default();
+        let count = |now: i64| (0..1000).filter(|_| logins.may_audit(now)).count();
+        assert_eq!((count(1_000), count(2_000)), (AUDITED_MAX as usize, 0));
+        assert_eq!(count(1_000 + FAILURES_MS), AUDITED_MAX as usize);
+        assert_eq!(count(5), AUDITED_MAX as usize, "a clock that was set back");
+    }
+}

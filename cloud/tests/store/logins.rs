@@ -1,0 +1,217 @@
+//! Logins: how many may fail, who is kept out by them and who is not.
+
+use std::net::IpAddr;
+
+use baton_cloud::access::Role;
+use baton_cloud::store::{
+    AuditQuery, Expected, LoginAttempt, LoginError, NewSession, Store, UserChange, now_ms, testing,
+};
+
+use crate::world::{TestDatabase, ann, on_each};
+
+const PASSWORD: &str = "correct horse battery";
+const WRONG: &str = "wrong password!";
+const DAY_MS: i64 = 24 * 3600 * 1000;
+
+/// A login from an address, on a device that nobody knows.
+pub async fn log_in(
+    store: &Store,
+    name: &str,
+    password: &str,
+    address: &str,
+) -> Result<NewSession, LoginError> {
+    let address: Option<IpAddr> = address.parse().ok();
+    store.log_in(&LoginAttempt { name, password, address, ..LoginAttempt::default() }).await
+}
+
+/// The same on the device of an earlier session.
+async fn on_device(
+    store: &Store,
+    device: &str,
+    name: &str,
+    password: &str,
+) -> Result<NewSession, LoginError> {
+    let address = "9.9.9.9".parse().ok();
+    store.log_in(&LoginAttempt { name, password, address, device: Some(device), session: None }).await
+}
+
+async fn with_ann(db: &TestDatabase) -> Store {
+    let store = db.open().await;
+    store.bootstrap("ann", PASSWORD, &ann()).await.unwrap();
+    store
+}
+
+#[test]
+fn strangers_and_wrong_passwords_are_told_the_same_and_limited() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        let told = async |name: &str| log_in(&store, name, WRONG, "1.1.1.1").await.unwrap_err().to_string();
+        let (wrong, stranger, bad_name) = (told("ann").await, told("nobody").await, told("a/b'; --").await);
+        assert_eq!((&stranger, &bad_name), (&wrong, &wrong));
+        for _ in 0..4 {
+            let err = log_in(&store, "ann", WRONG, "1.1.1.1").await.unwrap_err();
+            assert!(matches!(err, LoginError::Wrong { .. }), "{err}");
+        }
+        let err = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { retry_after_s: 1..=900 }), "{err}");
+        // Somebody else's failures do not lock ann out elsewhere.
+        assert!(log_in(&store, "ann", PASSWORD, "2.2.2.2").await.is_ok());
+        testing::execute(&db.database, "UPDATE login_failures SET at_ms = at_ms - 900000").await.unwrap();
+        assert!(log_in(&store, "ann", PASSWORD, "1.1.1.1").await.is_ok(), "after a quarter of an hour");
+    });
+}
+
+#[test]
+fn attempts_at_the_same_time_count_before_their_passwords_are_looked_at() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        let mut attempts = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let store = store.clone();
+            attempts.spawn(async move { log_in(&store, "ann", WRONG, "1.1.1.1").await.unwrap_err() });
+        }
+        let (mut wrong, mut refused) = (0, 0);
+        while let Some(err) = attempts.join_next().await {
+            match err.unwrap() {
+                LoginError::Wrong { .. } => wrong += 1,
+                LoginError::TooMany { .. } | LoginError::Busy { .. } => refused += 1,
+                LoginError::Store(err) => panic!("{err:?}"),
+            }
+        }
+        assert_eq!((wrong, refused), (5, 95));
+        // Right ones at the same time do not count against each other.
+        let right = (0..4).map(|_| log_in(&store, "ann", PASSWORD, "2.2.2.2"));
+        for begun in futures_util::future::join_all(right).await {
+            begun.unwrap();
+        }
+    });
+}
+
+/// As if so many strangers had failed to log in as ann, each elsewhere.
+async fn lock_ann_out(db: &TestDatabase) {
+    let sql = format!(
+        "INSERT INTO login_failures (subject, at_ms) WITH RECURSIVE n(i) AS \
+         (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) SELECT 'name ann', {} FROM n",
+        now_ms()
+    );
+    testing::execute(&db.database, &sql).await.unwrap();
+}
+
+#[test]
+fn strangers_do_not_lock_out_who_logged_in_on_this_device_before() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        let session = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap();
+        lock_ann_out(&db).await;
+        let err = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        let err = on_device(&store, "no-such-device", "ann", PASSWORD).await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        let again = on_device(&store, &session.device, "ann", PASSWORD).await.unwrap();
+        assert_eq!(again.device, session.device, "the same device");
+        // The device is no way around the limits: it has one of its own, and then counts as a stranger.
+        for _ in 0..5 {
+            let err = on_device(&store, &session.device, "ann", WRONG).await.unwrap_err();
+            assert!(matches!(err, LoginError::Wrong { .. }), "{err}");
+        }
+        let err = on_device(&store, &session.device, "ann", PASSWORD).await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+    });
+}
+
+#[test]
+fn a_device_is_known_for_its_user_and_password_only() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        store.add_user("ben", Role::Viewer, PASSWORD, &ann()).await.unwrap();
+        let of_ben = log_in(&store, "ben", PASSWORD, "1.1.1.1").await.unwrap().device;
+        let of_ann = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap().device;
+        lock_ann_out(&db).await;
+        let err = on_device(&store, &of_ben, "ann", PASSWORD).await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        let change = UserChange { password: Some("another long password".into()), ..UserChange::default() };
+        store.change_user("ann", &change, Expected::Any, &ann()).await.unwrap();
+        let err = on_device(&store, &of_ann, "ann", "another long password").await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+    });
+}
+
+#[test]
+fn a_name_cannot_stand_for_an_address() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        for host in 1..=6 {
+            for _ in 0..5 {
+                let address = format!("6.6.6.{host}");
+                let err = log_in(&store, "@9.9.9.9", WRONG, &address).await.unwrap_err();
+                assert!(matches!(err, LoginError::Wrong { .. }), "{err}");
+            }
+        }
+        assert!(log_in(&store, "ann", PASSWORD, "9.9.9.9").await.is_ok());
+    });
+}
+
+#[test]
+fn a_network_of_ipv6_counts_as_one_address() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        for host in 1..=5 {
+            let err = log_in(&store, "ann", WRONG, &format!("2001:db8::{host}")).await.unwrap_err();
+            assert!(matches!(err, LoginError::Wrong { .. }), "{err}");
+        }
+        let err = log_in(&store, "ann", PASSWORD, "2001:db8::6").await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        assert!(log_in(&store, "ann", PASSWORD, "2001:db8:0:1::6").await.is_ok());
+    });
+}
+
+#[test]
+fn a_clock_that_is_set_by_a_day_locks_nobody_out_and_lets_nobody_in() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        for _ in 0..5 {
+            log_in(&store, "ann", WRONG, "1.1.1.1").await.unwrap_err();
+        }
+        // As if the clock had been a day ahead until now.
+        let move_by = |table: &str, columns: &[&str], ms: i64| {
+            let set: Vec<String> =
+                columns.iter().map(|column| format!("{column} = {column} + {ms}")).collect();
+            format!("UPDATE {table} SET {}", set.join(", "))
+        };
+        let run = async |sql: String| testing::execute(&db.database, &sql).await.unwrap();
+        run(move_by("login_failures", &["at_ms"], DAY_MS)).await;
+        let first = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap();
+        assert!(store.session(&first.token).await.unwrap().is_some());
+        let times = ["created_ms", "seen_ms", "expires_ms"];
+        run(move_by("sessions", &times, DAY_MS)).await;
+        assert_eq!(store.session(&first.token).await.unwrap(), None, "it would last a day longer");
+        // As if the clock had been a day behind.
+        let second = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap();
+        run(move_by("sessions", &times, -DAY_MS)).await;
+        assert_eq!(store.session(&second.token).await.unwrap(), None);
+        assert!(log_in(&store, "ann", PASSWORD, "1.1.1.1").await.is_ok());
+        // Changes and the audit log do not mind.
+        run("UPDATE known_devices SET seen_ms = seen_ms + 86400000".to_owned()).await;
+        store.add_user("ben", Role::Viewer, PASSWORD, &ann()).await.unwrap();
+        assert!(format!("{:?}", store.verify_audit(None).await.unwrap()).starts_with("Whole"));
+    });
+}
+
+#[test]
+fn failed_logins_stand_in_the_audit_log_without_what_was_typed() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        log_in(&store, "ann", WRONG, "1.1.1.1").await.unwrap_err();
+        log_in(&store, "my-secret-password", "ann", "2001:db8::7").await.unwrap_err();
+        let rows = store.audit(&AuditQuery { limit: 10, ..AuditQuery::default() }).await.unwrap();
+        let failed: Vec<(&str, &str)> = rows
+            .iter()
+            .filter(|row| row.action == "session.refused")
+            .map(|row| (row.target.as_str(), row.detail.as_str()))
+            .collect();
+        let want =
+            [("user/unknown", "{\"address\":\"2001:db8::7\"}"), ("user/ann", "{\"address\":\"1.1.1.1\"}")];
+        assert_eq!(failed, want);
+        assert!(rows.iter().all(|row| !format!("{row:?}").contains("my-secret-password")), "{rows:?}");
+    });
+}
