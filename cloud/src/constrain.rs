@@ -104,7 +104,7 @@ impl Grammars {
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, ConstraintError> {
         let started = Instant::now();
         let bytes = match grammar {
-            Grammar::Json(schema) => schema.to_string().len(),
+            Grammar::Json(schema) => written_bytes(schema),
             Grammar::Lark(text) => text.len(),
         };
         if bytes > GRAMMAR_BYTES_MAX {
@@ -152,6 +152,26 @@ pub(crate) fn compact(schema: &Value) -> Result<Value, ConstraintError> {
     let style = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     fields.insert("x-guidance".to_owned(), style);
     Ok(Value::Object(fields))
+}
+
+/// Bytes of the schema as JSON, counted without writing it down: it may be as long as a body.
+fn written_bytes(schema: &Value) -> usize {
+    struct Count(usize);
+
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, schema).expect("a value is JSON, and counting cannot fail");
+    count.0
 }
 
 fn rejected(err: &impl ToString) -> ConstraintError {
