@@ -67,6 +67,8 @@ pub struct ApiLimits {
     pub body_grace: Duration,
     /// How long a stream may be silent before a comment keeps it alive.
     pub keep_alive: Duration,
+    /// How often a stream without a token says how far it is.
+    pub progress_every: Duration,
 }
 
 impl Default for ApiLimits {
@@ -82,6 +84,7 @@ impl Default for ApiLimits {
             body_rate_min: 2048,
             body_grace: Duration::from_secs(5),
             keep_alive: Duration::from_secs(10),
+            progress_every: Duration::from_secs(2),
         }
     }
 }

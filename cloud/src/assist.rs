@@ -163,6 +163,7 @@ impl Draft {
         stream.set_prompt_tokens(self.prompt.len());
         stream.set_model(&served.name);
         stream.wakes(served.desk.clone());
+        stream.set_progress(served.desk.clone());
         let tokenizer = served.model.tokenizer();
         let turn_ends = served.model.turn_ends();
         let stops = !sampling.stop.is_empty() || !turn_ends.is_empty();

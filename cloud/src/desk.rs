@@ -9,12 +9,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use baton_engine::PrefixStats;
-use baton_protocol::DeviceInfo;
+use baton_protocol::{DeviceInfo, ProgressEvent, ProgressStage};
 
 use crate::coefficients::Coefficients;
 use crate::cost::{Costs, Measured};
 use crate::job::Job;
-use crate::scheduler::{BacklogBound, Effect, Event, JobId, Refusal, SchedulerCore, SchedulerStats};
+use crate::scheduler::{
+    BacklogBound, Effect, Event, JobId, Progress, Refusal, SchedulerCore, SchedulerStats,
+};
 use crate::store::DeviceClass;
 use crate::telemetry::Telemetry;
 use crate::traffic::Traffic;
@@ -189,6 +191,13 @@ impl Desk {
     /// What a running sequence may write at most.
     pub(crate) fn max_tokens(&self, id: JobId) -> Option<usize> {
         self.lock().core.max_tokens(id)
+    }
+
+    /// How far a sequence is that has no token yet.
+    pub(crate) fn progress(&self, id: JobId) -> Option<ProgressEvent> {
+        let Progress { running, computed, total, eta_ms } = self.lock().core.progress(id)?;
+        let stage = if running { ProgressStage::Prefill } else { ProgressStage::Queue };
+        Some(ProgressEvent { stage, computed: computed as u64, total: total as u64, eta_ms })
     }
 
     /// Changes what may wait.

@@ -63,6 +63,7 @@ impl StreamWatch for Recorder {
     fn event(&mut self, event: &AssistEvent) {
         let figures = &mut self.figures;
         match event {
+            AssistEvent::Progress(_) => (),
             AssistEvent::Mask(mask) => {
                 figures.ratio = Some(f64::from(mask.ratio));
                 let kept = f64::from(mask.prompt_ratio).clamp(0.0, 1.0);

@@ -254,6 +254,19 @@ pub struct SlotTimes {
     pub slot_ms: f64,
 }
 
+/// How far a sequence is that has no token yet.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// It has a slot.
+    pub running: bool,
+    /// Tokens of its prompt that are computed.
+    pub computed: usize,
+    /// Tokens of its prompt.
+    pub total: usize,
+    /// How long its first token will take from now, in milliseconds; none before the first pass.
+    pub eta_ms: Option<f64>,
+}
+
 /// What is in use now.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SchedulerStats {

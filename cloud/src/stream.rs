@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use baton_protocol::AssistEvent;
+use baton_protocol::{AssistEvent, ProgressEvent};
 use tokio::sync::mpsc;
 
 use crate::desk::Desk;
@@ -139,6 +139,20 @@ impl EventSink {
     }
 }
 
+/// Says how far an answer is that has no token yet.
+#[derive(Debug, Clone)]
+pub(crate) struct ProgressSource {
+    desk: Arc<Desk>,
+    id: JobId,
+}
+
+impl ProgressSource {
+    /// How far it is now; `None` once it has a token.
+    pub(crate) fn now(&self) -> Option<ProgressEvent> {
+        self.desk.progress(self.id)
+    }
+}
+
 /// Sees every event of an answer when its reader gets it; dropped with the stream.
 pub trait StreamWatch: Send + std::fmt::Debug {
     /// The next event.
@@ -157,6 +171,7 @@ pub struct AssistStream {
     read: Option<usize>,
     prompt_tokens: u64,
     model: String,
+    progress: Option<ProgressSource>,
     watches: Vec<Box<dyn StreamWatch>>,
 }
 
@@ -179,6 +194,7 @@ impl AssistStream {
                 read: Some(0),
                 prompt_tokens: 0,
                 model: String::new(),
+                progress: None,
                 watches: Vec::new(),
             },
         )
@@ -216,6 +232,15 @@ impl AssistStream {
     pub(crate) fn keeps_unread(&mut self) -> ReadMark {
         self.read = None;
         self.mark.clone()
+    }
+
+    /// Where its progress is told.
+    pub(crate) fn progress(&self) -> Option<&ProgressSource> {
+        self.progress.as_ref()
+    }
+
+    pub(crate) fn set_progress(&mut self, desk: Arc<Desk>) {
+        self.progress = Some(ProgressSource { desk, id: self.id });
     }
 
     /// Asks for an early end; an `end` event with reason `cancelled` follows.

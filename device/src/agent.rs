@@ -14,7 +14,8 @@ use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
 use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
 use crate::privacy::{Escape, Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
-    CloudFault, Note, Outcome, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source, TextRules,
+    CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
+    TextRules,
 };
 use crate::worker::{EngineWorker, WorkerError};
 use baton_engine::sampling::SamplingParams;
@@ -81,6 +82,8 @@ pub enum AnswerEvent {
     },
     /// Something to tell the person.
     Note(Note),
+    /// How far it is, while there is nothing to show: at least every two seconds, as far as that is known.
+    Progress(Progress),
 }
 
 /// Why a question was not asked at all.
@@ -413,6 +416,9 @@ impl Agent {
                         RelayEffect::Note(note) => {
                             notes.push(note.clone());
                             queue.extend(deliver(events, AnswerEvent::Note(note)).await);
+                        }
+                        RelayEffect::Progress(progress) => {
+                            queue.extend(deliver(events, AnswerEvent::Progress(progress)).await);
                         }
                         RelayEffect::WakeAt(at) => wake = at,
                         RelayEffect::Finish(outcome) => {

@@ -12,7 +12,7 @@ pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 use crate::privacy::PublicName;
 use crate::relay::CloudFault;
 use crate::relay::fault_of;
-use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo};
+use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo, StreamChecksum};
 use futures_util::Stream;
 use reqwest::header::{
     AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER,
@@ -174,7 +174,7 @@ impl CloudClient {
             post = post.header(CONTENT_ENCODING, "gzip");
         }
         let response = accepted(post.send().await.map_err(unreachable)?, "text/event-stream").await?;
-        Ok(assist_events(response.bytes_stream()))
+        Ok(assist_events(response.bytes_stream(), request.checksum()))
     }
 
     /// Goes on with the stream of `request_id` behind the token of index `seen`.
@@ -189,7 +189,8 @@ impl CloudClient {
         let url = self.url(&format!("v1/assist/{request_id}"))?;
         let get = self.http.get(url).header("last-event-id", seen.to_string());
         let response = accepted(get.send().await.map_err(unreachable)?, "text/event-stream").await?;
-        Ok(assist_events(response.bytes_stream()))
+        let checksum = StreamChecksum::of_resumed(request_id, Some(seen));
+        Ok(assist_events(response.bytes_stream(), checksum))
     }
 }
 

@@ -8,7 +8,8 @@
 //! - exactly one [`RelayEffect::Finish`], and no effect after it;
 //! - the device goes on from exactly the tokens it verified, so the text after a takeover is its own continuation of
 //!   the accepted prefix;
-//! - only a contiguous prefix of the cloud's tokens is used, and none past the agreed number;
+//! - only a contiguous prefix of the cloud's tokens is used, and none past the agreed number; only what lengthens that
+//!   prefix, or computes a prompt, counts as a sign of life;
 //! - a device that fails in the middle, whatever computes there, costs no token where the cloud may be asked: it is asked
 //!   once to go on after exactly the text that was accepted.
 
@@ -20,12 +21,13 @@ mod inbox;
 mod note;
 mod outcome;
 mod pace;
+mod progress;
 #[cfg(test)]
 mod tests;
 
 pub use answer::TextRules;
 pub(crate) use cloud::fault_of;
-pub use event::{RelayEffect, RelayEvent, Source};
+pub use event::{Progress, RelayEffect, RelayEvent, Source};
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
 pub use outcome::{CloudTiming, Ending, Outcome, Shown, Timeline};
@@ -37,9 +39,17 @@ use baton_protocol::{Corrector, SentenceMap};
 use cloud::CloudSide;
 use device::{DeviceSide, DeviceState};
 use pace::Display;
+use progress::Waiting;
 
 /// How long a finished answer waits for the cloud's `end` event after its last token.
 const END_GRACE_MS: f64 = 100.0;
+/// The largest tolerable gap that a scene or a cloud is believed: nobody reads at one token in several seconds.
+const TAU_MS_MAX: f64 = 1_000.0;
+
+/// The largest tolerable gap, from a number that came over the wire.
+fn believed_tau_ms(said: f64) -> f64 {
+    if said.is_finite() { said.clamp(1.0, TAU_MS_MAX) } else { TAU_MS_MAX }
+}
 
 /// Who may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,6 +103,7 @@ pub struct RelayCore {
     cloud: CloudSide,
     device: DeviceSide,
     display: Display,
+    waiting: Waiting,
     timeline: Timeline,
     begun_at: Option<Millis>,
     ending: Option<Ending>,
@@ -103,13 +114,14 @@ impl RelayCore {
     /// A core for one question. Cost: segments the prompt into sentences, `O(bytes)`.
     pub fn new(config: RelayConfig, spec: AnswerSpec, rules: TextRules) -> Self {
         let map = SentenceMap::new(&spec.segments);
-        let timeline = Timeline { tau_ms: config.tau_ms, ..Timeline::default() };
+        let timeline = Timeline { tau_ms: believed_tau_ms(config.tau_ms), ..Timeline::default() };
         Self {
             map,
             answer: Answer::new(rules),
             cloud: CloudSide::new(spec.tokens_max, config.corrector_override.unwrap_or(config.corrector)),
             device: DeviceSide::new(&config, spec.segments.clone()),
             display: Display::default(),
+            waiting: Waiting::default(),
             timeline,
             begun_at: None,
             ending: None,
@@ -138,7 +150,8 @@ impl RelayCore {
         self.maybe_verify(&mut fx);
         self.pace(now, &mut fx);
         if !self.finished {
-            let wake = self.wake_at();
+            self.tell(now, &mut fx);
+            let wake = self.wake_at(now);
             fx.push(RelayEffect::WakeAt(wake));
         }
         fx
@@ -200,9 +213,16 @@ impl RelayCore {
         }
     }
 
-    fn wake_at(&self) -> Option<Millis> {
+    fn wake_at(&self, now: Millis) -> Option<Millis> {
         let hedge = self.cloud.hedge_at.filter(|_| self.cloud.waiting());
-        let times = [self.display.wake_at(), hedge, self.stall_at(), self.timeout_at(), self.end_grace()];
+        let times = [
+            self.display.wake_at(),
+            hedge,
+            self.stall_at(),
+            self.timeout_at(),
+            self.end_grace(),
+            self.tell_at(now),
+        ];
         times.into_iter().flatten().reduce(Millis::min)
     }
 
@@ -215,7 +235,8 @@ impl RelayCore {
         let verify_ms = self.device.verify_ms(self.answer.len());
         let left = self.answer.len().saturating_sub(self.display.shown()) + 1;
         let dry_at = self.display.last_at() + Millis::new(left as f64 * self.timeline.tau_ms - verify_ms);
-        Some(dry_at.max(self.cloud.last_at + Millis::new(self.cloud.silence_ms())))
+        let own_ms = self.timeline.tau_ms.max(self.config.cost.decode_ms);
+        Some(dry_at.max(self.cloud.last_at + Millis::new(self.cloud.silence_ms(own_ms))))
     }
 
     /// When a cloud that is silent is given up although no device is ready to take over.

@@ -317,7 +317,7 @@ impl<'a> Simulation<'a> {
                 AssistEvent::Token(token) => Some(token.index as usize),
                 // The mask goes out with the first token, the end with the last.
                 AssistEvent::Mask(_) => Some(0),
-                AssistEvent::End(_) | AssistEvent::Error(_) => None,
+                AssistEvent::Progress(_) | AssistEvent::End(_) | AssistEvent::Error(_) => None,
             };
             let cut = match (self.line.fault, index) {
                 (LineFault::CutAt(cut) | LineFault::CutOnceAt(cut), Some(index)) => index >= cut,
@@ -359,6 +359,7 @@ impl<'a> Simulation<'a> {
                 RelayEffect::CancelCloud => self.stream = None,
                 RelayEffect::Engine(command) => self.command(core, request, command),
                 RelayEffect::Show { index, text, .. } => self.told.shown.push((index, text)),
+                RelayEffect::Progress(_) => {}
                 RelayEffect::Tail { text } => self.told.shown.push((usize::MAX, text)),
                 RelayEffect::Note(note) => self.told.notes.push(note),
                 RelayEffect::WakeAt(at) => {

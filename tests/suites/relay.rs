@@ -35,6 +35,7 @@ fn cloud_alone(pair: &mut Pair, question: &Question) -> (Vec<u32>, String, EndRe
                 text.push_str(&token.text);
             }
             AssistEvent::End(end) => reason = Some(end.reason),
+            AssistEvent::Progress(_) => {}
             AssistEvent::Mask(_) => panic!("a scene with r = 1 sends no mask"),
             AssistEvent::Error(err) => panic!("the cloud fails: {err:?}"),
         }

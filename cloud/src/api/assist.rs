@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName};
 use axum::response::Response;
-use baton_protocol::{AssistEvent, AssistRequest, ErrorCode};
+use baton_protocol::{AssistEvent, AssistRequest, ErrorCode, ProgressEvent, StreamChecksum};
 use uuid::Uuid;
 
 use super::error::ApiError;
@@ -20,8 +20,13 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Assists a device.
 ///
 /// The reply is a stream of server-sent events: at most one `mask`, then `first`, then a `token` for each further token up
-/// to L, and one `end` or `error`. Their data are `MaskBody`, `FirstBody`, `TokenBody`, `EndBody` and `ErrorReply`; comments
-/// (`: ping`) keep the connection alive. Closing it cancels the answer.
+/// to L, and one `end` or `error`; before the first token a `progress` about every two seconds. Their data are `MaskBody`,
+/// `FirstBody`, `TokenBody`, `EndBody`, `ErrorReply` and `ProgressBody`, each with a last field `crc`; comments (`: ping`)
+/// keep the connection alive. Closing it cancels the answer.
+///
+/// `crc` is the running checksum of the reply, eight hex digits: CRC-32 over the request's body (inflated; of a stream that
+/// is taken up again, over its id, a blank and `last-event-id`), then over name, line feed, data without this field, and
+/// line feed of every event so far. Readers that do not know it ignore it.
 #[utoipa::path(
     post,
     path = "/v1/assist",
@@ -47,6 +52,7 @@ pub(super) async fn assist(
     let (service, kept) = (app.service.clone(), app.kept.clone());
     let accepted = app.prepare(move || {
         let asked = Asked::by(&bytes);
+        let frames = AssistFrames(StreamChecksum::new(&bytes));
         let (request, held) = bytes.parse(AssistRequest::parse)?;
         // The same request again is the same stream, as long as it is kept.
         if let Some(reader) = kept.find(owner, request.request_id, None) {
@@ -54,20 +60,19 @@ pub(super) async fn assist(
                 let message = "is the id of another request, sent lately; a new request needs a new one";
                 return Err(ApiError::field("request_id", message));
             }
-            return Ok(Source::Kept(reader));
+            return Ok((Source::Kept(reader), frames));
         }
         let mut answer = service.assist_for(&request, terms, Some(permit.payer()))?;
         answer.watch(permit);
         drop(held);
         if !request.resume {
-            return Ok(Source::Live(answer));
+            return Ok((Source::Live(answer), frames));
         }
-        Ok(kept
-            .keep(owner, request.request_id, asked, answer)
-            .map_or_else(|answer| Source::Live(*answer), Source::Kept))
+        let kept = kept.keep(owner, request.request_id, asked, answer);
+        Ok((kept.map_or_else(|answer| Source::Live(*answer), Source::Kept), frames))
     });
-    let answer = accepted.await?;
-    sse::response(answer, AssistFrames, app.limits.keep_alive).await
+    let (answer, frames) = accepted.await?;
+    sse::response(answer, frames, &app.limits).await
 }
 
 /// Takes a stream up again that was asked for with `resume`, behind the token that `last-event-id` names.
@@ -106,14 +111,20 @@ pub(super) async fn resume(
     let Some(reader) = app.kept.find(Owner::of(&headers), id, seen) else {
         return Err(ApiError::new(ErrorCode::Gone, "no stream of this name is kept here"));
     };
-    sse::response(reader, AssistFrames, app.limits.keep_alive).await
+    let frames = AssistFrames(StreamChecksum::of_resumed(id, seen));
+    sse::response(reader, frames, &app.limits).await
 }
 
-struct AssistFrames;
+/// Events as frames, each with the checksum of the reply so far.
+struct AssistFrames(StreamChecksum);
 
 impl Encode for AssistFrames {
     fn event(&mut self, event: &AssistEvent, out: &mut String) {
-        sse::frame(event, out);
+        sse::frame(event, &mut self.0, out);
+    }
+
+    fn progress(&mut self, progress: &ProgressEvent, out: &mut String) {
+        sse::frame(&AssistEvent::Progress(*progress), &mut self.0, out);
     }
 
     fn finish(&mut self, _out: &mut String) {}

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use baton_protocol::{AssistEvent, EndReason, ErrorCode};
+use baton_protocol::{AssistEvent, EndReason, ErrorCode, ProgressEvent};
 use serde_json::{Value, json};
 
 use self::reply::{Head, Reply, finish_reason, usage};
@@ -25,7 +25,9 @@ use crate::stream::AssistStream;
 /// Answers a chat.
 ///
 /// With `stream`, the reply is a stream of server-sent events: `data:` lines with chunks, then `data: [DONE]`. An error
-/// after the first chunk is one `data: {"error": …}` before `[DONE]`.
+/// after the first chunk is one `data: {"error": …}` before `[DONE]`. Until the first token a comment (`: progress {…}`) says
+/// about every two seconds how far the prompt is, and with `stream_options.include_progress` a chunk without choices does,
+/// in its field `x_progress`.
 #[utoipa::path(
     post,
     path = "/v1/chat/completions",
@@ -65,17 +67,17 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
         answer.watch(permit);
         let reply = Reply::new(service.model_named(answer.model())?.model, &request.work);
         // The texts are not needed any more, and an answer may take minutes.
-        let ChatRequest { stream, include_usage, work } = request;
+        let ChatRequest { stream, include_usage, include_progress, work } = request;
         drop((work, held));
-        Ok((reply, answer, stream, include_usage))
+        Ok((reply, answer, stream, include_usage, include_progress))
     });
-    let (reply, answer, stream, include_usage) = accepted.await?;
+    let (reply, answer, stream, include_usage, include_progress) = accepted.await?;
     let head = Head::new(answer.model());
     if !stream {
         return whole(head, reply, answer).await;
     }
-    let chunks = Chunks { head, reply, include_usage, begun: false };
-    sse::response(answer, chunks, app.limits.keep_alive).await
+    let chunks = Chunks { head, reply, include_usage, include_progress, begun: false };
+    sse::response(answer, chunks, &app.limits).await
 }
 
 /// The reply in one piece.
@@ -85,7 +87,10 @@ async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result
         let event = answer.next().await.unwrap_or_else(sse::cut_off);
         message.take(reply.pieces(&event));
         match event {
-            AssistEvent::Mask(_) | AssistEvent::First(_) | AssistEvent::Token(_) => (),
+            AssistEvent::Progress(_)
+            | AssistEvent::Mask(_)
+            | AssistEvent::First(_)
+            | AssistEvent::Token(_) => (),
             AssistEvent::Error(body) => return Err(body.into()),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
@@ -100,6 +105,7 @@ struct Chunks {
     head: Head,
     reply: Reply,
     include_usage: bool,
+    include_progress: bool,
     begun: bool,
 }
 
@@ -140,7 +146,10 @@ impl Encode for Chunks {
     fn event(&mut self, event: &AssistEvent, out: &mut String) {
         self.pieces(event, out);
         match event {
-            AssistEvent::Mask(_) | AssistEvent::First(_) | AssistEvent::Token(_) => (),
+            AssistEvent::Progress(_)
+            | AssistEvent::Mask(_)
+            | AssistEvent::First(_)
+            | AssistEvent::Token(_) => (),
             AssistEvent::Error(body) => put(&openai_body(body), out),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
                 put(&openai_body(&sse::cut_off_body()), out)
@@ -159,6 +168,19 @@ impl Encode for Chunks {
                     put(&last, out);
                 }
             }
+        }
+    }
+
+    /// A comment, which every client skips, and a chunk for one that asked for it.
+    fn progress(&mut self, progress: &ProgressEvent, out: &mut String) {
+        let progress = json!(progress);
+        out.push_str(": progress ");
+        out.push_str(&progress.to_string());
+        out.push_str("\n\n");
+        if self.include_progress {
+            let mut chunk = self.head.object("chat.completion.chunk", json!([]));
+            chunk["x_progress"] = progress;
+            put(&chunk, out);
         }
     }
 

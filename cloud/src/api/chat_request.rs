@@ -32,6 +32,7 @@ pub(super) struct ChatRequest {
     pub(super) work: ChatWork,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    pub(super) include_progress: bool,
 }
 
 /// What is asked for.
@@ -52,13 +53,14 @@ pub(super) fn parse(json: &[u8]) -> Result<ChatRequest, ApiError> {
     parser.end().map_err(|err| ApiError::field(".", err))?;
     refuse_unsupported(&wire)?;
     let stream = wire.stream.unwrap_or(false);
-    let include_usage =
-        wire.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+    let options = wire.stream_options.as_ref();
+    let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
+    let include_progress = options.and_then(|options| options.include_progress).unwrap_or(false);
     let work = match wire.baton.is_some() {
         true => ChatWork::Assisted(Box::new(assisted(wire)?)),
         false => ChatWork::Whole(Box::new(completion(wire)?)),
     };
-    Ok(ChatRequest { work, stream, include_usage })
+    Ok(ChatRequest { work, stream, include_usage, include_progress })
 }
 
 /// The parser names the object around an unknown field; a client wants the field.

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::sse::is_terminal;
-use crate::stream::{AssistStream, ReadMark, tokens_in};
+use crate::stream::{AssistStream, ProgressSource, ReadMark, tokens_in};
 
 /// What all kept answers together may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,6 +84,7 @@ struct Kept {
     state: Mutex<State>,
     /// How far any reader is.
     mark: ReadMark,
+    progress: Option<ProgressSource>,
     /// How many events there are.
     count: watch::Sender<usize>,
 }
@@ -140,8 +141,9 @@ impl KeptAnswers {
             if book.answers.len() >= self.limits.answers_max && !book.drop_ended(owner) {
                 return Err(Box::new(answer));
             }
-            let mark = answer.keeps_unread();
-            kept = Arc::new(Kept { asked, state: Mutex::default(), mark, count: watch::Sender::new(0) });
+            let (mark, progress) = (answer.keeps_unread(), answer.progress().cloned());
+            let count = watch::Sender::new(0);
+            kept = Arc::new(Kept { asked, state: Mutex::default(), mark, progress, count });
             book.answers.insert(name, kept.clone());
         }
         let reader = Kept::reader(kept.clone(), None);
@@ -262,6 +264,11 @@ impl KeptReader {
         self.kept.asked == asked
     }
 
+    /// Where the answer's progress is told.
+    pub(super) fn progress(&self) -> Option<&ProgressSource> {
+        self.kept.progress.as_ref()
+    }
+
     /// Everything that belongs into the next packet; none after the last one.
     pub(super) async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
         loop {
@@ -294,7 +301,7 @@ impl KeptReader {
     fn wants(&self, event: &AssistEvent) -> bool {
         let Some(seen) = self.seen else { return true };
         match event {
-            AssistEvent::Mask(_) => false,
+            AssistEvent::Progress(_) | AssistEvent::Mask(_) => false,
             AssistEvent::First(_) | AssistEvent::Token(_) => event.index().is_some_and(|index| index > seen),
             AssistEvent::End(_) | AssistEvent::Error(_) => true,
         }
@@ -309,7 +316,7 @@ fn bytes_of(event: &AssistEvent) -> usize {
             first.text.len() + first.guide.as_ref().map_or(0, |guide| guide.to_string().len())
         }
         AssistEvent::Token(token) => token.text.len(),
-        AssistEvent::End(_) | AssistEvent::Error(_) => 0,
+        AssistEvent::Progress(_) | AssistEvent::End(_) | AssistEvent::Error(_) => 0,
     };
     own + size_of::<AssistEvent>()
 }

@@ -30,6 +30,7 @@ pub(super) use self::assist::{AssistBody, Device, SceneBody, SceneList};
         (name = "service", description = "health and figures"),
     ),
     components(schemas(
+        assist::ProgressBody,
         assist::MaskBody,
         assist::FirstBody,
         assist::TokenBody,
@@ -129,6 +130,10 @@ struct ChatCompletionChunk {
     /// In the first chunk and where L is reached, where `baton` was sent.
     #[schema(value_type = Option<Object>)]
     baton: Option<Value>,
+    /// How far the prompt is, where `stream_options.include_progress` was sent: `stage` (`queue` or `prefill`), `computed` and
+    /// `total` prompt tokens, and `eta_ms` if that can be said.
+    #[schema(value_type = Option<Object>)]
+    x_progress: Option<Value>,
 }
 
 /// The answer.

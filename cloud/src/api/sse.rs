@@ -9,13 +9,14 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use baton_protocol::{AssistEvent, ErrorBody, ErrorCode};
+use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ProgressEvent, StreamChecksum};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
+use super::ApiLimits;
 use super::error::ApiError;
 use super::kept::KeptReader;
-use crate::stream::AssistStream;
+use crate::stream::{AssistStream, ProgressSource};
 
 const PING: &str = ": ping\n\n";
 
@@ -23,6 +24,9 @@ const PING: &str = ": ping\n\n";
 pub(super) trait Encode: Send + 'static {
     /// Appends the frames of one event.
     fn event(&mut self, event: &AssistEvent, out: &mut String);
+
+    /// Appends how far an answer is that has no token yet.
+    fn progress(&mut self, progress: &ProgressEvent, out: &mut String);
 
     /// Appends what follows the terminal event.
     fn finish(&mut self, out: &mut String);
@@ -44,6 +48,14 @@ impl Source {
             Source::Kept(reader) => reader.next_batch().await,
         }
     }
+
+    fn progress(&self) -> Option<ProgressEvent> {
+        let source = match self {
+            Source::Live(answer) => answer.progress(),
+            Source::Kept(reader) => reader.progress(),
+        };
+        source.and_then(ProgressSource::now)
+    }
 }
 
 impl From<AssistStream> for Source {
@@ -58,20 +70,22 @@ impl From<KeptReader> for Source {
     }
 }
 
-/// A streaming reply, once its first packet is there or `keep_alive` has passed.
+/// A streaming reply, once its first packet is there or it was silent for as long as it may be.
 ///
 /// # Errors
 /// What ends the answer before its first event: it has a status of its own then, as every refusal has.
 pub(super) async fn response(
     answer: impl Into<Source>,
     encode: impl Encode,
-    keep_alive: Duration,
+    limits: &ApiLimits,
 ) -> Result<Response, ApiError> {
-    let mut answer = answer.into();
-    let first = tokio::time::timeout(keep_alive, answer.next_batch()).await;
-    let mut state = Streaming { answer: Some(answer), encode, keep_alive };
-    let first = match first {
-        Err(_) => Bytes::from_static(PING.as_bytes()),
+    let (keep_alive, progress_every) = (limits.keep_alive, limits.progress_every);
+    let mut state =
+        Streaming { answer: Some(answer.into()), encode, keep_alive, progress_every, begun: false };
+    let silence = state.silence();
+    let answer = state.answer.as_mut().expect("it was put there above");
+    let first = match tokio::time::timeout(silence, answer.next_batch()).await {
+        Err(_) => state.waiting(),
         Ok(None) => return Err(cut_off_body().into()),
         Ok(Some(batch)) => match batch.first() {
             Some(AssistEvent::Error(body)) => return Err(body.clone().into()),
@@ -96,22 +110,43 @@ struct Streaming<E> {
     answer: Option<Source>,
     encode: E,
     keep_alive: Duration,
+    progress_every: Duration,
+    /// Its first token is there.
+    begun: bool,
 }
 
 impl<E: Encode> Streaming<E> {
     /// The next packet; none after the terminal event.
     async fn next(&mut self) -> Option<Bytes> {
+        let silence = self.silence();
         let answer = self.answer.as_mut()?;
-        let Ok(batch) = tokio::time::timeout(self.keep_alive, answer.next_batch()).await else {
-            return Some(Bytes::from_static(PING.as_bytes()));
+        let Ok(batch) = tokio::time::timeout(silence, answer.next_batch()).await else {
+            return Some(self.waiting());
         };
         // A worker that is gone leaves no terminal event: the reader still gets one.
         let batch = batch.unwrap_or_else(|| vec![cut_off()]);
         Some(self.packet(&batch))
     }
 
+    /// How long it may be silent.
+    fn silence(&self) -> Duration {
+        if self.begun { self.keep_alive } else { self.keep_alive.min(self.progress_every) }
+    }
+
+    /// What is sent where it was silent for so long.
+    fn waiting(&mut self) -> Bytes {
+        let progress = self.answer.as_ref().and_then(Source::progress);
+        let Some(progress) = progress.filter(|_| !self.begun) else {
+            return Bytes::from_static(PING.as_bytes());
+        };
+        let mut out = String::new();
+        self.encode.progress(&progress, &mut out);
+        out.into()
+    }
+
     fn packet(&mut self, batch: &[AssistEvent]) -> Bytes {
         let mut out = String::new();
+        self.begun = true;
         for event in batch {
             self.encode.event(event, &mut out);
             if is_terminal(event) {
@@ -138,13 +173,15 @@ pub(super) fn cut_off_body() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unavailable, "the service stopped before the answer's end")
 }
 
-/// One event as the assist protocol has it.
-pub(super) fn frame(event: &AssistEvent, out: &mut String) {
+/// One event as the assist protocol has it, with the checksum of the stream so far.
+pub(super) fn frame(event: &AssistEvent, sum: &mut StreamChecksum, out: &mut String) {
     use std::fmt::Write;
 
+    let (name, mut data) = (event.name(), event.data());
+    sum.seal(name, &mut data);
     let write = match event.index() {
-        Some(index) => write!(out, "event: {}\nid: {index}\ndata: {}\n\n", event.name(), event.data()),
-        None => write!(out, "event: {}\ndata: {}\n\n", event.name(), event.data()),
+        Some(index) => write!(out, "event: {name}\nid: {index}\ndata: {data}\n\n"),
+        None => write!(out, "event: {name}\ndata: {data}\n\n"),
     };
     write.expect("writing to a string cannot fail");
 }
@@ -156,12 +193,13 @@ mod tests {
 
     #[test]
     fn frames_carry_their_index() {
-        let mut out = String::new();
+        let (mut out, mut sum) = (String::new(), StreamChecksum::new(b"{}"));
         let text = "a\nb".to_owned();
-        frame(&AssistEvent::Token(TokenEvent { index: 3, id: 9, text }), &mut out);
-        assert_eq!(out, "event: token\nid: 3\ndata: {\"index\":3,\"id\":9,\"text\":\"a\\nb\"}\n\n");
+        frame(&AssistEvent::Token(TokenEvent { index: 3, id: 9, text }), &mut sum, &mut out);
+        let own = "event: token\nid: 3\ndata: {\"index\":3,\"id\":9,\"text\":\"a\\nb\",\"crc\":\"";
+        assert!(out.starts_with(own) && out.ends_with("\"}\n\n"), "{out}");
         out.clear();
-        frame(&cut_off(), &mut out);
+        frame(&cut_off(), &mut sum, &mut out);
         assert!(out.starts_with("event: error\ndata: {\"error\":{\"code\":\"unavailable\""), "{out}");
     }
 }

@@ -8,7 +8,7 @@ use super::fair::{FairQueue, Standing};
 use super::plan::{Room, StepPlan, StepRow, chunk_len};
 use super::request::Request;
 use super::{
-    BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Refusal,
+    BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, Progress, Refusal,
     SchedulerStats, Share,
 };
 
@@ -69,6 +69,14 @@ impl Slot {
             Phase::Opening => 0,
             Phase::Prefill { done, .. } => done,
             Phase::Decode => self.request.feed_tokens() - 1,
+        }
+    }
+
+    /// Tokens to compute before it writes.
+    fn missing_prompt(&self) -> usize {
+        match self.phase {
+            Phase::Opening | Phase::Prefill { .. } => self.request.feed_tokens() - self.held(),
+            Phase::Decode => 0,
         }
     }
 }
@@ -152,6 +160,32 @@ impl SchedulerCore {
     /// What a running sequence may write at most: what it asked for, or less where it got its slot under load.
     pub fn max_tokens(&self, id: JobId) -> Option<usize> {
         self.running.iter().find(|slot| slot.request.spec.id == id).map(|slot| slot.request.spec.max_tokens)
+    }
+
+    /// How far a sequence is; `None` for one that has a token, has ended or was never there.
+    ///
+    /// The estimate counts the prompt tokens before its own last one, by the rate at which they were lately computed: an
+    /// answer that runs long, or a tenant of more weight that comes later, makes it too short.
+    pub fn progress(&self, id: JobId) -> Option<Progress> {
+        let ms = self.drain.ms_per_token(self.times.alone_ms(), self.now);
+        let eta_ms = |tokens: usize| ms.map(|ms| ms * tokens as f64);
+        let left = |slots: &[Slot]| slots.iter().map(Slot::missing_prompt).sum::<usize>();
+        if let Some(at) = self.running.iter().position(|slot| slot.request.spec.id == id) {
+            let slot = &self.running[at];
+            let total = slot.request.spec.prompt_tokens;
+            let (computed, eta_ms) = (slot.held().min(total), eta_ms(left(&self.running[..=at])));
+            return (slot.request.written == 0).then_some(Progress {
+                running: true,
+                computed,
+                total,
+                eta_ms,
+            });
+        }
+        let request = self.waiting.iter().find(|request| request.spec.id == id)?;
+        let before = self.waiting.iter().filter(|other| other.arrival <= request.arrival);
+        let eta_ms = eta_ms(left(&self.running) + before.map(Request::feed_tokens).sum::<usize>());
+        let total = request.spec.prompt_tokens;
+        (request.written == 0).then_some(Progress { running: false, computed: 0, total, eta_ms })
     }
 
     /// What is in use now.
@@ -447,10 +481,6 @@ impl SchedulerCore {
 
     fn backlog(&self) -> usize {
         let waiting: usize = self.waiting.iter().map(Request::feed_tokens).sum();
-        let running = self.running.iter().map(|slot| match slot.phase {
-            Phase::Opening | Phase::Prefill { .. } => slot.request.feed_tokens() - slot.held(),
-            Phase::Decode => 0,
-        });
-        waiting + running.sum::<usize>()
+        waiting + self.running.iter().map(Slot::missing_prompt).sum::<usize>()
     }
 }

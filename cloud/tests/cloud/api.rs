@@ -104,14 +104,18 @@ async fn a_full_service_answers_429() {
 }
 
 #[tokio::test]
-async fn silence_is_bridged_by_comments() {
-    let emulation = Some(PassCost { base_ms: 200.0, prefill_ms_per_token: 0.0, decode_ms: 0.0 });
+async fn silence_between_tokens_is_bridged_by_comments() {
+    let emulation = Some(PassCost { base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 200.0 });
     let limits = ApiLimits { keep_alive: Duration::from_millis(20), ..ApiLimits::default() };
     let options = ServiceOptions { emulation, ..options() };
     let server = Server::with(options, None, HttpLimits::default(), limits).await;
     let reply = server.send("POST", "/v1/assist", &[], &body(&request("doc-qa", &document(3), 2))).await;
-    assert!(reply.body().starts_with(": ping\n\n"), "{}", reply.body());
-    assert_eq!(tokens(&reply.events()).len(), 2);
+    let body = reply.body();
+    let between = &body[body.find("event: first").unwrap()..body.find("event: token").unwrap()];
+    assert!(between.contains(": ping\n\n"), "{body}");
+    let events = reply.events();
+    let first = events.iter().position(|event| matches!(event, AssistEvent::First(_))).unwrap();
+    assert_eq!(tokens(&events[first..]).len(), 2);
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod models;
 mod observability;
 mod preemption;
 mod program;
+mod progress;
 mod quotas;
 mod running;
 mod scheduler;

@@ -66,7 +66,7 @@ fn print_event(event: AnswerEvent, quiet: bool) -> std::io::Result<()> {
             out!("{text}")?;
             baton_terminal::stdout().flush()?;
         }
-        AnswerEvent::Text { .. } => {}
+        AnswerEvent::Text { .. } | AnswerEvent::Progress(_) => {}
     }
     Ok(())
 }

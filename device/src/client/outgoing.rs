@@ -1,7 +1,7 @@
 //! A request as it leaves the device: redacted text only, checked, compressed where that pays.
 
 use crate::privacy::RedactedRequest;
-use baton_protocol::RequestError;
+use baton_protocol::{RequestError, StreamChecksum};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use reqwest::header::HeaderValue;
@@ -30,6 +30,7 @@ pub struct OutgoingRequest {
     resume: bool,
     body: Vec<u8>,
     gzipped: bool,
+    checksum: StreamChecksum,
 }
 
 impl std::fmt::Debug for OutgoingRequest {
@@ -47,11 +48,12 @@ impl OutgoingRequest {
         let request = request.as_request();
         request.check()?;
         let json = serde_json::to_vec(request).map_err(|err| OutgoingError::Encode(err.into()))?;
+        let checksum = StreamChecksum::new(&json);
         let gzipped = json.len() > GZIP_BYTES_MIN;
         let body = if gzipped { gzip(&json).map_err(OutgoingError::Encode)? } else { json };
         let scene = HeaderValue::from_bytes(request.scene.as_bytes())
             .expect("a checked name holds no control characters");
-        Ok(Self { request_id: request.request_id, scene, resume: request.resume, body, gzipped })
+        Ok(Self { request_id: request.request_id, scene, resume: request.resume, body, gzipped, checksum })
     }
 
     /// Names the request.
@@ -67,6 +69,11 @@ impl OutgoingRequest {
     /// Whether its stream may be taken up again.
     pub fn resumes(&self) -> bool {
         self.resume
+    }
+
+    /// What the reply's running checksum begins with.
+    pub fn checksum(&self) -> StreamChecksum {
+        self.checksum.clone()
     }
 
     /// Bytes of the body as sent.

@@ -1,7 +1,7 @@
 //! Server-sent events behind a byte cap.
 
 use crate::relay::CloudFault;
-use baton_protocol::{AssistEvent, EventError};
+use baton_protocol::{AssistEvent, EventError, StreamChecksum};
 use bytes::Bytes;
 use eventsource_stream::{EventStreamError, Eventsource};
 use futures_util::{Stream, StreamExt};
@@ -16,8 +16,12 @@ enum Broken {
     Transport,
 }
 
-/// Reads assist events from a response body. Unknown events are skipped; after an error nothing follows.
-pub fn assist_events<S, E>(bytes: S) -> impl Stream<Item = Result<AssistEvent, CloudFault>>
+/// Reads assist events from a response body and holds them to their running checksum. Unknown events are skipped; after
+/// an error nothing follows.
+pub fn assist_events<S, E>(
+    bytes: S,
+    mut checksum: StreamChecksum,
+) -> impl Stream<Item = Result<AssistEvent, CloudFault>>
 where
     S: Stream<Item = Result<Bytes, E>>,
 {
@@ -37,7 +41,15 @@ where
     });
     capped
         .eventsource()
-        .filter_map(|event| async {
+        .map(move |event| {
+            // Unknown events count as well: one of them may be a damaged known one.
+            let checked = event.as_ref().map_or(Ok(()), |event| checksum.check(&event.event, &event.data));
+            (event, checked)
+        })
+        .filter_map(|(event, checked)| async move {
+            if let Err(err) = checked {
+                return Some(Err(CloudFault::Damaged { reason: err.to_string() }));
+            }
             match event {
                 Ok(event) => match AssistEvent::parse(&event.event, &event.data) {
                     Ok(event) => Some(Ok(event)),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::privacy::Redactor;
-use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling, Segment};
+use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling, Segment, StreamChecksum};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use std::io::Read;
@@ -35,7 +35,7 @@ fn name(name: &str) -> PublicName {
 
 async fn collect(chunks: Vec<Vec<u8>>) -> Vec<Result<AssistEvent, CloudFault>> {
     let bytes = futures_util::stream::iter(chunks.into_iter().map(|c| Ok::<_, ()>(Bytes::from(c))));
-    assist_events(bytes).collect().await
+    assist_events(bytes, StreamChecksum::new(b"")).collect().await
 }
 
 const STREAM: &str = ": ping\n\nevent: token\nid: 1\ndata: {\"index\":1,\"id\":2,\"text\":\" é\"}\n\nevent: news\ndata: {}\n\n\
@@ -51,6 +51,57 @@ async fn events_are_read_however_they_are_split() {
         let (a, b) = STREAM.as_bytes().split_at(cut);
         assert_eq!(collect(vec![a.to_vec(), b.to_vec()]).await, whole, "cut at {cut}");
     }
+}
+
+/// A stream as a cloud with checksums sends it.
+fn sealed() -> Vec<u8> {
+    let mut sum = StreamChecksum::new(b"");
+    let events = [
+        (
+            "mask",
+            r#"{"unit":"sentence","segmenter":"s1","count":2,"kept":1,"data":"AQEC","content_sha256":"0","ratio":0.5,"prompt_ratio":0.5}"#,
+        ),
+        (
+            "first",
+            r#"{"protocol":1,"scene_version":1,"index":0,"id":7,"text":"The","assist_tokens":3,"assist_bound_by":"tau","tau_ms":100}"#,
+        ),
+        ("token", r#"{"index":1,"id":8,"text":" ship é"}"#),
+        ("token", r#"{"index":2,"id":9,"text":" 41"}"#),
+        (
+            "end",
+            r#"{"reason":"cap","usage":{"prompt_tokens":5,"cached_prefix_tokens":0,"completion_tokens":3}}"#,
+        ),
+    ];
+    let frame = |(name, data): (&str, &str)| {
+        let mut data = data.to_owned();
+        sum.seal(name, &mut data);
+        format!("event: {name}\ndata: {data}\n\n")
+    };
+    events.into_iter().map(frame).collect::<String>().into_bytes()
+}
+
+#[tokio::test]
+async fn no_flipped_bit_changes_what_is_heard() {
+    let stream = sealed();
+    let whole = collect(vec![stream.clone()]).await;
+    assert!(whole.len() == 5 && whole.iter().all(Result::is_ok), "{whole:?}");
+    for bit in 0..stream.len() * 8 {
+        let mut flipped = stream.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        let heard = collect(vec![flipped]).await;
+        let right = heard.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+        // What was heard before is right; then comes a fault, or the stream ends without its `end`.
+        let rest = &heard[right..];
+        assert!(matches!(rest, [] | [Err(_)]), "bit {bit}: {rest:?}");
+        assert!(right < 5 || rest.is_empty(), "bit {bit}");
+    }
+}
+
+#[tokio::test]
+async fn a_reply_to_another_request_is_not_believed() {
+    let bytes = futures_util::stream::iter([Ok::<_, ()>(Bytes::from(sealed()))]);
+    let heard: Vec<_> = assist_events(bytes, StreamChecksum::new(b"another question")).collect().await;
+    assert!(matches!(heard[..], [Err(CloudFault::Damaged { .. })]), "{heard:?}");
 }
 
 #[tokio::test]

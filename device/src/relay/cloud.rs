@@ -4,7 +4,7 @@ use super::answer::Piece;
 use super::inbox::Inbox;
 use super::note::{AnswerError, CloudFault, Note};
 use super::outcome::{CloudTiming, Ending};
-use super::{RelayCore, RelayEffect, RelayMode, Source};
+use super::{RelayCore, RelayEffect, RelayMode, Source, believed_tau_ms};
 use crate::local::EngineCommand;
 use baton_pacing::Millis;
 use baton_protocol::{
@@ -17,6 +17,12 @@ use std::sync::Arc;
 const SILENCE_INTERVALS: f64 = 4.0;
 const SILENCE_MS_MIN: f64 = 60.0;
 const SILENCE_MS_MAX: f64 = 2_000.0;
+/// The longest time that a cloud may ask to be left alone.
+const RETRY_AFTER_MS_MAX: u64 = 3_600_000;
+/// Characters of a cloud's own words that are kept.
+const MESSAGE_CHARS_MAX: usize = 400;
+/// Characters of the word for what bounds L that are kept.
+const BOUND_CHARS_MAX: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CloudState {
@@ -44,7 +50,7 @@ pub(super) struct CloudSide {
     /// Token ids mean the same on both sides: equal tokenizer digests.
     pub(super) ids_usable: bool,
     pub(super) corrector: Corrector,
-    /// Last sign of life.
+    /// Last sign of life: a further token of the answer, or a prompt that goes on.
     pub(super) last_at: Millis,
     /// Usual time between tokens.
     interval_ms: f64,
@@ -98,9 +104,10 @@ impl CloudSide {
         self.continuing
     }
 
-    /// How long a pause is not yet called silence.
-    pub(super) fn silence_ms(&self) -> f64 {
-        (SILENCE_INTERVALS * self.interval_ms).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
+    /// How long a pause is not yet called silence, where this device would write a token in `own_ms`: a cloud that lets
+    /// its own tokens drip must not hold a device that is faster.
+    pub(super) fn silence_ms(&self, own_ms: f64) -> f64 {
+        (SILENCE_INTERVALS * self.interval_ms.min(own_ms)).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
     }
 
     /// When its last token is expected, with `have` of its tokens there.
@@ -108,8 +115,12 @@ impl CloudSide {
         self.last_at + Millis::new(self.cap.saturating_sub(have) as f64 * self.interval_ms)
     }
 
+    /// So many further tokens of the answer are there. Events that bring none are no sign of life.
     fn heard(&mut self, tokens: usize, now: Millis) {
-        if self.state == CloudState::Streaming && tokens > 0 {
+        if tokens == 0 {
+            return;
+        }
+        if self.state == CloudState::Streaming {
             let interval_ms = (now - self.last_at).as_f64() / tokens as f64;
             self.interval_ms = if self.interval_ms == 0.0 {
                 interval_ms
@@ -126,9 +137,13 @@ pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
     match (status, error.code) {
         (401 | 403, _) | (_, ErrorCode::Unauthorized | ErrorCode::Forbidden) => CloudFault::SignIn { status },
         (429 | 503, _) | (_, ErrorCode::Overloaded | ErrorCode::Unavailable) => {
-            CloudFault::Overloaded { status, retry_after_ms: error.retry_after_ms }
+            let retry_after_ms = error.retry_after_ms.map(|ms| ms.min(RETRY_AFTER_MS_MAX));
+            CloudFault::Overloaded { status, retry_after_ms }
         }
-        (_, code) => CloudFault::Refused { status, code: code.to_string(), message: error.message.clone() },
+        (_, code) => {
+            let message = error.message.chars().take(MESSAGE_CHARS_MAX).collect();
+            CloudFault::Refused { status, code: code.to_string(), message }
+        }
     }
 }
 
@@ -145,6 +160,7 @@ impl RelayCore {
             return;
         }
         match event {
+            AssistEvent::Progress(progress) => self.on_progress(progress, now),
             AssistEvent::Mask(mask) => self.on_mask(&mask, fx),
             AssistEvent::First(first) => self.on_first(*first, now, fx),
             AssistEvent::Token(token) if self.cloud.streaming() => self.on_token(token, now, fx),
@@ -195,6 +211,7 @@ impl RelayCore {
         self.cloud.last_at = now;
         self.cloud.state = CloudState::Streaming;
         self.cloud.hedge_at = None;
+        self.waiting.forget_cloud();
         let left = self.spec.tokens_max - self.cloud.offset;
         self.cloud.cap = usize::try_from(first.assist_tokens).unwrap_or(left).clamp(1, left.max(1));
         // Ids go on from ids only: behind text they would not know what text it was.
@@ -202,12 +219,11 @@ impl RelayCore {
         self.cloud.ids_usable = same_ids && self.answer.ids().is_some();
         if !self.cloud.continuing {
             self.cloud.corrector = self.config.corrector_override.unwrap_or(first.corrector);
-            if first.tau_ms.is_finite() && first.tau_ms > 0.0 {
-                self.timeline.tau_ms = f64::from(first.tau_ms);
-            }
+            self.timeline.tau_ms = believed_tau_ms(f64::from(first.tau_ms));
             self.timeline.ttft_cloud_ms = Some(self.since(now).as_f64());
             self.timeline.assist_tokens = Some(self.cloud.cap);
-            self.timeline.assist_bound_by = Some(first.assist_bound_by.clone());
+            let bound_by = first.assist_bound_by.chars().filter(|c| !c.is_control());
+            self.timeline.assist_bound_by = Some(bound_by.take(BOUND_CHARS_MAX).collect());
             self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
@@ -344,6 +360,7 @@ impl RelayCore {
         self.cloud.hedge_at = None;
         self.cloud.cap = self.spec.tokens_max - offset;
         self.cloud.asked(now);
+        self.waiting.forget_cloud();
         fx.push(RelayEffect::Note(Note::CloudContinues { at: offset, reason }));
         fx.push(RelayEffect::AskToContinue {
             accepted: self.answer.model_text(),

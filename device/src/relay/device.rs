@@ -120,6 +120,12 @@ impl DeviceSide {
         self.prompt
     }
 
+    /// Tokens in the KV cache and of the whole prompt, and when its own first token will be there.
+    pub(super) fn progress(&self, now: Millis) -> Option<(u64, u64, Millis)> {
+        let ready_at = self.estimate.as_ref()?.ready_at(now);
+        Some((self.done as u64, self.total as u64, ready_at))
+    }
+
     /// Predicted time of the verification pass over `accepted` tokens.
     pub(super) fn verify_ms(&self, accepted: usize) -> f64 {
         self.slowness * self.cost.prefill_ms(self.done as f64, (accepted + 1) as f64)
@@ -240,6 +246,7 @@ impl RelayCore {
             EngineReport::Progress { done, total, .. } => {
                 self.device.done = done;
                 self.device.total = total;
+                self.waiting.refresh();
                 if let Some(estimate) = &mut self.device.estimate {
                     estimate.progress(done, now);
                 }
@@ -276,6 +283,7 @@ impl RelayCore {
     ) {
         self.device.total = tokens;
         self.device.done = cached;
+        self.waiting.refresh();
         self.device.begun = (now, cached);
         if self.device.state == DeviceState::Prefix {
             return;

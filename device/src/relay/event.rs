@@ -4,7 +4,7 @@ use super::note::{CloudFault, Note};
 use super::outcome::Outcome;
 use crate::local::{EngineCommand, EngineReport};
 use baton_pacing::Millis;
-use baton_protocol::AssistEvent;
+use baton_protocol::{AssistEvent, ProgressStage};
 use serde::Serialize;
 
 /// Who wrote a token.
@@ -15,6 +15,21 @@ pub enum Source {
     Cloud,
     /// This device.
     Device,
+}
+
+/// How far an answer is that has nothing to show now.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Progress {
+    /// Who is waited for.
+    pub source: Source,
+    /// What for: a turn in the cloud's queue, or a prompt to be computed.
+    pub stage: ProgressStage,
+    /// Prompt tokens that are computed.
+    pub computed: u64,
+    /// Prompt tokens in all.
+    pub total: u64,
+    /// How long the next token will take from now, in milliseconds, if that can be said.
+    pub eta_ms: Option<f64>,
 }
 
 /// What happened.
@@ -69,6 +84,8 @@ pub enum RelayEffect {
     },
     /// Tell the person.
     Note(Note),
+    /// Tell the person who waits how far it is; again at least every two seconds.
+    Progress(Progress),
     /// Send [`RelayEvent::Timer`] at this time; replaces the time asked for before. `None`: no timer.
     WakeAt(Option<Millis>),
     /// The one terminal event; nothing follows.

@@ -49,6 +49,12 @@ pub enum CloudFault {
         /// What is wrong.
         reason: String,
     },
+    /// What came is not what the cloud sent.
+    #[error("the line to the cloud damages what it carries: {reason}")]
+    Damaged {
+        /// Which checksum does not fit.
+        reason: String,
+    },
     /// More bytes than an answer may have.
     #[error("the cloud sent more than {max} bytes")]
     TooLarge {
@@ -103,6 +109,7 @@ impl CloudFault {
             Self::Refused { .. } => "cloud_refused",
             Self::NotAnEventStream { .. } => "not_an_event_stream",
             Self::Malformed { .. } => "cloud_malformed",
+            Self::Damaged { .. } => "cloud_damaged",
             Self::TooLarge { .. } => "cloud_too_large",
             Self::Version { .. } => "protocol_version",
             Self::Disconnected => "cloud_disconnected",

@@ -2,6 +2,7 @@
 
 mod continues;
 mod faults;
+mod hostile;
 mod properties;
 mod real;
 mod sim;

@@ -1,7 +1,8 @@
 //! The events of an assist stream, as server-sent events carry them: a name and a line of JSON.
 //!
 //! Tolerant of unknown fields. Numbers that something is computed from are checked, so that a broken or hostile peer
-//! gives a typed error and never a NaN in a schedule.
+//! gives a typed error and never a NaN in a schedule. On the wire the data of each event ends with a checksum of the
+//! stream so far ([`crate::StreamChecksum`]).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use crate::error::ErrorBody;
 use crate::mask_event::MaskEvent;
+use crate::progress::ProgressEvent;
 use crate::range::{NumberRange, OutOfRange};
 use crate::request::{json_field, json_place, limits};
 use crate::scene::Corrector;
@@ -21,6 +23,8 @@ const MILLIS: NumberRange = NumberRange::new(0.0, 86_400_000.0);
 /// One event of an assist stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AssistEvent {
+    /// How far the prompt is, while there is no token yet.
+    Progress(ProgressEvent),
     /// Which sentences to keep. Without it, all.
     Mask(MaskEvent),
     /// The first token, with what the stream will hold.
@@ -185,6 +189,7 @@ impl AssistEvent {
     /// Name of the event.
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Progress(_) => "progress",
             Self::Mask(_) => "mask",
             Self::First(_) => "first",
             Self::Token(_) => "token",
@@ -196,6 +201,7 @@ impl AssistEvent {
     /// The event's JSON, in one line.
     pub fn data(&self) -> String {
         let written = match self {
+            Self::Progress(event) => serde_json::to_string(event),
             Self::Mask(event) => serde_json::to_string(event),
             Self::First(event) => serde_json::to_string(event),
             Self::Token(event) => serde_json::to_string(event),
@@ -210,7 +216,7 @@ impl AssistEvent {
         match self {
             Self::First(event) => Some(event.index),
             Self::Token(event) => Some(event.index),
-            Self::Mask(_) | Self::End(_) | Self::Error(_) => None,
+            Self::Progress(_) | Self::Mask(_) | Self::End(_) | Self::Error(_) => None,
         }
     }
 
@@ -221,6 +227,11 @@ impl AssistEvent {
     pub fn parse(name: &str, data: &str) -> Result<Self, EventError> {
         let range = |err| EventError::Range { name: name.to_owned(), err };
         match name {
+            "progress" => {
+                let event: ProgressEvent = read(name, data)?;
+                event.check().map_err(range)?;
+                Ok(Self::Progress(event))
+            }
             "mask" => {
                 let event: MaskEvent = read(name, data)?;
                 SHARE.check("ratio", event.ratio).map_err(range)?;
@@ -274,6 +285,7 @@ fn read<T: DeserializeOwned>(name: &str, data: &str) -> Result<T, EventError> {
 mod tests {
     use super::*;
     use crate::error::ErrorCode;
+    use crate::progress::ProgressStage;
 
     #[track_caller]
     fn reads_back(event: AssistEvent, want: &str) {
@@ -324,6 +336,12 @@ mod tests {
         error.error.kind.clear();
         let short = r#"{"error":{"code":"overloaded","message":"busy","retry_after_ms":800}}"#;
         assert_eq!(AssistEvent::parse("error", short).unwrap(), AssistEvent::Error(error));
+        let progress =
+            ProgressEvent { stage: ProgressStage::Prefill, computed: 512, total: 4096, eta_ms: Some(900.0) };
+        reads_back(
+            AssistEvent::Progress(progress),
+            r#"{"stage":"prefill","computed":512,"total":4096,"eta_ms":900.0}"#,
+        );
         let event = AssistEvent::First(Box::new(first()));
         assert_eq!(AssistEvent::parse("first", &event.data()).unwrap(), event);
         assert_eq!(event.index(), Some(0));
@@ -352,6 +370,8 @@ mod tests {
         check("token", r#"{"index":1,"id":2,"text":"x"}}"#, "trailing");
         check("end", r#"{"reason":"tired"}"#, "reason");
         check("mask", "[1]", "mask");
+        check("progress", r#"{"stage":"queue","computed":2,"total":1}"#, "computed");
+        check("progress", r#"{"stage":"prefill","computed":1,"total":2,"eta_ms":-1}"#, "eta_ms");
         let long = serde_json::json!({"index": 1, "id": 2, "text": "x".repeat(5000)}).to_string();
         check("token", &long, "text");
         let bad = |change: fn(&mut Value)| {

@@ -3,21 +3,24 @@
 //!
 //! No I/O, no async, no clock. Nothing here panics on what a peer sent: bytes from outside give a checked value or a
 //! typed error. Requests are strict (unknown fields are refused, every number has a range); replies are tolerant
-//! (unknown fields are ignored), so that an older device can talk to a newer cloud.
+//! (unknown fields are ignored, unknown events skipped), so that an older device can talk to a newer cloud.
 //! Always holds: both sides compute the same [`SentenceMap`] from the same bytes, and a mask that does not fit that
 //! map is refused, never applied.
 
+mod checksum;
 mod error;
 mod event;
 mod map;
 mod mask;
 mod mask_event;
+mod progress;
 mod range;
 mod request;
 mod scene;
 mod segmenter;
 mod shape;
 
+pub use checksum::{ChecksumError, StreamChecksum};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use event::{
     AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing, TokenEvent,
@@ -28,6 +31,7 @@ pub use mask::{
     MASK_OVERHEAD_MAX, MaskError, decode_mask, decode_token_mask, encode_mask, encode_token_mask,
 };
 pub use mask_event::MaskEvent;
+pub use progress::{ProgressEvent, ProgressStage};
 pub use range::{NumberRange, OutOfRange};
 pub use request::{AssistRequest, DeviceInfo, RefineOptions, RequestError, Role, Sampling, Segment, limits};
 pub use scene::{Corrector, SceneInfo};

@@ -202,7 +202,7 @@ impl Reply {
                 let held = self.parser.as_mut().map(ToolParser::finish).unwrap_or_default();
                 return held.into_iter().map(piece).collect();
             }
-            AssistEvent::Error(_) => return Vec::new(),
+            AssistEvent::Progress(_) | AssistEvent::Error(_) => return Vec::new(),
         };
         let place = self.logprobs.as_ref().and_then(Logprobs::take);
         let place = place.map(|logprobs| Place { tokenizer: self.tokenizer.clone(), logprobs });

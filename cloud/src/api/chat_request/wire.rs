@@ -181,6 +181,9 @@ pub(in super::super) enum Stop {
 pub(in super::super) struct StreamOptions {
     /// A last chunk without choices says what the answer took.
     pub(super) include_usage: Option<bool>,
+    /// Baton's own: chunks without choices say in `x_progress`, about every two seconds until the first token, how far the
+    /// prompt is.
+    pub(super) include_progress: Option<bool>,
     /// No effect.
     #[serde(rename = "include_obfuscation")]
     pub(super) _include_obfuscation: Option<bool>,

@@ -126,6 +126,22 @@ struct RefineBody {
     mode: Option<String>,
 }
 
+/// `event: progress`: how far the prompt is, while there is no token yet.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ProgressBody {
+    /// `queue` (it waits for its turn) or `prefill`.
+    stage: String,
+    /// Prompt tokens that are computed.
+    computed: u64,
+    /// Prompt tokens in all.
+    total: u64,
+    /// How long the first token will take from now, in milliseconds, if that can be said.
+    eta_ms: Option<f64>,
+    /// Running checksum of the reply, eight hex digits; `POST /v1/assist` says of what.
+    #[schema(pattern = "^[0-9a-f]{8}$")]
+    crc: Option<String>,
+}
+
 /// `event: mask`: which sentences to keep. Without it, all.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct MaskBody {
@@ -145,6 +161,9 @@ pub(super) struct MaskBody {
     ratio: f64,
     /// Share of the whole prompt's tokens that is kept.
     prompt_ratio: f64,
+    /// Running checksum of the reply, eight hex digits; `POST /v1/assist` says of what.
+    #[schema(pattern = "^[0-9a-f]{8}$")]
+    crc: Option<String>,
 }
 
 /// `event: first`: the first token, with what the stream will hold. The event's `id` is its index.
@@ -183,6 +202,9 @@ pub(super) struct FirstBody {
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     guide: Option<Value>,
+    /// Running checksum of the reply, eight hex digits; `POST /v1/assist` says of what.
+    #[schema(pattern = "^[0-9a-f]{8}$")]
+    crc: Option<String>,
 }
 
 /// `event: token`: a later token. The event's `id` is its index.
@@ -194,6 +216,9 @@ pub(super) struct TokenBody {
     id: u32,
     /// Its text; empty while a character is incomplete.
     text: String,
+    /// Running checksum of the reply, eight hex digits; `POST /v1/assist` says of what.
+    #[schema(pattern = "^[0-9a-f]{8}$")]
+    crc: Option<String>,
 }
 
 /// `event: end`: the last event of a stream that went well. One that did not ends with `event: error`.
@@ -207,6 +232,9 @@ pub(super) struct EndBody {
     /// How long it held the cloud.
     #[schema(value_type = Option<Object>)]
     timing: Option<Value>,
+    /// Running checksum of the reply, eight hex digits; `POST /v1/assist` says of what.
+    #[schema(pattern = "^[0-9a-f]{8}$")]
+    crc: Option<String>,
 }
 
 /// The scenes.

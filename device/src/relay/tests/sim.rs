@@ -199,9 +199,11 @@ pub(super) type Script = Vec<(f64, RelayEvent)>;
 
 /// One answer in virtual time.
 pub(super) struct Sim<E> {
-    core: RelayCore,
+    pub(super) core: RelayCore,
     engine: E,
     now: f64,
+    /// How many times longer a pass takes than a phone's.
+    pub(super) slowness: f64,
     /// What happens when, in order; times from the question on.
     script: VecDeque<(f64, RelayEvent)>,
     /// What happens after the cloud was asked to go on.
@@ -214,6 +216,7 @@ pub(super) struct Sim<E> {
     text: String,
     shown: usize,
     notes: Vec<Note>,
+    pub(super) progress: Vec<(f64, Progress)>,
     outcome: Option<Outcome>,
     asked: bool,
     closed: bool,
@@ -230,6 +233,7 @@ impl<E: VirtualEngine> Sim<E> {
             core,
             engine,
             now: 0.0,
+            slowness: 1.0,
             script: script.into(),
             continuation: Vec::new(),
             answers_from: None,
@@ -239,6 +243,7 @@ impl<E: VirtualEngine> Sim<E> {
             text: String::new(),
             shown: 0,
             notes: Vec::new(),
+            progress: Vec::new(),
             outcome: None,
             asked: false,
             closed: false,
@@ -251,6 +256,11 @@ impl<E: VirtualEngine> Sim<E> {
 
     pub(super) fn notes(&self) -> Vec<&'static str> {
         self.notes.iter().map(Note::code).collect()
+    }
+
+    /// Milliseconds since the question.
+    pub(super) fn now(&self) -> f64 {
+        self.now
     }
 
     pub(super) fn cloud_closed(&self) -> bool {
@@ -302,7 +312,7 @@ impl<E: VirtualEngine> Sim<E> {
     fn start_pass(&mut self) {
         if self.busy.is_none() && self.engine.has_work() {
             let outcome = self.engine.pass();
-            let took = COST.modelled(outcome.content).as_secs_f64() * 1e3;
+            let took = self.slowness * COST.modelled(outcome.content).as_secs_f64() * 1e3;
             self.busy = Some((self.now + took, outcome.reports));
         }
     }
@@ -352,6 +362,7 @@ impl<E: VirtualEngine> Sim<E> {
                 }
                 RelayEffect::Tail { text } => self.text.push_str(&text),
                 RelayEffect::Note(note) => self.notes.push(note),
+                RelayEffect::Progress(progress) => self.progress.push((self.now, progress)),
                 RelayEffect::WakeAt(at) => self.wake = at.map(Millis::as_f64),
                 RelayEffect::Finish(outcome) => {
                     assert_eq!(outcome.answer, self.text, "the outcome is what was shown");

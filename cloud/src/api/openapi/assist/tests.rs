@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use baton_protocol::{
-    AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, MaskEvent, PROTOCOL_VERSION,
-    RefineOptions, Role, Sampling, SceneInfo, Segment, SentenceMap, SlotTiming, Timing, TokenEvent, Usage,
+    AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, MaskEvent,
+    PROTOCOL_VERSION, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling, SceneInfo, Segment,
+    SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Usage,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -18,6 +19,14 @@ fn same_fields<S: ToSchema + PartialSchema>(sample: &impl Serialize) {
     let names = |value: &Value| -> BTreeSet<String> { value.as_object().unwrap().keys().cloned().collect() };
     let sample = serde_json::to_value(sample).unwrap();
     assert_eq!(names(&schema["properties"]), names(&sample), "{}", S::name());
+}
+
+/// The same for an event as it is sent, with its checksum.
+#[track_caller]
+fn same_fields_of<S: ToSchema + PartialSchema>(event: AssistEvent) {
+    let mut data = event.data();
+    StreamChecksum::new(b"").seal(event.name(), &mut data);
+    same_fields::<S>(&serde_json::from_str::<Value>(&data).unwrap());
 }
 
 #[test]
@@ -55,11 +64,15 @@ fn requests_are_written_down_whole() {
 #[test]
 fn replies_are_written_down_whole() {
     let map = SentenceMap::new(&[Segment::refinable(Role::User, "One. Two.")]);
-    same_fields::<MaskBody>(&MaskEvent::new(&map, &vec![true; map.len()], 1.0, 1.0));
-    same_fields::<TokenBody>(&TokenEvent { index: 0, id: 0, text: String::new() });
+    let mask = MaskEvent::new(&map, &vec![true; map.len()], 1.0, 1.0);
+    same_fields_of::<MaskBody>(AssistEvent::Mask(mask));
+    let progress = ProgressEvent { stage: ProgressStage::Queue, computed: 0, total: 1, eta_ms: Some(1.0) };
+    same_fields_of::<ProgressBody>(AssistEvent::Progress(progress));
+    same_fields_of::<TokenBody>(AssistEvent::Token(TokenEvent { index: 0, id: 0, text: String::new() }));
     let timing = Some(SlotTiming::default());
-    same_fields::<EndBody>(&EndEvent { reason: EndReason::Stop, usage: Usage::default(), timing });
-    same_fields::<FirstBody>(&FirstEvent {
+    let end = EndEvent { reason: EndReason::Stop, usage: Usage::default(), timing };
+    same_fields_of::<EndBody>(AssistEvent::End(end));
+    let first = FirstEvent {
         protocol: 1,
         scene_version: 1,
         index: 0,
@@ -74,7 +87,8 @@ fn replies_are_written_down_whole() {
         tokenizer_sha256: None,
         timing: Timing::default(),
         guide: Some(json!({})),
-    });
+    };
+    same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));
     same_fields::<SceneBody>(&SceneInfo {
         id: "s".into(),
         version: 1,
