@@ -1,7 +1,8 @@
 //! The OpenAI chat API for programs on this machine.
 //!
-//! Loopback only, unless a key is set. Requests with a foreign `Host` or `Origin` are refused, so that a web page
-//! cannot reach it through DNS rebinding. What is not supported is refused with 400, never ignored.
+//! Loopback only, unless a key is set. A request with a `Host` that is not served, from a page of another origin (any
+//! other port of this machine is one), or with a body that is not declared as JSON is refused, so that no web page
+//! reaches it: not by DNS rebinding, not by a form. What is not supported is refused with 400, never ignored.
 //! Always: a client that goes away cancels its answer; answers wait in a bounded queue, and a full one says 429.
 
 mod chat;
@@ -14,13 +15,17 @@ pub use ring::RingView;
 
 use crate::agent::Agent;
 use crate::relay::RelayMode;
+use axum::Json;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::Method;
 use axum::middleware;
 use axum::routing::{get, post};
-use axum::{Json, response::IntoResponse};
 use baton_pacing::PaceMode;
 use baton_protocol::SceneInfo;
+use error::ApiError;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -77,20 +82,42 @@ pub fn router(state: Arc<ApiState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))
         .route("/healthz", get(|| async { "ok" }))
+        .fallback(async || ApiError::NoSuchPath)
+        .method_not_allowed_fallback(async |method: Method| ApiError::NoSuchMethod(method))
         .layer(middleware::from_fn_with_state(state.clone(), guard::origin))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(state)
 }
 
-async fn models(State(state): State<Arc<ApiState>>) -> impl IntoResponse {
-    Json(serde_json::json!({
-        "object": "list",
-        "data": [{ "id": state.model_name, "object": "model", "created": 0, "owned_by": "baton" }],
-    }))
+async fn models(State(state): State<Arc<ApiState>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [card(&state)] }))
+}
+
+async fn model(
+    State(state): State<Arc<ApiState>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|err| ApiError::BadRequest { message: err.body_text(), param: None })?;
+    check_model(&state, &id)?;
+    Ok(Json(card(&state)))
+}
+
+fn card(state: &ApiState) -> Value {
+    json!({ "id": state.model_name, "object": "model", "created": 0, "owned_by": "baton" })
+}
+
+/// Checks that a model of this name is served; `default` names the only one.
+fn check_model(state: &ApiState, asked: &str) -> Result<(), ApiError> {
+    if asked == state.model_name || asked == "default" {
+        return Ok(());
+    }
+    let asked = asked.chars().filter(|c| !c.is_control()).take(128).collect();
+    Err(ApiError::NoSuchModel { asked, served: state.model_name.clone() })
 }
 
 #[cfg(test)]

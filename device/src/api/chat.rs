@@ -1,15 +1,17 @@
 //! `POST /v1/chat/completions`, streamed or whole.
 
-use super::ApiState;
 use super::error::ApiError;
 use super::request::{self, ChatRequest};
-use crate::agent::{AnswerEvent, AnswerReport, Question};
+use super::{ANSWERS_MAX, ApiState, BODY_BYTES_MAX};
+use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
 use crate::privacy::Escape;
+use crate::relay::Progress;
 use crate::segments::mark;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use baton_protocol::RefineOptions;
@@ -18,12 +20,14 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use uuid::Uuid;
 
 /// Answer events, and stream chunks, that may wait for the reader.
 const EVENTS_MAX: usize = 256;
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// How long a stream waits for what may refuse it: nothing is silent for longer.
+const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is the same in every chunk of one answer.
 #[derive(Debug, Clone)]
@@ -42,27 +46,53 @@ impl Head {
     fn chunk(&self, delta: Value, finish_reason: Option<&str>) -> Value {
         json!({
             "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
-            "choices": [{ "index": 0, "delta": delta, "finish_reason": finish_reason }],
+            "choices": [{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason }],
         })
     }
+
+    /// A chunk without choices.
+    fn bare_chunk(&self, field: &str, value: Value) -> Value {
+        let mut chunk = self.chunk(json!({}), None);
+        chunk["choices"] = json!([]);
+        chunk[field] = value;
+        chunk
+    }
+}
+
+/// What a stream holds besides the answer.
+#[derive(Debug, Clone, Copy)]
+struct Wishes {
+    usage: bool,
+    progress: bool,
 }
 
 pub(super) async fn complete(
     State(state): State<Arc<ApiState>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let body = body.map_err(|err| ApiError::BadRequest { message: err.body_text(), param: None })?;
-    let request = request::parse(&body)?;
-    if request.model.as_deref().is_some_and(|m| !m.is_empty() && m != state.model_name && m != "default") {
-        return Err(ApiError::bad("model", format!("this device serves the model `{}`", state.model_name)));
-    }
-    let Ok(place) = state.places.clone().try_acquire_owned() else {
-        return Err(ApiError::Busy { waiting: super::ANSWERS_MAX, max: super::ANSWERS_MAX });
-    };
-    let question = question(&state, &request);
+    let body = body.map_err(|err| match err.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge { max: BODY_BYTES_MAX },
+        _ => ApiError::BadRequest { message: err.body_text(), param: None },
+    })?;
+    let place = state.places.clone().try_acquire_owned().map_err(|err| match err {
+        TryAcquireError::NoPermits => ApiError::Busy { waiting: ANSWERS_MAX, max: ANSWERS_MAX },
+        TryAcquireError::Closed => ApiError::Stopping,
+    })?;
+    // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
+    let reading = state.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let request = request::parse(&body)?;
+        if let Some(asked) = request.model.as_deref().filter(|asked| !asked.is_empty()) {
+            super::check_model(&reading, asked)?;
+        }
+        let question = question(&reading, &request);
+        Ok::<_, ApiError>((request, question))
+    });
+    let (request, question) = read.await.map_err(AgentError::Prepare)??;
     let head = Head::new(state.model_name.clone());
     if request.stream {
-        return stream(state, question, head, request.include_usage, place).await;
+        let wishes = Wishes { usage: request.include_usage, progress: request.include_progress };
+        return stream(state, question, head, wishes, place).await;
     }
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };
@@ -83,7 +113,7 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
         assist_tokens: None,
         shorten: request.shorten,
         corrector: None,
-        escape: if request.json { Escape::JsonString } else { Escape::Plain },
+        escape: Escape::Plain,
     }
 }
 
@@ -113,7 +143,7 @@ pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> 
 }
 
 /// What the answer does differently from what was asked for: a prompt that was shortened, a cloud that did not answer.
-fn tell(body: &mut Value, report: &AnswerReport) {
+fn tell_notes(body: &mut Value, report: &AnswerReport) {
     if !report.notes.is_empty() {
         body["baton"] = json!({ "notes": report.notes });
     }
@@ -127,31 +157,32 @@ fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
         "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
         "choices": [{
             "index": 0,
-            "message": { "role": "assistant", "content": report.answer },
+            "message": { "role": "assistant", "content": report.answer, "refusal": null },
+            "logprobs": null,
             "finish_reason": finish_reason(report),
         }],
         "usage": usage(report),
     });
-    tell(&mut body, report);
+    tell_notes(&mut body, report);
     Ok(Json(body).into_response())
 }
 
 /// Streams chunks. The answer runs in its own task, which ends when the reader goes: its channel closes. What fails before
-/// its first text is refused with a status, unless it takes long to fail.
+/// its prompt is computed is refused with a status, unless it takes long to fail.
 async fn stream(
     state: Arc<ApiState>,
     question: Question,
     head: Head,
-    include_usage: bool,
+    wishes: Wishes,
     place: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
     let (chunks, receiver) = mpsc::channel::<Event>(EVENTS_MAX);
     let (begun, refused) = oneshot::channel();
     tokio::spawn(async move {
         let _place = place;
-        run(&state, question, &head, include_usage, &chunks, begun).await;
+        run(&state, question, &head, wishes, &chunks, begun).await;
     });
-    if let Ok(Ok(err)) = tokio::time::timeout(KEEP_ALIVE, refused).await {
+    if let Ok(Ok(err)) = tokio::time::timeout(REFUSED_WITHIN, refused).await {
         return Err(err);
     }
     Ok(Sse::new(events(receiver))
@@ -177,7 +208,7 @@ async fn run(
     state: &ApiState,
     question: Question,
     head: &Head,
-    include_usage: bool,
+    wishes: Wishes,
     chunks: &mpsc::Sender<Event>,
     begun: oneshot::Sender<ApiError>,
 ) {
@@ -199,7 +230,11 @@ async fn run(
                     begun = None;
                     send(chunks, &head.chunk(json!({ "content": text }), None)).await?;
                 }
-                Some(_) => {}
+                Some(AnswerEvent::Progress(progress)) => {
+                    begun = None;
+                    tell(head, wishes, chunks, &progress).await?;
+                }
+                Some(AnswerEvent::Text { .. } | AnswerEvent::Note(_)) => {}
             }
         }
     };
@@ -218,12 +253,27 @@ async fn run(
         (report, _) => report,
     };
     // A reader that goes now misses only the end of a finished answer.
-    let _gone = finish(head, include_usage, chunks, report).await;
+    let _gone = finish(head, wishes, chunks, report).await;
+}
+
+/// Says how far it is: a comment, which every client skips, and a chunk for one that asked for it.
+async fn tell(
+    head: &Head,
+    wishes: Wishes,
+    chunks: &mpsc::Sender<Event>,
+    progress: &Progress,
+) -> Result<(), Gone> {
+    let progress = json!(progress);
+    chunks.send(Event::default().comment(format!("progress {progress}"))).await.map_err(|_| Gone)?;
+    if wishes.progress {
+        send(chunks, &head.bare_chunk("x_progress", progress)).await?;
+    }
+    Ok(())
 }
 
 async fn finish(
     head: &Head,
-    include_usage: bool,
+    wishes: Wishes,
     chunks: &mpsc::Sender<Event>,
     report: Result<AnswerReport, ApiError>,
 ) -> Result<(), Gone> {
@@ -231,13 +281,10 @@ async fn finish(
         Err(err) => send(chunks, &err.body()).await?,
         Ok(report) => {
             let mut end = head.chunk(json!({}), Some(finish_reason(&report)));
-            tell(&mut end, &report);
+            tell_notes(&mut end, &report);
             send(chunks, &end).await?;
-            if include_usage {
-                let mut last = head.chunk(json!({}), None);
-                last["choices"] = json!([]);
-                last["usage"] = usage(&report);
-                send(chunks, &last).await?;
+            if wishes.usage {
+                send(chunks, &head.bare_chunk("usage", usage(&report))).await?;
             }
         }
     }

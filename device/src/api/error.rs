@@ -3,7 +3,7 @@
 use crate::agent::AgentError;
 use crate::relay::TOO_LONG;
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -11,13 +11,26 @@ use serde_json::json;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
     #[error("{message}")]
-    BadRequest { message: String, param: Option<&'static str> },
+    BadRequest { message: String, param: Option<String> },
+    #[error("this device serves the model `{served}`, not `{asked}`")]
+    NoSuchModel { asked: String, served: String },
+    #[error("there is no such path")]
+    NoSuchPath,
+    #[error("this path does not take {0}")]
+    NoSuchMethod(Method),
+    #[error("the body is larger than {max} bytes")]
+    TooLarge { max: usize },
+    #[error("a request body must be JSON, and say so: `content-type: application/json`")]
+    NotJson,
     #[error("requests from {0} are not served")]
     Forbidden(String),
-    #[error("missing or wrong key")]
+    // The first words are those that clients look for.
+    #[error("Incorrect API key provided: missing or wrong key")]
     Unauthorized,
     #[error("{waiting} answers are running or waiting, at most {max} are allowed")]
     Busy { waiting: usize, max: usize },
+    #[error("baton is stopping")]
+    Stopping,
     #[error("{message}")]
     Answer { message: String, code: &'static str, written: String },
     #[error("cannot answer")]
@@ -25,8 +38,9 @@ pub(super) enum ApiError {
 }
 
 impl ApiError {
-    pub(super) fn bad(param: &'static str, message: impl Into<String>) -> Self {
-        Self::BadRequest { message: message.into(), param: Some(param) }
+    /// An error of one field of a request.
+    pub(super) fn field(field: &str, message: impl std::fmt::Display) -> Self {
+        Self::BadRequest { message: format!("field `{field}`: {message}"), param: Some(field.to_owned()) }
     }
 
     fn status(&self) -> StatusCode {
@@ -35,6 +49,11 @@ impl ApiError {
                 StatusCode::BAD_REQUEST
             }
             Self::Answer { code, .. } if *code == TOO_LONG => StatusCode::BAD_REQUEST,
+            Self::NoSuchModel { .. } | Self::NoSuchPath => StatusCode::NOT_FOUND,
+            Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -51,9 +70,14 @@ impl ApiError {
             Self::Agent(AgentError::Request(_) | AgentError::Stop(_)) => {
                 ("invalid_request_error", "invalid_request")
             }
-            Self::Forbidden(_) => ("permission_error", "forbidden"),
-            Self::Unauthorized => ("authentication_error", "unauthorized"),
-            Self::Busy { .. } => ("rate_limit_error", "overloaded"),
+            Self::NoSuchModel { .. } => ("invalid_request_error", "model_not_found"),
+            Self::NoSuchPath | Self::NoSuchMethod(_) | Self::TooLarge { .. } | Self::NotJson => {
+                ("invalid_request_error", "invalid_request")
+            }
+            Self::Forbidden(_) => ("invalid_request_error", "insufficient_permissions"),
+            Self::Unauthorized => ("invalid_request_error", "invalid_api_key"),
+            Self::Busy { .. } => ("rate_limit_error", "rate_limit_exceeded"),
+            Self::Stopping => ("server_error", "unavailable"),
             Self::Answer { code, .. } if *code == TOO_LONG => ("invalid_request_error", TOO_LONG),
             Self::Answer { code, .. } => ("server_error", *code),
             Self::Agent(_) => ("server_error", "internal"),
@@ -63,7 +87,8 @@ impl ApiError {
             _ => self.to_string(),
         };
         let param = match self {
-            Self::BadRequest { param, .. } => *param,
+            Self::BadRequest { param, .. } => param.as_deref(),
+            Self::NoSuchModel { .. } => Some("model"),
             Self::Answer { code, .. } if *code == TOO_LONG => Some("messages"),
             _ => None,
         };
@@ -80,8 +105,11 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
-        if matches!(self, Self::Busy { .. }) {
+        if matches!(self, Self::Busy { .. } | Self::Stopping) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if matches!(self, Self::Unauthorized) {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

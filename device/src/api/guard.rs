@@ -1,12 +1,16 @@
-//! Who may ask: the right `Host`, no foreign `Origin`, and the key where one is set.
+//! Who may ask: the right `Host`, no page of another origin, JSON bodies only, and the key if one is set.
 
 use super::ApiState;
 use super::error::ApiError;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::sync::Arc;
+
+/// Says whether a browser's request comes from a page of this origin; pages cannot set or remove it.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// The host of an authority, without its port.
 fn host_name(authority: &str) -> &str {
@@ -33,7 +37,7 @@ fn value<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Result<Option
     }
 }
 
-/// Refuses a foreign `Host` (DNS rebinding) or `Origin` (a web page).
+/// Refuses a foreign `Host` (DNS rebinding), a page of another origin, and a body that a form could have sent.
 pub(super) async fn origin(
     State(state): State<Arc<ApiState>>,
     request: Request,
@@ -44,18 +48,49 @@ pub(super) async fn origin(
         None => value(request.headers(), &header::HOST)?.unwrap_or_default(),
     };
     if !known(host_name(host), &state) {
-        return Err(ApiError::Forbidden(format!("host `{}`", host.chars().take(64).collect::<String>())));
+        return Err(ApiError::Forbidden(format!("host `{}`", short(host))));
     }
-    if let Some(origin) = value(request.headers(), &header::ORIGIN)? {
-        let authority = origin.split_once("://").map_or("", |(_, rest)| rest);
-        if !known(host_name(authority), &state) {
-            return Err(ApiError::Forbidden(format!(
-                "origin `{}`",
-                origin.chars().take(64).collect::<String>()
-            )));
+    own_origin(request.method(), request.headers(), host)?;
+    if request.method() == Method::POST && !is_json(value(request.headers(), &header::CONTENT_TYPE)?) {
+        return Err(ApiError::NotJson);
+    }
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    // No page may read a reply as a script, a picture or a frame of its own.
+    for (name, value) in [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    Ok(response)
+}
+
+/// Refuses what a page of another origin asks for. Who follows a link to a page of this one may see it.
+fn own_origin(method: &Method, headers: &HeaderMap, host: &str) -> Result<(), ApiError> {
+    if let Some(origin) = value(headers, &header::ORIGIN)? {
+        let authority = origin.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
+        if !authority.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host)) {
+            return Err(ApiError::Forbidden(format!("origin `{}`", short(origin))));
         }
     }
-    Ok(next.run(request).await)
+    let visit = method == Method::GET && value(headers, &FETCH_DEST)? == Some("document");
+    match value(headers, &FETCH_SITE)? {
+        None | Some("same-origin" | "none") => Ok(()),
+        Some(_) if visit => Ok(()),
+        Some(site) => Err(ApiError::Forbidden(format!("a page of another origin (`{}`)", short(site)))),
+    }
+}
+
+/// Whether a body is declared as JSON, which a page of another origin cannot do unasked.
+fn is_json(content_type: Option<&str>) -> bool {
+    let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
+    media_type.trim().eq_ignore_ascii_case("application/json")
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 /// Compares without telling by time how much was right.
