@@ -5,12 +5,14 @@
 //! reaches it: not by DNS rebinding, not by a form. What is not supported is refused with 400, never ignored.
 //! Always: a client that goes away cancels its answer; answers wait in a bounded queue, and a full one says 429.
 
+mod body;
 mod chat;
 mod error;
 mod guard;
 mod request;
 mod ring;
 
+pub use body::{BODY_BYTES_MAX, Bodies};
 pub use ring::RingView;
 
 use crate::agent::Agent;
@@ -18,7 +20,7 @@ use crate::relay::RelayMode;
 use axum::Json;
 use axum::Router;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{Path, State};
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{get, post};
@@ -30,8 +32,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Largest request body.
-pub const BODY_BYTES_MAX: usize = 8 << 20;
 /// Answers that run or wait.
 pub const ANSWERS_MAX: usize = 16;
 
@@ -56,6 +56,8 @@ pub struct ApiState {
     pub hosts: Vec<String>,
     /// Places for answers.
     pub places: Arc<Semaphore>,
+    /// What bodies may take that are being read.
+    pub bodies: Bodies,
 }
 
 /// Why the API is not served at an address.
@@ -90,7 +92,6 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .fallback(async || ApiError::NoSuchPath)
         .method_not_allowed_fallback(async |method: Method| ApiError::NoSuchMethod(method))
         .layer(middleware::from_fn_with_state(state.clone(), guard::origin))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(state)
 }
 

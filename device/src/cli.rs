@@ -126,9 +126,10 @@ struct CommonArgs {
     /// token; --repack-mib then does nothing.
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::residency::MemoryFor,
-    /// Tokens of prompt and answer that the device holds
-    #[arg(long, default_value_t = 8192, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
-    kv_tokens: usize,
+    /// Tokens of prompt and answer that the device holds [default: the model's context, as far as there is memory; with
+    /// --ring 8192]
+    #[arg(long, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
+    kv_tokens: Option<usize>,
     /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
     #[arg(long, default_value_t = 0, value_name = "MIB", hide_short_help = true, help_heading = heading::MODEL)]
     repack_mib: u32,

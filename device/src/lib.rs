@@ -8,6 +8,7 @@ pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod client;
+pub mod context;
 pub mod local;
 pub mod privacy;
 pub mod relay;

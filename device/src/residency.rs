@@ -26,7 +26,7 @@ pub const BUFFER_BYTES: u64 = STREAM_BYTES + BESIDE_BYTES;
 /// What a tokenizer takes for each token of its vocabulary, merges included.
 const TEXT_TOKEN_BYTES: u64 = 280;
 /// Bytes of a key or value in the device's cache (f32), by those that a shape counts (f16).
-const KV_FACTOR: f64 = 2.0;
+pub(crate) const KV_FACTOR: f64 = 2.0;
 /// How often the memory is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// For how long there must be more memory before more is taken.

@@ -2,16 +2,14 @@
 
 use super::error::ApiError;
 use super::request::{self, ChatRequest};
-use super::{ANSWERS_MAX, ApiState, BODY_BYTES_MAX};
+use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
 use crate::privacy::Escape;
 use crate::relay::Progress;
 use crate::segments::mark;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use baton_protocol::RefineOptions;
@@ -66,14 +64,8 @@ struct Wishes {
     progress: bool,
 }
 
-pub(super) async fn complete(
-    State(state): State<Arc<ApiState>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let body = body.map_err(|err| match err.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge { max: BODY_BYTES_MAX },
-        _ => ApiError::BadRequest { message: err.body_text(), param: None },
-    })?;
+pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> Result<Response, ApiError> {
+    let body = state.bodies.read(body).await?;
     let place = state.places.clone().try_acquire_owned().map_err(|err| match err {
         TryAcquireError::NoPermits => ApiError::Busy { waiting: ANSWERS_MAX, max: ANSWERS_MAX },
         TryAcquireError::Closed => ApiError::Stopping,

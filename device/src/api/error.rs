@@ -20,6 +20,10 @@ pub(super) enum ApiError {
     NoSuchMethod(Method),
     #[error("the body is larger than {max} bytes")]
     TooLarge { max: usize },
+    #[error("the body did not end within {seconds} s")]
+    SlowBody { seconds: f64 },
+    #[error("too many request bodies are being read")]
+    Bodies,
     #[error("a request body must be JSON, and say so: `content-type: application/json`")]
     NotJson,
     #[error("requests from {0} are not served")]
@@ -53,10 +57,11 @@ impl ApiError {
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Busy { .. } | Self::Bodies => StatusCode::TOO_MANY_REQUESTS,
             Self::Answer { .. } => StatusCode::BAD_GATEWAY,
             Self::Agent(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -71,12 +76,14 @@ impl ApiError {
                 ("invalid_request_error", "invalid_request")
             }
             Self::NoSuchModel { .. } => ("invalid_request_error", "model_not_found"),
-            Self::NoSuchPath | Self::NoSuchMethod(_) | Self::TooLarge { .. } | Self::NotJson => {
-                ("invalid_request_error", "invalid_request")
-            }
+            Self::NoSuchPath
+            | Self::NoSuchMethod(_)
+            | Self::TooLarge { .. }
+            | Self::SlowBody { .. }
+            | Self::NotJson => ("invalid_request_error", "invalid_request"),
             Self::Forbidden(_) => ("invalid_request_error", "insufficient_permissions"),
             Self::Unauthorized => ("invalid_request_error", "invalid_api_key"),
-            Self::Busy { .. } => ("rate_limit_error", "rate_limit_exceeded"),
+            Self::Busy { .. } | Self::Bodies => ("rate_limit_error", "rate_limit_exceeded"),
             Self::Stopping => ("server_error", "unavailable"),
             Self::Answer { code, .. } if *code == TOO_LONG => ("invalid_request_error", TOO_LONG),
             Self::Answer { code, .. } => ("server_error", *code),
@@ -105,7 +112,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
-        if matches!(self, Self::Busy { .. } | Self::Stopping) {
+        if matches!(self, Self::Busy { .. } | Self::Bodies | Self::Stopping) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if matches!(self, Self::Unauthorized) {

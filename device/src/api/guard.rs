@@ -5,17 +5,17 @@ use super::error::ApiError;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Says whether a browser's request comes from a page of this origin; pages cannot set or remove it.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// The host of an authority, without its port.
+/// The host of an authority, without its port; what is no port stays, and is no host that is served.
 fn host_name(authority: &str) -> &str {
-    match authority.rfind(':') {
-        Some(colon) if !authority[colon..].contains(']') => &authority[..colon],
+    match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
         _ => authority,
     }
 }
@@ -38,23 +38,11 @@ fn value<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Result<Option
 }
 
 /// Refuses a foreign `Host` (DNS rebinding), a page of another origin, and a body that a form could have sent.
-pub(super) async fn origin(
-    State(state): State<Arc<ApiState>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    let host = match request.uri().authority() {
-        Some(authority) => authority.as_str(),
-        None => value(request.headers(), &header::HOST)?.unwrap_or_default(),
+pub(super) async fn origin(State(state): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
+    let mut response = match allowed(&state, &request) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => refused.into_response(),
     };
-    if !known(host_name(host), &state) {
-        return Err(ApiError::Forbidden(format!("host `{}`", short(host))));
-    }
-    own_origin(request.method(), request.headers(), host)?;
-    if request.method() == Method::POST && !is_json(value(request.headers(), &header::CONTENT_TYPE)?) {
-        return Err(ApiError::NotJson);
-    }
-    let mut response = next.run(request).await;
     let headers = response.headers_mut();
     // No page may read a reply as a script, a picture or a frame of its own.
     for (name, value) in [
@@ -64,7 +52,22 @@ pub(super) async fn origin(
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    Ok(response)
+    response
+}
+
+fn allowed(state: &ApiState, request: &Request) -> Result<(), ApiError> {
+    let host = match request.uri().authority() {
+        Some(authority) => authority.as_str(),
+        None => value(request.headers(), &header::HOST)?.unwrap_or_default(),
+    };
+    if !known(host_name(host), state) {
+        return Err(ApiError::Forbidden(format!("host `{}`", short(host))));
+    }
+    own_origin(request.method(), request.headers(), host)?;
+    if request.method() == Method::POST && !is_json(value(request.headers(), &header::CONTENT_TYPE)?) {
+        return Err(ApiError::NotJson);
+    }
+    Ok(())
 }
 
 /// Refuses what a page of another origin asks for. Who follows a link to a page of this one may see it.
@@ -124,6 +127,8 @@ mod tests {
             ("127.0.0.1", "127.0.0.1"),
             ("[::1]:8", "[::1]"),
             ("[::1]", "[::1]"),
+            ("localhost:80@evil.example", "localhost:80@evil.example"),
+            ("localhost:", "localhost"),
         ] {
             assert_eq!(host_name(authority), want);
         }

@@ -34,6 +34,7 @@ async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
         ring: None,
         hosts: Vec::new(),
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        bodies: Bodies::default().within(std::time::Duration::from_secs(2)),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -133,6 +134,37 @@ async fn a_body_that_a_form_could_send_is_refused() {
 }
 
 #[tokio::test]
+async fn slow_and_large_bodies_keep_nobody_out() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let url = serve(None).await;
+    let address = url.strip_prefix("http://").unwrap().to_owned();
+    let begin = async |length: usize| {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{{"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream
+    };
+    let mut slow = Vec::new();
+    for _ in 0..2 * ANSWERS_MAX {
+        slow.push(begin(1000).await);
+    }
+    let body = json!({ "messages": [{ "role": "user", "content": "q" }], "max_tokens": 1 });
+    assert_eq!(post(&url, &body).await.0, 200, "beside more slow bodies than there are places");
+    for mut stream in slow {
+        let mut reply = Vec::new();
+        // A reset behind the reply is an end as well.
+        let _ = stream.read_to_end(&mut reply).await;
+        assert!(reply.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&reply));
+    }
+    let large = json!({ "messages": [{ "role": "user", "content": "x".repeat(BODY_BYTES_MAX) }] });
+    let (status, text) = post(&url, &large).await;
+    assert_eq!((status, text.contains("larger than")), (413, true), "{text}");
+}
+
+#[tokio::test]
 async fn models_and_paths_that_are_not_there_say_so_in_json() {
     let url = serve(None).await;
     let ask = async |method: reqwest::Method, path: &str| {
@@ -179,7 +211,7 @@ async fn a_seed_repeats_an_answer_and_no_seed_does_not() {
 async fn who_waits_for_a_long_prompt_is_told() {
     let emulate = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.0, decode_ms: 0.0 };
     let url = serve_with(None, emulate).await;
-    let text = "word ".repeat(300);
+    let text = "word ".repeat(150);
     let body = json!({
         "messages": [{ "role": "user", "content": text }], "max_tokens": 2, "stream": true,
         "stream_options": { "include_progress": true },

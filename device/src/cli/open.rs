@@ -5,6 +5,7 @@ use super::{AdapterFile, AnswerArgs, CommonArgs, ModeArg};
 use crate::agent::{Agent, DeviceModel, Question};
 use crate::api::RingView;
 use crate::client::CloudClient;
+use crate::context::{self, Held};
 use crate::local::LocalEngine;
 use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
@@ -49,14 +50,20 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     };
     let path = model_path(common.model.as_deref())?;
     let emulate = emulation(common)?;
-    let options =
-        EngineOptions { threads: common.threads, kv_tokens: common.kv_tokens, ..EngineOptions::default() };
+    let (threads, kv_tokens) = (common.threads, common.kv_tokens);
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
     let memory = common.memory;
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
+        let held = match ring {
+            // What its other devices have room for, the plan says.
+            true => kv_tokens.unwrap_or(context::TOKENS_MIN),
+            // A file that is no model is refused below, with the words for that.
+            false => Held::of(&path, memory, kv_tokens).map_or(context::TOKENS_MIN, |held| held.tokens),
+        };
+        let options = EngineOptions { threads, kv_tokens: held, ..EngineOptions::default() };
         let layers = if ring { Layers::Planned } else { Layers::All };
         let share = Share { kv_tokens: options.kv_tokens, layers, reads_ahead: !head.ring_no_read_ahead };
         let model = residency::open(&path, memory, repack, &share)

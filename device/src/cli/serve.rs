@@ -3,7 +3,7 @@
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
-use crate::api::{ANSWERS_MAX, ApiState, check_address, router};
+use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, router};
 use anyhow::Context;
 use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
@@ -32,7 +32,8 @@ pub(super) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT")]
     listen: SocketAddr,
-    /// Key that clients must send; needed to listen off loopback
+    /// Key that clients must send; needed to listen off loopback. Without one every user of this machine may ask; command
+    /// lines are seen by them as well, the environment is not
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
     /// Further host name that is served (may be given several times)
@@ -71,6 +72,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         ring: opened.ring,
         hosts,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        bodies: Bodies::default(),
     });
     outln!("listening on http://{address}")?;
     let (phase, phases) = watch::channel(Phase::Serving);

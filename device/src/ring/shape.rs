@@ -44,16 +44,28 @@ pub enum ShapeError {
     },
 }
 
+/// The configuration of the model in this file.
+///
+/// # Errors
+/// [`ShapeError`] naming the file.
+pub fn config_of(path: &Path) -> Result<ModelConfig, ShapeError> {
+    open(path).map(|(_, config)| config)
+}
+
+fn open(path: &Path) -> Result<(Gguf, ModelConfig), ShapeError> {
+    let gguf = Gguf::open(path).map_err(|source| ShapeError::File { path: path.to_owned(), source })?;
+    let vocab = vocab_len(&gguf).map_err(|source| ShapeError::Tensor { path: path.to_owned(), source })?;
+    let config = ModelConfig::from_gguf(&gguf, vocab)
+        .map_err(|source| ShapeError::Config { path: path.to_owned(), source })?;
+    Ok((gguf, config))
+}
+
 /// The shape of the model in this file; of a mixture, a token counts the experts that it goes through.
 ///
 /// # Errors
 /// [`ShapeError`] naming the file.
 pub fn shape_of(path: &Path) -> Result<ModelShape, ShapeError> {
-    let file = |source| ShapeError::File { path: path.to_owned(), source };
-    let gguf = Gguf::open(path).map_err(file)?;
-    let vocab = vocab_len(&gguf).map_err(|source| ShapeError::Tensor { path: path.to_owned(), source })?;
-    let config = ModelConfig::from_gguf(&gguf, vocab)
-        .map_err(|source| ShapeError::Config { path: path.to_owned(), source })?;
+    let (gguf, config) = open(path)?;
     let name = gguf.metadata().opt_str("general.name").ok().flatten().map(str::to_owned);
     let name = name.unwrap_or_else(|| {
         path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())

@@ -140,7 +140,7 @@ fn messages_are_checked() {
 
 #[test]
 fn what_is_no_json_says_so() {
-    for body in ["{", "", "{}x", "\u{1b}[2J"] {
+    for body in ["{", "", "{\"messages\":[]}x", "\u{1b}[2J"] {
         let error = parse(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("not JSON") && !error.contains('\u{1b}'), "{error}");
     }
