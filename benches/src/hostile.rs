@@ -5,10 +5,11 @@
 //! attack lasts as long as it is measured. Attackers come from elsewhere in life: what they compute themselves here has
 //! the lowest priority, and counts little. That all are cut off, and memory stays bounded, is the suite `hostile`.
 //!
-//! Then what tenants learn of each other by times, and what readers cost that went away, and what a flood of wrong
-//! passwords costs.
+//! Then what tenants learn of each other by times, what readers cost that went away, what a flood of wrong passwords costs,
+//! and what half-sent heads cost the clients of both programs.
 
 mod abandoned;
+mod heads;
 mod logins;
 mod probe;
 
@@ -74,6 +75,8 @@ enum Section {
     Probe,
     /// Streams whose readers went away
     Abandoned,
+    /// Half-sent heads, against the service and the local API
+    Heads,
     /// Memory that bodies of every kind take (Linux)
     Memory,
     /// Requests at once against a day's tokens
@@ -95,6 +98,9 @@ pub fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Abandoned) {
         runtime.block_on(abandoned::run(&mut report))?;
+    }
+    if wanted(Section::Heads) {
+        runtime.block_on(heads::run(&mut report, args.quick))?;
     }
     if wanted(Section::Memory) && cfg!(target_os = "linux") {
         runtime.block_on(memory::run(&mut report))?;

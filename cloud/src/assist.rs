@@ -242,6 +242,11 @@ pub(crate) fn check_text<'t>(
     Ok(())
 }
 
+/// Most tokens of a prompt: the context, or the KV budget if that is smaller, less one of the answer.
+pub(crate) fn prompt_tokens_max(served: &Served) -> usize {
+    served.model.config().context_len.min(served.desk.stats().kv_tokens).saturating_sub(1)
+}
+
 /// Tokens that fit into the context, and into the KV budget, after the prompt.
 pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, ServiceError> {
     let context = served.context_tokens();

@@ -252,6 +252,7 @@ impl Scene {
             model: model.to_owned(),
             adapter: settings.adapter.clone(),
             tokenizer_sha256: tokenizer_sha256.map(str::to_owned),
+            prompt_tokens_max: None,
         }
     }
 }

@@ -488,7 +488,10 @@ impl CloudService {
     fn info(&self, scene: &Scene) -> SceneInfo {
         let name = scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL);
         match self.named(name) {
-            Ok(served) => scene.info(&served.name, Some(served.model.tokenizer().digest_hex())),
+            Ok(served) => SceneInfo {
+                prompt_tokens_max: u32::try_from(assist::prompt_tokens_max(served)).ok(),
+                ..scene.info(&served.name, Some(served.model.tokenizer().digest_hex()))
+            },
             // Requests are refused; what the scene says is told all the same.
             Err(_) => scene.info(name, None),
         }

@@ -2,6 +2,7 @@
 //!
 //! Decides nothing itself. Joins every task it starts; a dropped answer cancels the cloud and stops the engine.
 
+mod fit;
 mod recent;
 mod report;
 mod stream;
@@ -38,6 +39,9 @@ use uuid::Uuid;
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Prompt names set aside for one answer.
 const PROMPTS_PER_ANSWER: u64 = 16;
+/// What no device costs.
+const NO_DEVICE: DeviceCost =
+    DeviceCost { prefill_ms_per_token: 0.0, prefill_ms_per_token2: 0.0, decode_ms: 0.0, decompress_ms: 0.0 };
 const FIRST_TIMEOUT_MS: f64 = 60_000.0;
 const IDLE_TIMEOUT_MS: f64 = 20_000.0;
 
@@ -259,12 +263,7 @@ impl Agent {
         mode: RelayMode,
         has_cloud: bool,
     ) -> Result<Prepared, AgentError> {
-        let cost = self.cost().unwrap_or(DeviceCost {
-            prefill_ms_per_token: 0.0,
-            prefill_ms_per_token2: 0.0,
-            decode_ms: 0.0,
-            decompress_ms: 0.0,
-        });
+        let cost = self.cost().unwrap_or(NO_DEVICE);
         let first_prompt = PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed));
         let tokenizer = self.tokenizer.clone();
         let has_device = self.device.is_some();
@@ -274,7 +273,13 @@ impl Agent {
         let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
+        let model = self.device.as_ref().map(|device| device.model.clone());
         let prepare = move || {
+            let (mut question, mut draft) = (question, draft);
+            let fitted = model.filter(|_| has_cloud).and_then(|model| fit::fit(&model, &mut question));
+            if fitted.is_some() {
+                draft.segments.clone_from(&question.segments);
+            }
             let mut redactor = Redactor::default().with_memory(memory);
             let redacted = match has_cloud {
                 true => redactor.redact_request(&draft).map_err(|err| unchecked(&err)),
@@ -286,7 +291,8 @@ impl Agent {
             };
             let table = redactor.table();
             let replaced = Some(table.len()).filter(|count| *count > 0 && redacted.is_ok());
-            let notes = replaced.map(|count| Note::Redacted { count }).into_iter().chain(missing).collect();
+            let notes = replaced.map(|count| Note::Redacted { count });
+            let notes = notes.into_iter().chain(fitted).chain(missing).collect();
             let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
             let ratio = question.refine.ratio.or(question.scene.ratio).unwrap_or(0.0).max(question.scene.xi);
             let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;

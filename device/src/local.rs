@@ -19,10 +19,11 @@ pub use command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
 pub use sequences::{SequenceError, Sequences};
+pub(crate) use shorten::{assembled, shortened};
 pub use speculate::{Decoded, Speculation, SpeculationError};
 
 use baton_engine::pace_emulation::PassContent;
-use baton_engine::prompt::{Prompt, PromptSegment, assemble};
+use baton_engine::prompt::Prompt;
 use baton_engine::sampling::Sampler;
 use baton_engine::speculation::Speculator;
 use baton_engine::tokenizer::TokenId;
@@ -337,14 +338,7 @@ impl LocalEngine {
     }
 
     fn assemble(&self, segments: &[Segment]) -> Result<Prompt, String> {
-        let model = self.engine.model();
-        let parts: Vec<PromptSegment<'_>> =
-            segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
-        let prompt = assemble(model.tokenizer(), model.template(), &parts).map_err(|err| chain(&err))?;
-        if prompt.ids.is_empty() {
-            return Err("the prompt has no tokens".into());
-        }
-        Ok(prompt)
+        assembled(self.engine.model(), segments)
     }
 
     /// Begins a whole prompt, shortened where it is too long and the answer allows it.
@@ -362,11 +356,11 @@ impl LocalEngine {
             return Ok(self.begin(assembled.ids, None, reports)?);
         }
         let shorter = match job.spec.shorten {
-            true => self.shorten(segments, &assembled, limit)?,
+            true => shortened(self.engine.model(), segments, &assembled, limit)?,
             false => None,
         };
-        let ids = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
-        Ok(self.begin(ids, Some((tokens, limit)), reports)?)
+        let shorter = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
+        Ok(self.begin(shorter.prompt.ids, Some((tokens, limit)), reports)?)
     }
 
     /// Points the sequence at `ids`, keeping what it shares with them.

@@ -26,6 +26,7 @@ pub fn built_in(id: &str) -> SceneInfo {
         model: "default".to_owned(),
         adapter: None,
         tokenizer_sha256: None,
+        prompt_tokens_max: None,
     }
 }
 

@@ -33,8 +33,9 @@ fn body(request: &AssistRequest) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_long_prompt_says_how_far_it_is() {
-    let server = server().await;
     for resume in [false, true] {
+        // Each its own: what one has computed, the other would find.
+        let server = server().await;
         let mut request = request("doc-qa", &document(40), 2);
         request.resume = resume;
         request.request_id = uuid::Uuid::new_v4();

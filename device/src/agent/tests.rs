@@ -309,3 +309,38 @@ async fn a_scene_whose_name_is_private_is_not_asked_for() {
     assert!(codes(&report).contains(&"privacy_check_failed"), "{:?}", report.notes);
     assert!(cloud.requests().is_empty(), "nothing was sent");
 }
+
+#[tokio::test]
+async fn a_prompt_over_the_clouds_limit_is_shortened_before_it_is_asked() {
+    let text: String = (0..40).map(|i| format!("The thing number {i} is in room {}. ", i * 7)).collect();
+    let document = format!("{text}The needle lies in the harbour. {text}");
+    let told = async |shorten: bool, tokenizer: bool| {
+        let cloud = FakeCloud::start(stream(&["It", " is"])).await;
+        let mut question = question("", RelayMode::Relay);
+        question.segments = vec![
+            Segment::refinable(Role::User, &*document),
+            Segment::fixed(Role::User, "Where does the needle lie?"),
+        ];
+        question.shorten = shorten;
+        question.scene.prompt_tokens_max = Some(400);
+        question.scene.tokenizer_sha256 = tokenizer.then(|| model().tokenizer().digest_hex().to_owned());
+        let (report, _) = ask(&agent(Some(&cloud.url)), question).await;
+        let request = cloud.requests().remove(0);
+        (report.notes, request)
+    };
+    let (notes, request) = told(true, true).await;
+    let Some(Note::PromptShortened { taker, tokens, limit, kept }) = notes.first() else {
+        panic!("{notes:?}")
+    };
+    assert_eq!((*taker, *limit), (Source::Cloud, 400));
+    assert!(*tokens > 400 && *kept < 400 - 12, "{tokens} to {kept}");
+    assert!(notes[0].to_string().contains("the cloud takes 400"), "{}", notes[0]);
+    assert!(request.contains("The needle lies in the harbour."), "what matters is kept: {request}");
+    assert!(request.len() < document.len(), "{request}");
+    // Another tokenizer: fewer, by this device's count.
+    let (notes, _) = told(true, false).await;
+    assert!(matches!(notes[0], Note::PromptShortened { kept, .. } if kept < 320), "{notes:?}");
+    // Not without leave.
+    let (notes, _) = told(false, true).await;
+    assert!(notes.iter().all(|note| note.code() != "prompt_shortened"), "{notes:?}");
+}

@@ -5,6 +5,7 @@ mod speculation;
 
 use super::*;
 use baton_engine::gguf::Gguf;
+use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::sampling::SamplingParams;
 use baton_engine::synthetic::{SyntheticAdapter, SyntheticModel};
 use baton_kernels_cpu::Format;

@@ -295,7 +295,8 @@ impl RelayCore {
         self.timeline.prompt_tokens_refined = Some(tokens);
         self.timeline.prompt_tokens_cached = Some(cached);
         if let Some((whole, limit)) = shortened {
-            fx.push(RelayEffect::Note(Note::PromptShortened { tokens: whole, limit, kept: tokens }));
+            let taker = Source::Device;
+            fx.push(RelayEffect::Note(Note::PromptShortened { taker, tokens: whole, limit, kept: tokens }));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Notes: what went differently than planned, typed, for the person and for programs.
 
+use super::event::Source;
 use baton_protocol::ErrorCode;
 use serde::Serialize;
 use std::fmt;
@@ -154,9 +155,11 @@ pub enum Note {
         /// Index of the first odd token.
         at: usize,
     },
-    /// The whole prompt does not fit the device; the least relevant sentences were left out.
-    #[error("the prompt has {tokens} tokens, this device holds {limit}: shortened to {kept}")]
+    /// The whole prompt does not fit; the least relevant sentences were left out.
+    #[error("the prompt has {tokens} tokens, the {taker} takes {limit}: shortened to {kept}")]
     PromptShortened {
+        /// Whom it does not fit.
+        taker: Source,
         /// Tokens of the whole prompt.
         tokens: usize,
         /// What fits.

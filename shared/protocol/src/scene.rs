@@ -80,6 +80,9 @@ pub struct SceneInfo {
     /// Digest of the cloud model's tokenizer, if the service says it here.
     #[serde(default)]
     pub tokenizer_sha256: Option<String>,
+    /// Most tokens of a prompt that the cloud takes, by its own tokenizer, if the service says it here.
+    #[serde(default)]
+    pub prompt_tokens_max: Option<u32>,
 }
 
 /// A service that says nothing bounds L by its model's context alone.
@@ -123,6 +126,7 @@ mod tests {
             model: "demo-cloud".to_owned(),
             adapter: None,
             tokenizer_sha256: None,
+            prompt_tokens_max: Some(8191),
         }
     }
 

@@ -279,6 +279,8 @@ pub(in super::super) struct SceneBody {
     adapter: Option<String>,
     /// Digest of the cloud model's tokenizer.
     tokenizer_sha256: Option<String>,
+    /// Most tokens of a prompt that the cloud takes.
+    prompt_tokens_max: Option<u32>,
 }
 
 #[cfg(test)]

@@ -105,5 +105,6 @@ fn replies_are_written_down_whole() {
         model: "m".into(),
         adapter: None,
         tokenizer_sha256: None,
+        prompt_tokens_max: None,
     });
 }
