@@ -1,4 +1,7 @@
-//! Shows an answer on the terminal: text on standard output as it comes, notes on standard error.
+//! Shows an answer on the terminal: text on standard output as it comes, notes on standard error, and a line of progress
+//! while there is nothing else.
+
+mod progress;
 
 use super::interrupts::{Interrupts, Signal};
 use super::open::Opened;
@@ -6,6 +9,7 @@ use crate::agent::{AnswerEvent, AnswerReport, Question};
 use crate::relay::Source;
 use anyhow::Context;
 use baton_terminal::{errln, out, outln};
+use progress::ProgressLine;
 use std::io::Write;
 use tokio::sync::mpsc;
 
@@ -28,6 +32,7 @@ pub(super) async fn show(
 ) -> anyhow::Result<Shown> {
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let mut watch = interrupts.watch();
+    let progress = ProgressLine::begin();
     let answer = opened.agent.answer(question, sender);
     let print = async {
         let mut stopped = None;
@@ -42,7 +47,7 @@ pub(super) async fn show(
                 }
             };
             let Some(event) = event else { return Ok(stopped) };
-            if let Err(err) = print_event(event, quiet) {
+            if let Err(err) = print_event(event, quiet, &progress) {
                 // Nobody reads: the cloud and the device need not go on.
                 events.close();
                 return Err(err);
@@ -59,14 +64,15 @@ pub(super) async fn show(
     Ok(Shown { report, stopped })
 }
 
-fn print_event(event: AnswerEvent, quiet: bool) -> std::io::Result<()> {
+fn print_event(event: AnswerEvent, quiet: bool, progress: &ProgressLine) -> std::io::Result<()> {
     match event {
         AnswerEvent::Note(note) => errln!("note: {note}"),
         AnswerEvent::Text { text, .. } if !quiet => {
             out!("{text}")?;
             baton_terminal::stdout().flush()?;
         }
-        AnswerEvent::Text { .. } | AnswerEvent::Progress(_) => {}
+        AnswerEvent::Text { .. } => {}
+        AnswerEvent::Progress(far) => progress.show(&far),
     }
     Ok(())
 }

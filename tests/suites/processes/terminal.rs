@@ -347,6 +347,26 @@ fn ctrl_c_at_the_prompt_drops_the_line_and_a_second_one_leaves() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn a_person_who_waits_sees_how_far_the_prompt_is() {
+    let place = Place::new();
+    let long: String = (0..120).map(|n| format!("Sentence {n} speaks of gates and keys. ")).collect();
+    std::fs::write(place.path("doc.txt"), long).expect("write");
+    let ask = place.ask(&["--max-tokens", "8", "--emulate-prefill-ms-per-token", "3"]);
+    let mut terminal = Terminal::start(&ask);
+    terminal.wait_for("this device reads the prompt: ");
+    terminal.wait_for(" left");
+    let (status, shown) = terminal.end();
+    assert_eq!(status, Some(0), "{shown}");
+    // Each line of progress is taken away before anything else is shown.
+    let kept =
+        shown.split("\r\x1b[K").filter(|piece| !piece.starts_with("this device reads")).collect::<String>();
+    let lines: Vec<&str> = kept.lines().filter(|line| !line.contains("EMULATION")).collect();
+    let (plain, said) = run(&mut place.ask(&["--max-tokens", "8"]));
+    assert_eq!(lines.join("\n").trim(), String::from_utf8_lossy(&plain.stdout).trim(), "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn text_from_outside_does_not_steer_a_terminal() {
     let place = Place::new();
     let steering = "\x1b]0;owned\x07 \x1b[2J \u{9b}2J \u{202e}desrever";

@@ -1,0 +1,93 @@
+//! What a person who waits for an answer is shown: one line on the terminal, which is gone when text comes.
+
+use std::time::{Duration, Instant};
+
+use baton_protocol::ProgressStage;
+
+use crate::relay::{Progress, Source};
+
+/// Waits that are shorter need no words.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The line of one answer.
+#[derive(Debug)]
+pub(super) struct ProgressLine {
+    asked: Instant,
+}
+
+impl ProgressLine {
+    /// The question is asked.
+    pub(super) fn begin() -> Self {
+        Self { asked: Instant::now() }
+    }
+
+    /// Shows how far it is, if that takes a while.
+    pub(super) fn show(&self, progress: &Progress) {
+        let waited = self.asked.elapsed();
+        let left = progress.eta_ms.map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
+        if waited + left >= PATIENCE {
+            baton_terminal::status(&words(progress));
+        }
+    }
+}
+
+fn words(progress: &Progress) -> String {
+    let Progress { source, stage, computed, total, eta_ms } = *progress;
+    let what = match (stage, source) {
+        (ProgressStage::Queue, _) => "waiting for a turn in the cloud".to_owned(),
+        (ProgressStage::Prefill, source) => {
+            let who = if source == Source::Cloud { "the cloud" } else { "this device" };
+            let percent = (computed.saturating_mul(100) / total.max(1)).min(100);
+            format!("{who} reads the prompt: {computed} of {total} tokens ({percent} %)")
+        }
+    };
+    match eta_ms.and_then(about) {
+        Some(time) => format!("{what}, about {time} left"),
+        None => what,
+    }
+}
+
+/// A time in words, no more exact than an estimate is; `None` if there is nothing to say.
+fn about(ms: f64) -> Option<String> {
+    let seconds = ms / 1e3;
+    if !seconds.is_finite() || seconds < 0.0 {
+        return None;
+    }
+    Some(match seconds {
+        0.0..1.5 => "1 s".to_owned(),
+        1.5..90.0 => format!("{seconds:.0} s"),
+        _ => format!("{:.0} min", (seconds / 60.0).min(999.0)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(source: Source, stage: ProgressStage, computed: u64, eta_ms: Option<f64>, want: &str) {
+        assert_eq!(words(&Progress { source, stage, computed, total: 4_000, eta_ms }), want);
+    }
+
+    #[test]
+    fn who_is_waited_for_and_how_long() {
+        use ProgressStage::{Prefill, Queue};
+        check(
+            Source::Device,
+            Prefill,
+            1_000,
+            Some(12_300.0),
+            "this device reads the prompt: 1000 of 4000 tokens (25 %), about 12 s left",
+        );
+        check(Source::Cloud, Queue, 0, Some(170_000.0), "waiting for a turn in the cloud, about 3 min left");
+        check(Source::Cloud, Queue, 0, None, "waiting for a turn in the cloud");
+        let cloud = "the cloud reads the prompt: 4000 of 4000 tokens (100 %)";
+        check(Source::Cloud, Prefill, 4_000, Some(20.0), &format!("{cloud}, about 1 s left"));
+        for odd in [f64::NAN, f64::INFINITY, -5.0] {
+            check(Source::Cloud, Prefill, 4_000, Some(odd), cloud);
+        }
+        // A prompt of no tokens is no reason to stop.
+        let empty = Progress { source: Source::Cloud, stage: Prefill, computed: 0, total: 0, eta_ms: None };
+        assert_eq!(words(&empty), "the cloud reads the prompt: 0 of 0 tokens (0 %)");
+    }
+}
