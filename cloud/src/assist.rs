@@ -141,6 +141,19 @@ pub(crate) struct Extras {
     pub(crate) logprobs: Option<Logprobs>,
 }
 
+fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams {
+    SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        frequency_penalty: penalties.frequency,
+        presence_penalty: penalties.presence,
+        seed: sampling.seed,
+    }
+}
+
 impl Draft {
     /// The job and its stream.
     pub(crate) fn job(
@@ -148,16 +161,7 @@ impl Draft {
         served: &Served,
         sampling: &Sampling,
     ) -> Result<(Job, AssistStream), ServiceError> {
-        let sampler = Sampler::new(SamplingParams {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            frequency_penalty: self.extras.penalties.frequency,
-            presence_penalty: self.extras.penalties.presence,
-            seed: sampling.seed,
-        })?;
+        let sampler = Sampler::new(sampling_params(sampling, self.extras.penalties))?;
         let id = served.desk.new_id();
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens);
         stream.set_prompt_tokens(self.prompt.len());

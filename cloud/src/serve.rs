@@ -113,12 +113,7 @@ pub async fn serve(
     }
     upkeep.stop().await;
     store.close().await;
-    for worker in workers {
-        let joined = tokio::task::spawn_blocking(move || worker.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            anyhow::bail!("an engine's thread panicked");
-        }
-    }
+    join(workers).await?;
     drop(service);
     if let Some(spans) = spans {
         // The last ones are on their way.
@@ -201,6 +196,17 @@ impl Signals {
 /// The system's, where it gives no thread.
 pub fn start(worker: Worker) -> std::io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name("engine-driver".into()).spawn(move || worker.run())
+}
+
+/// Waits until the engines' threads have ended.
+async fn join(workers: Vec<std::thread::JoinHandle<()>>) -> anyhow::Result<()> {
+    for worker in workers {
+        let joined = tokio::task::spawn_blocking(move || worker.join()).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            anyhow::bail!("an engine's thread panicked");
+        }
+    }
+    Ok(())
 }
 
 /// The heads of the refiner; none, with a warning, where they were found for another model.

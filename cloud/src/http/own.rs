@@ -55,7 +55,6 @@ fn without_port(host: &str) -> &str {
 }
 
 /// The routes, for requests of this host's own pages and of programs only.
-#[must_use]
 pub fn only_own(routes: Router, hosts: Hosts, book: AccessBook) -> Router {
     routes.layer(middleware::from_fn_with_state((hosts, book), check))
 }
