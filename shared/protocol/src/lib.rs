@@ -36,7 +36,7 @@ pub use range::{NumberRange, OutOfRange};
 pub use request::{AssistRequest, DeviceInfo, RefineOptions, RequestError, Role, Sampling, Segment, limits};
 pub use scene::{Corrector, SceneInfo};
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
-pub use shape::{MARKS_MAX, TooManyValues, check_shape};
+pub use shape::{MARKS_MAX, NAME_BYTES_MAX, ShapeError, check_shape};
 
 /// Version of the assist protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::PROTOCOL_VERSION;
 use crate::error::{ErrorBody, ErrorCode};
 use crate::range::OutOfRange;
-use crate::shape::{TooManyValues, check_shape};
+use crate::shape::{ShapeError, check_shape};
 
 /// What a parser's message may add to an error.
 const MESSAGE_CHARS_MAX: usize = 400;
@@ -228,9 +228,9 @@ pub enum RequestError {
         /// What the parser says.
         message: String,
     },
-    /// A text of too many values.
+    /// A text of too many values, or with a name of a field that is too long.
     #[error(transparent)]
-    TooManyValues(#[from] TooManyValues),
+    Shape(#[from] ShapeError),
     /// A number out of its range.
     #[error(transparent)]
     Range(#[from] OutOfRange),
@@ -276,7 +276,7 @@ impl RequestError {
             | Self::Form { field, .. } => field,
             Self::Range(range) => &range.field,
             Self::Protocol { .. } => "protocol",
-            Self::TooManyValues(_) => ".",
+            Self::Shape(_) => ".",
         }
     }
 

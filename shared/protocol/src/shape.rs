@@ -9,32 +9,51 @@ use crate::error::{ErrorBody, ErrorCode};
 /// tools with rich schemas some 40,000.
 pub const MARKS_MAX: usize = 65_536;
 
-/// A JSON text of too many values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the body has more than {MARKS_MAX} values and fields")]
-pub struct TooManyValues;
+/// The longest name of a field, in bytes between its quotes. No API has one of a hundred, a schema may.
+pub const NAME_BYTES_MAX: usize = 4096;
 
-impl TooManyValues {
+/// A JSON text that costs more in memory than its length says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Many small values.
+    #[error("the body has more than {MARKS_MAX} values and fields")]
+    TooManyValues,
+    /// A field whose name is a text: parsers copy names, and errors tell them.
+    #[error("a field of the body has a name of {len} bytes, at most {NAME_BYTES_MAX} are allowed")]
+    LongName {
+        /// Bytes of the name as it is written.
+        len: usize,
+    },
+}
+
+impl ShapeError {
     /// The body of the answer.
     pub fn to_body(self) -> ErrorBody {
         ErrorBody::new(ErrorCode::InvalidRequest, self.to_string())
     }
 }
 
-/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, whatever else it is.
+/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, or a name of more than [`NAME_BYTES_MAX`]
+/// bytes, whatever else it is.
 ///
 /// # Errors
-/// [`TooManyValues`].
-pub fn check_shape(json: &[u8]) -> Result<(), TooManyValues> {
-    let (mut marks, mut at) = (0, 0);
+/// [`ShapeError`].
+pub fn check_shape(json: &[u8]) -> Result<(), ShapeError> {
+    let (mut marks, mut at, mut string_len) = (0, 0, 0);
     while let Some(&byte) = json.get(at) {
         at += 1;
         match byte {
-            b'"' => at = behind_string(json, at),
+            b'"' => {
+                let end = behind_string(json, at);
+                string_len = (end - at).saturating_sub(1);
+                at = end;
+            }
+            b':' if string_len > NAME_BYTES_MAX => return Err(ShapeError::LongName { len: string_len }),
             b',' | b':' | b'[' | b'{' => {
+                string_len = 0;
                 marks += 1;
                 if marks > MARKS_MAX {
-                    return Err(TooManyValues);
+                    return Err(ShapeError::TooManyValues);
                 }
             }
             _ => (),
@@ -77,6 +96,10 @@ mod tests {
         check(&format!(r#"{{{}}}"#, r#""":0,"#.repeat(MARKS_MAX / 2)), false);
         check(&format!(r#"{{"text":"{}"}}"#, "[,{:".repeat(MARKS_MAX)), true);
         check(&format!(r#"{{"text":"{}"}}"#, r#"\",\\"#.repeat(MARKS_MAX)), true);
+        let long = "n".repeat(NAME_BYTES_MAX + 1);
+        check(&format!(r#"{{"{long}" : 1}}"#), false);
+        check(&format!(r#"{{"{}":1}}"#, &long[1..]), true);
+        check(&format!(r#"{{"text":"{long}","more":["{long}"]}}"#), true);
         // An escaped quote ends no string, an escaped backslash escapes nothing.
         check(&format!(r#"["\\",{}"#, ",".repeat(MARKS_MAX)), false);
         check(&format!(r#"["\"{}"#, ",".repeat(MARKS_MAX + 1)), true);
