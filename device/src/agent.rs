@@ -13,7 +13,7 @@ use stream::{CloudMessage, CloudStream};
 
 use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
 use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
-use crate::privacy::{Escape, Memory, RedactError, RedactedRequest, Redactor, Restorer};
+use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
     CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
     TextRules,
@@ -68,8 +68,6 @@ pub struct Question {
     pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
-    /// How restored values are written.
-    pub escape: Escape,
 }
 
 /// What a reader of an answer gets, in order.
@@ -318,7 +316,7 @@ impl Agent {
                 tokens_max: question.tokens_max.max(1),
                 shorten: question.shorten,
             };
-            let rules = TextRules { tokenizer, restorer: Restorer::new(table, question.escape), stop };
+            let rules = TextRules { tokenizer, restorer: Restorer::new(table), stop };
             let core = RelayCore::new(config, spec, rules);
             Prepared { core, redactor, redacted, request: None, notes }
         };

@@ -29,7 +29,7 @@ pub use detect::{BuiltIn, DetectError, Detector, Found};
 pub use kind::EntityKind;
 pub use known::{Memory, REMEMBERED_MAX};
 pub use request::{PublicName, RedactedRequest};
-pub use restore::{Escape, Restorer};
+pub use restore::Restorer;
 pub use table::PlaceholderTable;
 
 use normal::Normal;

@@ -7,7 +7,7 @@ use baton_cloud::scene::{Scene, SceneSettings};
 use baton_corpus::Document;
 use baton_device::{
     local::{AnswerSpec, LocalEngine, PromptId},
-    privacy::{Escape, Restorer},
+    privacy::Restorer,
     relay::{RelayConfig, RelayCore, RelayMode, TextRules},
 };
 use baton_engine::{EngineOptions, Model, SamplingParams, StopStrings, pace_emulation::PassCost};
@@ -185,7 +185,7 @@ impl Pair {
         };
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),
-            restorer: Restorer::new(Arc::default(), Escape::Plain),
+            restorer: Restorer::new(Arc::default()),
             stop: StopStrings::new(&[]).expect("no stop string is a bad one"),
         };
         RelayCore::new(config, spec, rules)

@@ -4,7 +4,6 @@
 use anyhow::{Context, ensure};
 use baton_device::agent::{Agent, Question};
 use baton_device::client::CloudClient;
-use baton_device::privacy::Escape;
 use baton_device::relay::RelayMode;
 use baton_device::scene::built_in;
 use baton_device::segments::{ChatMessage, mark};
@@ -148,7 +147,6 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         refine: RefineOptions::default(),
         assist_tokens: None,
         corrector: None,
-        escape: Escape::Plain,
     };
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };

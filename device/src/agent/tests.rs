@@ -97,7 +97,6 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
         assist_tokens: None,
         shorten: true,
         corrector: None,
-        escape: Escape::Plain,
     }
 }
 
@@ -266,9 +265,7 @@ async fn a_cloud_that_hides_a_placeholder_among_letters_learns_nothing() {
     let cloud = FakeCloud::start(stream(&hidden)).await;
     let agent = agent(Some(&cloud.url));
     let said = r"PIN: 4821. Phone: 555 0143. /home/jdoe/x. Password: q\zo7te";
-    let mut asked = question(said, RelayMode::CloudOnly);
-    asked.escape = Escape::JsonString;
-    let (first, _) = ask(&agent, asked).await;
+    let (first, _) = ask(&agent, question(said, RelayMode::CloudOnly)).await;
     assert!(first.answer.starts_with("A4821B x555 0143yjdoez7 4821"), "{}", first.answer);
     let mut next = question("Thanks.", RelayMode::CloudOnly);
     next.segments.insert(0, Segment::fixed(Role::Assistant, &*first.answer));

@@ -4,7 +4,6 @@ use super::error::ApiError;
 use super::request::{self, ChatRequest};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
-use crate::privacy::Escape;
 use crate::relay::Progress;
 use crate::segments::mark;
 use axum::Json;
@@ -105,7 +104,6 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
         assist_tokens: None,
         shorten: request.shorten,
         corrector: None,
-        escape: Escape::Plain,
     }
 }
 

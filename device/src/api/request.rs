@@ -150,8 +150,7 @@ fn sampling(wire: &Wire) -> Result<Sampling, ApiError> {
     let sampling = Sampling {
         temperature: within("temperature", wire.temperature, 0.0, 2.0)?.unwrap_or(1.0),
         top_k: wire.top_k,
-        // The engine takes the smallest nucleus, one token, for 0.
-        top_p: within("top_p", wire.top_p, 0.0, 1.0)?.map(|top_p| top_p.max(f32::MIN_POSITIVE)),
+        top_p: within("top_p", wire.top_p, 0.0, 1.0)?,
         min_p: within("min_p", wire.min_p, 0.0, 1.0)?,
         repetition_penalty: within("repetition_penalty", wire.repetition_penalty, 0.1, 10.0)?.unwrap_or(1.0),
         seed: wire.seed.map_or_else(|| Uuid::new_v4().as_u64_pair().0, |seed| seed as u64),

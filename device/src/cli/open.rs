@@ -7,7 +7,6 @@ use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::context::{self, Held};
 use crate::local::LocalEngine;
-use crate::privacy::Escape;
 use crate::relay::{Note, RelayMode};
 use crate::residency::{self, Layers, Share};
 use crate::scene;
@@ -216,6 +215,5 @@ pub(super) fn question(
         assist_tokens: args.assist_tokens,
         shorten: true,
         corrector: args.corrector,
-        escape: Escape::Plain,
     }
 }

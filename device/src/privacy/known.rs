@@ -102,16 +102,9 @@ impl Memory {
 
 impl Memory {
     /// Remembers the values of `table` as they stand in `answer`, in which they were restored: a cloud may have written
-    /// letters around a placeholder, or the value was escaped as JSON, so that it would not be known again.
+    /// letters around a placeholder, so that the value would not be known again.
     pub fn learn_answer(&self, table: &PlaceholderTable, answer: &str) {
-        let mut forms: Vec<(EntityKind, String)> = Vec::new();
-        for (kind, value) in table.entries() {
-            forms.push((kind, value.to_owned()));
-            let escaped = super::restore::json_inside(value);
-            if escaped != value {
-                forms.push((kind, escaped));
-            }
-        }
+        let forms: Vec<(EntityKind, &str)> = table.entries().collect();
         if forms.is_empty() || answer.is_empty() {
             return;
         }
@@ -124,9 +117,9 @@ impl Memory {
             let after = answer[m.end()..].chars().take(NEIGHBOURS_MAX).take_while(|&c| joins(c));
             let start = m.start() - before.map(char::len_utf8).sum::<usize>();
             let end = m.end() + after.map(char::len_utf8).sum::<usize>();
-            let (kind, form) = &forms[m.pattern().as_usize()];
-            let changed = end - start != m.len() || table.placeholder_of(*kind, form).is_none();
-            changed.then(|| (*kind, Normal::new(&answer[start..end]).text().to_owned()))
+            let (kind, form) = forms[m.pattern().as_usize()];
+            let changed = end - start != m.len() || table.placeholder_of(kind, form).is_none();
+            changed.then(|| (kind, Normal::new(&answer[start..end]).text().to_owned()))
         });
         self.learn(learned.collect::<Vec<_>>().into_iter());
     }

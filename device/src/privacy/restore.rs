@@ -20,22 +20,11 @@ pub(super) fn pattern() -> &'static Regex {
     &PATTERN
 }
 
-/// How a restored value is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Escape {
-    /// As it was in the user's text.
-    #[default]
-    Plain,
-    /// Escaped as the inside of a JSON string, for answers that are JSON.
-    JsonString,
-}
-
 /// Streaming restorer: concatenating all outputs gives the text with every known placeholder replaced by its value,
 /// however the input is split.
 #[derive(Debug, Clone)]
 pub struct Restorer {
     table: Arc<PlaceholderTable>,
-    escape: Escape,
     held: String,
 }
 
@@ -72,8 +61,8 @@ fn shape(text: &str) -> Shape {
 
 impl Restorer {
     /// A restorer over a redactor's table.
-    pub fn new(table: Arc<PlaceholderTable>, escape: Escape) -> Self {
-        Self { table, escape, held: String::new() }
+    pub fn new(table: Arc<PlaceholderTable>) -> Self {
+        Self { table, held: String::new() }
     }
 
     /// Takes the next piece of text, gives what can be shown now.
@@ -96,7 +85,7 @@ impl Restorer {
                 Shape::Complete => {
                     let held = std::mem::take(&mut self.held);
                     match self.table.value(&held) {
-                        Some(value) => self.write_value(value, &mut out),
+                        Some(value) => out.push_str(value),
                         None => out.push_str(&held),
                     }
                 }
@@ -110,17 +99,4 @@ impl Restorer {
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
-
-    fn write_value(&self, value: &str, out: &mut String) {
-        match self.escape {
-            Escape::Plain => out.push_str(value),
-            Escape::JsonString => out.push_str(&json_inside(value)),
-        }
-    }
-}
-
-/// A value as it stands inside a JSON string.
-pub(super) fn json_inside(value: &str) -> String {
-    let quoted = serde_json::to_string(value).expect("a string always has a JSON form");
-    quoted[1..quoted.len() - 1].to_owned()
 }

@@ -8,7 +8,7 @@ mod real;
 mod sim;
 
 use super::*;
-use crate::privacy::{Escape, Redactor, Restorer};
+use crate::privacy::{Redactor, Restorer};
 use baton_engine::sampling::SamplingParams;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::Tokenizer;
@@ -97,7 +97,7 @@ fn rules(stop: &[&str]) -> TextRules {
     let stop: Vec<String> = stop.iter().map(ToString::to_string).collect();
     TextRules {
         tokenizer: tokenizer(),
-        restorer: Restorer::new(Redactor::default().table(), Escape::Plain),
+        restorer: Restorer::new(Redactor::default().table()),
         stop: StopStrings::new(&stop).unwrap(),
     }
 }
