@@ -225,8 +225,7 @@ fn sampling(wire: &ChatCompletionRequest) -> Result<Sampling, ApiError> {
     let sampling = Sampling {
         temperature: within("temperature", wire.temperature, 1.0, 0.0, 2.0)?,
         top_k: wire.top_k,
-        // The engine takes the smallest nucleus, one token, for 0.
-        top_p: unit("top_p", wire.top_p)?.map(|top_p| top_p.max(f32::MIN_POSITIVE)),
+        top_p: unit("top_p", wire.top_p)?,
         min_p: unit("min_p", wire.min_p)?,
         repetition_penalty: within("repetition_penalty", wire.repetition_penalty, 1.0, 0.1, 10.0)?,
         seed: wire.seed.map_or_else(|| Uuid::new_v4().as_u64_pair().0, |seed| seed as u64),

@@ -18,7 +18,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Keep the `k` likeliest tokens; at least 1.
     pub top_k: Option<u32>,
-    /// Keep the likeliest tokens whose probabilities reach this sum; above 0, at most 1.
+    /// Keep the likeliest tokens whose probabilities reach this sum, 0 to 1; 0 keeps the likeliest alone.
     pub top_p: Option<f32>,
     /// Keep tokens at least this fraction as likely as the likeliest; 0 to 1.
     pub min_p: Option<f32>,
@@ -106,7 +106,7 @@ impl SamplingParams {
         within("repetition_penalty", self.repetition_penalty, 0.1, 10.0)?;
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
-        self.top_p.map_or(Ok(()), |p| within("top_p", p, f32::MIN_POSITIVE, 1.0))?;
+        self.top_p.map_or(Ok(()), |p| within("top_p", p, 0.0, 1.0))?;
         self.min_p.map_or(Ok(()), |p| within("min_p", p, 0.0, 1.0))?;
         if self.top_k == Some(0) { Err(SamplingError::ZeroTopK) } else { Ok(()) }
     }
@@ -362,6 +362,8 @@ mod tests {
         let top_p = SamplingParams { top_p: Some(0.85), ..warm(3) };
         let three = softmax(&[2.0, 1.5, 1.0]);
         check_distribution(top_p, &LOGITS, &[], &[0.0, three[0], 0.0, three[1], three[2]]);
+        let none = SamplingParams { top_p: Some(0.0), ..warm(3) };
+        check_distribution(none, &LOGITS, &[], &[0.0, 1.0, 0.0, 0.0, 0.0]);
         // exp(1.5 - 2) = .61 and exp(1 - 2) = .37 of the likeliest.
         let min_p = SamplingParams { min_p: Some(0.5), ..warm(4) };
         check_distribution(min_p, &LOGITS, &[], &[0.0, two[0], 0.0, two[1], 0.0]);
@@ -482,7 +484,7 @@ mod tests {
             "temperature is inf, want 0 to 100"
         );
         assert_eq!(refused(SamplingParams { top_k: Some(0), ..base }), "top_k is 0, want at least 1");
-        assert!(SamplingParams { top_p: Some(0.0), ..base }.check().is_err());
+        assert!(SamplingParams { top_p: Some(-0.1), ..base }.check().is_err());
         assert!(SamplingParams { top_p: Some(1.1), ..base }.check().is_err());
         assert!(SamplingParams { min_p: Some(-1.0), ..base }.check().is_err());
         assert!(SamplingParams { repetition_penalty: 0.0, ..base }.check().is_err());

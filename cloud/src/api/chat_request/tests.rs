@@ -115,7 +115,7 @@ fn what_changes_the_answer_arrives() {
         "top_logprobs": 3, "response_format": { "type": "json_object" }, "top_p": 0 }));
     assert_eq!(request.penalties, Penalties { frequency: 0.5, presence: -1.0 });
     assert!(request.logprobs.is_some() && request.format == AnswerFormat::JsonObject);
-    assert!(request.sampling.top_p.is_some_and(|top_p| top_p > 0.0));
+    assert!(request.sampling.top_p == Some(0.0));
     let schema = json!({ "type": "object" });
     let format =
         json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema, "strict": true } });
