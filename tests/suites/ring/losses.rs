@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::devices::{alone, begin, finish, ring};
 use super::wire::{Way, Wire};
-use baton_e2e::home::Home;
+use baton_e2e::home::{Home, Worker};
 
 /// Tokens of each answer.
 const TOKENS: usize = 64;
@@ -37,7 +37,9 @@ async fn undisturbed(home: &mut Home) -> Duration {
     home.workers[1].says("ready").await.expect("the worker has its part");
     let begun = Instant::now();
     finish(&mut head).await.expect("an answer");
-    begun.elapsed()
+    let lasts = begun.elapsed();
+    home.workers[1].says("head_gone").await.expect("the worker notices that its head is gone");
+    lasts
 }
 
 /// Sends a signal to a process of this test's.
@@ -57,6 +59,21 @@ async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
     finish(&mut head).await.expect("the head goes on and its answer is whole")
 }
 
+/// The worker is there for the next head.
+async fn back(phone: &mut Worker, fate: Fate) {
+    match fate {
+        Fate::Killed => {
+            // That it is dead is known once the system has taken its port back.
+            phone.kill().await.expect("it is dead");
+            phone.again().await.expect("start the worker again");
+        }
+        Fate::Stopped => {
+            signal(phone.child.id().expect("the worker is there"), "CONT");
+            phone.says("head_gone").await.expect("the worker notices that its head is gone");
+        }
+    }
+}
+
 async fn at_every_moment(fate: Fate) {
     let want = alone(TOKENS).await.expect("one device alone");
     let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
@@ -66,7 +83,6 @@ async fn at_every_moment(fate: Fate) {
         if more && recovered > 0 {
             break;
         }
-        let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
         let have = answer(&mut home, fate, moment).await;
         assert_eq!(have["written"], want["written"], "{fate:?} after {moment:?}");
         let stats = &have["ring"];
@@ -74,10 +90,7 @@ async fn at_every_moment(fate: Fate) {
             stats["lost"].as_array().into_iter().flatten().filter_map(|lost| lost["name"].as_str()).collect();
         assert!(lost.iter().all(|name| *name == "phone"), "{stats}");
         recovered += usize::from(stats["recoveries"] != 0);
-        if fate == Fate::Stopped {
-            // So that it can be ended.
-            signal(home.workers[1].child.id().expect("the worker is there"), "CONT");
-        }
+        back(&mut home.workers[1], fate).await;
     }
     assert!(recovered > 0, "no moment fell into an answer");
 }
@@ -115,7 +128,6 @@ async fn cut_at_every_moment(how: Cut) {
     let want = alone(TOKENS).await.expect("one device alone");
     let mut home = ring(&["desk", "phone"]).await.expect("a ring of three devices");
     let lasts = undisturbed(&mut home).await;
-    home.workers[1].says("head_gone").await.expect("the worker notices that its head is gone");
     let mut recovered = 0;
     for (more, moment) in moments(lasts) {
         if more && recovered > 0 {
