@@ -195,6 +195,14 @@ pub enum ImportError {
         /// The file.
         path: PathBuf,
     },
+    /// The disk is too full for the file.
+    #[error("the disk has no room for the {bytes} bytes of `{path}`")]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
     /// The file cannot be written.
     #[error("write `{path}`")]
     Write {

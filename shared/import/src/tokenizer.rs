@@ -12,6 +12,7 @@ mod special;
 
 use std::path::Path;
 
+use baton_engine::Tokenizer;
 use baton_engine::gguf::GgufWriter;
 use baton_engine::tokenizer::{STRIP_LEFT_KEY, STRIP_RIGHT_KEY};
 
@@ -39,15 +40,15 @@ pub(crate) struct Vocabulary {
     special: Special,
     /// Tokens that swallow the white space before them, and behind them.
     strips: [Vec<u32>; 2],
-    /// The tokenizer.json that the vocabulary was read from.
-    json: Option<Vec<u8>>,
+    /// The tokenizer of the tokenizer.json that the vocabulary was read from.
+    original: Option<Tokenizer>,
 }
 
 impl Vocabulary {
     /// Reads the vocabulary of a folder whose embedding table has `vocab_len` rows.
     ///
     /// # Errors
-    /// No tokenizer, one of another kind, or one that does not fit the table.
+    /// No tokenizer, one of another kind, one that its own library refuses, or one that does not fit the table.
     pub(crate) fn read(dir: &Path, config: &HfConfig, vocab_len: usize) -> Result<Vocabulary, ImportError> {
         let path = dir.join("tokenizer.json");
         let bytes = read_file(&path, BYTES_MAX)?;
@@ -64,12 +65,12 @@ impl Vocabulary {
             space_prefix: None,
             special,
             strips: pieces::strips(&added),
-            json: None,
+            original: None,
         };
         match &json {
             Some(json) if byte_level::is_byte_level(json) => {
                 vocabulary.read_byte_level(json)?;
-                vocabulary.json = bytes;
+                vocabulary.original = bytes.as_deref().map(check::original).transpose()?;
             }
             _ => {
                 let model = dir.join("tokenizer.model");
@@ -78,7 +79,7 @@ impl Vocabulary {
                     vocabulary.space_prefix = Some(dummy_prefix);
                 } else if let Some(json) = &json {
                     vocabulary.space_prefix = Some(sentencepiece::read_json(json, &mut vocabulary.pieces)?);
-                    vocabulary.json = bytes;
+                    vocabulary.original = bytes.as_deref().map(check::original).transpose()?;
                 } else {
                     return Err(ImportError::MissingFile { path: dir.join("tokenizer.json") });
                 }
@@ -128,7 +129,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`ImportError::TokenizerDiffers`] with a text that the two cut differently.
-    pub(crate) fn check(&self, made: &baton_engine::Tokenizer) -> Result<(), ImportError> {
-        self.json.as_deref().map_or(Ok(()), |json| check::same_ids(made, json))
+    pub(crate) fn check(&self, made: &Tokenizer) -> Result<(), ImportError> {
+        self.original.as_ref().map_or(Ok(()), |original| check::same_ids(made, original))
     }
 }

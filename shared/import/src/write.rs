@@ -75,8 +75,11 @@ impl Output {
         }
         let open = OpenOptions::new().write(true).open(&self.temporary);
         let file = open.map_err(|err| fail(err.into()))?;
+        let bytes_total: u64 = sources.plan.tensors.iter().map(PlannedTensor::data_len).sum();
+        if !reserve(&file, bytes_total) {
+            return Err(ImportError::NoRoom { path: self.wanted.clone(), bytes: bytes_total });
+        }
         let stream = writer.begin(BufWriter::with_capacity(1 << 20, file)).map_err(fail)?;
-        let bytes_total = sources.plan.tensors.iter().map(PlannedTensor::data_len).sum();
         let mut bands = Bands { stream, path: &self.wanted, bytes_done: 0 };
         for (tensor_idx, tensor) in sources.plan.tensors.iter().enumerate() {
             let mut tell = |bytes_done| {
@@ -116,6 +119,23 @@ impl Drop for Output {
             drop(fs::remove_file(&self.temporary));
         }
     }
+}
+
+/// Sets room aside, so that a full disk is known before hours of work; whether there is any. A file system that cannot
+/// set room aside has it, as far as is known.
+#[cfg(target_os = "linux")]
+fn reserve(file: &File, bytes: u64) -> bool {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+    // The length stays 0: only what is written counts.
+    let reserved = fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes.max(1));
+    !matches!(reserved, Err(Errno::NOSPC | Errno::DQUOT))
+}
+
+/// On other systems a full disk is known when a write fails.
+#[cfg(not(target_os = "linux"))]
+fn reserve(_: &File, _: u64) -> bool {
+    true
 }
 
 /// What weights are made of.

@@ -24,13 +24,19 @@ const TEXTS: &[&str] = &[
 /// Ids that a message shows.
 const SHOWN: usize = 12;
 
+/// The tokenizer as its own file says it.
+///
+/// # Errors
+/// [`ImportError::ReadTokenizer`] if the library of such files refuses it.
+pub(super) fn original(json: &[u8]) -> Result<Tokenizer, ImportError> {
+    Tokenizer::from_json_bytes(json, JsonOptions::default()).map_err(ImportError::ReadTokenizer)
+}
+
 /// Compares the ids of every text.
 ///
 /// # Errors
 /// [`ImportError::TokenizerDiffers`] with the first text whose ids differ.
-pub(super) fn same_ids(made: &Tokenizer, json: &[u8]) -> Result<(), ImportError> {
-    let original =
-        Tokenizer::from_json_bytes(json, JsonOptions::default()).map_err(ImportError::ReadTokenizer)?;
+pub(super) fn same_ids(made: &Tokenizer, original: &Tokenizer) -> Result<(), ImportError> {
     for text in TEXTS {
         let (mut found, mut want) = (made.encode(text), original.encode(text));
         if found != want {

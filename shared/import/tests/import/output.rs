@@ -1,6 +1,8 @@
 //! The file: its metadata, its progress, and that it is whole or absent.
 
 use std::ops::ControlFlow;
+#[cfg(target_os = "linux")]
+use std::process::Command;
 
 use baton_engine::gguf::Gguf;
 use baton_import::{ImportError, ImportOptions, Quantization, import};
@@ -130,4 +132,41 @@ fn equal_folders_make_equal_files() {
         std::fs::read(folder.path("out.gguf")).unwrap()
     };
     assert!(bytes() == bytes());
+}
+
+#[test]
+fn a_tokenizer_that_its_own_library_refuses_is_known_before_weights_are_computed() {
+    let mut folder = Folder::new("LlamaForCausalLM");
+    folder.tokenizer["decoder"] = json!({"type": "NoSuchDecoder"});
+    folder.write();
+    let result = import(&options(&folder), &mut |progress| panic!("weights are computed: {progress:?}"));
+    assert!(matches!(result, Err(ImportError::ReadTokenizer(_))), "{result:?}");
+    assert_eq!(made(&folder), [""; 0]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_known_before_weights_are_computed() {
+    let folder = Folder::wide("LlamaForCausalLM");
+    folder.write();
+    let place = folder.path("small");
+    std::fs::create_dir(&place).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(&place).output();
+    match mounted {
+        Ok(output) if output.status.success() => {}
+        other => {
+            println!("skipped: import: a full disk: no small file system can be mounted: {other:?}");
+            return;
+        }
+    }
+    let options = ImportOptions { out: place.join("out.gguf"), ..options(&folder) };
+    let mut calls = 0;
+    let result = import(&options, &mut |_| {
+        calls += 1;
+        ControlFlow::Continue(())
+    });
+    let left = std::fs::read_dir(&place).unwrap().count();
+    assert!(Command::new("umount").arg("-l").arg(&place).status().unwrap().success());
+    assert!(matches!(&result, Err(ImportError::NoRoom { bytes, .. }) if *bytes > 64 << 10), "{result:?}");
+    assert_eq!((calls, left), (0, 0), "weights computed, files left");
 }
