@@ -68,14 +68,16 @@ async fn a_killed_replica_leaves_every_answer_whole() {
     if !can_run() {
         return;
     }
-    let mut cluster = Cluster::start(Spread::RoundRobin, SLOW_CLOUD).await;
+    // An answer takes seconds, so that one that is seen under way is not over when its replica is killed.
+    let speed = Speed { decode_ms: 200.0, ..SLOW_CLOUD };
+    let mut cluster = Cluster::start(Spread::RoundRobin, speed).await;
     // They ask again and again, so that the moment to kill comes however slowly they start.
-    let agents = Agents::start(&cluster, 6, 0, 40);
-    cluster.wait_for_running(0, 2).await;
+    let agents = Agents::start(&cluster, 4, 0, 40);
+    cluster.wait_for_running(0, 1).await;
     cluster.replicas[0].process.kill().await.expect("it is killed");
     let told = agents.stop().await;
     assert!(told.failed.is_empty(), "failed answers: {:#?}", told.failed);
-    assert!(told.reports.len() >= 6, "{} answers", told.reports.len());
+    assert!(told.reports.len() >= 4, "{} answers", told.reports.len());
     told.check_answers();
     let cut = told.reports.iter().filter(|(_, report)| !report.notes.is_empty()).count();
     assert!(cut >= 1, "no answer was in flight on the replica that was killed");

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::devices::{alone, begin, finish, ring};
 use super::wire::{Way, Wire};
 use baton_e2e::home::{Home, Worker};
+use baton_e2e::process::Running;
 
 /// Tokens of each answer.
 const TOKENS: usize = 64;
@@ -31,10 +32,20 @@ fn moments(lasts: Duration) -> impl Iterator<Item = (bool, Duration)> {
     SHARES.into_iter().map(move |share| (false, lasts.mul_f64(share))).chain(more)
 }
 
+/// Waits until the worker has its part of the head's ring; what it said.
+///
+/// Panics if the head ends before that: with what it said, which names the reason.
+async fn has_part(head: &mut Running, phone: &mut Worker) -> Value {
+    tokio::select! {
+        ready = phone.says("ready") => ready.expect("the worker has its part"),
+        _ = head.wait() => panic!("the head ended before the worker had its part: {:?}", finish(head).await),
+    }
+}
+
 /// How long an answer takes that nothing happens to, from the moment at which the worker has its part.
 async fn undisturbed(home: &mut Home) -> Duration {
     let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
-    home.workers[1].says("ready").await.expect("the worker has its part");
+    has_part(&mut head, &mut home.workers[1]).await;
     let begun = Instant::now();
     finish(&mut head).await.expect("an answer");
     let lasts = begun.elapsed();
@@ -52,7 +63,7 @@ fn signal(pid: u32, name: &str) {
 async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
     let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
     let phone = &mut home.workers[1];
-    phone.says("ready").await.expect("the worker has its part");
+    has_part(&mut head, phone).await;
     tokio::time::sleep(moment).await;
     let pid = phone.child.id().expect("the worker runs");
     signal(pid, if fate == Fate::Killed { "KILL" } else { "STOP" });
@@ -135,7 +146,7 @@ async fn cut_at_every_moment(how: Cut) {
         }
         let wire = Wire::before(&home, 1).await.expect("a proxy before the worker");
         let mut head = begin(&home, &PLAN, 2, TOKENS).expect("start the head");
-        let ready = home.workers[1].says("ready").await.expect("the worker has its part");
+        let ready = has_part(&mut head, &mut home.workers[1]).await;
         assert_eq!(ready["epoch"], 1, "{ready}");
         tokio::time::sleep(moment).await;
         cut(&wire, how);

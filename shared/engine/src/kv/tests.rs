@@ -61,11 +61,11 @@ impl World {
     }
 
     /// Every sequence has its ids, its blocks hold what was written for exactly these ids, and sequences with equal
-    /// beginnings share the full blocks of them where they have one owner; no two owners hold one block.
+    /// beginnings share the full blocks of them as far as every block has one owner; no two owners hold one block.
     fn check(&self) {
         self.table.pool.check();
         let mut held = std::collections::HashSet::new();
-        let mut full: HashMap<(Root, Owner, &[TokenId]), BlockId> = HashMap::new();
+        let mut full: HashMap<(Root, Vec<Owner>, &[TokenId]), BlockId> = HashMap::new();
         let mut owners: HashMap<BlockId, Owner> = HashMap::new();
         for (seq, ids) in &self.naive {
             assert_eq!(self.table.ids(*seq).unwrap(), ids);
@@ -76,9 +76,11 @@ impl World {
             held.extend(blocks.iter().copied());
             for (at, block) in blocks[..ids.len() / BLOCK_TOKENS].iter().enumerate() {
                 let prefix = &ids[..(at + 1) * BLOCK_TOKENS];
-                let owner = self.table.seqs[seq].scope.owner_at(at);
+                // A block follows one block: behind two blocks of different owners stand two, though their owner is one.
+                let scope = self.table.seqs[seq].scope;
+                let path: Vec<Owner> = (0..=at).map(|at| scope.owner_at(at)).collect();
                 assert_eq!(
-                    full.entry((root, owner, prefix)).or_insert(*block),
+                    full.entry((root, path, prefix)).or_insert(*block),
                     block,
                     "one block for one content"
                 );
