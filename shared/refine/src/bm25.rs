@@ -10,71 +10,82 @@ use baton_protocol::{Segment, SentenceMap, is_cjk};
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
-/// The terms of every unit of a map, counted.
+/// The terms of every unit of a map, and of every term the units that have it.
 pub(crate) struct TermIndex {
-    /// Of each unit: terms in all, and how often each stands there.
-    units: Vec<(usize, HashMap<String, u32>)>,
-    /// Of each term, the units that have it.
-    with: HashMap<String, u32>,
-    mean_len: f64,
+    units: Vec<Unit>,
+    /// Of each term, where it stands, by unit.
+    postings: HashMap<String, Vec<Posting>>,
+}
+
+struct Unit {
+    /// Its distinct terms, in order of the alphabet.
+    terms: Vec<String>,
+    /// What its length adds to how often a term stands in it.
+    norm: f64,
+}
+
+struct Posting {
+    unit: usize,
+    /// How often the term stands there.
+    count: u32,
 }
 
 impl TermIndex {
     /// Of the units' texts. Cost: linear in the text.
     pub(crate) fn new(segments: &[Segment], map: &SentenceMap) -> Self {
-        let mut with: HashMap<String, u32> = HashMap::new();
-        let units: Vec<(usize, HashMap<String, u32>)> = map
-            .units()
-            .iter()
-            .map(|unit| {
-                let terms = terms(&segments[unit.segment].text[unit.bytes.clone()]);
-                let len = terms.len();
-                let mut counts: HashMap<String, u32> = HashMap::new();
-                for term in terms {
-                    *counts.entry(term).or_default() += 1;
-                }
-                for term in counts.keys() {
-                    *with.entry(term.clone()).or_default() += 1;
-                }
-                (len, counts)
-            })
-            .collect();
-        let lengths: usize = units.iter().map(|(len, _)| len).sum();
-        let mean_len = lengths as f64 / units.len().max(1) as f64;
-        Self { units, with, mean_len }
+        let mut postings: HashMap<String, Vec<Posting>> = HashMap::new();
+        let mut lengths = Vec::with_capacity(map.len());
+        let mut distinct = Vec::with_capacity(map.len());
+        for (at, unit) in map.units().iter().enumerate() {
+            let mut terms = terms(&segments[unit.segment].text[unit.bytes.clone()]);
+            lengths.push(terms.len());
+            terms.sort_unstable();
+            for same in terms.chunk_by(|a, b| a == b) {
+                let posting = Posting { unit: at, count: same.len() as u32 };
+                postings.entry(same[0].clone()).or_default().push(posting);
+            }
+            terms.dedup();
+            distinct.push(terms);
+        }
+        let mean_len = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+        let norm = |len: usize| K1 * (1.0 - B + B * len as f64 / mean_len.max(f64::MIN_POSITIVE));
+        let units =
+            distinct.into_iter().zip(lengths).map(|(terms, len)| Unit { terms, norm: norm(len) }).collect();
+        Self { units, postings }
     }
 
     /// Units that have the term.
     pub(crate) fn units_with(&self, term: &str) -> usize {
-        self.with.get(term).map_or(0, |&count| count as usize)
+        self.postings.get(term).map_or(0, Vec::len)
     }
 
     /// The distinct terms of one unit, in order of the alphabet.
     pub(crate) fn terms_of(&self, unit: usize) -> Vec<&str> {
-        let mut terms: Vec<&str> = self.units[unit].1.keys().map(String::as_str).collect();
-        terms.sort_unstable();
-        terms
+        self.units[unit].terms.iter().map(String::as_str).collect()
     }
 
-    /// One value a unit for a query of distinct terms with their weights.
+    /// One value a unit for a query of distinct terms with their weights. Cost: linear in the units, the query, and
+    /// the places where its terms stand.
     pub(crate) fn values(&self, query: &[(&str, f64)]) -> Vec<f64> {
+        self.counted_values(query).0
+    }
+
+    /// The values, and how many postings were read for them.
+    fn counted_values(&self, query: &[(&str, f64)]) -> (Vec<f64>, usize) {
         let n_units = self.units.len() as f64;
-        let weights: Vec<f64> = query
-            .iter()
-            .map(|(term, weight)| {
-                let with = self.units_with(term) as f64;
-                weight * (1.0 + (n_units - with + 0.5) / (with + 0.5)).ln()
-            })
-            .collect();
-        let score = |(len, counts): &(usize, HashMap<String, u32>)| -> f64 {
-            let norm = K1 * (1.0 - B + B * *len as f64 / self.mean_len.max(f64::MIN_POSITIVE));
-            let parts = query.iter().zip(&weights).map(|((term, _), weight)| {
-                let tf = f64::from(counts.get(*term).copied().unwrap_or(0));
-                weight * tf * (K1 + 1.0) / (tf + norm)
-            });
-            parts.sum()
-        };
-        self.units.iter().map(score).collect()
+        let (mut values, mut read) = (vec![0.0; self.units.len()], 0);
+        // Each unit's value is a sum in the query's order: the same bits, whatever else the text holds.
+        for (term, weight) in query {
+            let Some(postings) = self.postings.get(*term) else { continue };
+            let with = postings.len() as f64;
+            let weight = weight * (1.0 + (n_units - with + 0.5) / (with + 0.5)).ln();
+            for posting in postings {
+                let tf = f64::from(posting.count);
+                values[posting.unit] += weight * tf * (K1 + 1.0) / (tf + self.units[posting.unit].norm);
+            }
+            read += postings.len();
+        }
+        (values, read)
     }
 }
 
@@ -130,6 +141,7 @@ fn flush(word: &mut String, terms: &mut Vec<String>) {
 mod tests {
     use super::*;
     use baton_protocol::Role;
+    use proptest::prelude::*;
 
     #[test]
     fn terms_are_words_characters_and_their_pairs() {
@@ -157,5 +169,59 @@ mod tests {
         let map = SentenceMap::new(&segments);
         assert!(values(&segments, &map, "").iter().all(|&v| v == 0.0));
         assert!(values(&segments, &map, "what").iter().all(|&v| v == 0.0));
+    }
+    /// The formula read off for every unit and every term of the query, in this order.
+    fn naive(segments: &[Segment], map: &SentenceMap, query: &[(&str, f64)]) -> Vec<f64> {
+        let units: Vec<Vec<String>> = (0..map.len())
+            .map(|unit| terms(&segments[map.unit(unit).segment].text[map.unit(unit).bytes.clone()]))
+            .collect();
+        let mean_len = units.iter().map(Vec::len).sum::<usize>() as f64 / units.len().max(1) as f64;
+        let value = |unit: &Vec<String>| {
+            let norm = K1 * (1.0 - B + B * unit.len() as f64 / mean_len.max(f64::MIN_POSITIVE));
+            let mut value = 0.0;
+            for (term, weight) in query {
+                let with = units.iter().filter(|unit| unit.iter().any(|other| other == term)).count() as f64;
+                let weight = weight * (1.0 + (units.len() as f64 - with + 0.5) / (with + 0.5)).ln();
+                let tf = unit.iter().filter(|other| other == term).count() as f64;
+                value += weight * tf * (K1 + 1.0) / (tf + norm);
+            }
+            value
+        };
+        units.iter().map(value).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn values_are_the_formula_bit_for_bit(
+            text in "([a-d黑豹]{0,2}[ .\n]){0,60}",
+            question in "([a-f黑豹]{1,2} ){0,12}",
+            step in 0.1..2.0_f64,
+        ) {
+            let segments = [Segment::refinable(Role::User, text.as_str())];
+            let map = SentenceMap::new(&segments);
+            let asked = distinct_terms(&question);
+            let weighted = |(at, term): (usize, &String)| (term.clone(), step * (at + 1) as f64);
+            let query: Vec<(String, f64)> = asked.iter().enumerate().map(weighted).collect();
+            let query: Vec<(&str, f64)> = query.iter().map(|(term, weight)| (term.as_str(), *weight)).collect();
+            let got = TermIndex::new(&segments, &map).values(&query);
+            let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect::<Vec<u64>>();
+            prop_assert_eq!(bits(&got), bits(&naive(&segments, &map, &query)));
+        }
+    }
+
+    #[test]
+    fn only_places_where_a_word_of_the_question_stands_cost() {
+        let text: String = (0..500).map(|at| format!("Word{at} stands here. ")).collect();
+        let segments = [Segment::refinable(Role::User, text)];
+        let map = SentenceMap::new(&segments);
+        let index = TermIndex::new(&segments, &map);
+        // 1000 words, of which every second is in one sentence each and the others in none.
+        let question: String = (0..1000).map(|at| format!("word{} ", at / 2 + 1000 * (at % 2))).collect();
+        let asked = distinct_terms(&question);
+        let query: Vec<(&str, f64)> = asked.iter().map(|term| (term.as_str(), 1.0)).collect();
+        assert_eq!((map.len(), query.len()), (500, 1000));
+        let (values, read) = index.counted_values(&query);
+        assert_eq!(read, 500, "not 500 sentences times 1000 words");
+        assert!(values.iter().all(|&value| value > 0.0));
     }
 }
