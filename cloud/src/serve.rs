@@ -32,7 +32,7 @@ use crate::metrics;
 use crate::pages;
 use crate::reload::Reload;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
-use crate::store::{Store, now_ms};
+use crate::store::{Snapshot, Store, now_ms};
 use crate::tools::ChatMessage;
 use crate::trace::Traces;
 use crate::upkeep::Upkeep;
@@ -70,8 +70,7 @@ pub async fn serve(
     let (service, workers) =
         CloudService::with_models(models, SceneBook::default(), options).context("set the engine up")?;
     let access = access(&config, &service);
-    let upkeep = upkeep(&store, &service, &access);
-    upkeep.apply(settings);
+    let upkeep = upkeep(&store, &service, &access, settings).await?;
     let workers =
         workers.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
     let listener =
@@ -129,13 +128,22 @@ fn access(config: &Config, service: &CloudService) -> Access {
     Access { book, gate: Gate::new(service.clock(), now_ms) }
 }
 
-fn upkeep(store: &Store, service: &CloudService, access: &Access) -> Upkeep {
-    Upkeep {
+/// Upkeep with settings in force, and with what tenants have used so far: a day's quota does not begin anew.
+async fn upkeep(
+    store: &Store,
+    service: &CloudService,
+    access: &Access,
+    settings: Snapshot,
+) -> anyhow::Result<Upkeep> {
+    let upkeep = Upkeep {
         store: store.clone(),
         service: service.clone(),
         book: access.book.clone(),
         gate: access.gate.clone(),
-    }
+    };
+    upkeep.apply(settings);
+    upkeep.learn_usage().await.context("read usage")?;
+    Ok(upkeep)
 }
 
 fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) -> ServiceOptions {

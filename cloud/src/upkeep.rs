@@ -54,6 +54,15 @@ impl Upkeep {
         self.book.replace(tenants, keys);
     }
 
+    /// Learns what tenants have used, and what other replicas run; before anybody may ask.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn learn_usage(&self) -> Result<(), StoreError> {
+        // Nothing was counted or told here yet: it needs no name.
+        self.share_usage("").await
+    }
+
     /// Starts it; `generation`: of the settings that are in force.
     #[must_use]
     pub fn start(self, generation: u64) -> RunningUpkeep {
@@ -77,17 +86,21 @@ impl Upkeep {
 
     /// Meets other replicas once, and writes telemetry down.
     async fn meet(&self, replica: &str) -> Result<(), StoreError> {
-        let deltas = self.gate.deltas();
-        if !deltas.is_empty() {
-            let meeting = self.store.exchange_usage(replica, &deltas, now_ms());
-            let shared = self.timed("exchange_usage", meeting).await?;
-            self.gate.exchanged(&deltas, &shared);
-        }
+        self.share_usage(replica).await?;
         let rows = self.service.unwritten_traffic();
         if !rows.is_empty() {
             self.timed("keep_traffic", self.store.keep_traffic(replica, &rows)).await?;
         }
         self.service.traffic_written(&rows);
+        Ok(())
+    }
+
+    /// Tells what was used here, and hears what is used everywhere: also where nothing was used here.
+    async fn share_usage(&self, replica: &str) -> Result<(), StoreError> {
+        let deltas = self.gate.deltas();
+        let meeting = self.store.exchange_usage(replica, &deltas, now_ms());
+        let shared = self.timed("exchange_usage", meeting).await?;
+        self.gate.exchanged(&deltas, &shared);
         Ok(())
     }
 

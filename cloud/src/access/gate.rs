@@ -1,12 +1,15 @@
 //! The gate of each tenant: requests in a minute, requests at the same time, tokens in a day.
 //!
 //! A rate limiter (GCRA, by `governor`) evens out what this replica takes; minutes, days, running requests and the tokens
-//! set aside for them are counted over all replicas, which meet in the database every few seconds. On one replica no
-//! limit is ever passed. Between two meetings a replica does not know what the others take: with n replicas a day's
-//! tokens may be passed by at most n - 1 times what the day had left at the last meeting. While the database is away
-//! each counts for itself, and what it counted is added when it is back. What a replica has set aside is given back if
-//! it is not heard of for 15 s; what it used since its last meeting is then lost, and so are its receipts.
-//! Always: a permit gives its place back when it is dropped; a reservation is settled once.
+//! set aside for them are counted over all replicas, which meet in the database every few seconds. Each meeting tells of
+//! every tenant, also of those that are quiet here; the first is before a replica listens. On one replica no limit is
+//! ever passed, and a restart begins no day anew. Between two meetings a replica does not know what the others take:
+//! with n replicas a day's tokens may be passed by at most n - 1 times what the day had left at the last meeting. While
+//! the database is away each counts for itself, and what it counted is added when it is back. What a replica has set
+//! aside is given back if it is not heard of for 15 s; what it used since its last meeting is then lost, and so are its
+//! receipts.
+//! Always: a permit gives its place back when it is dropped; a reservation is settled once; there are at most as many
+//! meters as tenants.
 
 mod reservation;
 
@@ -243,12 +246,13 @@ impl Gate {
         for (tenant, meter) in self.meters().iter_mut() {
             meter.roll(now_ms);
             let today = meter.waiting.get(&meter.day_ms).copied();
-            // A tenant that asked for nothing this minute is not asked about, once it is known that nothing runs.
+            // A tenant that asked for nothing is not told of, once it is known that nothing runs here; what others
+            // have it use is heard all the same.
             let idle = meter.running == 0
                 && meter.running_told == 0
                 && meter.reserved == 0
                 && meter.reserved_told == 0;
-            let quiet = idle && meter.minute.waiting == 0 && meter.minute.known == 0;
+            let quiet = idle && meter.minute.waiting == 0;
             let delta = |day_ms, requests, (day_requests, tokens)| UsageDelta {
                 tenant: tenant.clone(),
                 minute_ms: meter.minute_ms,
@@ -268,8 +272,9 @@ impl Gate {
         deltas
     }
 
-    /// The database has taken these, and answered what is used everywhere.
+    /// The database has taken these, and answered what is used everywhere. What it does not name runs nowhere else.
     pub fn exchanged(&self, sent: &[UsageDelta], shared: &[SharedUsage]) {
+        let now_ms = (self.inner.wall_ms)();
         let mut meters = self.meters();
         for delta in sent {
             let Some(meter) = meters.get_mut(&delta.tenant) else { continue };
@@ -285,8 +290,12 @@ impl Gate {
                 }
             }
         }
+        for meter in meters.values_mut() {
+            (meter.running_elsewhere, meter.reserved_elsewhere) = (0, 0);
+        }
         for usage in shared {
-            let Some(meter) = meters.get_mut(&usage.tenant) else { continue };
+            let meter = meters.entry(usage.tenant.clone()).or_default();
+            meter.roll(now_ms);
             meter.running_elsewhere = usage.running_elsewhere;
             meter.reserved_elsewhere = usage.reserved_elsewhere;
             if meter.minute_ms == usage.minute_ms {

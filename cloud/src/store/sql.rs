@@ -178,6 +178,15 @@ statements! {
          tokens = tenant_usage.tokens + excluded.tokens RETURNING requests, tokens";
     USAGE: "read usage" =
         "SELECT tenant, requests, tokens FROM tenant_usage WHERE period_ms = $1 AND start_ms = $2 ORDER BY tenant";
+    // At most one row of the minute and one of the day for each tenant, both found by the primary key.
+    USAGE_NOW: "read usage" =
+        "SELECT tenants.id AS tenant, COALESCE(in_minute.requests, 0) AS requests, COALESCE(on_day.tokens, 0) AS tokens \
+         FROM tenants \
+         LEFT JOIN tenant_usage AS in_minute ON in_minute.tenant = tenants.id AND in_minute.period_ms = $1 \
+         AND in_minute.start_ms = $2 \
+         LEFT JOIN tenant_usage AS on_day ON on_day.tenant = tenants.id AND on_day.period_ms = $3 \
+         AND on_day.start_ms = $4 \
+         WHERE COALESCE(in_minute.requests, 0) > 0 OR COALESCE(on_day.tokens, 0) > 0 ORDER BY tenants.id";
     USAGE_FORGET: "forget old usage" = "DELETE FROM tenant_usage WHERE period_ms = $1 AND start_ms < $2";
     LOAD_PUT: "tell what runs here" =
         "INSERT INTO replica_load (replica, tenant, running, reserved, updated_ms) VALUES ($1, $2, $3, $4, $5) \
@@ -186,7 +195,7 @@ statements! {
     LOAD_OTHERS: "read what runs elsewhere" =
         "SELECT tenant, CAST(SUM(running) AS BIGINT) AS running, CAST(SUM(reserved) AS BIGINT) AS reserved \
          FROM replica_load \
-         WHERE replica <> $1 AND updated_ms > $2 GROUP BY tenant ORDER BY tenant";
+         WHERE replica <> $1 AND updated_ms > $2 AND (running > 0 OR reserved > 0) GROUP BY tenant ORDER BY tenant";
     LOAD_FORGET: "forget replicas that are gone" = "DELETE FROM replica_load WHERE updated_ms < $1";
     TELEMETRY_PUT: "keep telemetry" =
         "INSERT INTO telemetry (", telemetry!(), ") \

@@ -3,7 +3,9 @@
 //! Never in the audit log: these are counts, not changes. Replicas meet here every few seconds, so a quota over
 //! replicas may be passed by what they take between two meetings.
 
-use super::db::{Row, args};
+use std::collections::{BTreeMap, HashSet};
+
+use super::db::{Row, Tx, args};
 use super::{Store, StoreError, sql};
 use crate::traffic::{
     ASSIST_BOUNDS, DAY_MS, HOUR_MS, Histogram, MINUTE_MS, RATIO_BOUNDS, TTFT_BOUNDS_MS, TrafficKey,
@@ -70,7 +72,8 @@ pub struct DayUsage {
 
 impl Store {
     /// Adds what was used here and answers what is used everywhere, in one transaction: where it fails, nothing was
-    /// added.
+    /// added. The answer has first a row for each delta, then one for each other tenant that has used anything in the
+    /// minute or on the day of `now_ms`, or runs something elsewhere. Without deltas it only reads.
     ///
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer.
@@ -83,7 +86,8 @@ impl Store {
         let mut deltas: Vec<&UsageDelta> = deltas.iter().collect();
         // One order for all replicas, so that none waits for another that waits for it.
         deltas.sort_by(|a, b| a.tenant.cmp(&b.tenant));
-        let mut tx = self.pool.begin_write().await?;
+        let mut tx =
+            if deltas.is_empty() { self.pool.begin_read().await? } else { self.pool.begin_write().await? };
         let mut shared = Vec::with_capacity(deltas.len());
         for delta in &deltas {
             let tenant = delta.tenant.as_str();
@@ -103,13 +107,8 @@ impl Store {
                 reserved_elsewhere: 0,
             });
         }
-        for row in tx.rows(&sql::LOAD_OTHERS, args![replica, now_ms - REPLICA_GONE_MS]).await? {
-            let tenant = row.text("tenant")?;
-            if let Some(usage) = shared.iter_mut().find(|usage| usage.tenant == tenant) {
-                usage.running_elsewhere = row.small("running")?;
-                usage.reserved_elsewhere = row.count("reserved")?;
-            }
-        }
+        add_everyone(&mut tx, &mut shared, now_ms).await?;
+        add_loads(&mut tx, replica, &mut shared, now_ms).await?;
         tx.commit().await?;
         Ok(shared)
     }
@@ -191,7 +190,64 @@ impl Store {
     }
 }
 
-async fn put(tx: &mut super::db::Tx, replica: &str, row: &TrafficRow) -> Result<(), StoreError> {
+impl SharedUsage {
+    /// Of a tenant that has used nothing at this time.
+    fn none(tenant: String, now_ms: i64) -> SharedUsage {
+        SharedUsage {
+            tenant,
+            minute_ms: now_ms - now_ms.rem_euclid(MINUTE_MS),
+            requests: 0,
+            day_ms: now_ms - now_ms.rem_euclid(DAY_MS),
+            tokens: 0,
+            running_elsewhere: 0,
+            reserved_elsewhere: 0,
+        }
+    }
+}
+
+/// Adds what tenants have used in this minute and on this day, where `shared` does not say so yet.
+async fn add_everyone(tx: &mut Tx, shared: &mut Vec<SharedUsage>, now_ms: i64) -> Result<(), StoreError> {
+    let SharedUsage { minute_ms, day_ms, .. } = SharedUsage::none(String::new(), now_ms);
+    let of_now = shared.iter().filter(|usage| (usage.minute_ms, usage.day_ms) == (minute_ms, day_ms));
+    let said: HashSet<String> = of_now.map(|usage| usage.tenant.clone()).collect();
+    for row in tx.rows(&sql::USAGE_NOW, args![MINUTE_MS, minute_ms, DAY_MS, day_ms]).await? {
+        let tenant = row.text("tenant")?;
+        if !said.contains(&tenant) {
+            let (requests, tokens) = (row.count("requests")?, row.count("tokens")?);
+            shared.push(SharedUsage { requests, tokens, ..SharedUsage::none(tenant, now_ms) });
+        }
+    }
+    Ok(())
+}
+
+/// Adds what runs on other replicas: to every row of a tenant, as it may have one for each of two days.
+async fn add_loads(
+    tx: &mut Tx,
+    replica: &str,
+    shared: &mut Vec<SharedUsage>,
+    now_ms: i64,
+) -> Result<(), StoreError> {
+    let mut loads = BTreeMap::new();
+    for row in tx.rows(&sql::LOAD_OTHERS, args![replica, now_ms - REPLICA_GONE_MS]).await? {
+        loads.insert(row.text("tenant")?, (row.small("running")?, row.count("reserved")?));
+    }
+    for usage in shared.iter_mut() {
+        if let Some(&load) = loads.get(&usage.tenant) {
+            (usage.running_elsewhere, usage.reserved_elsewhere) = load;
+        }
+    }
+    for usage in shared.iter() {
+        loads.remove(&usage.tenant);
+    }
+    shared.extend(loads.into_iter().map(|(tenant, (running_elsewhere, reserved_elsewhere))| SharedUsage {
+        running_elsewhere,
+        reserved_elsewhere,
+        ..SharedUsage::none(tenant, now_ms)
+    }));
+    Ok(())
+}
+
+async fn put(tx: &mut Tx, replica: &str, row: &TrafficRow) -> Result<(), StoreError> {
     let sums = &row.sums;
     let (ttft, assist, ratio) = (sums.ttft_ms.to_text(), sums.assist_tokens.to_text(), sums.ratio.to_text());
     let values = args![
@@ -217,7 +273,7 @@ async fn put(tx: &mut super::db::Tx, replica: &str, row: &TrafficRow) -> Result<
 
 /// Rows of the same period and key added up.
 fn summed(rows: &[TrafficRow], period_ms: i64) -> Vec<TrafficRow> {
-    let mut all: std::collections::BTreeMap<(i64, TrafficKey), TrafficSums> = Default::default();
+    let mut all: BTreeMap<(i64, TrafficKey), TrafficSums> = Default::default();
     for row in rows {
         let start_ms = row.start_ms - row.start_ms.rem_euclid(period_ms);
         all.entry((start_ms, row.key.clone())).or_default().merge(&row.sums);

@@ -266,3 +266,61 @@ fn what_the_database_did_not_take_waits() {
     world.gate.exchanged(&sent, &[]);
     assert_eq!(world.gate.deltas(), []);
 }
+
+/// What the database says of the tenant at this time.
+fn heard(at_ms: i64, requests: u64, tokens: u64, running_elsewhere: u32) -> SharedUsage {
+    SharedUsage {
+        tenant: "t".into(),
+        minute_ms: start(at_ms, MINUTE_MS),
+        requests,
+        day_ms: start(at_ms, DAY_MS),
+        tokens,
+        running_elsewhere,
+        reserved_elsewhere: u64::from(running_elsewhere) * 50,
+    }
+}
+
+#[test]
+fn what_others_ran_does_not_stay_with_a_tenant_that_is_quiet_here() {
+    let world = World::new();
+    let (one, few) = (
+        tenant(|settings| settings.concurrency_max = Some(1)),
+        tenant(|settings| settings.tokens_per_day = Some(60)),
+    );
+    world.whole(&one, 1).unwrap();
+    let sent = world.gate.deltas();
+    world.gate.exchanged(&sent, &[heard(DAY, 2, 1, 1)]);
+    assert!(matches!(world.whole(&one, 1), Err(QuotaError::Concurrency { .. })));
+    assert!(matches!(world.whole(&few, 20), Err(QuotaError::Reserved { left: 9, .. })));
+    // The refused one was let in before it was refused: that is told, then the tenant is quiet.
+    world.gate.exchanged(&world.gate.deltas(), &[heard(DAY, 3, 1, 1)]);
+    world.advance(60_000);
+    let sent = world.gate.deltas();
+    assert_eq!(sent, []);
+    world.gate.exchanged(&sent, &[heard(DAY + 60_000, 0, 1, 0)]);
+    assert_eq!(world.whole(&one, 1), Ok(()));
+    // Where nobody runs or uses anything, the database does not even name it.
+    let sent = world.gate.deltas();
+    world.gate.exchanged(&sent, &[heard(DAY + 60_000, 1, 2, 1)]);
+    world.advance(60_000);
+    world.gate.exchanged(&[], &[]);
+    assert_eq!((world.whole(&one, 1), world.whole(&few, 20)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_replica_that_begins_or_was_quiet_goes_on_with_the_day() {
+    let world = World::new();
+    let by_day = tenant(|settings| settings.tokens_per_day = Some(100));
+    let by_minute = tenant(|settings| settings.requests_per_minute = Some(3));
+    let full = QuotaError::Tokens { limit: 100, left: 0, retry_after_ms: DAY_MS as u64 };
+    // It has never seen the tenant.
+    world.gate.exchanged(&[], &[heard(DAY, 3, 100, 0)]);
+    assert_eq!(world.whole(&by_day, 1), Err(full));
+    assert_eq!(world.whole(&by_minute, 1), Err(QuotaError::Rate { limit: 3, retry_after_ms: 60_000 }));
+    assert_eq!(world.gate.deltas(), [], "what was only heard of is not told");
+    // It has not seen it since yesterday.
+    world.advance(DAY_MS);
+    world.gate.exchanged(&[], &[heard(DAY + DAY_MS, 0, 100, 0)]);
+    assert_eq!(world.whole(&by_day, 1), Err(full));
+    assert_eq!(world.whole(&by_minute, 1), Ok(()));
+}
