@@ -57,7 +57,7 @@ pub struct ApiLimits {
     /// Bytes of text that a prompt of the models served here can have; [`router`] sets it.
     pub prompt_bytes_max: usize,
     /// Bytes of all requests that are being read, until they are accepted or refused: bodies as sent and inflated, and
-    /// the texts made of them.
+    /// the texts made of them. One tenant holds at most half of it, but for one request alone.
     pub bodies_bytes_max: usize,
     /// How long a client may take to send its body.
     pub body_timeout: Duration,

@@ -379,6 +379,12 @@ impl Job {
         }
     }
 
+    /// Takes over the most tokens that the caller takes.
+    pub(crate) fn limit(&mut self, max_tokens: usize) {
+        self.cap(max_tokens, BoundBy::AnswerLength.as_str());
+        self.spec.floor_tokens = self.spec.floor_tokens.min(self.spec.max_tokens);
+    }
+
     fn cap(&mut self, tokens: usize, bound_by: &str) {
         if tokens < self.spec.max_tokens {
             self.spec.max_tokens = tokens;

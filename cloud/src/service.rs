@@ -127,6 +127,8 @@ pub struct Terms {
     pub share: Share,
     /// Whose it is: what is computed of its prompt is found again by requests of the same owner only.
     pub owner: u128,
+    /// The most tokens of an assist request's answer that the caller takes: lowers L, never raises it; none: L alone.
+    pub max_tokens: Option<usize>,
 }
 
 impl CloudService {
@@ -260,6 +262,10 @@ impl CloudService {
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
         let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
         let (mut job, mut stream) = assist::prepare(served, &asked)?;
+        if let Some(max_tokens) = terms.max_tokens {
+            job.limit(max_tokens);
+        }
+        let owner = terms.owner;
         if let Some(payer) = payer {
             job.reserve(payer, Some(assist::name(request)))?;
         }

@@ -47,7 +47,7 @@ pub(super) async fn assist(
 ) -> Result<Response, ApiError> {
     let permit = access::admit(&app, &caller)?;
     let terms = terms::terms(&headers, &caller)?;
-    let bytes = body::read(&headers, body, &app).await?;
+    let bytes = body::read(&headers, body, &app, &caller).await?;
     let owner = Owner::of(&headers);
     let (service, kept) = (app.service.clone(), app.kept.clone());
     let accepted = app.prepare(move || {

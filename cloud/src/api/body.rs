@@ -2,10 +2,12 @@
 //!
 //! Always: what all bodies together hold in memory is bounded too ([`BodyPool`]), counted as it is taken and not as it is
 //! announced, so that nobody takes room without sending anything; and a small body has its place whatever others send.
+//! One tenant holds at most half of it, but for one request alone, so that no tenant shuts the others out.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -18,9 +20,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::ApiError;
 use super::{ApiLimits, App};
+use crate::access::Caller;
 
 /// Bytes that are inflated at a time.
 const INFLATE_STEP: usize = 64 << 10;
+/// The most room that a body takes in advance of its bytes.
+const GROW_STEP_MAX: usize = 1 << 20;
 /// Inflated bytes that any gzip body may have, whatever its ratio.
 const RATIO_FREE_BYTES: usize = 64 << 10;
 /// What each body may have beside the pool: the number of connections bounds it.
@@ -39,38 +44,107 @@ const RETRY_BODY_MS: u64 = 1000;
 pub(super) struct BodyPool {
     room: Arc<Semaphore>,
     bytes_max: usize,
+    /// What requests of each tenant hold, for those that hold anything.
+    tenants: Arc<Mutex<HashMap<String, usize>>>,
 }
 
-/// One body's share of it, given back when dropped.
-#[derive(Debug, Default)]
+/// One request's share of it, given back when dropped.
+#[derive(Debug)]
 pub(super) struct Held {
+    pool: BodyPool,
+    tenant: String,
     bytes: usize,
+    /// How much of it is for the body as sent, while that is inflated.
+    packed: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl BodyPool {
     pub(super) fn new(bytes_max: usize) -> BodyPool {
-        BodyPool { room: Arc::new(Semaphore::new(bytes_max.min(Semaphore::MAX_PERMITS))), bytes_max }
+        let room = Arc::new(Semaphore::new(bytes_max.min(Semaphore::MAX_PERMITS)));
+        BodyPool { room, bytes_max, tenants: Arc::default() }
     }
 
-    /// Counts a body that has grown to hold so many bytes.
-    fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
-        let bytes = bytes.saturating_sub(FREE_BYTES).saturating_mul(HELD_PER_BYTE).saturating_sub(held.bytes);
-        if bytes == 0 {
+    /// The share of a request that holds nothing yet.
+    fn nothing(&self, tenant: &str) -> Held {
+        Held { pool: self.clone(), tenant: tenant.to_owned(), bytes: 0, packed: 0, permit: None }
+    }
+
+    /// What one tenant may hold by several requests.
+    fn tenant_max(&self) -> usize {
+        self.bytes_max / 2
+    }
+
+    /// Takes room for a tenant, of whose requests one holds `own` bytes of it already.
+    fn take(&self, tenant: &str, own: usize, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let refused = |who: &str, max: usize| {
+            let message = format!("requests {who} may hold {max} bytes together");
+            ApiError::new(ErrorCode::Overloaded, message).with_retry_after_ms(RETRY_BODY_MS)
+        };
+        let mut tenants = self.tenants.lock().expect(POISONED);
+        let all = tenants.get(tenant).copied().unwrap_or(0);
+        // One alone goes on, so that the longest body is read also where it is over the half.
+        if all > own && all.saturating_add(bytes) > self.tenant_max() {
+            return Err(refused("of one tenant that are being read", self.tenant_max()));
+        }
+        let permits = u32::try_from(bytes).ok();
+        let taken = permits.and_then(|permits| self.room.clone().try_acquire_many_owned(permits).ok());
+        let Some(taken) = taken else {
+            return Err(refused("that are being read", self.bytes_max));
+        };
+        *tenants.entry(tenant.to_owned()).or_default() += bytes;
+        Ok(taken)
+    }
+
+    /// A tenant holds so much less.
+    fn forget(&self, tenant: &str, bytes: usize) {
+        let mut tenants = self.tenants.lock().expect(POISONED);
+        let Some(all) = tenants.get_mut(tenant) else { return };
+        *all = all.saturating_sub(bytes);
+        if *all == 0 {
+            tenants.remove(tenant);
+        }
+    }
+}
+
+/// Nothing that can panic is done while the lock is held.
+const POISONED: &str = "no holder of this lock panics";
+
+impl Held {
+    /// Counts a body that has so many bytes, beside the one that it is inflated from.
+    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let body = bytes.saturating_sub(FREE_BYTES).saturating_mul(HELD_PER_BYTE);
+        let more = body.saturating_add(self.packed).saturating_sub(self.bytes);
+        if more == 0 {
             return Ok(());
         }
-        let Some(more) =
-            u32::try_from(bytes).ok().and_then(|bytes| self.room.clone().try_acquire_many_owned(bytes).ok())
-        else {
-            let message = format!("requests that are being read may hold {} bytes together", self.bytes_max);
-            return Err(ApiError::new(ErrorCode::Overloaded, message).with_retry_after_ms(RETRY_BODY_MS));
-        };
-        held.bytes += bytes;
-        match &mut held.permit {
-            Some(permit) => permit.merge(more),
-            None => held.permit = Some(more),
+        let taken = self.pool.take(&self.tenant, self.bytes, more)?;
+        self.bytes += more;
+        match &mut self.permit {
+            Some(permit) => permit.merge(taken),
+            None => self.permit = Some(taken),
         }
         Ok(())
+    }
+
+    /// What is held so far is for a body that is inflated from now on.
+    fn begin_inflating(&mut self) {
+        self.packed = self.bytes;
+    }
+
+    /// The body as sent is not needed any more.
+    fn end_inflating(&mut self) {
+        let packed = std::mem::take(&mut self.packed);
+        // Given back when the part is dropped.
+        drop(self.permit.as_mut().and_then(|permit| permit.split(packed)));
+        self.bytes -= packed;
+        self.pool.forget(&self.tenant, packed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.pool.forget(&self.tenant, self.bytes);
     }
 }
 
@@ -96,9 +170,14 @@ impl Deref for WholeBody {
     }
 }
 
-/// The whole body, inflated where it was compressed.
-pub(super) async fn read(headers: &HeaderMap, body: Body, app: &App) -> Result<WholeBody, ApiError> {
-    let (limits, pool) = (app.limits, app.bodies.clone());
+/// The whole body, inflated where it was compressed, at the expense of its caller's tenant.
+pub(super) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    app: &App,
+    caller: &Caller,
+) -> Result<WholeBody, ApiError> {
+    let limits = app.limits;
     check_json(headers)?;
     let gzip = is_gzip(headers)?;
     let (sent_max, _) = limits.sent_max();
@@ -106,16 +185,16 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, app: &App) -> Result<W
     if declared.is_some_and(|bytes: u64| bytes > sent_max as u64) {
         return Err(too_large(limits.sent_max()));
     }
-    let whole = collect(body, &limits, &pool).await?;
+    let whole = collect(body, &limits, app.bodies.nothing(&caller.tenant.id)).await?;
     if !gzip {
         return Ok(whole);
     }
-    let inflated = tokio::task::spawn_blocking(move || inflate(&whole, &limits, &pool)).await;
+    let inflated = tokio::task::spawn_blocking(move || inflate(whole, &limits)).await;
     inflated.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "the body could not be read")))
 }
 
-async fn collect(mut body: Body, limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBody, ApiError> {
-    let (begun, mut bytes, mut held) = (Instant::now(), Vec::new(), Held::default());
+async fn collect(mut body: Body, limits: &ApiLimits, mut held: Held) -> Result<WholeBody, ApiError> {
+    let (begun, mut bytes) = (Instant::now(), Vec::new());
     let (sent_max, _) = limits.sent_max();
     loop {
         let frame = match timeout_at(begun + limits.body_within(bytes.len()), body.frame()).await {
@@ -130,8 +209,17 @@ async fn collect(mut body: Body, limits: &ApiLimits, pool: &BodyPool) -> Result<
         if bytes.len() + data.len() > sent_max {
             return Err(too_large(limits.sent_max()));
         }
+        held.grow(bytes.len() + data.len())?;
+        make_room(&mut bytes, data.len());
         bytes.extend_from_slice(data);
-        pool.grow(&mut held, bytes.capacity())?;
+    }
+}
+
+/// Room for so many more bytes. Doubles a short body's and adds a bounded step to a long one's, so that what is counted
+/// is what is there.
+fn make_room(bytes: &mut Vec<u8>, more: usize) {
+    if bytes.capacity() - bytes.len() < more {
+        bytes.reserve_exact(more.max(bytes.len().min(GROW_STEP_MAX)));
     }
 }
 
@@ -207,13 +295,16 @@ fn is_gzip(headers: &HeaderMap) -> Result<bool, ApiError> {
 }
 
 /// Inflates step by step, so that what goes over a limit is never there.
-fn inflate(packed: &[u8], limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBody, ApiError> {
+fn inflate(packed: WholeBody, limits: &ApiLimits) -> Result<WholeBody, ApiError> {
+    let WholeBody { bytes: packed, mut held } = packed;
+    held.begin_inflating();
     let by_ratio =
         RATIO_FREE_BYTES.saturating_add(packed.len().saturating_mul(limits.inflate_ratio_max.max(1)));
-    let (mut bytes, mut held) = (Vec::new(), Held::default());
+    let mut bytes = Vec::new();
     let (inflated_max, _) = limits.inflated_max();
-    let mut decoder = MultiGzDecoder::new(packed);
+    let mut decoder = MultiGzDecoder::new(packed.as_slice());
     loop {
+        make_room(&mut bytes, INFLATE_STEP);
         let step = (&mut decoder).take(INFLATE_STEP as u64).read_to_end(&mut bytes);
         let Ok(step) = step else {
             return Err(ApiError::new(ErrorCode::InvalidRequest, "the body is not valid gzip"));
@@ -225,8 +316,9 @@ fn inflate(packed: &[u8], limits: &ApiLimits, pool: &BodyPool) -> Result<WholeBo
             let message = format!("the body inflates to over {} times its size", limits.inflate_ratio_max);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_status(413));
         }
-        pool.grow(&mut held, bytes.capacity())?;
+        held.grow(bytes.len())?;
         if step < INFLATE_STEP {
+            held.end_inflating();
             return Ok(WholeBody { bytes, held });
         }
     }
@@ -256,13 +348,15 @@ mod tests {
     fn check(packed: &[u8], inflated_bytes_max: usize, ratio: usize, pool: usize, want: Result<&[u8], &str>) {
         let limits = ApiLimits { inflated_bytes_max, inflate_ratio_max: ratio, ..ApiLimits::default() };
         let pool = BodyPool::new(pool);
-        let have = inflate(packed, &limits, &pool);
+        let packed = WholeBody { bytes: packed.to_vec(), held: pool.nothing("acme") };
+        let have = inflate(packed, &limits);
         match (have, want) {
             (Ok(have), Ok(want)) => assert_eq!(&*have, want),
             (Err(have), Err(want)) => assert!(format!("{have:?}").contains(want), "{have:?}"),
             (have, want) => panic!("{have:?}, want {want:?}"),
         }
         assert_eq!(pool.room.available_permits(), pool.bytes_max, "all is given back");
+        assert!(pool.tenants.lock().unwrap().is_empty());
     }
 
     #[test]
@@ -294,8 +388,8 @@ mod tests {
         assert_eq!(limits(usize::MAX).sent_max(), (24 << 20, Bound::Option));
         assert_eq!(limits(100 << 10).sent_max(), ((200 << 10) + BESIDE_TEXT, Bound::Prompt));
         let bomb = gzip(&vec![b' '; 2 << 20]);
-        let refused =
-            inflate(&bomb, &ApiLimits { inflate_ratio_max: 2000, ..limits(1000) }, &BodyPool::new(1 << 30));
+        let bomb = WholeBody { bytes: bomb, held: BodyPool::new(1 << 30).nothing("acme") };
+        let refused = inflate(bomb, &ApiLimits { inflate_ratio_max: 2000, ..limits(1000) });
         let said = format!("{:?}", refused.unwrap_err());
         assert!(said.contains("PromptTooLong") && said.contains("over 1050576 bytes"), "{said}");
     }
@@ -340,7 +434,13 @@ mod tests {
         const LONG: usize = 10 * FREE_BYTES;
         let limits = ApiLimits { body_bytes_max: LONG, ..ApiLimits::default() };
         let pool = BodyPool::new(HELD_PER_BYTE * (LONG + LONG / 2));
-        let send = async |bytes: usize| collect(Body::from(vec![1; bytes]), &limits, &pool).await;
+        let senders = std::cell::Cell::new(0);
+        let send = async |bytes: usize| {
+            // Each of another tenant: one has less than the whole.
+            senders.set(senders.get() + 1);
+            let tenant = senders.get().to_string();
+            collect(Body::from(vec![1; bytes]), &limits, pool.nothing(&tenant)).await
+        };
         let first = send(LONG).await.unwrap();
         let refused = send(LONG).await.unwrap_err();
         assert!(format!("{refused:?}").contains("Overloaded"), "{refused:?}");
@@ -351,5 +451,47 @@ mod tests {
         drop(held);
         assert_eq!(send(LONG).await.unwrap().len(), LONG);
         assert!(send(LONG + 1).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn one_tenant_does_not_shut_the_others_out() {
+        const LONG: usize = 10 * FREE_BYTES;
+        const HALF: usize = 5 * FREE_BYTES;
+        let limits = ApiLimits { body_bytes_max: LONG, ..ApiLimits::default() };
+        let pool = BodyPool::new(HELD_PER_BYTE * LONG);
+        let send = async |tenant: &str, bytes: usize| {
+            collect(Body::from(vec![1; bytes]), &limits, pool.nothing(tenant)).await
+        };
+        let mut held = Vec::new();
+        let refused = loop {
+            match send("acme", 2 * FREE_BYTES).await {
+                Ok(body) => held.push(body),
+                Err(err) => break err,
+            }
+            assert!(held.len() < 10, "one tenant has the whole pool");
+        };
+        let said = format!("{refused:?}");
+        assert!(said.contains("Overloaded") && said.contains("one tenant"), "{said}");
+        assert_eq!(held.len(), 5, "half of ten");
+        assert_eq!(send("acme", 1000).await.unwrap().len(), 1000, "a small one has its place");
+        assert_eq!(send("other", HALF).await.unwrap().len(), HALF);
+        drop(held);
+        // The longest one alone is over the half.
+        let long = send("acme", LONG).await.unwrap();
+        assert!(send("acme", 2 * FREE_BYTES).await.is_err());
+        assert_eq!(send("other", FREE_BYTES + 1000).await.unwrap().len(), FREE_BYTES + 1000);
+        drop(long);
+        assert!(pool.tenants.lock().unwrap().is_empty(), "nothing is kept of those that hold nothing");
+        assert_eq!(pool.room.available_permits(), pool.bytes_max);
+    }
+
+    #[test]
+    fn a_long_body_takes_little_room_in_advance() {
+        let mut bytes = Vec::new();
+        for _ in 0..500 {
+            make_room(&mut bytes, 16 << 10);
+            bytes.extend_from_slice(&[1; 16 << 10]);
+            assert!(bytes.capacity() <= bytes.len() + GROW_STEP_MAX, "{} {}", bytes.capacity(), bytes.len());
+        }
     }
 }

@@ -20,6 +20,7 @@ use super::openapi::{ChatCompletion, ErrorReply};
 use super::sse::{self, Encode};
 use super::{App, access, body, terms};
 use crate::access::Caller;
+use crate::service::Terms;
 use crate::stream::AssistStream;
 
 /// Answers a chat.
@@ -55,14 +56,17 @@ pub(super) async fn complete(
 async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
     let terms = terms::terms(headers, caller)?;
-    let bytes = body::read(headers, body, &app).await?;
+    let bytes = body::read(headers, body, &app, caller).await?;
     let service = app.service.clone();
     let accepted = app.prepare(move || {
         let (request, held) = bytes.parse(chat_request::parse)?;
         let payer = Some(permit.payer());
         let mut answer = match &request.work {
             ChatWork::Whole(completion) => service.complete_for(completion, terms, payer)?,
-            ChatWork::Assisted(assist) => service.assist_for(assist, terms, payer)?,
+            ChatWork::Assisted(assist, max_tokens) => {
+                let terms = Terms { max_tokens: *max_tokens, ..terms };
+                service.assist_for(assist, terms, payer)?
+            }
         };
         answer.watch(permit);
         let reply = Reply::new(service.model_named(answer.model())?.model, &request.work);

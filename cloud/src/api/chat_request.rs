@@ -40,8 +40,8 @@ pub(super) struct ChatRequest {
 pub(super) enum ChatWork {
     /// The whole answer.
     Whole(Box<CompletionRequest>),
-    /// Its beginning, by a scene.
-    Assisted(Box<AssistRequest>),
+    /// Its beginning, by a scene; and the most tokens of it that the caller takes, whatever L is.
+    Assisted(Box<AssistRequest>, Option<usize>),
 }
 
 /// Reads and checks a request.
@@ -57,7 +57,7 @@ pub(super) fn parse(json: &[u8]) -> Result<ChatRequest, ApiError> {
     let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
     let include_progress = options.and_then(|options| options.include_progress).unwrap_or(false);
     let work = match wire.baton.is_some() {
-        true => ChatWork::Assisted(Box::new(assisted(wire)?)),
+        true => assisted(wire)?,
         false => ChatWork::Whole(Box::new(completion(wire)?)),
     };
     Ok(ChatRequest { work, stream, include_usage, include_progress })
@@ -101,7 +101,7 @@ fn completion(wire: ChatCompletionRequest) -> Result<CompletionRequest, ApiError
 }
 
 /// The same as a request of the assist protocol.
-fn assisted(mut wire: ChatCompletionRequest) -> Result<AssistRequest, ApiError> {
+fn assisted(mut wire: ChatCompletionRequest) -> Result<ChatWork, ApiError> {
     let baton = wire.baton.take().ok_or_else(|| ApiError::field("baton", "is missing"))?;
     let penalties = penalties(&wire)?;
     let plain = [
@@ -115,7 +115,7 @@ fn assisted(mut wire: ChatCompletionRequest) -> Result<AssistRequest, ApiError> 
         return Err(ApiError::field(field, "a device could not go on with it; leave it or `baton` out"));
     }
     let sampling = sampling(&wire)?;
-    let max_tokens = max_tokens(&wire)?.map(|max| u32::try_from(max).unwrap_or(u32::MAX));
+    let max_tokens = max_tokens(&wire)?;
     let BatonBody { scene, scene_version, refine, ratio, assist_tokens, device } = baton;
     let messages = messages(wire.messages)?;
     if let Some(at) = messages.iter().position(ChatMessage::is_about_tools) {
@@ -146,11 +146,11 @@ fn assisted(mut wire: ChatCompletionRequest) -> Result<AssistRequest, ApiError> 
         device,
         sampling,
         refine: RefineOptions { ratio, mode: None },
-        assist_tokens: assist_tokens.into_iter().chain(max_tokens).min(),
+        assist_tokens,
         resume: false,
     };
     request.check().map_err(|err| field_of_chat(&err))?;
-    Ok(request)
+    Ok(ChatWork::Assisted(Box::new(request), max_tokens))
 }
 
 /// An error of the assist protocol, by the name that the field has here.

@@ -27,6 +27,7 @@ pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiEr
         trace,
         share: caller.share(),
         owner: caller.owner(),
+        max_tokens: None,
     })
 }
 

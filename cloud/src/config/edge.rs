@@ -48,7 +48,7 @@ pub struct EdgeOptions {
     #[arg(long, default_value = "200", value_name = "N")]
     pub inflate_ratio: usize,
     /// Memory of all requests that are being read, together, until they are accepted or refused; a body beyond 64 KiB takes
-    /// three times its size
+    /// three times its size. One tenant gets half of it at most, but for one request alone
     #[arg(long, default_value = "128", value_name = "MIB")]
     pub bodies_mib: usize,
     /// Name by which this service is reached besides localhost and its addresses, several times. While it asks nobody for a

@@ -188,6 +188,25 @@ async fn a_scene_on_the_chat_api_gives_mask_l_and_handoff() {
 }
 
 #[tokio::test]
+async fn a_limit_lowers_l_and_is_no_wish_for_it() {
+    let server = Server::start().await;
+    let told = async |baton: Value, limit: u64| {
+        let messages = json!([{ "role": "user", "content": document(12) },
+            { "role": "user", "content": "Question: What does item 7 cost?" }]);
+        let whole = ask(&server, json!({ "messages": messages, "baton": baton, "max_tokens": limit })).await;
+        let bound_by = whole["baton"]["assist_bound_by"].as_str().unwrap_or_default().to_owned();
+        (whole["baton"]["assist_tokens"].as_u64().unwrap(), bound_by)
+    };
+    for limit in [1024, 100_000] {
+        let (tokens, bound_by) = told(json!({ "scene": "doc-qa", "refine": [0] }), limit).await;
+        assert!(bound_by != "fixed", "the optimizer's L: {tokens}, {bound_by}");
+    }
+    let wish = json!({ "scene": "doc-qa", "assist_tokens": 6 });
+    assert_eq!(told(wish.clone(), 100_000).await, (6, "fixed".to_owned()));
+    assert_eq!(told(wish, 3).await, (3, "answer_length".to_owned()));
+}
+
+#[tokio::test]
 async fn the_document_holds_every_route() {
     let server = Server::start().await;
     let reply = server.get("/openapi.json").await;

@@ -164,7 +164,7 @@ impl Reply {
     pub(super) fn new(model: &Model, work: &ChatWork) -> Reply {
         let tokenizer = model.tokenizer().clone();
         match work {
-            ChatWork::Assisted(_) => {
+            ChatWork::Assisted(..) => {
                 Reply { tokenizer, parser: None, logprobs: None, baton: Some(Baton::default()) }
             }
             ChatWork::Whole(completion) => {

@@ -23,7 +23,7 @@ fn taken(extra: Value) -> ChatRequest {
 fn whole(extra: Value) -> CompletionRequest {
     match taken(extra).work {
         ChatWork::Whole(completion) => *completion,
-        ChatWork::Assisted(_) => panic!("not asked for"),
+        ChatWork::Assisted(..) => panic!("not asked for"),
     }
 }
 
@@ -137,8 +137,8 @@ fn a_scene_makes_it_an_assist_request() {
         json!({ "max_tokens": 40, "baton": { "scene": "doc-qa", "assist_tokens": 50, "refine": [0] } }),
     )
     .work;
-    let ChatWork::Assisted(request) = work else { panic!("{work:?}") };
-    assert_eq!((request.scene.as_str(), request.assist_tokens), ("doc-qa", Some(40)));
+    let ChatWork::Assisted(request, max_tokens) = work else { panic!("{work:?}") };
+    assert_eq!((request.scene.as_str(), request.assist_tokens, max_tokens), ("doc-qa", Some(50), Some(40)));
     assert_eq!(request.segments, [Segment::refinable(Role::User, "hello")]);
     refused(json!({ "baton": { "scene": "s", "refine": [1] } }), "baton.refine[0]");
     refused(json!({ "baton": { "scene": "" } }), "baton.scene");
@@ -149,6 +149,16 @@ fn a_scene_makes_it_an_assist_request() {
         json!({ "baton": { "scene": "s" }, "response_format": { "type": "json_object" } }),
         "response_format",
     );
+}
+
+#[test]
+fn a_limit_is_no_wish_for_l() {
+    for limit in [16, 1024, 100_000] {
+        let asked = json!({ "max_tokens": limit, "baton": { "scene": "doc-qa" } });
+        let work = taken(asked).work;
+        let ChatWork::Assisted(request, max_tokens) = work else { panic!("{work:?}") };
+        assert_eq!((request.assist_tokens, max_tokens), (None, Some(limit)));
+    }
 }
 
 #[test]

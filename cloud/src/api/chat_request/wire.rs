@@ -311,7 +311,7 @@ pub(in super::super) struct BatonBody {
     /// Share of these to keep (r); none: the scene's or the optimizer's.
     #[schema(minimum = 0.01, maximum = 1)]
     pub(super) ratio: Option<f32>,
-    /// Tokens that the cloud writes (L); none: the scene's or the optimizer's.
+    /// Tokens that the cloud writes (L); none: the scene's or the optimizer's. `max_tokens` lowers it and never raises it.
     #[schema(minimum = 1, maximum = 65536)]
     pub(super) assist_tokens: Option<u32>,
     /// The device, for the optimizer.
