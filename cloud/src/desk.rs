@@ -222,9 +222,9 @@ impl Desk {
         self.lock().costs.current()
     }
 
-    /// Takes in what a device says of itself.
-    pub(crate) fn hear(&self, device: &DeviceInfo) {
-        self.lock().telemetry.record(device);
+    /// Takes in what a device of this tenant says of itself.
+    pub(crate) fn hear(&self, tenant: u128, device: &DeviceInfo) {
+        self.lock().telemetry.record(tenant, device);
     }
 
     /// What is known of devices and networks.

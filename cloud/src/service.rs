@@ -272,7 +272,7 @@ impl CloudService {
         self.submit(served, job, terms)?;
         if let Some(device) = &request.device {
             // What a device says of itself holds beside every model.
-            self.inner.models.iter().for_each(|served| served.desk.hear(device));
+            self.inner.models.iter().for_each(|served| served.desk.hear(owner, device));
         }
         stream.watch(Recorder::new(&self.first().desk, recorder::key(request), stream.prompt_tokens()));
         Ok(stream)

@@ -9,12 +9,15 @@ use crate::cost::Measured;
 
 /// The largest figure that is taken, in milliseconds: no device, cloud or network is slower.
 const VALUE_MAX: f64 = 60_000.0;
+/// Figures that no replica has kept for so long are forgotten, in seconds; each replica keeps its own every minute.
+const FORGET_AFTER_S: i64 = 3600;
 const CLOUD: [&str; 4] = ["base_ms", "prefill_ms_per_token", "decode_ms", "refine_ms"];
 const DEVICE: [&str; 3] = ["prefill_ms_per_token", "prefill_ms_per_token2", "decode_ms"];
 const NETWORK: [&str; 1] = ["network_ms"];
 
 impl Store {
-    /// What the last service knew. A class of which a figure is missing or out of bounds is left out.
+    /// What the last service knew: the classes that were kept last, about as many as a service keeps apart. A class of
+    /// which a figure is missing or out of bounds is left out.
     ///
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer.
@@ -41,16 +44,18 @@ impl Store {
         Ok(known)
     }
 
-    /// Keeps what is known now; classes that are not in `known` stay as they are.
+    /// Keeps what is known now; classes that are not in `known` stay as they are, until nobody has kept them for an hour.
     ///
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer; nothing is changed then.
     pub async fn keep_coefficients(&self, known: &Coefficients) -> Result<(), StoreError> {
+        let now_s = now_ms() / 1000;
         let mut tx = self.pool.begin_write().await?;
         for row in figures(known) {
-            let values = args![&row.kind, &row.name, &row.figure, row.value, row.samples, now_ms() / 1000];
+            let values = args![&row.kind, &row.name, &row.figure, row.value, row.samples, now_s];
             tx.execute(&sql::COEFFICIENT_PUT, values).await?;
         }
+        tx.execute(&sql::COEFFICIENTS_FORGET, args![now_s - FORGET_AFTER_S]).await?;
         tx.commit().await
     }
 }

@@ -211,7 +211,9 @@ statements! {
     TELEMETRY_FORGET: "forget old telemetry" =
         "DELETE FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3";
     COEFFICIENTS: "read coefficients" =
-        "SELECT kind, name, figure, value, samples FROM coefficients ORDER BY kind, name, figure";
+        "SELECT kind, name, figure, value, samples FROM coefficients \
+         ORDER BY CASE kind WHEN 'cloud' THEN 0 ELSE 1 END, updated_unix_s DESC, kind, name, figure LIMIT 300";
+    COEFFICIENTS_FORGET: "forget coefficients that nobody keeps" = "DELETE FROM coefficients WHERE updated_unix_s < $1";
     COEFFICIENT_PUT: "keep coefficients" =
         "INSERT INTO coefficients (kind, name, figure, value, samples, updated_unix_s) VALUES ($1, $2, $3, $4, $5, $6) \
          ON CONFLICT (kind, name, figure) DO UPDATE SET value = excluded.value, samples = excluded.samples, \

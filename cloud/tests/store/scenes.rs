@@ -217,6 +217,12 @@ fn coefficients_are_kept_by_class_and_read_again() {
         let newer = Coefficients { networks: [].into(), ..known(3.5) };
         store.keep_coefficients(&newer).await.unwrap();
         assert_eq!(store.coefficients().await.unwrap(), known(3.5));
+        // What nobody has kept for an hour is forgotten.
+        let sql = "UPDATE coefficients SET updated_unix_s = updated_unix_s - 7200 WHERE kind = 'network'";
+        baton_cloud::store::testing::execute(&db.database, sql).await.unwrap();
+        store.keep_coefficients(&newer).await.unwrap();
+        assert_eq!(store.coefficients().await.unwrap(), newer);
+        store.keep_coefficients(&known(3.5)).await.unwrap();
         // What the database itself refuses, and what is out of bounds.
         let cloud = Measured { base_ms: -1.0, prefill_ms_per_token: 0.1, decode_ms: 9.0, refine_ms: 1.0 };
         let bad = Coefficients { cloud: Some(cloud), ..known(9.0) };
