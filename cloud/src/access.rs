@@ -48,6 +48,12 @@ pub enum AccessError {
         /// Its length.
         bytes: usize,
     },
+    /// A text holds NUL.
+    #[error("{what} must not hold the character U+0000")]
+    Nul {
+        /// Which text.
+        what: &'static str,
+    },
     /// A number is out of its bounds.
     #[error("field `{field}` is {value}, must be {want}")]
     Number {
@@ -84,13 +90,16 @@ pub fn check_name(what: &'static str, name: &str) -> Result<(), AccessError> {
     Err(AccessError::Name { what, name: name.chars().take(64).collect() })
 }
 
-/// Checks the length of a label or a note.
+/// Checks a label or a note that is to be kept.
 ///
 /// # Errors
-/// [`AccessError::Label`].
+/// [`AccessError::Label`] if it is too long, [`AccessError::Nul`] if it holds NUL, which not every database can keep.
 pub fn check_label(what: &'static str, text: &str) -> Result<(), AccessError> {
     if text.len() > LABEL_BYTES_MAX {
         return Err(AccessError::Label { what, bytes: text.len() });
+    }
+    if text.contains('\0') {
+        return Err(AccessError::Nul { what });
     }
     Ok(())
 }
@@ -142,5 +151,7 @@ mod tests {
         assert!(check_label("note", &"x".repeat(1024)).is_ok());
         let err = check_label("note", &"x".repeat(1025)).unwrap_err().to_string();
         assert_eq!(err, "note has 1025 bytes, the limit is 1024");
+        let err = check_label("note", "a\0b").unwrap_err().to_string();
+        assert_eq!(err, "note must not hold the character U+0000");
     }
 }

@@ -1,5 +1,7 @@
 //! A chat completion as the service sees it: L = all, no refinement.
 
+use std::time::{Duration, Instant};
+
 use baton_engine::PrefixScope;
 use baton_engine::prompt::assemble_with_tools;
 use baton_engine::tokenizer::TokenId;
@@ -14,7 +16,10 @@ use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::{Served, ServiceError, Terms};
 use crate::stream::AssistStream;
-use crate::tools::{self, ChatMessage, ToolForm, ToolUse};
+use crate::tools::{self, ChatMessage, Tool, ToolForm, ToolUse};
+
+/// How long the tool is looked for whose schema cannot be followed; then the error names none.
+const BLAME_MAX: Duration = Duration::from_millis(200);
 
 /// A checked chat completion.
 #[derive(Debug, Clone)]
@@ -171,11 +176,61 @@ fn tool_constraint(
     let whole = compile("tools", &grammar);
     if matches!(&whole, Err(ServiceError::Constraint { err, .. }) if !matches!(err, ConstraintError::TooLong { .. }))
     {
-        // Each schema alone says which one is to blame.
-        for (at, tool) in tools.tools.iter().enumerate() {
-            let field = format!("tools[{at}].function.parameters");
-            compile(&field, &Grammar::Json(tool.parameters.clone()))?;
-        }
+        let begun = Instant::now();
+        blame(&tools.tools, || begun.elapsed() >= BLAME_MAX, compile)?;
     }
     whole.map(Some)
+}
+
+/// Compiles each schema alone, which says which one is to blame, until the time is over.
+fn blame<T>(
+    tools: &[Tool],
+    over: impl Fn() -> bool,
+    compile: impl Fn(&str, &Grammar) -> Result<T, ServiceError>,
+) -> Result<(), ServiceError> {
+    for (at, tool) in tools.iter().enumerate() {
+        if over() {
+            break;
+        }
+        let field = format!("tools[{at}].function.parameters");
+        compile(&field, &Grammar::Json(tool.parameters.clone()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// How many schemas are compiled of 128, the last of which is to blame, and whether it is found.
+    fn blamed(over_after: usize) -> (usize, bool) {
+        let tool = |at: usize| Tool {
+            name: format!("t{at}"),
+            description: None,
+            parameters: json!({ "type": "object", "title": at }),
+            strict: true,
+        };
+        let tools: Vec<Tool> = (0..128).map(tool).collect();
+        let compiled = Cell::new(0);
+        let done = blame(
+            &tools,
+            || compiled.get() >= over_after,
+            |field, _| {
+                compiled.set(compiled.get() + 1);
+                if field != "tools[127].function.parameters" {
+                    return Ok(());
+                }
+                Err(ServiceError::Constraint { field: field.to_owned(), err: ConstraintError::NotASchema })
+            },
+        );
+        (compiled.get(), done.is_err())
+    }
+
+    #[test]
+    fn the_tool_to_blame_is_looked_for_within_a_time() {
+        assert_eq!(blamed(usize::MAX), (128, true));
+        assert_eq!(blamed(3), (3, false));
+    }
 }

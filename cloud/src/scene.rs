@@ -118,6 +118,12 @@ pub enum SceneError {
         /// Its length.
         bytes: usize,
     },
+    /// A text holds NUL.
+    #[error("{name} must not hold the character U+0000")]
+    Nul {
+        /// Which text.
+        name: &'static str,
+    },
 }
 
 /// A mode of the refiner that asks for what this service does not compute.
@@ -205,6 +211,9 @@ impl SceneSettings {
             if text.len() > TEXT_BYTES_MAX {
                 return Err(SceneError::Text { name, bytes: text.len() });
             }
+            if text.contains('\0') {
+                return Err(SceneError::Nul { name });
+            }
         }
         Ok(())
     }
@@ -271,6 +280,11 @@ mod tests {
     #[test]
     fn every_bound_is_named() {
         check(|_| (), None);
+        check(|s| s.system = "a\0b".into(), Some("system text must not hold the character U+0000"));
+        check(
+            |s| s.question_prefix = "\0".into(),
+            Some("question prefix must not hold the character U+0000"),
+        );
         check(|s| s.xi = 0.0, Some("field `xi` is 0, must be 0.01 to 1"));
         check(|s| s.xi = f32::NAN, Some("field `xi` is NaN, must be 0.01 to 1"));
         check(|s| s.ratio = Some(0.125), Some("ratio 0.125 must be at least xi 0.25"));

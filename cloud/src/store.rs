@@ -39,7 +39,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, Sq
 use self::db::{Db, Pool};
 
 pub use self::address::{Database, PostgresUrl};
-pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex};
+pub use self::audit::{
+    AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex, page_is_whole,
+};
 pub use self::change::Expected;
 pub use self::classes::{DeviceClass, class_json, tenant_json};
 pub use self::error::StoreError;

@@ -3,8 +3,8 @@
 //! Never: changes anything without the revision that the change is based on, or without the user who makes it. Always:
 //! a failure of the database is told as such, and logged with its whole chain.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use baton_refine::QualityCurves;
 use tracing::warn;
@@ -22,8 +22,8 @@ use crate::access::{
 use crate::coefficients::{ALL, Coefficients, Known};
 use crate::scene::SceneSettings;
 use crate::store::{
-    self, AuditCheck, AuditQuery, Expected, LoginAttempt, LoginError, SceneHead, SceneHistory, Store,
-    StoreError, StoreHealth,
+    self, AuditCheck, AuditEnd, AuditQuery, Expected, LoginAttempt, LoginError, SceneHead, SceneHistory,
+    Store, StoreError, StoreHealth,
 };
 use crate::traffic::{DAY_MS, TrafficRow};
 
@@ -39,6 +39,8 @@ pub struct Office {
     quality: Option<Arc<QualityCurves>>,
     /// There is an administrator: once it was so, it stays so.
     opened: Arc<AtomicBool>,
+    /// The end of the audit log as it was last found whole: the page goes on from there.
+    looked_at: Arc<Mutex<Option<AuditEnd>>>,
 }
 
 /// A session that has just begun.
@@ -92,7 +94,7 @@ impl From<&AccessError> for Problem {
         let field = match err {
             AccessError::Name { what: "user", .. } => "name",
             AccessError::Name { .. } => "id",
-            AccessError::Label { what, .. } => what,
+            AccessError::Label { what, .. } | AccessError::Nul { what } => what,
             AccessError::Number { field, .. } => field,
             AccessError::Scope(_) | AccessError::NoScope => "scopes",
             AccessError::Role(_) => "role",
@@ -106,7 +108,7 @@ impl Office {
     /// The operations over this store; `quality`: curves of an evaluation, shown beside predictions.
     #[must_use]
     pub fn new(store: Store, quality: Option<Arc<QualityCurves>>) -> Office {
-        Office { store, quality, opened: Arc::default() }
+        Office { store, quality, opened: Arc::default(), looked_at: Arc::default() }
     }
 
     /// Curves of an evaluation, where there is one.
@@ -407,25 +409,37 @@ impl Office {
 
     /// Rows from the newest back, or from `before` back.
     pub(super) async fn audit(&self, before: Option<u64>, limit: u32) -> Result<AuditPage, Problem> {
-        let query = AuditQuery { before, limit: limit.clamp(1, 500), ..AuditQuery::default() };
-        let rows: Vec<AuditRow> = self.store.audit(&query).await?.iter().map(audit_row).collect();
-        let full = rows.len() == query.limit as usize;
-        let next_before = rows.last().map(|row| row.seq).filter(|&seq| full && seq > 1);
-        Ok(AuditPage { rows, next_before })
+        let limit = limit.clamp(1, 500);
+        Ok(audit_page(&self.audit_rows(before, limit).await?, limit))
     }
 
+    async fn audit_rows(&self, before: Option<u64>, limit: u32) -> Result<Vec<store::AuditRow>, Problem> {
+        Ok(self.store.audit(&AuditQuery { before, limit, ..AuditQuery::default() }).await?)
+    }
+
+    /// One page of rows, and whether the log is whole. Rows that were found whole since this program started are not read
+    /// again, but for those of the page: where one of these does not fit, the whole log is read.
+    pub(super) async fn audit_and_state(
+        &self,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<(AuditPage, AuditState), Problem> {
+        let rows = self.audit_rows(before, limit).await?;
+        let looked_at = *self.looked_at.lock().expect(POISONED);
+        let check = match looked_at.filter(|_| store::page_is_whole(&rows)) {
+            Some(end) => self.store.verify_audit_after(end).await?,
+            None => self.store.verify_audit(None).await?,
+        };
+        *self.looked_at.lock().expect(POISONED) = match &check {
+            AuditCheck::Whole(end) => Some(*end),
+            AuditCheck::Broken { .. } => None,
+        };
+        Ok((audit_page(&rows, limit), audit_state(check)))
+    }
+
+    /// Reads the whole log.
     pub(super) async fn verify_audit(&self) -> Result<AuditState, Problem> {
-        Ok(match self.store.verify_audit(None).await? {
-            AuditCheck::Whole(end) => {
-                AuditState { whole: true, rows: end.seq, broken_at: None, reason: None }
-            }
-            AuditCheck::Broken { seq, fault } => AuditState {
-                whole: false,
-                rows: seq.saturating_sub(1),
-                broken_at: Some(seq),
-                reason: Some(fault.to_string()),
-            },
-        })
+        Ok(audit_state(self.store.verify_audit(None).await?))
     }
 
     /// Sums of each period from `from_ms` to `to_ms`.
@@ -436,6 +450,27 @@ impl Office {
         to_ms: i64,
     ) -> Result<Vec<TrafficRow>, Problem> {
         Ok(self.store.traffic(period_ms, from_ms, to_ms).await?)
+    }
+}
+
+const POISONED: &str = "no holder of this lock panics";
+
+fn audit_page(rows: &[store::AuditRow], limit: u32) -> AuditPage {
+    let rows: Vec<AuditRow> = rows.iter().map(audit_row).collect();
+    let full = rows.len() == limit as usize;
+    let next_before = rows.last().map(|row| row.seq).filter(|&seq| full && seq > 1);
+    AuditPage { rows, next_before }
+}
+
+fn audit_state(check: AuditCheck) -> AuditState {
+    match check {
+        AuditCheck::Whole(end) => AuditState { whole: true, rows: end.seq, broken_at: None, reason: None },
+        AuditCheck::Broken { seq, fault } => AuditState {
+            whole: false,
+            rows: seq.saturating_sub(1),
+            broken_at: Some(seq),
+            reason: Some(fault.to_string()),
+        },
     }
 }
 

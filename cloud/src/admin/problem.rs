@@ -139,8 +139,10 @@ impl Problem {
             SceneError::AssistTokens { .. } => "assist_tokens",
             SceneError::AssistMax { .. } => "assist_max",
             SceneError::Name { field, .. } => field,
-            SceneError::Text { name, .. } if *name == "system text" => "system",
-            SceneError::Text { .. } => "question_prefix",
+            SceneError::Text { name: "system text", .. } | SceneError::Nul { name: "system text" } => {
+                "system"
+            }
+            SceneError::Text { .. } | SceneError::Nul { .. } => "question_prefix",
         };
         Problem::field(field, err)
     }

@@ -3,11 +3,12 @@
 //! Each row's hash covers its fields and the hash of the row before, and the end of the chain is kept apart: a row that
 //! was altered, deleted, added or moved is found. Who can write the whole database can also compute a whole new
 //! chain: against that, the end of the chain ([`AuditEnd`]) is noted elsewhere and given to [`Store::verify_audit`].
+//! Who looks often goes on from where the last look ended ([`Store::verify_audit_after`]); the whole check stays.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::db::{Row, args};
+use super::db::{Row, Tx, args};
 use super::{Store, StoreError, sql};
 
 /// Rows that are read at a time.
@@ -158,6 +159,12 @@ impl Default for ChainCheck {
 }
 
 impl ChainCheck {
+    /// Goes on behind rows that were looked at before.
+    #[must_use]
+    pub fn after(end: AuditEnd) -> ChainCheck {
+        ChainCheck { end }
+    }
+
     /// Takes the next row in order of `seq`; where it does not fit, how.
     ///
     /// # Errors
@@ -214,10 +221,7 @@ impl Store {
     /// [`StoreError::Query`] where the database does not answer.
     pub async fn verify_audit(&self, noted: Option<(u64, String)>) -> Result<AuditCheck, StoreError> {
         let mut tx = self.pool.begin_read().await?;
-        let state = tx.row(&sql::STATE, args![]).await?;
-        let state =
-            state.ok_or(StoreError::Query { doing: sql::STATE.doing, err: sqlx::Error::RowNotFound })?;
-        let kept = AuditEnd { seq: state.count("audit_seq")?, hash: state.hash("audit_hash")? };
+        let kept = kept_end(&mut tx).await?;
         let mut check = ChainCheck::default();
         let mut noted_fits = noted.as_ref().is_none_or(|(seq, _)| *seq == 0);
         let mut after = 0;
@@ -236,6 +240,59 @@ impl Store {
         }
         Ok(check.finish(kept, noted_fits))
     }
+
+    /// The same for the rows behind those that were found whole at an earlier look. Where the log does not hold the end of
+    /// these any more, the whole log is read.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] where the database does not answer.
+    pub async fn verify_audit_after(&self, looked_at: AuditEnd) -> Result<AuditCheck, StoreError> {
+        if looked_at.seq == 0 {
+            return self.verify_audit(None).await;
+        }
+        let mut tx = self.pool.begin_read().await?;
+        let kept = kept_end(&mut tx).await?;
+        let last = tx.row(&sql::AUDIT_AFTER, args![looked_at.seq - 1, 1_u64]).await?;
+        let last = last.as_ref().map(audit_row).transpose()?;
+        let is_there = last.is_some_and(|row| {
+            (row.seq, row.hash) == (looked_at.seq, looked_at.hash) && row.computed_hash() == row.hash
+        });
+        if !is_there {
+            drop(tx);
+            return self.verify_audit(None).await;
+        }
+        let mut check = ChainCheck::after(looked_at);
+        let mut after = looked_at.seq;
+        loop {
+            let rows = tx.rows(&sql::AUDIT_AFTER, args![after, PAGE]).await?;
+            let Some(last) = rows.last() else { break };
+            after = last.count("seq")?;
+            for row in &rows {
+                if let Err((seq, fault)) = check.push(&audit_row(row)?) {
+                    return Ok(AuditCheck::Broken { seq, fault });
+                }
+            }
+        }
+        Ok(check.finish(kept, true))
+    }
+}
+
+/// The end of the chain as it is kept apart.
+async fn kept_end(tx: &mut Tx) -> Result<AuditEnd, StoreError> {
+    let state = tx.row(&sql::STATE, args![]).await?;
+    let state = state.ok_or(StoreError::Query { doing: sql::STATE.doing, err: sqlx::Error::RowNotFound })?;
+    Ok(AuditEnd { seq: state.count("audit_seq")?, hash: state.hash("audit_hash")? })
+}
+
+/// Whether rows of one page, the newest first, are as they were written and follow each other.
+#[must_use]
+pub fn page_is_whole(rows: &[AuditRow]) -> bool {
+    let written = rows.iter().all(|row| row.hash == row.computed_hash());
+    let linked = rows
+        .iter()
+        .zip(rows.iter().skip(1))
+        .all(|(newer, older)| newer.seq == older.seq + 1 && newer.prev_hash == older.hash);
+    written && linked
 }
 
 fn audit_row(row: &Row) -> Result<AuditRow, StoreError> {

@@ -3,7 +3,8 @@
 //! Why not sqlx's `Any`: it needs a driver registered at run time, and gives up what the two pools must be set to
 //! (WAL, busy timeout, `BEGIN IMMEDIATE`, acquire timeout, LISTEN). Three kinds of values are all that this store has;
 //! so every statement is written once, with `$1` for its values (which SQLite takes too), and bound here.
-//! Always: a statement ends within [`STATEMENT_MAX`], whatever the database does.
+//! Always: a statement ends within [`STATEMENT_MAX`], whatever the database does; both databases take the same texts:
+//! PostgreSQL has no NUL in any, so that each is bound as U+FFFD (settings are refused before).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -122,6 +123,7 @@ macro_rules! bound {
             query = match arg {
                 Arg::Int(value) => query.bind(*value),
                 Arg::Real(value) => query.bind(*value),
+                Arg::Text(Some(text)) if text.contains('\0') => query.bind(text.replace('\0', "\u{fffd}")),
                 Arg::Text(value) => query.bind(*value),
                 Arg::Bytes(value) => query.bind(*value),
             };
@@ -389,9 +391,15 @@ impl Row {
     getter!(opt_int: Option<i64>);
     getter!(real: f64);
     getter!(opt_real: Option<f64>);
-    getter!(text: String);
+    getter!(raw_text: String);
     getter!(opt_text: Option<String>);
     getter!(bytes: Vec<u8>);
+
+    /// A text; NUL, which only SQLite keeps, as it is bound: an earlier version took it in settings.
+    pub(super) fn text(&self, column: &'static str) -> Result<String, StoreError> {
+        let text = self.raw_text(column)?;
+        Ok(if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text })
+    }
 
     /// A whole number that this program wrote from a `u64`.
     pub(super) fn count(&self, column: &'static str) -> Result<u64, StoreError> {

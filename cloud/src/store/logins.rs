@@ -7,6 +7,7 @@
 
 use std::net::IpAddr;
 use std::sync::Mutex as SyncMutex;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use baton_edge::network;
 use serde_json::json;
@@ -60,6 +61,8 @@ pub(super) struct Logins {
     /// When the last attempt was counted. Held while one is counted: attempts at the same time count one after another.
     counting: Mutex<i64>,
     audited: SyncMutex<Audited>,
+    /// When it was last said that the use of a session cannot be noted; 0: never.
+    unseen_told_ms: AtomicI64,
 }
 
 #[derive(Debug, Default)]
@@ -176,6 +179,16 @@ pub(super) fn shown(address: Option<IpAddr>) -> String {
 }
 
 impl Logins {
+    /// Whether to say that the use of a session cannot be noted: once for each time of [`FAILURES_MS`].
+    pub(super) fn may_tell_unseen(&self, now: i64) -> bool {
+        let told_ms = self.unseen_told_ms.load(Ordering::Relaxed);
+        if (told_ms..told_ms.saturating_add(FAILURES_MS)).contains(&now) {
+            return false;
+        }
+        let told = &self.unseen_told_ms;
+        told.compare_exchange(told_ms, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     fn may_audit(&self, now: i64) -> bool {
         let mut audited = self.audited.lock().expect("nothing panics while it counts");
         if !(audited.since_ms..audited.since_ms + FAILURES_MS).contains(&now) {
@@ -235,6 +248,14 @@ mod tests {
         assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
         assert_ne!(address("2001:db8::1"), address("2001:db8:0:1::1"));
         assert_eq!(address("::ffff:10.0.0.1"), address("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_use_that_cannot_be_noted_is_told_once_in_a_while() {
+        let logins = Logins::default();
+        let told = |now: i64| (0..100).filter(|_| logins.may_tell_unseen(now)).count();
+        assert_eq!((told(FAILURES_MS), told(FAILURES_MS + 1), told(2 * FAILURES_MS)), (1, 0, 1));
+        assert_eq!(told(5), 1, "a clock that was set back");
     }
 
     #[test]

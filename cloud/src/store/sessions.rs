@@ -126,7 +126,8 @@ impl Store {
         Ok(session)
     }
 
-    /// The session that a cookie stands for; none where it ended, or its user was disabled.
+    /// The session that a cookie stands for; none where it ended, or its user was disabled. It is good also where its use
+    /// cannot be noted: without that, it ends an hour after its use was last noted.
     ///
     /// # Errors
     /// [`StoreError::Query`] where the database does not answer.
@@ -144,8 +145,13 @@ impl Store {
         if session.user.disabled || ended || session.begun_ms - now > CLOCK_LEEWAY_MS {
             return Ok(None);
         }
-        if now - seen_ms >= SEEN_EVERY_MS {
-            self.pool.execute(&sql::SESSION_SEEN, args![&hash, now]).await?;
+        if now - seen_ms >= SEEN_EVERY_MS
+            && let Err(err) = self.pool.execute(&sql::SESSION_SEEN, args![&hash, now]).await
+            && self.logins.may_tell_unseen(now)
+        {
+            // A full disk must not hide the page that says so.
+            let err = &err as &dyn std::error::Error;
+            tracing::warn!(err, "the use of a session cannot be noted; it may end before its time");
         }
         Ok(Some(session))
     }

@@ -2,6 +2,7 @@
 
 use baton_cloud::access::key::hash_secret;
 use baton_cloud::access::{AccessError, ClassCost, DeviceClassSettings, Role, Scope, Scopes, TenantSettings};
+use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Expected, LoginAttempt, LoginError, NewKey, StoreError, UserChange, testing};
 
 use crate::logins::log_in;
@@ -31,6 +32,35 @@ fn device_classes_are_added_changed_and_removed() {
         assert_eq!(store.device_classes().await.unwrap(), []);
         let err = store.remove_device_class("phone", Expected::Any, &ann()).await.unwrap_err();
         assert_eq!(err.to_string(), "device class `phone` does not exist");
+    });
+}
+
+#[test]
+fn nul_is_refused_in_settings_and_names_nothing() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let settings = TenantSettings { label: "a\0b".into(), ..TenantSettings::default() };
+        let err = store.set_tenant("acme", &settings, Expected::Any, &ann()).await.unwrap_err();
+        assert!(matches!(err, StoreError::Access(AccessError::Nul { what: "label" })), "{err}");
+        let settings = SceneSettings::with_system("a\0b");
+        let err = store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap_err();
+        assert!(matches!(err, StoreError::Scene(SceneError::Nul { .. })), "{err}");
+        let id = "default\0";
+        let unknown = [
+            store.tenant(id).await.map(drop),
+            store.device_class(id).await.map(drop),
+            store.key(id).await.map(drop),
+            store.user(id).await.map(drop),
+            store.scene_history(id).await.map(drop),
+            store.scene_version(id, 1).await.map(drop),
+            store.remove_device_class(id, Expected::Any, &ann()).await,
+            store.revoke_key(id, Expected::Any, &ann()).await.map(drop),
+            store.change_user(id, &UserChange::default(), Expected::Any, &ann()).await.map(drop),
+        ];
+        for (at, done) in unknown.into_iter().enumerate() {
+            let err = done.unwrap_err();
+            assert!(matches!(err, StoreError::Unknown { .. }), "{at}: {err:?}");
+        }
     });
 }
 

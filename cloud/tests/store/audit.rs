@@ -1,7 +1,7 @@
 //! The audit log: every change is in it, and whoever changes it is found.
 
 use baton_cloud::scene::SceneSettings;
-use baton_cloud::store::{AuditCheck, AuditFault, AuditQuery, Expected, Store, testing};
+use baton_cloud::store::{AuditCheck, AuditFault, AuditQuery, Expected, Store, page_is_whole, testing};
 use serde_json::{Value, json};
 
 use crate::world::{TestDatabase, ann, on_each};
@@ -131,6 +131,32 @@ fn a_log_that_was_cut_and_told_so_is_found_by_the_end_that_was_noted() {
         let settings = SceneSettings::with_system("s");
         store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap();
         broken(&store.verify_audit(noted()).await.unwrap(), 6, AuditFault::Replaced);
+    });
+}
+
+#[test]
+fn a_check_goes_on_from_where_the_last_one_ended() {
+    on_each(|db| async move {
+        let store = with_rows(&db).await;
+        let AuditCheck::Whole(end) = store.verify_audit(None).await.unwrap() else { panic!("it is whole") };
+        let settings = SceneSettings::with_system("s");
+        store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap();
+        let check = store.verify_audit_after(end).await.unwrap();
+        assert!(matches!(check, AuditCheck::Whole(end) if end.seq == 7), "{check:?}");
+        // Rows in front of it are not read again; the whole check and the page that shows them find it.
+        let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 3";
+        db.tamper("audit_log_is_immutable", "audit_log", sql).await;
+        assert!(matches!(store.verify_audit_after(end).await.unwrap(), AuditCheck::Whole(_)));
+        broken(&store.verify_audit(None).await.unwrap(), 3, AuditFault::Altered);
+        let rows = store.audit(&AuditQuery { limit: 9, ..AuditQuery::default() }).await.unwrap();
+        assert!(page_is_whole(&rows[..4]) && !page_is_whole(&rows), "rows 7 to 4, and all");
+        // Behind it, and at it, everything is found.
+        let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 7";
+        testing::execute(&db.database, sql).await.unwrap();
+        broken(&store.verify_audit_after(end).await.unwrap(), 7, AuditFault::Altered);
+        let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 6";
+        testing::execute(&db.database, sql).await.unwrap();
+        broken(&store.verify_audit_after(end).await.unwrap(), 3, AuditFault::Altered);
     });
 }
 

@@ -137,6 +137,48 @@ fn a_device_is_known_for_its_user_and_password_only() {
 }
 
 #[test]
+fn a_session_is_good_also_where_its_use_cannot_be_noted() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        store.add_user("ben", Role::Viewer, PASSWORD, &ann()).await.unwrap();
+        let of_ann = log_in(&store, "ann", PASSWORD, "1.1.1.1").await.unwrap();
+        let of_ben = log_in(&store, "ben", PASSWORD, "1.1.1.1").await.unwrap();
+        let run = async |sql: &str| testing::execute(&db.database, sql).await.unwrap();
+        run("UPDATE sessions SET seen_ms = seen_ms - 120000").await;
+        run("UPDATE sessions SET expires_ms = 1 WHERE user_name = 'ben'").await;
+        // As a full disk does.
+        run(if db.is_postgres() {
+            "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53100'; END \
+             $$ LANGUAGE plpgsql; CREATE TRIGGER sessions_full BEFORE UPDATE ON sessions FOR EACH ROW \
+             EXECUTE FUNCTION refuse()"
+        } else {
+            "CREATE TRIGGER sessions_full BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'full'); END"
+        })
+        .await;
+        for _ in 0..3 {
+            let session = store.session(&of_ann.token).await.unwrap();
+            assert_eq!(session.map(|session| session.user.name).as_deref(), Some("ann"));
+        }
+        assert_eq!(store.session(&of_ben.token).await.unwrap(), None, "it ends when it must");
+    });
+}
+
+#[test]
+fn a_name_with_nul_is_wrong_and_counts() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        for _ in 0..5 {
+            let err = log_in(&store, "ann\0", WRONG, "1.1.1.1").await.unwrap_err();
+            assert!(matches!(err, LoginError::Wrong { known: None }), "{err}");
+        }
+        let err = log_in(&store, "ann\0", WRONG, "1.1.1.1").await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        let begun = log_in(&store, "ann", PASSWORD, "1.1.1.1").await;
+        assert!(begun.is_ok(), "it is not counted as ann's");
+    });
+}
+
+#[test]
 fn a_name_cannot_stand_for_an_address() {
     on_each(|db| async move {
         let store = with_ann(&db).await;

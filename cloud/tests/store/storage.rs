@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use baton_cloud::access::TenantSettings;
-use baton_cloud::store::{Database, Expected, Store, StoreError};
+use baton_cloud::store::{Database, Expected, LoginAttempt, Store, StoreError, testing};
 use tempfile::TempDir;
 
 use crate::outage::{Program, get, question, send, until};
@@ -107,6 +107,26 @@ async fn a_full_disk_refuses_changes_until_there_is_room_and_no_longer() {
     let again = Store::open(&database).await.unwrap();
     assert!(again.tenant("acme").await.unwrap().settings.label.starts_with("19 "), "the last change lasts");
     again.close().await;
+}
+
+#[tokio::test]
+async fn whoever_is_logged_in_reads_on_while_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let database = Database::File(disk.path("cloud.db"));
+    let store = Store::open(&database).await.unwrap();
+    store.bootstrap("ann", "correct horse battery", &ann()).await.unwrap();
+    let attempt = LoginAttempt { name: "ann", password: "correct horse battery", ..LoginAttempt::default() };
+    let session = store.log_in(&attempt).await.unwrap();
+    // Its use would be noted by every request.
+    testing::execute(&database, "UPDATE sessions SET seen_ms = seen_ms - 120000").await.unwrap();
+    disk.fill();
+    change_until_refused(&store).await;
+    for _ in 0..20 {
+        assert!(store.session(&session.token).await.unwrap().is_some());
+    }
+    disk.free();
+    assert!(store.session(&session.token).await.unwrap().is_some());
+    store.close().await;
 }
 
 fn cli(database: &Path, words: &[&str]) -> std::process::Output {

@@ -1,4 +1,4 @@
-//! The audit log, with whether it is whole.
+//! The audit log, with whether it is whole, as far as rows are new or shown; `/audit/verify` reads all of it again.
 
 use askama::Template;
 use axum::extract::{Query, State};
@@ -33,8 +33,7 @@ struct AuditLogPage {
 }
 
 pub(super) async fn show(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
-    let state = admin.office.verify_audit().await?;
-    let page_of = admin.office.audit(asked.before, AUDIT_PAGE).await?;
+    let (page_of, state) = admin.office.audit_and_state(asked.before, AUDIT_PAGE).await?;
     let row = |row: AuditRow| Row {
         seq: row.seq,
         when: time(row.at_ms),
