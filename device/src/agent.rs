@@ -273,16 +273,13 @@ impl Agent {
         let (adapter, missing) = self.adapter(&question.scene, mode);
         let model = self.device.as_ref().map(|device| device.model.clone());
         let prepare = move || {
-            let (mut question, mut draft) = (question, draft);
-            let fitted = model.filter(|_| has_cloud).and_then(|model| fit::fit(&model, &mut question));
-            if fitted.is_some() {
-                draft.segments.clone_from(&question.segments);
-            }
             let mut redactor = Redactor::default().with_memory(memory);
-            let redacted = match has_cloud {
+            let mut redacted = match has_cloud {
                 true => redactor.redact_request(&draft).map_err(|err| unchecked(&err)),
                 false => Err(no_cloud()),
             };
+            let sent = redacted.as_mut().ok();
+            let fitted = model.zip(sent).and_then(|(model, sent)| fit::fit(&model, &question, sent));
             let segments: Vec<Segment> = match &redacted {
                 Ok(redacted) => redacted.segments().to_vec(),
                 Err(_) => question.segments.clone(),

@@ -1,11 +1,12 @@
 //! A prompt that the cloud would refuse, shortened before the cloud is asked.
 //!
 //! The scene says how many tokens the cloud takes. This device counts by its own tokenizer: exactly if the cloud has the
-//! same one, else with a margin. Of several passes over the text, all happen before it is redacted, so that cloud and
-//! device work on the same prompt.
+//! same one, else with a margin. The whole text is redacted first: a sentence that is left out may be the one that tells
+//! what is private in the others. Cloud and device work on the same shortened prompt.
 
 use super::Question;
 use crate::local::{assembled, shortened};
+use crate::privacy::RedactedRequest;
 use crate::relay::{Note, Source};
 use baton_engine::Model;
 
@@ -13,24 +14,23 @@ use baton_engine::Model;
 const ANSWER_SHARE: usize = 4;
 /// Of what the cloud takes, the share that is filled if its tokenizer is another one.
 const OTHER_TOKENIZER_SHARE: f64 = 0.8;
-/// Placeholders may take more tokens than what they stand for.
-const REDACTION_TOKENS: usize = 64;
 
-/// Shortens the question's prompt to what the cloud takes, if the question allows it; a note if it did. What cannot be
+/// Shortens the prompt to what the cloud takes, if the question allows it; a note if it did. What cannot be
 /// counted or shortened stays: then the cloud refuses it, and the device answers alone.
-pub(super) fn fit(model: &Model, question: &mut Question) -> Option<Note> {
-    let Question { scene, segments, tokens_max, .. } = &*question;
+pub(super) fn fit(model: &Model, question: &Question, request: &mut RedactedRequest) -> Option<Note> {
+    let Question { scene, tokens_max, .. } = question;
     let limit = scene.prompt_tokens_max.filter(|_| question.shorten)? as usize;
     let same = scene.tokenizer_sha256.as_deref() == Some(model.tokenizer().digest_hex());
     let counted = if same { limit } else { (limit as f64 * OTHER_TOKENIZER_SHARE) as usize };
+    let segments = request.segments();
     let whole = assembled(model, segments).ok()?;
     let tokens = whole.ids.len();
     if tokens <= counted {
         return None;
     }
-    let room = (*tokens_max).min(limit / ANSWER_SHARE) + REDACTION_TOKENS.min(limit / 16);
+    let room = (*tokens_max).min(limit / ANSWER_SHARE);
     let shorter = shortened(model, segments, &whole, counted.saturating_sub(room)).ok()??;
     let kept = shorter.prompt.ids.len();
-    question.segments = shorter.segments;
+    request.keep(&shorter.kept);
     Some(Note::PromptShortened { taker: Source::Cloud, tokens, limit, kept })
 }

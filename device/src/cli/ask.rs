@@ -31,14 +31,21 @@ pub(super) struct AskArgs {
     common: CommonArgs,
 }
 
-/// The prompt of a document question: system text, document, question.
+/// The prompt of a document question: system text, document, prefix, question.
 pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &str) -> Vec<Segment> {
-    let mut segments = Vec::with_capacity(3);
+    let mut segments = Vec::with_capacity(4);
     if !scene.system.is_empty() {
         segments.push(Segment::fixed(Role::System, &*scene.system));
     }
     segments.push(Segment { role: Role::User, text: document, refine: scene.refine });
-    segments.push(Segment::fixed(Role::User, format!("{}{question}", scene.question_prefix)));
+    let prefix = &scene.question_prefix;
+    if prefix.is_empty() || prefix.ends_with(char::is_whitespace) {
+        segments.push(Segment::fixed(Role::User, format!("{prefix}{question}")));
+    } else {
+        // Apart, so that each is looked through by itself: "x" would hide a telephone number at the question's beginning.
+        segments.push(Segment::fixed(Role::User, &**prefix));
+        segments.push(Segment::fixed(Role::User, question));
+    }
     segments
 }
 
@@ -88,5 +95,32 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
         (_, Some(signal)) => bail!(Stopped(signal)),
         (Some(error), None) => bail!("{}", error.message),
         (None, None) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::tests::{FakeCloud, agent, ask, question, stream};
+    use crate::relay::RelayMode;
+
+    #[tokio::test]
+    async fn no_prefix_of_a_scene_hides_a_private_value_of_the_question() {
+        let asked = "415-555-2671 belongs to whom?";
+        for (prefix, parts) in [("\n\nQuestion: ", 1), ("", 1), ("\n\nQ x", 2), ("\n\nQ:", 2), ("12", 2)] {
+            let cloud = FakeCloud::start(stream(&["Yes."])).await;
+            let mut question = question("", RelayMode::Relay);
+            question.scene.question_prefix = prefix.into();
+            question.segments = document_segments(&question.scene, "A document.".into(), asked);
+            let last = &question.segments[question.segments.len() - parts..];
+            let last: String = last.iter().map(|segment| segment.text.as_str()).collect();
+            assert_eq!(last, format!("{prefix}{asked}"));
+            ask(&agent(Some(&cloud.url)), question).await;
+            let request = cloud.requests().remove(0);
+            assert!(
+                request.contains("belongs to whom?") && !request.contains("555-2671"),
+                "{prefix:?}: {request}"
+            );
+        }
     }
 }

@@ -13,8 +13,8 @@ const STEP: f32 = 0.85;
 
 /// A shorter prompt.
 pub(crate) struct Shorter {
-    /// What is left of it.
-    pub(crate) segments: Vec<Segment>,
+    /// One flag a unit of its sentence map: whether it is left.
+    pub(crate) kept: Vec<bool>,
     /// Its ids.
     pub(crate) prompt: Prompt,
 }
@@ -71,7 +71,7 @@ pub(crate) fn shortened(
         let shorter = rebuild(segments, &map, &refined.kept);
         let prompt = assembled(model, &shorter)?;
         if prompt.ids.len() <= limit {
-            return Ok(Some(Shorter { segments: shorter, prompt }));
+            return Ok(Some(Shorter { kept: refined.kept, prompt }));
         }
         ratio *= STEP;
     }

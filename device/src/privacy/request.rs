@@ -2,7 +2,8 @@
 //! other gave away.
 
 use super::{RedactError, Redacted, Redactor};
-use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment};
+use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
+use baton_refine::rebuild;
 use uuid::Uuid;
 
 /// A request in which every text was redacted. Only [`Redactor`] makes one.
@@ -24,6 +25,15 @@ impl RedactedRequest {
     /// The prompt as the device's own engine uses it.
     pub fn segments(&self) -> &[Segment] {
         &self.0.segments
+    }
+
+    /// Leaves sentences out: what stays was redacted beside them.
+    ///
+    /// # Panics
+    /// If `kept` is not one flag a unit of the prompt's [`SentenceMap`].
+    pub(crate) fn keep(&mut self, kept: &[bool]) {
+        let segments = &self.0.segments;
+        self.0.segments = rebuild(segments, &SentenceMap::new(segments), kept);
     }
 }
 

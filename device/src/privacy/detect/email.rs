@@ -19,8 +19,9 @@ pattern!(
 );
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
+    let credentials = super::password::credential_ends(text);
     for (at, _) in text.match_indices('@') {
-        if !in_url(text, at) {
+        if credentials.binary_search(&at).is_err() {
             find_around(text, &(at..at + 1), found);
         }
     }
@@ -60,14 +61,6 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
     if !nobody && !file {
         push(found, EntityKind::Email, start..end);
     }
-}
-
-/// Whether the `@` ends the credentials of a URL.
-fn in_url(text: &str, at: usize) -> bool {
-    let head = super::head(text, at, 300);
-    let word =
-        head.rsplit(|c: char| c.is_whitespace() || matches!(c, '"' | '<' | '>')).next().unwrap_or_default();
-    word.rsplit_once("://").is_some_and(|(_, user)| !user.contains(['/', '?']))
 }
 
 fn is_cjk(c: char) -> bool {

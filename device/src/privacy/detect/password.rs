@@ -169,6 +169,11 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
+/// Each `@` that ends the credentials of a URL, in order: what stands before it is found here, and is no address of mail.
+pub(super) fn credential_ends(text: &str) -> Vec<usize> {
+    URL.find_iter(text).map(|m| m.end() - 1).collect()
+}
+
 /// The password that follows its name at the start of `rest`.
 fn password(rest: &str) -> Option<std::ops::Range<usize>> {
     let caps = ASSIGNED.captures(rest)?;
