@@ -1,19 +1,80 @@
-//! Server-sent events behind a byte cap.
+//! Server-sent events behind a byte cap. Lines end by `\n` or `\r\n`; those that end by `\r` alone are one line here.
 
 use crate::relay::CloudFault;
 use baton_protocol::{AssistEvent, EventError, StreamChecksum};
 use bytes::Bytes;
 use eventsource_stream::{EventStreamError, Eventsource};
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
+use std::future::ready;
 
 /// Most bytes of one stream.
 pub const STREAM_BYTES_MAX: u64 = 16 << 20;
-/// Most bytes without an end of line: what the parser must hold at once.
+/// Most bytes of a line: what the parser must hold at once.
 pub const EVENT_BYTES_MAX: u64 = 512 << 10;
+/// The parser gets whole lines only, and at most so many at once: it moves all that it holds at the end of each line, and
+/// reads the beginning of a line again whenever more of it comes.
+const LINES_AT_ONCE: usize = 64;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-enum Broken {
+pub(super) enum Broken {
     TooLarge(u64),
     Transport,
+}
+
+/// Cuts a stream of bytes into pieces of whole lines.
+#[derive(Default)]
+pub(super) struct Lines {
+    total: u64,
+    begun: bool,
+    /// A line that has no end yet.
+    held: Vec<u8>,
+}
+
+impl Lines {
+    /// What the parser gets now; `None` is the end of the stream.
+    pub(super) fn pieces<E>(&mut self, chunk: Option<Result<Bytes, E>>) -> Vec<Result<Vec<u8>, Broken>> {
+        let chunk = match chunk {
+            Some(Ok(chunk)) => chunk,
+            Some(Err(_)) => return vec![Err(Broken::Transport)],
+            None => {
+                let rest = std::mem::take(&mut self.held);
+                return self.cut(rest).into_iter().map(Ok).collect();
+            }
+        };
+        self.total += chunk.len() as u64;
+        if self.total > STREAM_BYTES_MAX {
+            return vec![Err(Broken::TooLarge(STREAM_BYTES_MAX))];
+        }
+        let (ended, open) = chunk.split_at(chunk.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1));
+        let mut lines = Vec::new();
+        if !ended.is_empty() {
+            lines = std::mem::take(&mut self.held);
+            lines.extend_from_slice(ended);
+        }
+        self.held.extend_from_slice(open);
+        let too_long = |line: &[u8]| line.len() as u64 > EVENT_BYTES_MAX;
+        if too_long(&self.held) || lines.split(|&b| b == b'\n').any(too_long) {
+            return vec![Err(Broken::TooLarge(EVENT_BYTES_MAX))];
+        }
+        self.cut(lines).into_iter().map(Ok).collect()
+    }
+
+    fn cut(&mut self, mut lines: Vec<u8>) -> Vec<Vec<u8>> {
+        if !self.begun && !lines.is_empty() {
+            self.begun = true;
+            // The parser takes a mark of three bytes for one byte, so that it must not see one: an empty line goes first.
+            let mark = if lines.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+            lines.splice(..mark, *b"\n");
+        }
+        let mut pieces: Vec<Vec<u8>> = Vec::new();
+        for (at, line) in lines.split_inclusive(|&b| b == b'\n').enumerate() {
+            match pieces.last_mut() {
+                Some(piece) if !at.is_multiple_of(LINES_AT_ONCE) => piece.extend_from_slice(line),
+                _ => pieces.push(line.to_vec()),
+            }
+        }
+        pieces
+    }
 }
 
 /// Reads assist events from a response body and holds them to their running checksum. Unknown events are skipped; after
@@ -25,21 +86,10 @@ pub fn assist_events<S, E>(
 where
     S: Stream<Item = Result<Bytes, E>>,
 {
-    let (mut total, mut line) = (0u64, 0u64);
-    let capped = bytes.map(move |chunk| {
-        let chunk = chunk.map_err(|_| Broken::Transport)?;
-        total += chunk.len() as u64;
-        line = match chunk.iter().rposition(|&b| b == b'\n') {
-            Some(at) => (chunk.len() - at - 1) as u64,
-            None => line + chunk.len() as u64,
-        };
-        match () {
-            () if total > STREAM_BYTES_MAX => Err(Broken::TooLarge(STREAM_BYTES_MAX)),
-            () if line > EVENT_BYTES_MAX => Err(Broken::TooLarge(EVENT_BYTES_MAX)),
-            () => Ok(chunk),
-        }
-    });
-    capped
+    let mut lines = Lines::default();
+    let chunks = bytes.map(Some).chain(stream::once(ready(None)));
+    chunks
+        .flat_map(move |chunk| stream::iter(lines.pieces(chunk)))
         .eventsource()
         .map(move |event| {
             // Unknown events count as well: one of them may be a damaged known one.
@@ -70,6 +120,6 @@ where
         })
         .scan(false, |failed, event| {
             let over = std::mem::replace(failed, event.is_err());
-            std::future::ready((!over).then_some(event))
+            ready((!over).then_some(event))
         })
 }

@@ -1,5 +1,6 @@
 //! The client: streams however split, byte caps, statuses, what leaves.
 
+use super::sse::Lines;
 use super::*;
 use crate::privacy::Redactor;
 use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling, Segment, StreamChecksum};
@@ -51,6 +52,41 @@ async fn events_are_read_however_they_are_split() {
         let (a, b) = STREAM.as_bytes().split_at(cut);
         assert_eq!(collect(vec![a.to_vec(), b.to_vec()]).await, whole, "cut at {cut}");
     }
+}
+
+#[tokio::test]
+async fn a_byte_order_mark_is_skipped_and_no_byte_of_it_panics() {
+    let whole = collect(vec![STREAM.as_bytes().to_vec()]).await;
+    let mark = "\u{feff}";
+    let marked = format!("{mark}{STREAM}");
+    for cut in 0..8 {
+        let (a, b) = marked.as_bytes().split_at(cut);
+        assert_eq!(collect(vec![a.to_vec(), b.to_vec()]).await, whole, "cut at {cut}");
+    }
+    // Only one is a mark: with a second one, the first line is a field of another name.
+    assert_eq!(collect(vec![format!("{mark}{marked}").into_bytes()]).await, whole);
+    for cut in 0..=mark.len() {
+        assert_eq!(
+            collect(vec![mark.as_bytes()[..cut].to_vec()]).await.len(),
+            usize::from((1..3).contains(&cut))
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_parser_gets_whole_lines_and_few_at_once() {
+    let stream = format!("{}{STREAM}", "\n".repeat(10_000));
+    let mut lines = Lines::default();
+    let mut pieces = Vec::new();
+    for chunk in stream.as_bytes().chunks(777) {
+        pieces.extend(lines.pieces(Some(Ok::<_, ()>(Bytes::copy_from_slice(chunk)))));
+    }
+    pieces.extend(lines.pieces::<()>(None));
+    let pieces: Vec<Vec<u8>> = pieces.into_iter().map(|piece| piece.ok().unwrap()).collect();
+    assert!(pieces.iter().all(|piece| piece.ends_with(b"\n")), "whole lines");
+    let most = pieces.iter().map(|piece| piece.iter().filter(|&&b| b == b'\n').count()).max();
+    assert_eq!(most, Some(64));
+    assert_eq!(pieces.concat(), [b"\n", stream.as_bytes()].concat());
 }
 
 /// A stream as a cloud with checksums sends it.
