@@ -85,6 +85,7 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
+    baton_terminal::filter_panics();
     let cli = Cli::parse();
     let mut result = match cli.bench {
         Bench::Cloud(args) => cloud::run(&args),

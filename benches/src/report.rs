@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use baton_e2e::stop::Stopped;
+use baton_terminal::{CLOSED_STATUS, errln, is_closed, out};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -134,24 +135,26 @@ fn number(value: f64) -> String {
 }
 
 /// Prints the report (or the error) and gives the exit status: 0 where all checks hold, 1 where one fails,
-/// 2 where the bench could not run (as [`exit`]).
+/// 2 where the bench could not run, 141 where the reader of the output has gone (as [`exit`]).
 pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
     match result {
-        Ok(report) => {
-            print!("{}", report.render());
-            if report.holds() { ExitCode::SUCCESS } else { ExitCode::from(1) }
-        }
+        Ok(report) => match out!("{}", report.render()) {
+            Ok(()) if report.holds() => ExitCode::SUCCESS,
+            Ok(()) => ExitCode::from(1),
+            Err(error) => exit(Err(error.into())),
+        },
         Err(error) => exit(Err(error)),
     }
 }
 
 /// The exit status of a subcommand that reports nothing: 0, or 2 with the error printed, or a shell's status of a
-/// program that was told to stop.
+/// program that was told to stop, or whose reader has gone.
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed(error.as_ref()) => ExitCode::from(CLOSED_STATUS),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            errln!("error: {error:#}");
             ExitCode::from(error.downcast_ref::<Stopped>().map_or(2, |stopped| stopped.exit_code()))
         }
     }

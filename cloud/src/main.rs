@@ -10,6 +10,7 @@ use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
 const HTTP_NICENESS: i32 = 5;
 
 fn main() -> ExitCode {
+    baton_terminal::filter_panics();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all().on_thread_start(step_back);
     let ended = match runtime.build() {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    baton_terminal::filter_panics();
     let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(status) => return status.into(),

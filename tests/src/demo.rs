@@ -16,6 +16,7 @@ use std::{
 use anyhow::Context;
 use baton_corpus::QuestionKind;
 use baton_engine::Model;
+use baton_terminal::{errln, out, outln};
 use serde_json::json;
 
 use self::{
@@ -155,7 +156,7 @@ impl Demo {
 
     fn say(&self, line: &str) {
         if !self.options.quiet {
-            eprintln!("{line}");
+            errln!("{line}");
         }
     }
 
@@ -174,14 +175,14 @@ impl Demo {
         }
         let outcome = self.ask_every_way(&task, scratch.path()).await?;
         if self.options.json {
-            println!("{}", outcome.json());
+            outln!("{}", outcome.json())?;
         } else {
-            print!("{}", table::render(&outcome));
+            out!("{}", table::render(&outcome))?;
             if self.options.real {
-                println!("{}", table::verdict(&outcome));
+                outln!("{}", table::verdict(&outcome))?;
             }
             if outcome.expected.is_some() {
-                println!("{}", MEASURED.describe());
+                outln!("{}", MEASURED.describe())?;
             }
         }
         Ok(())

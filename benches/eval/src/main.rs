@@ -19,17 +19,20 @@ use baton_eval::store::{Row, Store};
 use baton_eval::suite::{badcases, facts, longbench, ruler, xquad};
 use baton_eval::summary::{figures, table};
 use baton_refine::{Calibration, ModelMark, QualityCurves};
+use baton_terminal::{CLOSED_STATUS, errln, is_closed, outln};
 use clap::Parser as _;
 
 use cli::{Cli, Suite};
 
 fn main() -> ExitCode {
+    baton_terminal::filter_panics();
     match evaluate(&Cli::parse()) {
         Ok(Ended::Whole) => ExitCode::SUCCESS,
         // As a shell reports a program that Ctrl-C ended.
         Ok(Ended::Stopped) => ExitCode::from(130),
+        Err(error) if is_closed(error.as_ref()) => ExitCode::from(CLOSED_STATUS),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            errln!("error: {error:#}");
             ExitCode::from(2)
         }
     }
@@ -59,7 +62,7 @@ fn evaluate(cli: &Cli) -> anyhow::Result<Ended> {
             Some(path) => format!("the same command goes on; results so far are in {}", path.display()),
             None => "give --results FILE to be able to go on".to_owned(),
         };
-        eprintln!("stopped: {goes_on}");
+        errln!("stopped: {goes_on}");
     }
     Ok(ended)
 }
@@ -124,9 +127,9 @@ fn report(cli: &Cli, setup: &Setup, store: &Store, cases: &[Case], arms: &[Arm])
         std::fs::write(path, text).with_context(|| format!("write `{}`", path.display()))
     };
     if cli.run.json {
-        println!("{}", serde_json::json!({ "about": about(setup), "figures": figures }));
+        outln!("{}", serde_json::json!({ "about": about(setup), "figures": figures }))?;
     } else {
-        println!("{}", table(&figures));
+        outln!("{}", table(&figures))?;
     }
     if let Some(path) = &cli.run.html {
         write(path, html::page(&rows, &figures, &about(setup)))?;

@@ -1,10 +1,11 @@
 //! How far a run is, on one line of the terminal.
 
-use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Cells of the bar.
 const WIDTH: usize = 24;
+/// Characters of what was just done: with them the line fits a terminal of 80 columns.
+const WHAT_CHARS: usize = 24;
 /// The line is not drawn more often than this.
 const EVERY: Duration = Duration::from_millis(200);
 
@@ -19,7 +20,7 @@ pub struct Bar {
 impl Bar {
     /// A bar that begins now.
     pub fn new() -> Self {
-        Self { begun: Instant::now(), drawn: None, shown: std::io::stderr().is_terminal() }
+        Self { begun: Instant::now(), drawn: None, shown: baton_terminal::stderr_is_terminal() }
     }
 
     /// Draws `done` of `total`; `what` is what was just done.
@@ -30,15 +31,13 @@ impl Bar {
             return;
         }
         self.drawn = Some(now);
-        eprint!("\r\x1b[2K{}", line(done, total, self.begun.elapsed(), what));
-        // A terminal that is gone ends the bar, not the run.
-        self.shown = std::io::stderr().flush().is_ok();
+        baton_terminal::status(&line(done, total, self.begun.elapsed(), what));
     }
 
     /// Removes it.
     pub fn clear(&mut self) {
         if self.shown && self.drawn.take().is_some() {
-            eprint!("\r\x1b[2K");
+            baton_terminal::clear_status();
         }
     }
 }
@@ -55,7 +54,7 @@ fn line(done: usize, total: usize, elapsed: Duration, what: &str) -> String {
     let full = (share * WIDTH as f64) as usize;
     let left = if done == 0 { 0.0 } else { elapsed.as_secs_f64() * (total - done) as f64 / done as f64 };
     let left = left as u64;
-    let what: String = what.chars().take(40).collect();
+    let what: String = what.chars().take(WHAT_CHARS).collect();
     format!(
         "[{}{}] {done}/{total}  {}:{:02} left  {what}",
         "#".repeat(full),

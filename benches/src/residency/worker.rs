@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
         ..EngineOptions::default()
     };
     let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
-    println!("{}", Decoder::new(engine).measure(args)?);
+    baton_terminal::outln!("{}", Decoder::new(engine).measure(args)?)?;
     Ok(())
 }
 

@@ -2,15 +2,18 @@
 //!
 //! Text that a model wrote, that came from the network or that names a file must not steer a terminal. If the stream is
 //! a terminal, every control character but newline and tab is shown as a symbol ([`clean()`]); files and pipes get text as
-//! it is. A reader that has gone is an error that [`is_closed`] knows, never a panic: `main` then ends without a word, with
-//! [`CLOSED_STATUS`]. Nothing else in the programs writes on these streams.
+//! it is. What a panic says goes the same way ([`filter_panics()`]). A reader that has gone is an error that [`is_closed`]
+//! knows, never a panic: `main` then ends without a word, with [`CLOSED_STATUS`]. Nothing else in the programs writes on
+//! these streams.
 
 mod chain;
 mod clean;
 mod console;
+mod panics;
 
 pub use chain::chain;
 pub use clean::clean;
+pub use panics::filter_panics;
 
 use std::error::Error;
 use std::fmt;

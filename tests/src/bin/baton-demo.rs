@@ -7,6 +7,7 @@ use baton_e2e::{
     process::models_folder,
     stop::{Stop, Stopped},
 };
+use baton_terminal::{CLOSED_STATUS, errln, is_closed, outln};
 use clap::{Parser, Subcommand};
 
 /// Asks one question about a long document three ways: the device alone, the cloud alone, and the relay.
@@ -64,17 +65,18 @@ fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
 
 /// Counts right answers over these seeds.
 async fn count(options: &DemoOptions, seeds: RangeInclusive<u64>) -> anyhow::Result<()> {
-    let odds = odds(options, seeds, &mut |line| eprintln!("{line}")).await?;
+    let odds = odds(options, seeds, &mut |line| errln!("{line}")).await?;
     if options.json {
-        println!("{}", odds.json())
+        outln!("{}", odds.json())?;
     } else {
-        println!("{}", odds.describe())
+        outln!("{}", odds.describe())?;
     }
     Ok(())
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    baton_terminal::filter_panics();
     let cli = Cli::parse();
     let models = models_folder();
     let options = DemoOptions {
@@ -101,9 +103,12 @@ async fn main() -> ExitCode {
     let Err(err) = result else { return ExitCode::SUCCESS };
     if let Some(stopped) = err.downcast_ref::<Stopped>() {
         // Dropping the run has killed its processes and removed its files.
-        eprintln!("\n{stopped}");
+        errln!("\n{stopped}");
         return ExitCode::from(stopped.exit_code());
     }
-    eprintln!("error: {err:#}");
+    if is_closed(err.as_ref()) {
+        return ExitCode::from(CLOSED_STATUS);
+    }
+    errln!("error: {err:#}");
     ExitCode::FAILURE
 }

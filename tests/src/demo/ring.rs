@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use baton_plan::{Plan, Prediction, draw};
 use baton_protocol::SceneInfo;
+use baton_terminal::{out, outln};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -65,17 +66,17 @@ impl Demo {
         let answered = self.asked(&task, &proxy, &agent).await?;
         let correct = task.expected.as_ref().map(|expected| expected.trim() == answered.text.trim());
         if self.options.json {
-            println!(
+            outln!(
                 "{}",
                 json!({
                     "answer": answered.text, "answer_correct": correct, "total_ms": answered.ms,
                     "wire_bytes_up": answered.up, "wire_bytes_down": answered.down,
                     "stats": answered.ring["stats"], "planned": answered.ring["planned"],
                 })
-            );
+            )?;
             return Ok(());
         }
-        println!("{}", answered.text.trim());
+        outln!("{}", answered.text.trim())?;
         let verdict = match correct {
             Some(true) => "; the answer is right",
             Some(false) => "; the answer is wrong",
@@ -86,7 +87,7 @@ impl Demo {
             answered.ms, answered.up, answered.down
         ));
         self.say("\n3. the plan: who computes which layers when, as predicted (given: a model this small is fastest on one)");
-        print!("{}", drawn(&answered.ring)?);
+        out!("{}", drawn(&answered.ring)?)?;
         self.say("\n4. `baton ring status` on the head");
         status(&home, &agent).await
     }

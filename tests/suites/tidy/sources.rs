@@ -86,6 +86,19 @@ fn text_reaches_a_terminal_through_one_filter() {
     check("output that does not go through shared/terminal", &offences);
 }
 
+/// Programs of the workshop: standard output through `shared/terminal` too, which knows a reader that has gone.
+const PRINTING_OUT: &[&str] = &["benches/src", "benches/eval/src", "tests/src"];
+
+#[test]
+fn a_closed_pipe_is_no_panic_of_benches_and_the_demo() {
+    let offences = lines_where(|path, line| {
+        let prints = |print: &str| line.contains(print) && !line.contains(&format!("e{print}"));
+        PRINTING_OUT.iter().any(|folder| path.starts_with(folder))
+            && (prints("print!(") || prints("println!("))
+    });
+    check("standard output that does not go through shared/terminal", &offences);
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let marks = ["todo", "unimplemented", "dbg"].map(|name| format!("{name}!"));
