@@ -13,6 +13,8 @@ mod request;
 mod ring;
 
 pub use body::{BODY_BYTES_MAX, Bodies};
+pub(crate) use guard::{listening_host, served_host};
+pub(crate) use request::TOKENS_MAX as ANSWER_TOKENS_MAX;
 pub use ring::RingView;
 
 use crate::agent::Agent;
@@ -52,11 +54,11 @@ pub struct ApiState {
     pub key: Option<String>,
     /// The ring that computes, if one does.
     pub ring: Option<RingView>,
-    /// Further host names (without port) that are served.
+    /// Further hosts that are served, as they stand in `Host`: without a port, IPv6 in brackets.
     pub hosts: Vec<String>,
     /// Places for answers.
     pub places: Arc<Semaphore>,
-    /// What bodies may take that are being read.
+    /// What bodies may take that are being read and parsed.
     pub bodies: Bodies,
 }
 

@@ -14,6 +14,7 @@ mod terminal;
 
 pub use interrupts::Stopped;
 
+use crate::api::ANSWER_TOKENS_MAX;
 use anyhow::anyhow;
 use baton_protocol::{RefineOptions, RequestError, Sampling, limits};
 use clap::error::ErrorKind;
@@ -29,9 +30,10 @@ const WRONG_LINE: u8 = 2;
 
 /// What stands below the options of the whole program.
 const HELP: &str = "\
-Exit status: 0; 1 if something failed; 2 for a wrong command line; 130 after Ctrl-C; 141 if the reader of the output has
-gone. On a terminal, control characters of answers, messages and names are shown as symbols; files and pipes get them as
-they are, and --json escapes them.";
+Exit status: 0; 1 if something failed; 2 for a wrong command line; 130 after Ctrl-C; 143 after a request to terminate; 141
+if the reader of the output has gone. `serve`, and `ring init` and `ring join` at work, end in order after one signal: with
+0, unless something failed; a second signal ends them at once, with 130 or 143. On a terminal, control characters of
+answers, messages and names are shown as symbols; files and pipes get them as they are, and --json escapes them.";
 
 /// Headings of the options that most commands share.
 mod heading {
@@ -92,10 +94,11 @@ struct CommonArgs {
     /// Who writes [default: relay with --cloud, else device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
-    /// Allow the cloud without being asked
+    /// Allow the cloud for this run without being asked; nothing is remembered
     ///
-    /// Recognized addresses, numbers, keys and passwords are replaced before anything is sent; names of people, streets
-    /// and dates of birth are not.
+    /// Without it the person at the terminal is asked, and the answer is remembered for that cloud: its scheme, host and
+    /// port. Recognized addresses, numbers, keys and passwords are replaced before anything is sent; names of people,
+    /// streets and dates of birth are not.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
     /// Do not use the cloud, whatever was said before
@@ -163,9 +166,9 @@ struct AnswerArgs {
     /// Scene that the question is asked in
     #[arg(long)]
     scene: Option<String>,
-    /// Most tokens of an answer
-    #[arg(long, default_value = "512", value_name = "N")]
-    max_tokens: NonZeroUsize,
+    /// Most tokens of an answer, 1 to 65536
+    #[arg(long, default_value = "512", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ANSWER_TOKENS_MAX))]
+    max_tokens: u64,
     /// Text that ends the answer (may be given several times)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -269,6 +272,11 @@ fn cloud_address(text: &str) -> Result<String, String> {
     };
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
         return Err(wrong());
+    }
+    // An address is shown, and kept in files.
+    if !url.username().is_empty() || url.password().is_some() {
+        let wrong = "the address of the cloud holds a user name or password; give credentials by --cloud-key";
+        return Err(wrong.to_owned());
     }
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
@@ -385,6 +393,9 @@ mod tests {
             &["baton", "ask", "d", "q", "--adapter", "a.gguf"],
             &["baton", "model", "adapter", "dir", "--out", "a.gguf"],
             &["baton", "ask", "d", "q", "--max-tokens", "0"],
+            &["baton", "ask", "d", "q", "--max-tokens", "65537"],
+            &["baton", "chat", "--max-tokens", "18446744073709551615"],
+            &["baton", "serve", "--host", "name:8017"],
             &["baton", "ask", "d", "q", "--kv-tokens", "0"],
             &["baton", "ask", "d", "q", "--kv-tokens", "100000000000"],
             &["baton", "ask", "d", "q", "--cloud", "ftp://host"],
@@ -409,6 +420,7 @@ mod tests {
         {
             assert!(ask_args(good).check().is_ok(), "{good:?}");
         }
+        assert_eq!(ask_args(&["--max-tokens", "65536"]).max_tokens, ANSWER_TOKENS_MAX);
         let longer = "x".repeat(limits::STOP_BYTES_MAX + 1);
         for (bad, want) in [
             (["--ratio", "0.009"], "option --ratio: field `ratio` is 0.009, must be 0.01 to 1"),
@@ -445,6 +457,25 @@ mod tests {
             let said = cloud_address(bad).unwrap_err();
             assert!(said.contains("want https://HOST"), "{bad}: {said}");
         }
+        for secret in
+            ["https://ann:pw@a.example", "ann@a.example", "http://:pw@127.0.0.1:8300", "ann:pw@[::1]"]
+        {
+            let said = cloud_address(secret).unwrap_err();
+            assert!(said.contains("by --cloud-key") && !said.contains("pw"), "{secret}: {said}");
+        }
+    }
+
+    #[test]
+    fn help_names_every_exit_status() {
+        let help = Cli::command().render_help().to_string();
+        for signal in [interrupts::Signal::Interrupt, interrupts::Signal::Terminate] {
+            assert!(help.contains(&format!("{} after", signal.status())), "{signal:?}: {help}");
+        }
+        for words in [format!("{WRONG_LINE} for"), format!("{}\nif", baton_terminal::CLOSED_STATUS)] {
+            assert!(help.contains(&words), "{words:?}: {help}");
+        }
+        let yes = Cli::command().find_subcommand_mut("ask").unwrap().render_long_help().to_string();
+        assert!(yes.contains("for this run") && yes.contains("1 to 65536"), "{yes}");
     }
 
     #[test]

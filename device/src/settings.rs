@@ -1,10 +1,13 @@
 //! What the device remembers between runs: consent to use the cloud, scenes with their tags, profiles of itself.
 //!
 //! Small JSON files in one folder, written whole and renamed into place; a broken or missing file means "not known".
-//! Never holds user text or keys.
+//! Never holds user text or keys. Where the system knows such rights, files and folders made here are the user's alone.
 
 use baton_protocol::SceneInfo;
+use reqwest::Url;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -31,9 +34,12 @@ pub enum SettingsError {
     },
 }
 
-#[derive(Serialize, Deserialize)]
+/// What the person said of each cloud, by its origin, such as `https://a.example` or `http://10.0.0.1:8300`.
+///
+/// A file of earlier versions named no cloud (`{"cloud_allowed": true}`): it counts as if nobody was asked.
+#[derive(Default, Serialize, Deserialize)]
 struct Consent {
-    cloud_allowed: bool,
+    clouds: BTreeMap<String, bool>,
 }
 
 /// A scene as fetched last time.
@@ -73,17 +79,25 @@ impl Settings {
         Self { folder: folder.or_else(platform_folder) }
     }
 
-    /// Whether the cloud may be used; `None` if nobody was asked.
-    pub fn cloud_allowed(&self) -> Option<bool> {
-        self.read::<Consent>(Path::new(CONSENT_FILE)).map(|c| c.cloud_allowed)
+    /// Whether this cloud may be used; `None` if nobody was asked. A cloud is its scheme, host and port.
+    pub fn cloud_allowed(&self, cloud: &Url) -> Option<bool> {
+        let consent: Consent = self.read(Path::new(CONSENT_FILE))?;
+        consent.clouds.get(&origin(cloud)).copied()
     }
 
-    /// Remembers whether the cloud may be used.
+    /// Remembers whether this cloud may be used; what was said of others stays.
     ///
     /// # Errors
     /// [`SettingsError`].
-    pub fn allow_cloud(&self, cloud_allowed: bool) -> Result<(), SettingsError> {
-        self.write(Path::new(CONSENT_FILE), &Consent { cloud_allowed })
+    pub fn allow_cloud(&self, cloud: &Url, allowed: bool) -> Result<(), SettingsError> {
+        let mut consent: Consent = self.read(Path::new(CONSENT_FILE)).unwrap_or_default();
+        consent.clouds.insert(origin(cloud), allowed);
+        self.write(Path::new(CONSENT_FILE), &consent)
+    }
+
+    /// The file that keeps what was said of clouds; without it, all are asked about again.
+    pub fn consent_file(&self) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.join(CONSENT_FILE))
     }
 
     /// The scene as it was last fetched from this cloud.
@@ -132,11 +146,11 @@ impl Settings {
         let path = self.folder.as_ref().ok_or(SettingsError::NoFolder)?.join(file);
         let write = || -> io::Result<()> {
             if let Some(parent) = path.parent() {
-                std::fs::create_dir_all(parent)?;
+                make_private_folder(parent)?;
             }
             // Named after the process, so that two programs never write one temporary file.
             let partial = path.with_extension(format!("{}.partial", std::process::id()));
-            let written = std::fs::File::create(&partial)
+            let written = create_private(&partial)
                 .and_then(|mut out| {
                     out.write_all(&serde_json::to_vec_pretty(value)?)?;
                     out.sync_all()
@@ -152,6 +166,31 @@ impl Settings {
     }
 }
 
+/// Scheme, host and port of an address in their normal form; a scheme's usual port is left out.
+fn origin(cloud: &Url) -> String {
+    cloud.origin().ascii_serialization()
+}
+
+/// Makes a folder, with those above it, that is the user's alone; one that is there stays as it is.
+fn make_private_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+/// An empty file that is the user's alone.
+fn create_private(path: &Path) -> io::Result<File> {
+    // What a process of the same number has left may be open to others.
+    drop(std::fs::remove_file(path));
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
 /// The file of a scene; `None` for an id that is no plain file name.
 fn scene_file(id: &str) -> Option<PathBuf> {
     let plain = !id.is_empty()
@@ -164,15 +203,53 @@ fn scene_file(id: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    fn url(text: &str) -> Url {
+        Url::parse(text).unwrap()
+    }
+
     #[test]
-    fn consent_and_scenes_are_remembered() {
+    fn consent_is_for_one_cloud() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(dir.path().to_owned()));
+        let (a, b) = (url("https://a.example/baton"), url("http://b.example:8300"));
+        assert_eq!(settings.cloud_allowed(&a), None);
+        settings.allow_cloud(&a, true).unwrap();
+        assert_eq!((settings.cloud_allowed(&a), settings.cloud_allowed(&b)), (Some(true), None));
+        settings.allow_cloud(&b, false).unwrap();
+        assert_eq!((settings.cloud_allowed(&a), settings.cloud_allowed(&b)), (Some(true), Some(false)));
+        // One cloud by several spellings; another scheme or port is another cloud.
+        assert_eq!(settings.cloud_allowed(&url("HTTPS://A.example:443")), Some(true));
+        for other in ["http://a.example", "https://a.example:8443", "https://a.example.b.example"] {
+            assert_eq!(settings.cloud_allowed(&url(other)), None, "{other}");
+        }
+        let kept = std::fs::read_to_string(settings.consent_file().unwrap()).unwrap();
+        assert!(kept.contains("\"https://a.example\": true"), "{kept}");
+        // What was said before clouds were told apart names none.
+        std::fs::write(settings.consent_file().unwrap(), r#"{"cloud_allowed": true}"#).unwrap();
+        assert_eq!(settings.cloud_allowed(&a), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_and_folders_are_the_users_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("deep/er");
+        let settings = Settings::open(Some(folder.clone()));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        settings.allow_cloud(&url("https://a.example"), true).unwrap();
+        let file = settings.consent_file().unwrap();
+        assert_eq!((mode(&folder), mode(&file)), (0o700, 0o600));
+        // A file of an earlier version is closed as soon as it is written again.
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        settings.allow_cloud(&url("https://a.example"), false).unwrap();
+        assert_eq!(mode(&file), 0o600);
+    }
+
+    #[test]
+    fn scenes_are_remembered() {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::open(Some(dir.path().join("deep/er")));
-        assert_eq!(settings.cloud_allowed(), None);
-        settings.allow_cloud(true).unwrap();
-        assert_eq!(settings.cloud_allowed(), Some(true));
-        settings.allow_cloud(false).unwrap();
-        assert_eq!(settings.cloud_allowed(), Some(false));
         let cached = CachedScene {
             cloud: "http://a".into(),
             etag: Some("\"1\"".into()),
@@ -189,13 +266,14 @@ mod tests {
     #[test]
     fn without_a_folder_nothing_is_known_and_a_failed_write_leaves_nothing() {
         let none = Settings { folder: None };
-        assert_eq!(none.cloud_allowed(), None);
-        assert!(matches!(none.allow_cloud(true), Err(SettingsError::NoFolder)));
+        let cloud = url("https://a.example");
+        assert_eq!((none.cloud_allowed(&cloud), none.consent_file()), (None, None));
+        assert!(matches!(none.allow_cloud(&cloud, true), Err(SettingsError::NoFolder)));
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::open(Some(dir.path().to_owned()));
         // Nothing can be renamed over a folder.
         std::fs::create_dir_all(dir.path().join(CONSENT_FILE).join("in the way")).unwrap();
-        assert!(matches!(settings.allow_cloud(true), Err(SettingsError::Write { .. })));
+        assert!(matches!(settings.allow_cloud(&cloud, true), Err(SettingsError::Write { .. })));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no partial file is left");
     }
 }

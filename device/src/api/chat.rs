@@ -72,7 +72,8 @@ pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> 
     // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
     let reading = state.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let request = request::parse(&body)?;
+        let request = request::parse(body.bytes())?;
+        drop(body);
         if let Some(asked) = request.model.as_deref().filter(|asked| !asked.is_empty()) {
             super::check_model(&reading, asked)?;
         }

@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 /// Says whether a browser's request comes from a page of this origin; pages cannot set or remove it.
@@ -20,10 +21,34 @@ fn host_name(authority: &str) -> &str {
     }
 }
 
-fn known(host: &str, state: &ApiState) -> bool {
+/// How a client that asks this address names it in `Host`; `None` for all addresses of this machine at once.
+pub(crate) fn listening_host(address: SocketAddr) -> Option<String> {
+    match address.ip() {
+        ip if ip.is_unspecified() => None,
+        IpAddr::V4(ip) => Some(ip.to_string()),
+        IpAddr::V6(ip) => Some(format!("[{ip}]")),
+    }
+}
+
+/// A host as it stands in `Host` without its port, as a person gives it; an IPv6 address gets its brackets.
+pub(crate) fn served_host(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<Ipv6Addr>() {
+        return Ok(format!("[{ip}]"));
+    }
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    match !text.is_empty() && text.bytes().all(fits) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("want a host name or an IP address alone, without a scheme, a port or a path".to_owned())
+        }
+    }
+}
+
+fn known(host: &str, further: &[String]) -> bool {
     ["localhost", "127.0.0.1", "[::1]"]
         .into_iter()
-        .chain(state.hosts.iter().map(String::as_str))
+        .chain(further.iter().map(String::as_str))
         .any(|known| host.eq_ignore_ascii_case(known))
 }
 
@@ -60,7 +85,7 @@ fn allowed(state: &ApiState, request: &Request) -> Result<(), ApiError> {
         Some(authority) => authority.as_str(),
         None => value(request.headers(), &header::HOST)?.unwrap_or_default(),
     };
-    if !known(host_name(host), state) {
+    if !known(host_name(host), &state.hosts) {
         return Err(ApiError::Forbidden(format!("host `{}`", short(host))));
     }
     own_origin(request.method(), request.headers(), host)?;
@@ -118,7 +143,7 @@ pub(super) async fn key(
 
 #[cfg(test)]
 mod tests {
-    use super::host_name;
+    use super::*;
 
     #[test]
     fn ports_are_cut() {
@@ -131,6 +156,38 @@ mod tests {
             ("localhost:", "localhost"),
         ] {
             assert_eq!(host_name(authority), want);
+        }
+    }
+
+    #[test]
+    fn the_address_that_is_listened_on_is_served() {
+        for listen in ["127.0.0.2:8017", "192.168.1.2:80", "[2001:db8::5]:8017", "[fd00::1]:1", "[::1]:8017"]
+        {
+            let further: Vec<String> = listening_host(listen.parse().unwrap()).into_iter().collect();
+            assert!(known(host_name(listen), &further), "{listen}: {further:?}");
+            assert!(!known("192.168.1.3", &further) && !known("[2001:db8::6]", &further), "{listen}");
+        }
+        for all in ["0.0.0.0:80", "[::]:80"] {
+            assert_eq!(listening_host(all.parse().unwrap()), None, "{all}");
+        }
+    }
+
+    #[test]
+    fn a_further_host_is_a_name_alone() {
+        for (given, want) in [
+            ("nas.example", "nas.example"),
+            ("my_box", "my_box"),
+            ("10.0.0.7", "10.0.0.7"),
+            ("2001:db8::5", "[2001:db8::5]"),
+            ("[2001:DB8::5]", "[2001:db8::5]"),
+        ] {
+            let host = served_host(given);
+            assert_eq!(host.as_deref(), Ok(want));
+            assert!(known(&want.to_ascii_uppercase(), &[want.to_owned()]), "{want}");
+        }
+        for bad in ["", "nas:8017", "http://nas", "nas/", "10.0.0.7:80", "[2001:db8::5]:80", "a b", "*"] {
+            let said = served_host(bad).unwrap_err();
+            assert!(said.contains("without a scheme, a port"), "{bad}: {said}");
         }
     }
 }

@@ -11,7 +11,7 @@ mod tests;
 
 use super::error::ApiError;
 use crate::segments::ChatMessage;
-use baton_protocol::{Role, Sampling};
+use baton_protocol::{Role, Sampling, check_shape};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 use wire::{Content, Message, Part, Stop, Wire};
@@ -19,7 +19,7 @@ use wire::{Content, Message, Part, Stop, Wire};
 /// Tokens of an answer if the client sets no limit.
 const TOKENS_DEFAULT: u64 = 512;
 /// Most tokens a client may ask for.
-const TOKENS_MAX: u64 = 65_536;
+pub(crate) const TOKENS_MAX: u64 = 65_536;
 /// Most messages.
 const MESSAGES_MAX: usize = 1024;
 /// Characters of a client's own words that an error repeats.
@@ -41,6 +41,8 @@ pub(super) struct ChatRequest {
 
 /// Reads and checks a request.
 pub(super) fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
+    // Before anything is built: small values cost many times their length.
+    check_shape(body).map_err(|err| ApiError::BadRequest { message: err.to_string(), param: None })?;
     let mut parser = serde_json::Deserializer::from_slice(body);
     let wire: Wire = serde_path_to_error::deserialize(&mut parser)
         .map_err(|err| unreadable(&err.path().to_string(), err.inner()))?;

@@ -17,7 +17,8 @@ use std::io::IsTerminal;
 /// What stands below the options.
 pub(super) const HELP: &str = "\
 Ctrl-C ends an answer; at the prompt it drops the line, and a second one leaves. Ctrl-D leaves.
-Exit status: 0, or 130 after Ctrl-C at the prompt; 1 if something failed; 2 for a wrong command line.";
+Exit status: 0; 130 after Ctrl-C at the prompt; 143 after a request to terminate; 1 if something failed; 2 for a wrong
+command line; 141 if the reader of the output has gone.";
 
 #[derive(Debug, Args)]
 pub(super) struct ChatArgs {

@@ -19,6 +19,7 @@ use baton_pacing::PaceMode;
 use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
 use baton_terminal::{chain, err, errln};
+use reqwest::Url;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -115,48 +116,46 @@ fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<Clou
         }
         return Ok(None);
     };
-    if !consent(common, settings)? {
+    let address = Url::parse(url).with_context(|| format!("read the address `{url}`"))?;
+    if !common.yes && !consent(&address, settings)? {
         if common.mode == Some(ModeArg::Cloud) {
-            bail!("mode `cloud` needs your consent: pass --yes");
+            bail!("mode `cloud` needs your consent to use {url}: pass --yes, which allows it for this run");
         }
-        errln!("note: the cloud is not used, because that was not allowed; --yes allows it");
+        let kept = settings.consent_file().filter(|file| file.is_file());
+        let again = kept.map(|file| format!(" (to be asked again, delete `{}`)", file.display()));
+        let again = again.unwrap_or_default();
+        errln!("note: {url} is not used, because that was not allowed; --yes allows it for this run{again}");
         return Ok(None);
     }
     let client = CloudClient::new(url, common.cloud_key.as_deref())?;
     Ok(Some(if common.no_resume { client.without_resume() } else { client }))
 }
 
-/// Asks once whether the cloud may be used.
-fn consent(common: &CommonArgs, settings: &Settings) -> anyhow::Result<bool> {
-    if common.yes {
-        remember(settings, true);
-        return Ok(true);
-    }
-    if let Some(allowed) = settings.cloud_allowed() {
+/// Whether a person allowed this cloud; asks once for each.
+fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
+    if let Some(allowed) = settings.cloud_allowed(cloud) {
         return Ok(allowed);
     }
+    let url = cloud.as_str().trim_end_matches('/');
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        bail!("nobody was asked yet whether the cloud may be used: pass --yes to allow it, or --no-cloud");
+        bail!(
+            "nobody was asked yet whether {url} may be used: pass --yes to allow it for this run, or --no-cloud"
+        );
     }
-    let url = common.cloud.as_deref().unwrap_or_default();
     err!(
         "Questions and documents would be sent to {url}. Replaced before, where they are recognized: e-mail addresses,\n\
          phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths.\n\
          Names of people, streets, dates of birth and everything else would be sent as they are.\n\
-         May the cloud be used? [y/N] "
+         May this cloud be used, now and later? [y/N] "
     );
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).context("read from the terminal")?;
     let allowed = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
-    remember(settings, allowed);
-    Ok(allowed)
-}
-
-/// Keeps the word for the next time; where it cannot be kept, the person is asked again.
-fn remember(settings: &Settings, allowed: bool) {
-    if let Err(err) = settings.allow_cloud(allowed) {
-        errln!("note: whether the cloud may be used is not remembered: {}", chain(&err));
+    // Where the word cannot be kept, the person is asked again the next time.
+    if let Err(err) = settings.allow_cloud(cloud, allowed) {
+        errln!("note: whether this cloud may be used is not remembered: {}", chain(&err));
     }
+    Ok(allowed)
 }
 
 fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -210,7 +209,7 @@ pub(super) fn question(
         mode,
         pace: if args.instant { PaceMode::Instant } else { PaceMode::Paced },
         sampling: args.sampling(),
-        tokens_max: args.max_tokens.get(),
+        tokens_max: usize::try_from(args.max_tokens).unwrap_or(usize::MAX),
         refine: args.refine(),
         assist_tokens: args.assist_tokens,
         shorten: true,

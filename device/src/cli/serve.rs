@@ -3,7 +3,7 @@
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
-use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, router};
+use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, listening_host, router, served_host};
 use anyhow::Context;
 use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
@@ -36,8 +36,9 @@ pub(super) struct ServeArgs {
     /// lines are seen by them as well, the environment is not
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Further host name that is served (may be given several times)
-    #[arg(long, value_name = "HOST")]
+    /// Further host that is served besides localhost and the address listened on: a name or IP address without a port (may
+    /// be given several times)
+    #[arg(long, value_name = "HOST", value_parser = served_host)]
     host: Vec<String>,
     /// Scene of every question
     #[arg(long, default_value = "chat")]
@@ -58,10 +59,8 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     }
     let listener = baton_edge::listen(args.listen).with_context(|| format!("listen on {}", args.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
-    let mut hosts = args.host.clone();
-    if !address.ip().is_loopback() {
-        hosts.push(address.ip().to_string());
-    }
+    let mut hosts = args.host;
+    hosts.extend(listening_host(address));
     let state = Arc::new(ApiState {
         agent: opened.agent,
         scene,

@@ -106,6 +106,17 @@ fn a_closed_pipe_ends_quietly() {
     }
 }
 
+#[test]
+fn a_closed_pipe_ends_a_bench_quietly() {
+    let mut bench = Command::new(program("baton-bench").expect("the program is built"));
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    bench.args(["mask", "--documents", "1"]).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+    let (out, said) = run(&mut bench);
+    assert_eq!(out.status.code(), Some(141), "{said}");
+    assert_eq!(said, "", "nothing is said");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_named() {
@@ -159,6 +170,32 @@ fn an_interrupted_answer_ends_with_the_status_of_its_signal() {
         let mut said = String::new();
         child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
         assert!(!said.contains("error") && !said.contains("panicked"), "{said}");
+    }
+}
+
+/// On Linux the whole of 127.0.0.0/8 is this machine.
+#[cfg(target_os = "linux")]
+#[test]
+fn serve_answers_at_its_own_address_and_ends_in_order() {
+    let place = Place::new();
+    for signal in ["-INT", "-TERM"] {
+        let mut serve = place.baton("serve", &["--listen", "127.0.0.2:0", "--no-cloud", "--threads", "1"]);
+        let mut child = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let pieces = pieces(child.stdout.take().expect("its output"));
+        let mut said = String::new();
+        while !said.ends_with('\n') {
+            said.push_str(&String::from_utf8_lossy(&pieces.recv_timeout(LIMIT).expect("it listens")));
+        }
+        let address = said.trim().strip_prefix("listening on http://").expect("an address").to_owned();
+        let mut stream = std::net::TcpStream::connect(&address).expect("connect");
+        stream.set_read_timeout(Some(LIMIT)).expect("set a limit");
+        write!(stream, "GET /healthz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("ask");
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).expect("a reply");
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("run kill");
+        assert!(sent.success());
+        assert_eq!(ended(&mut child).code(), Some(0), "{signal}");
     }
 }
 
@@ -230,10 +267,51 @@ fn a_file_is_named_once_and_a_missing_home_is_no_obstacle() {
     let mut homeless = baton();
     homeless.env_remove("HOME").env_remove("XDG_CONFIG_HOME").env_remove("BATON_CONFIG_DIR");
     homeless.args(["ask", &document, "Q", "--model", &model, "--max-tokens", "4", "--instant"]);
-    // A cloud that is not there; consent that cannot be kept is said, and holds for this answer.
+    // A cloud that is not there; what holds for one answer is not kept, and needs no folder.
     let (out, said) = run(homeless.args(["--yes", "--cloud", "127.0.0.1:1"]));
     assert!(out.status.success() && !out.stdout.is_empty(), "{said}");
-    assert!(said.contains("is not remembered") && said.contains("cannot reach the cloud"), "{said}");
+    assert!(!said.contains("remembered") && said.contains("cannot reach the cloud"), "{said}");
+}
+
+#[test]
+fn the_word_for_one_run_is_not_kept() {
+    let place = Place::new();
+    let document = place.path("doc.txt").display().to_string();
+    let ask = |more: &[&str]| {
+        let line = [&[document.as_str(), "Q", "--instant", "--max-tokens", "4", "--cloud"], more].concat();
+        run(&mut place.baton("ask", &line))
+    };
+    let (out, said) = ask(&["127.0.0.1:1", "--yes"]);
+    assert!(out.status.success() && said.contains("cannot reach the cloud"), "{said}");
+    for cloud in ["127.0.0.1:1", "127.0.0.1:2"] {
+        let (out, said) = ask(&[cloud]);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("nobody was asked yet whether http://{cloud} may be used")), "{said}");
+    }
+    let (out, said) = ask(&["http://ann:secret@127.0.0.1:1", "--yes"]);
+    assert!(out.status.code() == Some(2) && said.contains("by --cloud-key"), "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn each_cloud_is_asked_about() {
+    let place = Place::new();
+    let document = place.path("doc.txt").display().to_string();
+    let ask = |cloud: &str| {
+        let line = [document.as_str(), "Q", "--instant", "--max-tokens", "4", "--cloud", cloud];
+        place.baton("ask", &line)
+    };
+    let mut terminal = Terminal::start(&ask("127.0.0.1:1"));
+    terminal.wait_for("would be sent to http://127.0.0.1:1.");
+    terminal.wait_for("[y/N] ");
+    terminal.press("y\n");
+    let (status, shown) = terminal.end();
+    assert_eq!(status, Some(0), "{shown}");
+    // What was allowed is remembered, for this cloud alone.
+    let (out, said) = run(&mut ask("127.0.0.1:1"));
+    assert!(out.status.success() && said.contains("cannot reach the cloud"), "{said}");
+    let (out, said) = run(&mut ask("127.0.0.1:2"));
+    assert!(out.status.code() == Some(1) && said.contains("http://127.0.0.1:2 may be used"), "{said}");
 }
 
 /// A service that refuses everything in these words.

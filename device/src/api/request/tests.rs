@@ -1,6 +1,7 @@
 //! What a chat request may hold, and what is refused by name.
 
 use super::*;
+use baton_protocol::{MARKS_MAX, NAME_BYTES_MAX};
 use serde_json::json;
 
 fn with(extra: Value) -> Value {
@@ -136,6 +137,17 @@ fn messages_are_checked() {
         "messages[0].audio",
         "not supported",
     );
+}
+
+#[test]
+fn a_body_that_costs_more_than_its_length_is_refused_by_its_shape() {
+    let small = format!(r#"{{"x":[{}[0]]}}"#, "[0],".repeat(MARKS_MAX / 2));
+    let long = format!(r#"{{"{}":1}}"#, "n".repeat(NAME_BYTES_MAX + 1));
+    for (body, want) in [(small, "values and fields"), (long, "has a name of")] {
+        let error = parse(body.as_bytes()).unwrap_err();
+        let ApiError::BadRequest { message, param } = &error else { panic!("{error}") };
+        assert!(message.contains(want) && param.is_none(), "{param:?}: {message}");
+    }
 }
 
 #[test]

@@ -23,12 +23,17 @@ impl ProgressLine {
 
     /// Shows how far it is, if that takes a while.
     pub(super) fn show(&self, progress: &Progress) {
-        let waited = self.asked.elapsed();
-        let left = progress.eta_ms.map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
-        if waited + left >= PATIENCE {
+        if is_long(self.asked.elapsed(), progress.eta_ms) {
             baton_terminal::status(&words(progress));
         }
     }
+}
+
+/// Whether the whole wait needs words. An estimate is the cloud's, and may be any number.
+fn is_long(waited: Duration, eta_ms: Option<f64>) -> bool {
+    let left = eta_ms
+        .map_or(Duration::ZERO, |ms| Duration::try_from_secs_f64(ms.max(0.0) / 1e3).unwrap_or(Duration::MAX));
+    waited.saturating_add(left) >= PATIENCE
 }
 
 fn words(progress: &Progress) -> String {
@@ -67,6 +72,23 @@ mod tests {
     #[track_caller]
     fn check(source: Source, stage: ProgressStage, computed: u64, eta_ms: Option<f64>, want: &str) {
         assert_eq!(words(&Progress { source, stage, computed, total: 4_000, eta_ms }), want);
+    }
+
+    #[test]
+    fn any_estimate_is_taken() {
+        let waited = Duration::from_millis(10);
+        for (eta_ms, long) in [
+            (None, false),
+            (Some(900.0), false),
+            (Some(995.0), true),
+            (Some(f64::NAN), false),
+            (Some(-1e300), false),
+            (Some(1e300), true),
+            (Some(f64::INFINITY), true),
+        ] {
+            assert_eq!(is_long(waited, eta_ms), long, "{eta_ms:?}");
+        }
+        assert!(is_long(PATIENCE, None) && is_long(Duration::MAX, Some(5.0)));
     }
 
     #[test]
