@@ -214,7 +214,8 @@ struct Needs {
 impl Needs {
     /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
     fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
-        let bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes) + BUFFER_BYTES + self.text;
+        let kv_bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes);
+        let bytes = kv_bytes.saturating_add(BUFFER_BYTES).saturating_add(self.text);
         let to_come = bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
         available.saturating_sub(to_come)
     }
@@ -385,6 +386,8 @@ mod tests {
         assert_eq!(needs.left_for_weights(1_200, beside + 500), 1_200);
         assert_eq!(needs.left_for_weights(300, 100), 0);
         assert_eq!(Needs { layers: 1, ..needs }.left_for_weights(beside + 2_000, 100), 1_900);
+        let endless = Needs { layer_kv_bytes: u64::MAX, ..needs };
+        assert_eq!(endless.left_for_weights(beside + 2_000, 100), 0, "a cache of any size leaves nothing");
     }
 
     #[test]

@@ -93,6 +93,8 @@ pub enum Purpose {
     Ring,
     /// Pieces of the model, between workers of one ring.
     Weights,
+    /// Echoes that measure the way between two workers.
+    Edge,
     /// Two strangers that pair.
     Pairing,
 }

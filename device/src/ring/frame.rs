@@ -17,9 +17,11 @@ pub use step::{Activations, Audit, Operation, Span, Step};
 use bytes::{Reader, Writer};
 
 /// The version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Most bytes that say which pieces of a model there are, a bit for each.
 pub const WHICH_BYTES_MAX: usize = 1 << 20;
+/// Most tokens of a KV cache, as many as a plan may have.
+pub const KV_TOKENS_MAX: u64 = 1 << 24;
 /// Most bytes of one echo, either way.
 pub const ECHO_BYTES_MAX: u32 = 4 << 20;
 

@@ -53,6 +53,18 @@ pub type Drafter = Box<dyn Fn(&[Hello]) -> Result<Plan, String> + Send>;
 /// Whether to plan anew, after what devices have shown of themselves; asked between answers only.
 pub type Reviser = Box<dyn FnMut(&[Shown]) -> bool + Send>;
 
+/// What the present plan should take; none where nobody says. Asked while the head waits for a frame.
+pub type Pacer = Box<dyn Fn() -> Option<Pace> + Send>;
+
+/// How long computing by a plan should take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pace {
+    /// A token of one sequence.
+    pub token: Duration,
+    /// Reading a device's weights for the first time, on the device that takes longest.
+    pub first: Duration,
+}
+
 /// What a person calls other devices, by their keys: a device does not choose the name that it is spoken of by.
 #[derive(Clone, Default)]
 pub struct Names(Option<Arc<NameOf>>);
@@ -95,7 +107,7 @@ pub struct RingOptions {
     pub hop: Duration,
     /// How long the ring may show no progress within a step, beyond what `token` predicts.
     pub floor: Duration,
-    /// What a token of one sequence takes, as predicted.
+    /// What a token of one sequence takes at least, whatever is predicted.
     pub token: Duration,
     /// How long devices may take to connect, beside fetching weights.
     pub patience: Duration,
@@ -304,6 +316,7 @@ pub struct RingHead {
     planner: Planner,
     drafter: Option<Drafter>,
     reviser: Option<Reviser>,
+    pacer: Option<Pacer>,
     singles: drift::Singles,
     own_memory: drift::OwnMemory,
     engine: Engine,
@@ -371,6 +384,7 @@ impl RingHead {
             weighed: BTreeSet::new(),
             drafter: None,
             reviser: None,
+            pacer: None,
             singles: drift::Singles::default(),
             own_memory: drift::OwnMemory::default(),
             refused: Arc::default(),
@@ -399,6 +413,13 @@ impl RingHead {
     #[must_use]
     pub fn with_reviser(mut self, reviser: Reviser) -> Self {
         self.reviser = Some(reviser);
+        self
+    }
+
+    /// Waits for frames as long as this predicts, where that is more than the options say.
+    #[must_use]
+    pub fn with_pacer(mut self, pacer: Pacer) -> Self {
+        self.pacer = Some(pacer);
         self
     }
 

@@ -26,6 +26,8 @@ pub enum Purpose {
     Ring,
     /// From a worker to one that may have weights which it lacks.
     Weights,
+    /// From a worker to one that the way to is measured; nothing of a ring's work goes over it.
+    Edge,
 }
 
 /// Why a frame did not get through.
@@ -79,6 +81,21 @@ impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link").field("peer", &self.peer).finish_non_exhaustive()
     }
+}
+
+/// Links of one device that may wait to be asked for.
+const OF_ONE_MAX: usize = 4;
+
+/// Adds a link to those that wait; of one device the oldest gives way. What a link is of says its first frame alone, and
+/// the one that came last may be of an older epoch than the one before.
+pub(super) fn keep(waiting: &mut Vec<Link>, link: Link) {
+    let of_it = waiting.iter().filter(|other| other.peer == link.peer).count();
+    if of_it >= OF_ONE_MAX
+        && let Some(oldest) = waiting.iter().position(|other| other.peer == link.peer)
+    {
+        waiting.remove(oldest);
+    }
+    waiting.push(link);
 }
 
 /// How this device reaches others, and is reached.

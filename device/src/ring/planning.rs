@@ -17,6 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::drift::{Correction, Expected, Shown, Watch};
 use super::edges::EdgeBook;
+use super::head::Pace;
+
+/// The longest that a ring is waited for, whatever is predicted: predictions are made of what devices say of themselves.
+const TOKEN_S_MAX: f64 = 60.0;
+const FIRST_S_MAX: f64 = 600.0;
 
 /// What is planned for.
 #[derive(Debug, Clone)]
@@ -78,6 +83,18 @@ struct Drift {
     measured: Vec<Device>,
 }
 
+/// So many seconds, as far as they are a time.
+fn time_of(seconds: f64, most: f64) -> Duration {
+    if seconds > 0.0 { Duration::from_secs_f64(seconds.min(most)) } else { Duration::ZERO }
+}
+
+/// Devices of a plan that are neither the head nor among these.
+fn missing<'a>(plan: &'a Plan, head: &str, workers: &[Device]) -> Vec<&'a str> {
+    let there = |name: &str| name == head || workers.iter().any(|worker| worker.name == name);
+    let names = plan.shares.iter().flat_map(|share| std::iter::once(&share.device).chain(&share.relays));
+    names.map(String::as_str).filter(|name| !there(name)).collect()
+}
+
 /// A device as it has turned out.
 fn corrected(device: &Device, corrections: &BTreeMap<String, Correction>) -> Device {
     let mut device = device.clone();
@@ -125,6 +142,13 @@ impl Planning {
                 Planned { plan: plan.clone(), prediction, explanation: None, cluster }
             }
             None => {
+                if let Some(given) = &self.wanted.given {
+                    let missing = missing(given, &self.head.name, workers).join(", ");
+                    tracing::warn!(
+                        missing,
+                        "the plan that was given is not used, as devices of it are not there"
+                    );
+                }
                 let plan = search(&cluster, model, *workload, options)?;
                 let explanation = explain(&cluster, model, *workload, options, &plan)?;
                 let prediction = Some(explanation.prediction.clone());
@@ -170,11 +194,21 @@ impl Planning {
 
     /// The plan that a person gave, where all of its devices are there.
     fn given(&self, workers: &[Device]) -> Option<&Plan> {
-        let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
-        self.wanted.given.as_ref().filter(|plan| {
-            let all = |share: &Share| there(&share.device) && share.relays.iter().all(|name| there(name));
-            plan.shares.iter().all(all)
-        })
+        self.wanted.given.as_ref().filter(|plan| missing(plan, &self.head.name, workers).is_empty())
+    }
+
+    /// What the present plan should take; none before the first, and where nothing is predicted.
+    pub fn pace(&self) -> Option<Pace> {
+        let board = self.board.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let planned = board.as_ref()?;
+        let token_s = planned.prediction.as_ref()?.token_s;
+        let first_s = |share: &Share| {
+            let device = planned.cluster.devices.iter().find(|device| device.name == share.device)?;
+            let bytes = share.layers as f64 * self.wanted.model.layer_bytes;
+            Some(bytes / device.disk.sequential_bytes_per_s)
+        };
+        let first_s = planned.plan.shares.iter().filter_map(first_s).fold(0.0, f64::max);
+        Some(Pace { token: time_of(token_s, TOKEN_S_MAX), first: time_of(first_s, FIRST_S_MAX) })
     }
 
     /// These devices as they have turned out, and the ways between them.
@@ -309,9 +343,25 @@ mod tests {
         let given = Plan { layers: 16, rounds: 2, shares: vec![share("head", 4), share("desk", 12)] };
         let planning = planning(Some(given.clone()));
         assert_eq!(planning.plan(&[device("desk", 2e9)]).unwrap(), given);
+        assert_eq!(missing(&given, "head", &[device("other", 2e9)]), ["desk"]);
         assert!(planning.board().planned().unwrap().explanation.is_none());
         assert_eq!(planning.plan(&[device("other", 2e9)]).unwrap().shares[0].device, "head");
         assert!(planning.plan(&[device("desk", 1e9), device("desk", 1e9)]).is_err(), "two of one name");
+    }
+
+    #[test]
+    fn a_ring_is_paced_by_what_its_plan_predicts() {
+        let planning = planning(None);
+        assert_eq!(planning.pace(), None, "before the first plan");
+        let plan = planning.plan(&[device("desk", 2e9)]).unwrap();
+        let pace = planning.pace().unwrap();
+        let token_s = planning.board().planned().unwrap().prediction.unwrap().token_s;
+        assert_eq!(pace.token, Duration::from_secs_f64(token_s));
+        // 100 MB a layer from disks of 1 GB/s.
+        let most = plan.shares.iter().map(|share| share.layers).max().unwrap();
+        assert!((pace.first.as_secs_f64() - most as f64 * 0.1).abs() < 1e-6, "{pace:?}");
+        assert_eq!(time_of(f64::NAN, 60.0), Duration::ZERO);
+        assert_eq!(time_of(f64::INFINITY, 60.0), Duration::from_secs(60));
     }
 
     #[test]

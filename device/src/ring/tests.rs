@@ -9,6 +9,7 @@ mod home;
 mod joining;
 mod losses;
 mod plans;
+mod ways;
 mod weights;
 
 use std::num::NonZeroUsize;

@@ -148,6 +148,11 @@ pub fn serve(
                     session.feed(link);
                 }
             }
+            Purpose::Edge => {
+                if let Some(session) = &session {
+                    session.measured_over(link);
+                }
+            }
             Purpose::Control if !is_head(&link.peer) => {
                 tracing::warn!(peer = ?link.peer, "a device that is no head of this worker asked for control");
             }

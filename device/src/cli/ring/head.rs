@@ -1,7 +1,7 @@
 //! The head's side of a ring on the command line: which devices are asked, what they are planned to do, and the ring
 //! that comes of it.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use clap::Args;
 
 use super::PORT;
 use crate::residency::{MemoryFor, text_bytes};
+use crate::ring::channel::Channel;
 use crate::ring::discovery::{Discovery, Interfaces};
 use crate::ring::edges::EdgeBook;
 use crate::ring::frame::{Activations, Hello, NextNode};
@@ -28,8 +29,8 @@ use crate::ring::shape::shape_of;
 use crate::ring::state::{STATE_DIR_ENV, StateFolder};
 use crate::settings::Settings;
 
-/// How long a device may take to answer at one of its addresses.
-const ANSWER: Duration = Duration::from_secs(2);
+/// How long a device may take to prove its key at one of its addresses; a busy one takes a second or two.
+const ANSWER: Duration = Duration::from_secs(4);
 /// How this device computes together with the ring that it heads.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct HeadArgs {
@@ -96,7 +97,7 @@ pub(in crate::cli) fn form(
     let mut own = own_device(&name, file, engine.threads, settings, said)?;
     memory.bound(&mut own);
     own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
-    let nodes = there(&peers, said);
+    let nodes = there(&peers, &identity, said);
     let edges = EdgeBook::of(folder.clone());
     let config = model.config();
     // What this cache's format really takes, where the file's description assumes f16.
@@ -112,7 +113,7 @@ pub(in crate::cli) fn form(
     // Planned under the names that they go by in this ring.
     let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
     let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
-    let drafting = planning.clone();
+    let (drafting, pacing) = (planning.clone(), planning.clone());
     let drafter = move |workers: &[Hello]| drafting.draft(&devices(workers)).map_err(|err| err.to_string());
     let planner = move |workers: &[Hello]| planning.plan(&devices(workers)).map_err(|err| err.to_string());
     let paired = {
@@ -139,6 +140,7 @@ pub(in crate::cli) fn form(
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_drafter(Box::new(drafter))
+        .with_pacer(Box::new(move || pacing.pace()))
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
     let handle = head.handle();
     let home = PairedHome::new(folder, identity, discovery(args));
@@ -175,11 +177,11 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     serde_json::from_str(&text).with_context(|| format!("read the plan in `{}`", path.display()))
 }
 
-/// The peers that answer, each at its first address that does.
-fn there(peers: &Peers, said: &mut dyn FnMut(&str)) -> Vec<NextNode> {
+/// The peers that answer, each at its first address that does. An open port is no answer: another program may have it.
+fn there(peers: &Peers, identity: &Identity, said: &mut dyn FnMut(&str)) -> Vec<NextNode> {
     let mut nodes = Vec::new();
     for peer in peers.iter() {
-        let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, ANSWER).is_ok();
+        let answers = |address: &&SocketAddr| Channel::probe(**address, identity, &peer.key, ANSWER).is_ok();
         match peer.addresses.iter().find(answers) {
             Some(address) => nodes.push(NextNode { address: address.to_string(), key: peer.key.0 }),
             None => said(&absent(peer)),

@@ -64,6 +64,7 @@ impl Intent {
             Self::Use(Purpose::Pairing) => 3,
             Self::Probe => 4,
             Self::Use(Purpose::Weights) => 5,
+            Self::Use(Purpose::Edge) => 6,
         }
     }
 
@@ -74,6 +75,7 @@ impl Intent {
             3 => Some(Self::Use(Purpose::Pairing)),
             4 => Some(Self::Probe),
             5 => Some(Self::Use(Purpose::Weights)),
+            6 => Some(Self::Use(Purpose::Edge)),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use baton_plan::{Device, Window};
 use super::bytes::{Reader, Writer};
 use super::profile::{read_device, write_device};
 use super::step::Activations;
-use super::{ECHO_BYTES_MAX, FrameError, kind};
+use super::{ECHO_BYTES_MAX, FrameError, KV_TOKENS_MAX, kind};
 
 /// Most bytes of a device's name or address.
 const NAME_BYTES_MAX: usize = 256;
@@ -319,7 +319,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         reads_ahead,
         windows,
         model: from.key("model")?,
-        kv_tokens: from.u64("tokens of the kv cache")?,
+        kv_tokens: read_kv_tokens(from)?,
         kv_format: match from.u8("kv format")? {
             0 => KvFormat::F32,
             1 => KvFormat::F16,
@@ -340,6 +340,13 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
         heartbeat: Duration::from_millis(u64::from(from.u32("heartbeat")?)),
         hop: Duration::from_millis(u64::from(from.u32("hop")?)),
     })
+}
+
+/// Memory is taken for as many.
+fn read_kv_tokens(from: &mut Reader<'_>) -> Result<u64, FrameError> {
+    let (what, max) = ("tokens of the kv cache", KV_TOKENS_MAX);
+    let value = from.u64(what)?;
+    if value > max { Err(FrameError::Value { what, value, max }) } else { Ok(value) }
 }
 
 fn read_window(from: &mut Reader<'_>) -> Result<Window, FrameError> {

@@ -144,6 +144,16 @@ fn echoes_and_ways_are_held_to_their_bounds() {
 }
 
 #[test]
+fn a_cache_of_more_tokens_than_any_plan_has_is_refused() {
+    let of = |kv_tokens| Frame::Configure(Box::new(Configure { kv_tokens, ..configure() })).encode();
+    assert!(Frame::decode(&of(KV_TOKENS_MAX)).is_ok());
+    for value in [KV_TOKENS_MAX + 1, u64::MAX] {
+        let refused = FrameError::Value { what: "tokens of the kv cache", value, max: KV_TOKENS_MAX };
+        check_refused(&of(value), refused);
+    }
+}
+
+#[test]
 fn half_precision_rounds_and_keeps_within_its_range() {
     let hidden = Hidden { rows: 1, width: 4, values: vec![1.0, 1e9, -1e9, 0.1] };
     let step = Step {

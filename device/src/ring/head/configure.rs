@@ -25,6 +25,16 @@ use crate::ring::frame::Heartbeat;
 const SLICE: Duration = Duration::from_millis(5);
 /// Broken links of a device before it is left out.
 const STRIKES_MAX: u32 = 2;
+/// Bytes a second over the slowest link that weights are waited for on: 2 Mbit/s. A device that says that it goes on and
+/// is never ready would keep a ring from being formed for ever.
+const FETCH_BYTES_PER_S: u64 = 256_000;
+/// How often the same bytes may be moved: a device that fetches them from another one may have to do it again from here.
+const FETCHES: u64 = 2;
+
+/// The longest that fetching so many bytes may take, beside connecting.
+fn fetch_time(bytes: u64) -> Duration {
+    Duration::from_secs(bytes.saturating_mul(FETCHES) / FETCH_BYTES_PER_S)
+}
 
 /// What went wrong in the ring. Places are those of the epoch; 0 is the head, which is never lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -262,6 +272,11 @@ impl RingHead {
             }
         }
         let (begun, mut sender, mut receiver) = (Instant::now(), None, None);
+        let others = layout.windows.iter().filter(|window| window.place > 0);
+        // All of them together: the link of the head may be what is slow.
+        let layers: usize = others.map(|window| window.end - window.begin).sum();
+        let quiet_max = self.options.patience * 2;
+        let total_max = self.fetch_limit(quiet_max, layers);
         loop {
             still_wanted(control, layout.n_layers).map_err(RingError::Rebuild)?;
             if let Some(fault) = trouble(places, self.epoch) {
@@ -281,13 +296,25 @@ impl RingHead {
                 pair => (sender, receiver) = pair,
             }
             let moved = states.iter().map(|state| state.fed).fold(begun, Instant::max);
-            if moved.elapsed() > self.options.patience * 2 {
+            let late = [(moved.elapsed(), quiet_max), (begun.elapsed(), total_max)];
+            if let Some((_, limit)) = late.into_iter().find(|(took, limit)| took > limit) {
                 let place = waiting.map_or(if sender.is_none() { 1 } else { places.len() }, |at| at + 1);
-                let words = format!("not ready within {} ms", (self.options.patience * 2).as_millis());
+                let words = format!("not ready within {} ms", limit.as_millis());
                 return Ok(Err(Fault::Lost { place, words }));
             }
             std::thread::sleep(SLICE);
         }
+    }
+
+    /// How long so many layers of the model may take to come, whatever is heard meanwhile; `quiet_max` is how long nothing
+    /// may come.
+    pub(super) fn fetch_limit(&self, quiet_max: Duration, layers: usize) -> Duration {
+        let (file, header) = self
+            .shelf
+            .as_ref()
+            .map_or((0, 0), |shelf| (shelf.manifest.file_len(), shelf.manifest.header_bytes()));
+        let share = layers as f64 / self.engine.model().config().n_layers.max(1) as f64;
+        quiet_max + fetch_time(header.saturating_add((file as f64 * share) as u64))
     }
 
     fn first_link(&self, to: &NextNode) -> Option<Box<dyn FrameSender>> {
@@ -337,5 +364,17 @@ impl RingHead {
             DeviceStats::of(name, place, layout.layers_of(place), &Heartbeat::default(), 1)
         };
         stats.devices = layout.names.iter().enumerate().map(device).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_that_fetching_may_take_follows_its_bytes() {
+        assert_eq!(fetch_time(0), Duration::ZERO);
+        assert_eq!(fetch_time(1_280_000), Duration::from_secs(10));
+        assert!(fetch_time(u64::MAX) < Duration::MAX, "of any model there is a longest");
     }
 }

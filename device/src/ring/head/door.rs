@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::super::frame::{Frame, Step};
-use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose};
+use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose, keep};
 use super::RingError;
 
 /// Between two looks at whether to stop.
@@ -29,13 +29,11 @@ impl Door {
             while !ended.load(Ordering::Acquire) {
                 match network.accept(SLICE) {
                     Ok((link, Purpose::Ring)) => {
-                        let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-                        // One for each device that may open any: its latest.
-                        arrivals.retain(|other: &Link| other.peer != link.peer);
-                        arrivals.push(link);
+                        keep(&mut arrivals.lock().unwrap_or_else(PoisonError::into_inner), link);
                     }
-                    // A head takes no orders, and gives weights on its workers' control channels alone.
-                    Ok((_, Purpose::Control | Purpose::Weights)) | Err(LinkError::TimedOut) => {}
+                    // A head takes no orders; it gives weights and measures on its workers' control channels alone.
+                    Ok((_, Purpose::Control | Purpose::Weights | Purpose::Edge))
+                    | Err(LinkError::TimedOut) => {}
                     Err(err) => {
                         tracing::warn!(%err, "the head takes no more links");
                         return;
@@ -48,7 +46,7 @@ impl Door {
         Ok(door)
     }
 
-    /// The link of this epoch's last device, if it has come.
+    /// The link of this epoch's last device, if it has come. Looks at one link that waits, and ends one of another epoch.
     pub(super) fn entrance(
         &self,
         from: Key,
@@ -58,7 +56,7 @@ impl Door {
         let mut link = {
             let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
             let at = arrivals.iter().position(|link| link.peer == from)?;
-            arrivals.swap_remove(at)
+            arrivals.remove(at)
         };
         let first = link.receiver.receive(patience).ok().and_then(|bytes| Frame::decode(&bytes).ok());
         matches!(first, Some(Frame::Enter { epoch: of, .. }) if of == epoch).then_some(link.receiver)
@@ -143,5 +141,37 @@ fn read(
         if frames.send(said).is_err() || last {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::frame::NextNode;
+    use super::super::super::link::memory::Hub;
+    use super::*;
+    use std::time::Instant;
+
+    const LONG: Duration = Duration::from_secs(120);
+
+    #[test]
+    fn a_link_of_an_older_epoch_that_comes_late_takes_no_other_ones_place() {
+        let hub = Arc::<Hub>::default();
+        let (head, worker): (Arc<dyn Network>, Arc<dyn Network>) = (hub.node(0), hub.node(1));
+        let door = Door::open(&head).unwrap();
+        let to = NextNode { address: String::new(), key: [0; 32] };
+        // Held to the end: a link ends with either side of it.
+        let mut links = Vec::new();
+        for epoch in [2, 1] {
+            let mut link = worker.connect(&to, Purpose::Ring, LONG).unwrap();
+            link.sender.send(&Frame::Enter { epoch, place: 1 }.encode(), LONG).unwrap();
+            links.push(link);
+        }
+        let begun = Instant::now();
+        while door.arrivals.lock().unwrap().len() < links.len() {
+            assert!(begun.elapsed() < LONG, "both wait at the door");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let found = (0..links.len()).find_map(|_| door.entrance([1; 32], 2, LONG));
+        assert!(found.is_some(), "the newer epoch's link is there");
     }
 }

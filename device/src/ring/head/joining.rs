@@ -64,11 +64,16 @@ impl RingHead {
             self.members.drain(..).partition(|member| came.contains(&member.node.key));
         self.members = members;
         let others: Vec<NextNode> = self.members.iter().map(|member| member.node.clone()).collect();
+        let layers = |name: &str| {
+            let place = layout.names.iter().position(|other| other == name);
+            place.map_or_else(Vec::new, |place| layout.layers_of(place))
+        };
+        let all: usize = coming.iter().map(|member| layers(member.name()).len()).sum();
+        let due = Instant::now() + self.fetch_limit(QUIET, all);
         for member in coming {
-            let place = layout.names.iter().position(|name| name == member.name());
-            let layers = place.map_or_else(Vec::new, |place| layout.layers_of(place));
             // Layers are fewer than 65536.
-            let layers = layers.into_iter().map(|layer| layer as u16).collect();
+            let layers = layers(member.name()).into_iter().map(|layer| layer as u16).collect();
+            member.expect_by(due);
             let told =
                 member.send(&Frame::Provide(Box::new(Provide { model, layers, others: others.clone() })));
             match told {
@@ -94,6 +99,8 @@ impl RingHead {
             let words = state.lost.or_else(|| member.failure(0).map(|failure| failure.words));
             let quiet = !state.provided && state.fed.elapsed() > QUIET;
             let words = words.or_else(|| quiet.then(|| format!("got no weights for {} s", QUIET.as_secs())));
+            let late = !state.provided && state.due.is_some_and(|due| Instant::now() > due);
+            let words = words.or_else(|| late.then(|| "it took too long to get its weights".to_owned()));
             left.extend(words.clone().map(|words| LostDevice { name: member.name().to_owned(), words }));
             words.is_none()
         });

@@ -54,6 +54,8 @@ pub(super) struct State {
     pub(super) lost: Option<String>,
     /// When it was last given a piece of the model, here or by another worker.
     pub(super) fed: Instant,
+    /// When it must have what it was to fetch before it has a part, whatever comes until then.
+    pub(super) due: Option<Instant>,
     /// The way that it measured last.
     pub(super) edge: Option<WayTo>,
 }
@@ -86,21 +88,20 @@ impl Member {
         (heartbeat, patience): (Duration, Duration),
     ) -> Result<Self, RingError> {
         let unreachable = |err| RingError::Member { address: node.address.clone(), err };
-        let link = network.connect(node, Purpose::Control, patience).map_err(unreachable)?;
-        let Link { mut sender, mut receiver, .. } = link;
-        let begun = Instant::now();
-        let hello = loop {
-            let bytes = receiver.receive(patience).map_err(unreachable)?;
-            match Frame::decode(&bytes) {
-                Ok(Frame::Hello(hello)) => break hello,
-                Ok(Frame::Heartbeat(_)) if begun.elapsed() < patience => {}
-                Ok(Frame::Failed(failure)) => return Err(RingError::Refused { words: failure.words }),
-                Ok(_) => return Err(unreachable(LinkError::Refused)),
-                Err(err) => return Err(unreachable(LinkError::Network(Box::new(err)))),
-            }
-        };
+        let (mut hello, Link { mut sender, mut receiver, .. }) = greeted(network, node, patience)?;
         let own = network.own().key;
-        weigh(book, (own, node.key), sender.as_mut(), receiver.as_mut()).map_err(unreachable)?;
+        let weighed = weigh(book, (own, node.key), sender.as_mut(), receiver.as_mut());
+        if let Err(err) = weighed {
+            let err = chain(&unreachable(err));
+            tracing::warn!(
+                err,
+                "the way to a device cannot be measured; it counts as the slowest that is known"
+            );
+            // Echoes may be under way on the old channel, or it has ended.
+            drop((sender, receiver));
+            let (again, link) = greeted(network, node, patience)?;
+            (hello, sender, receiver) = (again, link.sender, link.receiver);
+        }
         let state = State {
             beat: Heartbeat::default(),
             ready: 0,
@@ -108,6 +109,7 @@ impl Member {
             failure: None,
             lost: None,
             fed: Instant::now(),
+            due: None,
             edge: None,
         };
         let shared = Arc::new(Shared {
@@ -144,6 +146,28 @@ impl Member {
 
     pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
         self.shared.send(frame)
+    }
+
+    /// Says until when it must have what it is to fetch.
+    pub(super) fn expect_by(&self, due: Instant) {
+        locked(&self.shared.state).due = Some(due);
+    }
+}
+
+/// Opens the control channel to a worker, and hears who it is.
+fn greeted(network: &dyn Network, node: &NextNode, patience: Duration) -> Result<(Hello, Link), RingError> {
+    let unreachable = |err| RingError::Member { address: node.address.clone(), err };
+    let mut link = network.connect(node, Purpose::Control, patience).map_err(unreachable)?;
+    let begun = Instant::now();
+    loop {
+        let bytes = link.receiver.receive(patience).map_err(unreachable)?;
+        match Frame::decode(&bytes) {
+            Ok(Frame::Hello(hello)) => return Ok((hello, link)),
+            Ok(Frame::Heartbeat(_)) if begun.elapsed() < patience => {}
+            Ok(Frame::Failed(failure)) => return Err(RingError::Refused { words: failure.words }),
+            Ok(_) => return Err(unreachable(LinkError::Refused)),
+            Err(err) => return Err(unreachable(LinkError::Network(Box::new(err)))),
+        }
     }
 }
 
@@ -204,20 +228,24 @@ impl Shared {
 }
 
 fn attend(shared: &Shared, mut receiver: Box<dyn FrameReceiver>, shelf: &Shelf, heartbeat: Duration) {
-    let (mut heard, mut beaten) = (Instant::now(), None::<Instant>);
+    let slice = SLICE.min(heartbeat);
+    let (mut quiet, mut beaten) = (Duration::ZERO, None::<Instant>);
     while !shared.ended.load(Ordering::Acquire) {
-        match receiver.receive(SLICE.min(heartbeat)) {
+        let looked = Instant::now();
+        match receiver.receive(slice) {
             Ok(bytes) => {
                 if let Err(words) = shared.take(&bytes, shelf) {
                     return shared.lose(words);
                 }
-                // After what was asked for was sent, which may have taken long.
-                heard = Instant::now();
+                quiet = Duration::ZERO;
             }
-            Err(LinkError::TimedOut) if heard.elapsed() > heartbeat * MISSED_MAX => {
-                return shared.lose(format!("silent for {} ms", heard.elapsed().as_millis()));
+            Err(LinkError::TimedOut) => {
+                // A look that took longer is this device's own lateness: what came meanwhile was not looked at yet.
+                quiet += looked.elapsed().min(slice * 2);
+                if quiet > heartbeat * MISSED_MAX {
+                    return shared.lose(format!("silent for {} ms", quiet.as_millis()));
+                }
             }
-            Err(LinkError::TimedOut) => {}
             Err(err) => return shared.lose(err.to_string()),
         }
         if beaten.is_none_or(|beaten| beaten.elapsed() >= heartbeat) {
@@ -226,5 +254,88 @@ fn attend(shared: &Shared, mut receiver: Box<dyn FrameReceiver>, shelf: &Shelf, 
                 return shared.lose(err.to_string());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::weights::PIECE_BYTES;
+    use super::*;
+
+    /// Takes whatever is sent.
+    struct Taking;
+
+    impl FrameSender for Taking {
+        fn send(&mut self, _frame: &[u8], _timeout: Duration) -> Result<(), LinkError> {
+            Ok(())
+        }
+    }
+
+    /// Looks that this device is late for: nothing was there, and by the time that it goes on a heartbeat is.
+    struct Late {
+        looks: u32,
+        late: Duration,
+    }
+
+    impl FrameReceiver for Late {
+        fn receive(&mut self, _timeout: Duration) -> Result<Vec<u8>, LinkError> {
+            self.looks += 1;
+            match self.looks {
+                7.. => Err(LinkError::Closed),
+                look if look.is_multiple_of(2) => Ok(Frame::Heartbeat(Heartbeat::default()).encode()),
+                _ => {
+                    std::thread::sleep(self.late);
+                    Err(LinkError::TimedOut)
+                }
+            }
+        }
+    }
+
+    /// Says nothing, and keeps to the time of each look.
+    struct Silent;
+
+    impl FrameReceiver for Silent {
+        fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, LinkError> {
+            std::thread::sleep(timeout);
+            Err(LinkError::TimedOut)
+        }
+    }
+
+    /// Why a worker is lost that is heard so, with a heartbeat every 50 ms.
+    fn lost(receiver: impl FrameReceiver + 'static) -> String {
+        // A copy: the list of its pieces is kept beside it.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("demo.gguf");
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
+        std::fs::copy(demo, &path).unwrap();
+        let manifest = Manifest::of_file(&path, PIECE_BYTES).unwrap();
+        let file = File::open(&path).unwrap();
+        let state = State {
+            beat: Heartbeat::default(),
+            ready: 0,
+            provided: false,
+            failure: None,
+            lost: None,
+            fed: Instant::now(),
+            due: None,
+            edge: None,
+        };
+        let shared = Shared {
+            sender: Mutex::new(Box::new(Taking)),
+            state: Mutex::new(state),
+            ended: AtomicBool::new(false),
+            patience: Duration::from_secs(120),
+        };
+        let heartbeat = Duration::from_millis(50);
+        attend(&shared, Box::new(receiver), &Shelf { manifest, path, file }, heartbeat);
+        let state = shared.state.into_inner().unwrap();
+        state.lost.unwrap()
+    }
+
+    #[test]
+    fn a_worker_is_lost_by_its_own_silence_and_not_by_this_devices_lateness() {
+        let late = Late { looks: 0, late: Duration::from_millis(400) };
+        assert_eq!(lost(late), LinkError::Closed.to_string());
+        assert!(lost(Silent).starts_with("silent for "));
     }
 }

@@ -16,7 +16,7 @@ use super::super::frame::{Frame, Operation, Span, Step};
 use super::super::stats::DeviceStats;
 use super::configure::Fault;
 use super::door::Incoming;
-use super::{Broken, Epoch, RingHead, Route, locked};
+use super::{Broken, Epoch, Pace, RingHead, RingOptions, Route, locked};
 
 /// Between two looks at what else has happened.
 const SLICE: Duration = Duration::from_millis(20);
@@ -41,6 +41,13 @@ pub(super) fn flying_max(places: usize) -> usize {
 /// Rows of a chunk: enough chunks to keep every device busy, none smaller than is worth its while.
 fn chunk_rows(rows: usize, places: usize, (least, most): (usize, usize)) -> usize {
     rows.div_ceil(4 * places).clamp(least.max(1), most.max(least.max(1)))
+}
+
+/// How long nothing may come back that was sent with so many rows; the first step of an epoch reads weights besides.
+fn stall_limit(options: &RingOptions, pace: Pace, rows: usize, first: bool) -> Duration {
+    let more_rows = u32::try_from(rows).unwrap_or(u32::MAX) / ROW_SHARE;
+    let step = options.token.max(pace.token) * 4 * (1 + more_rows);
+    options.floor + step + if first { pace.first } else { Duration::ZERO }
 }
 
 /// A step under way.
@@ -143,8 +150,9 @@ impl RingHead {
         moved: Instant,
         rows: usize,
     ) -> Result<Option<Incoming>, Broken> {
-        let limit = self.options.floor
-            + self.options.token * 4 * (1 + u32::try_from(rows).unwrap_or(u32::MAX) / ROW_SHARE);
+        let pace = self.pacer.as_ref().and_then(|pacer| pacer()).unwrap_or_default();
+        let first = locked(&self.board.stats).epoch_steps == 0;
+        let limit = stall_limit(&self.options, pace, rows, first);
         let number = self.epoch;
         let total = self.formed().layout.n_layers;
         match self.formed().inbox.frames.recv_timeout(SLICE) {
@@ -325,5 +333,19 @@ mod tests {
         check(512, 4, 32);
         check(4096, 2, 128);
         assert_eq!(chunk_rows(5, 1, (0, 0)), 1);
+    }
+
+    #[test]
+    fn a_ring_is_waited_for_as_long_as_its_plan_predicts() {
+        let options = RingOptions::new("head", baton_engine::EngineOptions::default());
+        let seconds = Duration::from_secs;
+        let unknown = Pace::default();
+        assert_eq!(stall_limit(&options, unknown, 1, true), seconds(5 + 2), "the usual times");
+        let slow = Pace { token: seconds(8), first: seconds(90) };
+        assert_eq!(stall_limit(&options, slow, 1, false), seconds(5 + 32));
+        assert_eq!(stall_limit(&options, slow, 1, true), seconds(5 + 32 + 90));
+        assert_eq!(stall_limit(&options, slow, 4, false), seconds(5 + 64));
+        let fast = Pace { token: Duration::from_millis(3), first: Duration::ZERO };
+        assert_eq!(stall_limit(&options, fast, 1, false), seconds(5 + 2));
     }
 }

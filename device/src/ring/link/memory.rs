@@ -39,6 +39,8 @@ struct State {
     knocking: BTreeMap<Key, VecDeque<(Link, Purpose)>>,
     pipes: Vec<(Key, Key, Arc<Pipe>)>,
     dead: Vec<Key>,
+    /// Purposes of links that are refused, each once.
+    refused: Vec<Purpose>,
 }
 
 /// All devices and links.
@@ -78,6 +80,11 @@ impl Hub {
     /// A device that was ended takes links again.
     pub(crate) fn revive(&self, number: u8) {
         locked(&self.state).dead.retain(|key| *key != [number; 32]);
+    }
+
+    /// Refuses the next links of this purpose, so many.
+    pub(crate) fn refuse(&self, purpose: Purpose, times: usize) {
+        locked(&self.state).refused.extend(std::iter::repeat_n(purpose, times));
     }
 
     /// Whether a device takes links.
@@ -213,6 +220,10 @@ impl Network for MemoryNetwork {
         let mut state = locked(&self.hub.state);
         if state.dead.contains(&to.key) || state.dead.contains(&self.key) {
             return Err(LinkError::Closed);
+        }
+        if let Some(at) = state.refused.iter().position(|refused| *refused == purpose) {
+            state.refused.remove(at);
+            return Err(LinkError::Refused);
         }
         for pipe in [&there, &back] {
             state.pipes.push((self.key, to.key, Arc::clone(pipe)));

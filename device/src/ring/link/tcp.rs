@@ -115,7 +115,9 @@ fn link(channel: Channel, purpose: Purpose, called: bool) -> Link {
     let peer = channel.peer().0;
     let (sender, receiver) = channel.split();
     let (sender, receiver): (Box<dyn FrameSender>, Box<dyn FrameReceiver>) = match (purpose, called) {
-        (Purpose::Control | Purpose::Weights, _) => (Box::new(Closing(sender)), Box::new(Closing(receiver))),
+        (Purpose::Control | Purpose::Weights | Purpose::Edge, _) => {
+            (Box::new(Closing(sender)), Box::new(Closing(receiver)))
+        }
         (Purpose::Ring, true) => (Box::new(Closing(sender)), Box::new(receiver)),
         (Purpose::Ring, false) => (Box::new(sender), Box::new(Closing(receiver))),
     };
@@ -205,6 +207,7 @@ fn greet(
         channel::Purpose::Control if (shared.paired)(channel.peer()) => Purpose::Control,
         channel::Purpose::Ring => Purpose::Ring,
         channel::Purpose::Weights => Purpose::Weights,
+        channel::Purpose::Edge => Purpose::Edge,
         channel::Purpose::Control | channel::Purpose::Pairing => return Err(ChannelError::Refused),
     };
     locked(&shared.seen).insert(channel.peer().0, channel.address().ip());
@@ -234,6 +237,7 @@ impl Network for HomeNetwork {
             Purpose::Control => channel::Purpose::Control,
             Purpose::Ring => channel::Purpose::Ring,
             Purpose::Weights => channel::Purpose::Weights,
+            Purpose::Edge => channel::Purpose::Edge,
         };
         let channel = Channel::connect(address, &self.shared.identity, &PublicKey(to.key), meant, timeout)?;
         Ok(link(channel, purpose, true))

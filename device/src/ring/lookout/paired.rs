@@ -3,6 +3,7 @@
 //! The list is read again each time, so that a device that was paired meanwhile counts. Whether a device is there is
 //! asked by a handshake that proves its key: an open port is no proof, a device that stands still answers none.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -29,12 +30,34 @@ pub struct PairedHome {
     discovery: Option<Discovery>,
     heard: Vec<Found>,
     searched: Option<Instant>,
+    /// At which of a device's announced addresses the next look begins.
+    turns: BTreeMap<Key, usize>,
+}
+
+/// The addresses of these announcements that are not `known`, at most [`CALLS_MAX`], from `turn` on, which goes on behind
+/// them: what a device is announced at proves nothing, and whoever announces many addresses only delays the others.
+fn in_turn(announced: &[&[SocketAddr]], known: &[SocketAddr], turn: &mut usize) -> Vec<SocketAddr> {
+    let longest = announced.iter().map(|addresses| addresses.len()).max().unwrap_or(0);
+    let mut all: Vec<SocketAddr> = Vec::new();
+    // One address of each announcement after the other.
+    for at in 0..longest {
+        for address in announced.iter().filter_map(|addresses| addresses.get(at)) {
+            if !known.contains(address) && !all.contains(address) {
+                all.push(*address);
+            }
+        }
+    }
+    let start = turn.checked_rem(all.len()).unwrap_or(0);
+    let calls = all.len().min(CALLS_MAX);
+    *turn = start + calls;
+    all.iter().cycle().skip(start).take(calls).copied().collect()
 }
 
 impl PairedHome {
     /// Those of this folder; `discovery` where multicast DNS is to be asked, too.
     pub fn new(folder: StateFolder, identity: Identity, discovery: Option<Discovery>) -> Self {
-        Self { folder, identity, peers: Peers::default(), discovery, heard: Vec::new(), searched: None }
+        let (peers, turns) = (Peers::default(), BTreeMap::new());
+        Self { folder, identity, peers, discovery, heard: Vec::new(), searched: None, turns }
     }
 
     /// Listens for announcements, unless that was a moment ago.
@@ -73,10 +96,47 @@ impl Neighbourhood for PairedHome {
         let found = known.copied().or_else(|| {
             self.search();
             let announced = self.heard.iter().filter(|found| found.fingerprint == key.fingerprint());
-            let announced = announced.flat_map(|found| found.addresses.iter().copied());
-            let mut new = announced.filter(|address| !addresses.contains(address)).take(CALLS_MAX);
-            new.find(|address| self.answers(&key, *address))
+            let announced: Vec<&[SocketAddr]> = announced.map(|found| found.addresses.as_slice()).collect();
+            let turn = self.turns.entry(key.0).or_default();
+            let new = in_turn(&announced, &addresses, turn);
+            new.into_iter().find(|address| self.answers(&key, *address))
         });
         found.map(|address| NextNode { address: address.to_string(), key: key.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(last: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, last], 1))
+    }
+
+    #[test]
+    fn who_announces_many_addresses_keeps_nobody_out() {
+        let stranger: Vec<SocketAddr> = (100..140).map(at).collect();
+        let announced = [stranger.as_slice(), &[at(1), at(2)]];
+        let mut turn = 0;
+        let first = in_turn(&announced, &[at(2)], &mut turn);
+        assert_eq!(first, [at(100), at(1), at(101), at(102)], "each announcement in its turn");
+        // A stranger for each of many announcements: the device's own is reached at a later look.
+        let each: Vec<[SocketAddr; 1]> = (100..130).map(|last| [at(last)]).collect();
+        let mut announced: Vec<&[SocketAddr]> = each.iter().map(|addresses| addresses.as_slice()).collect();
+        let device = [at(1)];
+        announced.push(&device);
+        let mut turn = 0;
+        let looks = (1..100).find(|_| in_turn(&announced, &[], &mut turn).contains(&at(1)));
+        assert_eq!(looks, Some(31_usize.div_ceil(CALLS_MAX)));
+        // And again each time that the turn comes round.
+        assert!((0..8).any(|_| in_turn(&announced, &[], &mut turn).contains(&at(1))));
+    }
+
+    #[test]
+    fn what_is_announced_is_asked_once_and_nothing_is_no_fault() {
+        let mut turn = 7;
+        assert!(in_turn(&[], &[], &mut turn).is_empty());
+        assert!(in_turn(&[&[at(1)]], &[at(1)], &mut turn).is_empty(), "it is known");
+        assert_eq!(in_turn(&[&[at(1), at(2)], &[at(2)]], &[], &mut turn), [at(1), at(2)]);
     }
 }

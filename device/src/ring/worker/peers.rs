@@ -19,7 +19,7 @@ use baton_terminal::chain;
 /// Between two looks at what else has come.
 const SLICE: Duration = Duration::from_millis(20);
 /// How long a device that was configured at the same moment may take to know of this one.
-const KNOWN: Duration = Duration::from_millis(500);
+pub(super) const KNOWN: Duration = Duration::from_millis(500);
 /// Between two words to the head while what is here is checked.
 const TELL: Duration = Duration::from_millis(500);
 /// Devices that are asked.

@@ -5,7 +5,7 @@
 //! long.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -22,7 +22,7 @@ use crate::residency::{self, Layers, Share};
 use crate::ring::edges;
 use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NextNode, Provide, Step};
 use crate::ring::layout::layers_of;
-use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose};
+use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose, keep};
 use crate::ring::profile::{own_bytes, this_memory};
 use crate::ring::weights::{
     Digest, Manifest, PIECE_BYTES, Part, PieceSource as _, Stage, WeightsError, check_whole, provide,
@@ -58,7 +58,11 @@ pub(super) struct Shared {
     pub(super) outgoing: Outgoing,
     counters: Arc<Counters>,
     /// Ring links that came and were not asked for yet.
-    pub(super) arrivals: Mutex<Vec<Link>>,
+    arrivals: Mutex<Vec<Link>>,
+    /// Links to measure ways over that came and were not asked for yet.
+    pub(super) edges: Mutex<Vec<Link>>,
+    /// Counts what ends an answering to measurements: parts, and further measurements.
+    pub(super) turn: AtomicU64,
     heartbeat: Mutex<Duration>,
     /// Devices that take weights from here now.
     pub(super) fed: AtomicUsize,
@@ -89,6 +93,8 @@ impl Session {
             outgoing: Outgoing { sender: Mutex::new(sender), patience: options.patience },
             counters: Arc::default(),
             arrivals: Mutex::default(),
+            edges: Mutex::default(),
+            turn: AtomicU64::new(0),
             heartbeat: Mutex::new(HEARTBEAT),
             fed: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -139,10 +145,12 @@ impl Session {
 
     /// A ring link came.
     pub(super) fn arrived(&self, link: Link) {
-        let mut arrivals = locked(&self.shared.arrivals);
-        // One for each device that may open any: its latest.
-        arrivals.retain(|other| other.peer != link.peer);
-        arrivals.push(link);
+        keep(&mut locked(&self.shared.arrivals), link);
+    }
+
+    /// A device of the ring measures the way to this one.
+    pub(super) fn measured_over(&self, link: Link) {
+        keep(&mut locked(&self.shared.edges), link);
     }
 }
 
@@ -312,6 +320,7 @@ impl Serving<'_> {
             return fail(self.shared, &self.said, epoch, FailureCode::Engine, words);
         }
         self.last = epoch;
+        self.end_measuring();
         if let Some(running) = self.running.take() {
             running.end();
         }
@@ -464,10 +473,10 @@ impl Serving<'_> {
         }
     }
 
-    /// The latest link of this device; those of others are for another part.
+    /// The next link of this device; those of others are for another part.
     fn come_from(&self, peer: Key) -> Option<Link> {
         let mut arrivals = locked(&self.shared.arrivals);
-        let at = arrivals.iter().rposition(|link| link.peer == peer)?;
+        let at = arrivals.iter().position(|link| link.peer == peer)?;
         Some(arrivals.remove(at))
     }
 
@@ -486,7 +495,8 @@ impl Serving<'_> {
                     Some(Frame::Enter { epoch, .. }) if epoch == configure.epoch => return Ok(link.receiver),
                     // Of a part that is still on its way to this thread.
                     Some(Frame::Enter { epoch, .. }) if epoch > configure.epoch => {
-                        self.early = Some(((epoch, link.peer), link.receiver));
+                        let newer = self.early.take().filter(|((newest, _), _)| *newest > epoch);
+                        self.early = newer.or(Some(((epoch, link.peer), link.receiver)));
                     }
                     _ => {
                         self.shared.counters.refused.fetch_add(1, Ordering::AcqRel);
