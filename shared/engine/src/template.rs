@@ -6,10 +6,11 @@
 //! changes message text by itself; never reads the time (`strftime_now` answers one fixed day).
 //!
 //! How the budget holds: the parsed template is written out again with every operator, filter and slice
-//! that can make a value grow replaced by a counting one ([`rewrite`]); what it calls is counted too
-//! ([`runtime`]). Language: minijinja with the settings of Hugging Face's `apply_chat_template`
+//! that can make a value grow, and all that walks through a whole value in one step, replaced by a counting
+//! one ([`rewrite`]); what it calls is counted too ([`runtime`], [`counted`]). Language: minijinja with the settings of Hugging Face's `apply_chat_template`
 //! (`trim_blocks`, `lstrip_blocks`) and the Python methods that real templates use.
 
+mod counted;
 mod lint;
 mod methods;
 mod rewrite;

@@ -7,8 +7,8 @@
 use std::fmt::Write as _;
 
 use minijinja::machinery::ast::{
-    BinOp, BinOpKind, CallArg, CompareOpKind, Expr, ForLoop, IfCond, Macro, Slice, Stmt, UnaryOpKind,
-    WithBlock,
+    BinOp, BinOpKind, CallArg, Compare, CompareOpKind, Expr, Filter, ForLoop, IfCond, Macro, Slice, Stmt,
+    UnaryOpKind, WithBlock,
 };
 use minijinja::machinery::parse;
 use minijinja::syntax::SyntaxConfig;
@@ -34,6 +34,15 @@ pub(super) fn bounded(source: &str) -> Result<String, TemplateError> {
     writer.statement(&parsed)?;
     Ok(writer.out)
 }
+
+/// Most bytes of a literal text that may be compared with anything uncounted.
+const SMALL_BYTES: usize = 1_024;
+/// Filters whose results are text, a number, or items of what they are given: nothing that nests deeper.
+const PLAIN_RESULTS: &str = "abs attr bool capitalize count d default e escape first float int join last length \
+    list lower max min reject rejectattr replace round safe select selectattr sort string title tojson trim unique \
+    upper";
+/// Filters that use their arguments again for each item.
+const EACH_ITEM: &[&str] = &["map", "reject", "rejectattr", "select", "selectattr"];
 
 type Written = Result<(), TemplateError>;
 
@@ -77,7 +86,11 @@ impl Writer {
                 self.put("{% set ");
                 self.target(&s.target)?;
                 self.put(" = ");
-                self.expression(&s.expr)?;
+                if is_kept(&s.target, &s.expr) {
+                    self.counted(&s.expr, "counted_kept")?;
+                } else {
+                    self.expression(&s.expr)?;
+                }
                 self.put(" %}");
             }
             Stmt::SetBlock(s) if s.filter.is_none() => {
@@ -93,7 +106,7 @@ impl Writer {
             Stmt::Do(d) => {
                 self.put("{% do ");
                 self.operand(&d.call.expr)?;
-                self.arguments(&d.call.args)?;
+                self.arguments(&d.call.args, of_call(&d.call.expr))?;
                 self.put(" %}");
             }
             Stmt::SetBlock(_) => return unsupported("a filtered set block"),
@@ -130,7 +143,11 @@ impl Writer {
             self.put(if i > 0 { ", " } else { "" });
             self.target(target)?;
             self.put(" = ");
-            self.operand(value)?;
+            if is_kept(target, value) {
+                self.counted(value, "counted_kept")?;
+            } else {
+                self.operand(value)?;
+            }
         }
         self.put(" %}");
         self.body(&w.body)?;
@@ -231,13 +248,7 @@ impl Writer {
                 self.operand(&u.expr)?;
             }
             Expr::BinOp(b) => self.operation(b)?,
-            Expr::Compare(c) => {
-                self.operand(&c.expr)?;
-                for step in &c.ops {
-                    self.put(comparison(step.op));
-                    self.operand(&step.expr)?;
-                }
-            }
+            Expr::Compare(c) => self.comparisons(c)?,
             Expr::IfExpr(i) => {
                 self.operand(&i.true_expr)?;
                 self.put(" if ");
@@ -247,17 +258,12 @@ impl Writer {
                     self.operand(other)?;
                 }
             }
-            Expr::Filter(f) => {
-                let Some(base) = &f.expr else { return unsupported("a filter without a value") };
-                self.chain_start(base)?;
-                write!(self.out, "|counted_input|{}", f.name).expect("writing to a string cannot fail");
-                self.arguments(&f.args)?;
-            }
+            Expr::Filter(f) => self.filter(f)?,
             Expr::Test(t) => {
                 self.operand(&t.expr)?;
                 write!(self.out, " is {}", t.name).expect("writing to a string cannot fail");
                 if !t.args.is_empty() {
-                    self.arguments(&t.args)?;
+                    self.arguments(&t.args, None)?;
                 }
             }
             Expr::GetAttr(a) => {
@@ -268,27 +274,95 @@ impl Writer {
             Expr::GetItem(i) => {
                 self.operand(&i.expr)?;
                 self.put("[");
-                self.expression(&i.subscript_expr)?;
+                if is_small(&i.subscript_expr) {
+                    self.expression(&i.subscript_expr)?;
+                } else {
+                    self.counted(&i.subscript_expr, "counted_read")?;
+                }
                 self.put("]");
             }
             Expr::Call(c) => {
                 self.operand(&c.expr)?;
-                self.arguments(&c.args)?;
+                self.arguments(&c.args, of_call(&c.expr))?;
             }
-            Expr::List(l) => self.items("[", &l.items, "]")?,
-            Expr::Tuple(t) => self.items("(", &t.items, ")")?,
-            Expr::Map(m) => {
-                self.put("{");
-                for (key, value) in m.keys.iter().zip(&m.values) {
-                    self.operand(key)?;
-                    self.put(": ");
-                    self.operand(value)?;
-                    self.put(", ");
-                }
-                self.put("}");
+            Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if is_constant(expr) => self.literal(expr)?,
+            Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {
+                self.put("(");
+                self.literal(expr)?;
+                self.put("|counted_made)");
             }
         }
         Ok(())
+    }
+
+    fn filter(&mut self, f: &Filter<'_>) -> Written {
+        let Some(base) = &f.expr else { return unsupported("a filter without a value") };
+        self.chain_start(base)?;
+        write!(self.out, "|counted_input|{}", f.name).expect("writing to a string cannot fail");
+        self.arguments(&f.args, of_filter(f.name))?;
+        if !PLAIN_RESULTS.split(' ').any(|name| name == f.name) {
+            self.put("|counted_made");
+        }
+        Ok(())
+    }
+
+    fn comparisons(&mut self, c: &Compare<'_>) -> Written {
+        if let [step] = c.ops.as_slice() {
+            return self.compared(&c.expr, comparison(step.op), &step.expr);
+        }
+        self.read(&c.expr, "counted_read")?;
+        for step in &c.ops {
+            self.put(comparison(step.op));
+            self.read(&step.expr, "counted_read")?;
+        }
+        Ok(())
+    }
+
+    /// A literal container, as a whole not yet counted, or what is written in one.
+    fn literal(&mut self, expr: &Expr<'_>) -> Written {
+        match expr {
+            Expr::List(l) => self.items("[", &l.items, "]"),
+            Expr::Tuple(t) => self.items("(", &t.items, ")"),
+            Expr::Map(m) => {
+                self.put("{");
+                for (key, value) in m.keys.iter().zip(&m.values) {
+                    self.read(key, "counted_read")?;
+                    self.put(": ");
+                    self.literal(value)?;
+                    self.put(", ");
+                }
+                self.put("}");
+                Ok(())
+            }
+            other => self.operand(other),
+        }
+    }
+
+    /// An operand that is walked through in one step, and so counted, unless it is small.
+    fn read(&mut self, expr: &Expr<'_>, filter: &str) -> Written {
+        if is_small(expr) { self.operand(expr) } else { self.counted(expr, filter) }
+    }
+
+    /// An operand that goes through a filter first.
+    fn counted(&mut self, expr: &Expr<'_>, filter: &str) -> Written {
+        self.put("(");
+        self.chain_start(expr)?;
+        write!(self.out, "|{filter})").expect("writing to a string cannot fail");
+        Ok(())
+    }
+
+    /// A comparison. Where one side is small, that bounds what comparing takes.
+    fn compared(&mut self, left: &Expr<'_>, sign: &str, right: &Expr<'_>) -> Written {
+        let is_in = matches!(sign, " in " | " not in ");
+        let is_free = if is_in { is_small_list(right) } else { is_small(left) || is_small(right) };
+        if is_free {
+            self.operand(left)?;
+            self.put(sign);
+            return self.operand(right);
+        }
+        self.read(left, "counted_read")?;
+        self.put(sign);
+        self.read(right, if is_in { "counted_in" } else { "counted_read" })
     }
 
     /// A value that filters follow: chains of filters stay flat, however long.
@@ -326,6 +400,9 @@ impl Writer {
             BinOpKind::In => " in ",
             BinOpKind::Add | BinOpKind::Mul | BinOpKind::Concat => unreachable!("counted above"),
         };
+        if is_comparison(b.op) {
+            return self.compared(&b.left, sign, &b.right);
+        }
         // Long chains of one logical operator stay flat, too.
         let same_op = |left: &Expr<'_>| match (left, b.op) {
             (Expr::BinOp(l), BinOpKind::ScAnd) => matches!(l.op, BinOpKind::ScAnd),
@@ -361,29 +438,37 @@ impl Writer {
     fn items(&mut self, open: &str, items: &[Expr<'_>], close: &str) -> Written {
         self.put(open);
         for item in items {
-            self.operand(item)?;
+            self.literal(item)?;
             self.put(", ");
         }
         self.put(close);
         Ok(())
     }
 
-    fn arguments(&mut self, args: &[CallArg<'_>]) -> Written {
+    /// Arguments; each goes through `filter`, if there is one and it is not small.
+    fn arguments(&mut self, args: &[CallArg<'_>], filter: Option<&str>) -> Written {
         self.put("(");
         for (i, arg) in args.iter().enumerate() {
             self.put(if i > 0 { ", " } else { "" });
             match arg {
-                CallArg::Pos(value) => self.operand(value)?,
+                CallArg::Pos(value) => self.argument(value, filter)?,
                 CallArg::Kwarg(name, value) => {
                     self.put(name);
                     self.put("=");
-                    self.operand(value)?;
+                    self.argument(value, filter)?;
                 }
                 CallArg::PosSplat(_) | CallArg::KwargSplat(_) => return unsupported("a splat argument"),
             }
         }
         self.put(")");
         Ok(())
+    }
+
+    fn argument(&mut self, value: &Expr<'_>, filter: Option<&str>) -> Written {
+        match filter {
+            Some(filter) => self.read(value, filter),
+            None => self.operand(value),
+        }
     }
 
     fn constant(&mut self, value: &Value) -> Written {
@@ -426,6 +511,63 @@ fn growing(op: BinOpKind) -> Option<&'static str> {
         BinOpKind::Concat => Some("counted_concat"),
         _ => None,
     }
+}
+
+fn is_comparison(op: BinOpKind) -> bool {
+    use BinOpKind::{Eq, Gt, Gte, In, Lt, Lte, Ne};
+
+    matches!(op, Eq | Ne | Lt | Lte | Gt | Gte | In)
+}
+
+/// Whether a value is a short text, a number or the like whatever the template is given.
+fn is_small(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Const(c) => c.value.as_str().is_none_or(|text| text.len() <= SMALL_BYTES),
+        Expr::UnaryOp(_) | Expr::Compare(_) | Expr::Test(_) => true,
+        Expr::BinOp(b) => growing(b.op).is_none() && !matches!(b.op, BinOpKind::ScAnd | BinOpKind::ScOr),
+        Expr::Filter(f) => matches!(f.name, "length" | "count"),
+        _ => false,
+    }
+}
+
+fn is_small_list(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::List(l) => l.items.iter().all(is_small),
+        Expr::Tuple(t) => t.items.iter().all(is_small),
+        _ => false,
+    }
+}
+
+/// Whether a literal has nothing but literals in it: the source bounds it.
+fn is_constant(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Const(_) => true,
+        Expr::UnaryOp(u) => is_constant(&u.expr),
+        Expr::List(l) => l.items.iter().all(is_constant),
+        Expr::Tuple(t) => t.items.iter().all(is_constant),
+        Expr::Map(m) => m.keys.iter().chain(&m.values).all(is_constant),
+        _ => false,
+    }
+}
+
+/// Whether an assignment puts something into a namespace that may be a namespace itself.
+fn is_kept(target: &Expr<'_>, value: &Expr<'_>) -> bool {
+    let is_new = match value {
+        Expr::Const(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => true,
+        Expr::BinOp(b) => growing(b.op).is_some(),
+        _ => false,
+    };
+    !matches!(target, Expr::Var(_)) && !is_new && !is_small(value)
+}
+
+/// What the arguments of a filter go through.
+fn of_filter(name: &str) -> Option<&'static str> {
+    Some(if EACH_ITEM.contains(&name) { "counted_each" } else { "counted_read" })
+}
+
+/// What the arguments of a call go through: those of `loop.changed` are compared.
+fn of_call(called: &Expr<'_>) -> Option<&'static str> {
+    matches!(called, Expr::GetAttr(a) if a.name == "changed").then_some("counted_read")
 }
 
 fn comparison(op: CompareOpKind) -> &'static str {

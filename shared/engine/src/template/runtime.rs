@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 
-use super::{ChatTemplate, Message, TemplateError, ToolChat, methods};
+use super::{ChatTemplate, Message, TemplateError, ToolChat, counted, methods};
 
 /// Steps of a conversation without messages.
 const FUEL_BASE: u64 = 100_000;
@@ -25,6 +25,8 @@ const BUDGET_PER_INPUT_BYTE: u64 = 1_024;
 const INPUT_COST: u64 = 64;
 /// What each byte of output costs, also output caught in a variable.
 const OUTPUT_COST: u64 = 4;
+/// Most containers in one another: what walks through a value, and what drops it, does so recursively.
+const DEPTH_MAX: u64 = 500;
 /// Filters that templates do without and whose results their inputs do not bound.
 const FILTERS_LEFT_OUT: &[&str] =
     &["batch", "slice", "indent", "pprint", "format", "urlencode", "chain", "zip", "groupby", "lines", "sum"];
@@ -56,15 +58,29 @@ impl Budget {
 
     /// Takes what working on a value costs.
     pub(super) fn charge_input(&self, value: &Value) -> Result<(), Error> {
+        self.charge_times(value, INPUT_COST)
+    }
+
+    /// Takes what walking through a value costs: to compare it, to look it up, to keep it in another one.
+    pub(super) fn charge_read(&self, value: &Value) -> Result<(), Error> {
+        self.charge_times(value, 1)
+    }
+
+    /// Takes what walking through a value so many times costs.
+    pub(super) fn charge_times(&self, value: &Value, times: u64) -> Result<(), Error> {
         let most = self.left.load(Ordering::Relaxed);
-        self.charge(weight(value, 0, most).saturating_mul(INPUT_COST))
+        self.charge(weight(value, 0, most).saturating_mul(times))
     }
 }
 
 /// About the bytes of a value written out, nested values included; stops counting above `most`.
 ///
-/// Deeper values weigh more, since writing them indented takes more.
+/// Deeper values weigh more, since writing them indented takes more; those deeper than [`DEPTH_MAX`], and those with a
+/// namespace or a loop inside, which may become as deep later, weigh more than any budget has.
 fn weight(value: &Value, depth: u64, most: u64) -> u64 {
+    if depth > DEPTH_MAX || (depth > 0 && counted::changes(value)) {
+        return u64::MAX;
+    }
     let own = 8 + 4 * depth;
     if let Some(text) = value.as_str() {
         return own + text.len() as u64;
@@ -76,9 +92,9 @@ fn weight(value: &Value, depth: u64, most: u64) -> u64 {
     let Ok(items) = value.try_iter() else { return own };
     let mut sum = own;
     for item in items {
-        sum += weight(&item, depth + 1, most);
+        sum = sum.saturating_add(weight(&item, depth + 1, most));
         if is_map && let Ok(inner) = value.get_item(&item) {
-            sum += weight(&inner, depth + 1, most);
+            sum = sum.saturating_add(weight(&inner, depth + 1, most));
         }
         if sum > most {
             break;
@@ -215,6 +231,7 @@ fn environment<'s>(budget: &Arc<Budget>, raised: &Raised, fuel: u64) -> Environm
     let counts = budget.clone();
     env.set_unknown_method_callback(move |_, value, name, args| methods::call(&counts, value, name, args));
     add_operators(&mut env, budget);
+    counted::add(&mut env, budget);
     let message = raised.clone();
     env.add_function("raise_exception", move |text: Value| -> Result<Value, Error> {
         let text: String = text.to_string().chars().take(500).collect();
@@ -227,8 +244,6 @@ fn environment<'s>(budget: &Arc<Budget>, raised: &Raised, fuel: u64) -> Environm
 
 /// The filters that a rewritten template works with, and counted forms of those that make values grow.
 fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
-    let counts = budget.clone();
-    env.add_filter("counted_input", move |value: Value| counts.charge_input(&value).map(|()| value));
     let counts = budget.clone();
     env.add_filter("counted_add", move |left: Value, right: Value| add(&counts, &left, &right));
     let counts = budget.clone();

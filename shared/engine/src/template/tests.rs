@@ -286,7 +286,7 @@ fn deep_recursion_is_an_error() {
     let recursive = "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}";
     assert!(matches!(hostile(recursive), TemplateError::Render(_)));
     let deep = "{% set ns = namespace(l=[]) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}";
-    assert!(matches!(hostile(deep), TemplateError::OutOfFuel { .. }));
+    assert!(matches!(hostile(deep), TemplateError::TooLarge { .. }));
     let shown = "{% set ns = namespace(l=[]) %}{% for a in range(9000) %}{% set ns.l = [ns.l] %}{% endfor %}";
     for end in [
         "{{ ns.l }}",
@@ -334,6 +334,125 @@ fn what_would_fill_the_memory_is_cut_off() {
             TemplateError::TooLarge { max } => assert!(max < 80 << 20, "{shown}"),
             other => panic!("{other:?} for {shown}"),
         }
+    }
+}
+
+/// Two values of 2^40 nodes each, and what looks at them in one step.
+#[test]
+fn what_would_walk_for_ever_is_cut_off() {
+    let cases = [
+        "{{ ns.a == ns.b }}",
+        "{{ ns.a < ns.b }}",
+        "{{ ns.a in [ns.b] }}",
+        "{{ ns.a is eq(ns.b) }}",
+        "{{ [ns.a] | select('eq', ns.b) | list }}",
+        "{{ [ns.a, ns.b] | unique | list }}",
+        "{{ {ns.a: 1} }}",
+        "{{ {}[ns.a] }}",
+    ];
+    let made = [
+        "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}",
+        "{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}",
+        "{% set ns.a = {'x': ns.a, 'y': ns.a} %}{% set ns.b = {'x': ns.b, 'y': ns.b} %}",
+        "{% set ns.a = dict(x=ns.a, y=ns.a) %}{% set ns.b = dict(x=ns.b, y=ns.b) %}",
+        "{% set ns.a = [{}, {}] | map(attribute='x', default=ns.a) %}{% set ns.b = [{}, {}] | map(attribute='x', default=ns.b) %}",
+    ];
+    for (made, case) in made.iter().flat_map(|made| cases.iter().map(move |case| (made, case))) {
+        let source = format!(
+            "{{% set ns = namespace(a=['x'], b=['x']) %}}{{% for i in range(40) %}}{made}{{% endfor %}}{case}"
+        );
+        assert!(matches!(hostile(&source), TemplateError::TooLarge { .. }), "{source}");
+    }
+}
+
+#[test]
+fn large_values_are_compared_a_bounded_number_of_times() {
+    let made = "{% set a = range(9000) | list %}{% set b = range(9000) | list %}";
+    for compared in
+        ["a == b", "9 in [a, b] or b in [b, a]", "a is ne(b)", "[1] | select('in', a) | list", "1 < a <= b"]
+    {
+        let source =
+            format!("{made}{{% for i in range(3000) %}}{{% if {compared} %}}{{% endif %}}{{% endfor %}}");
+        assert!(matches!(hostile(&source), TemplateError::TooLarge { .. }), "{compared}");
+    }
+}
+
+/// A long conversation has steps enough to nest values so deep that dropping them would overflow the stack.
+#[test]
+fn values_nest_some_hundred_levels_at_most() {
+    let long = vec![message("user", "Hi there, this is a message of some length."); 500];
+    let (open, close) = ("[".repeat(50), "]".repeat(50));
+    for body in [
+        format!("{{% set ns.l = {open}ns.l{close} %}}"),
+        "{% set ns.l = (ns.l,) %}".to_owned(),
+        "{% set ns.l = {'l': ns.l} %}".to_owned(),
+        "{% set ns.l = {'l': ns.l}.items() %}".to_owned(),
+        "{% set ns.l = dict(l=ns.l) %}".to_owned(),
+        "{% set ns.l = {'l': ns.l} | items %}".to_owned(),
+    ] {
+        let source = format!(
+            "{{% set ns = namespace(l=[]) %}}{{% for i in range(99999) %}}{body}{{% endfor %}}{{{{ ns.l }}}}"
+        );
+        let outcome = render(&source, &long);
+        assert!(matches!(outcome, Err(TemplateError::TooLarge { .. })), "{body}");
+    }
+}
+
+#[test]
+fn views_of_views_become_lists() {
+    let sliced = "{% set ns = namespace(l=[1, 2]) %}{% for i in range(3000) %}{% set ns.l = ns.l[0:] | reverse %}{% endfor %}";
+    gives(&format!("{sliced}{{{{ ns.l | list }}}}{{{{ ns.l is sequence }}}}"), "[1, 2]True");
+}
+
+#[test]
+fn no_value_holds_what_changes_later() {
+    for source in [
+        "{% set ns = namespace() %}{% set ns.n = ns %}{{ ns }}",
+        "{% set ns = namespace() %}{% set other = namespace(n=ns) %}",
+        "{% set ns = namespace() %}{% set ns.n = [ns] %}",
+        "{% set ns = namespace() %}{% set ns.n = dict(n=ns) %}",
+        "{% set ns = namespace(x=1) %}{% set ns.l = ns | items %}{% set ns.l = [ns, ns.l] %}",
+        "{% for i in [1, 2] %}{% set l = [loop] %}{% endfor %}",
+    ] {
+        assert!(
+            matches!(hostile(source), TemplateError::TooLarge { .. } | TemplateError::Render(_)),
+            "{source}"
+        );
+    }
+    gives(
+        "{% set ns = namespace(x=1) %}{% set ns.l = ns | items %}{{ ns.l[0][1] }}{{ ns.l | length }}",
+        "11",
+    );
+}
+
+#[test]
+fn counting_leaves_the_language_as_it_is() {
+    gives("{% set x = 'b' %}{{ x in ['a', 'b'] }}{{ x in 'abc' }}{{ x not in {'b': 1} }}", "TrueTrueFalse");
+    gives(
+        "{% set x = 2 %}{% set y = 3 %}{{ x < y }}{{ 1 < x < y }}{{ x == y }}{{ [x, [y]] != [x] }}",
+        "TrueTrueFalseTrue",
+    );
+    gives("{% set k = 'a' %}{{ {'a': [k, {k: 1}]}[k][1][k] }}{{ ('x', k)[1] }}{{ [k][0] }}", "1aa");
+    gives("{{ dict(a=1, b=[2])['b'][0] }}{{ namespace(z=3).z }}{{ dict({'q': 4}).q }}", "234");
+    gives(
+        "{{ ['b', 'a', 'b'] | unique | sort | join(',') }}{{ [1, 2, 3] | select('in', [1, 3]) | list }}",
+        "a,b[1, 3]",
+    );
+    gives(
+        "{{ 'a' is in(['a']) }}{{ 'ab' is startingwith('a') }}{{ 'ab' is endingwith('a') }}{{ 'ab' is lower }}",
+        "TrueTrueFalseTrue",
+    );
+    gives("{% for x in [1, 1, 2] %}{{ loop.changed(x) }}{{ loop.previtem }}{% endfor %}", "TrueFalse1True1");
+}
+
+#[test]
+fn long_conversations_stay_within_the_limits() {
+    let pair =
+        [message("user", "What is the weather in the harbour?"), message("assistant", "Fine, I think.")];
+    let chat: Vec<Message<'_>> = pair.iter().copied().cycle().take(4_001).collect();
+    for source in [DEMO, LLAMA3, QWEN, MISTRAL, DEEPSEEK_R1] {
+        let text = render(source, &chat).unwrap();
+        assert!(text.len() > 4_000 * 14, "{}", text.len());
     }
 }
 

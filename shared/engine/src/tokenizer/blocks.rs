@@ -7,21 +7,31 @@
 //! well. Tokens of which every two neighbours are such a pair are those of the whole word.
 
 use super::TokenId;
+use super::error::TokenizerError;
 
 /// Bytes of a block. Shorter words are merged whole.
 pub(super) const BLOCK_BYTES: usize = 16 << 10;
+/// Most bytes of a token as it is written in words: a block has two tokens and more.
+pub(super) const TOKEN_BYTES_MAX: usize = BLOCK_BYTES / 2 - 1;
 /// Cuts that are tried in one block.
 const CUTS_MAX: usize = 64;
 /// Tokens at a block's end that the next block may change: the first cut is before them.
 const LOOSE_TOKENS: usize = 8;
+
+/// Refuses a token that is too long for words to be cut around it; `written` is how words write it.
+pub(super) fn check_token(id: TokenId, written: &str) -> Result<(), TokenizerError> {
+    let (len, max) = (written.len(), TOKEN_BYTES_MAX);
+    if len > max { Err(TokenizerError::TokenTooLong { id, len, max }) } else { Ok(()) }
+}
 
 /// A token and the bytes of the word that it stands for.
 pub(super) type Merged = (TokenId, usize);
 
 /// Merges `word` in blocks of `block` bytes; calls `token` with each token.
 ///
-/// `merge` merges a whole word; no token has half of `block` bytes. Every cut is at a boundary of characters, and tokens that share a character stay
-/// together. Where no cut of a block is right (no vocabulary seen does this), the last one is taken: the tokens are
+/// `merge` merges a whole word; no token has half of `block` bytes ([`check_token`]). Every cut is at a boundary of
+/// characters, and tokens that share a character stay together. A block that cannot be cut is merged with all that
+/// follows. Where no cut of a block is right (no vocabulary seen does this), the last one is taken: the tokens are
 /// then those of two words.
 pub(super) fn merge_in_blocks(
     word: &str,
@@ -37,7 +47,9 @@ pub(super) fn merge_in_blocks(
             return tokens.into_iter().for_each(token);
         }
         let units = units(&word[at..end], &tokens);
-        let (cut, next) = next_block(word, at, block, &units, merge);
+        let Some((cut, next)) = next_block(word, at, block, &units, merge) else {
+            return merge(&word[at..]).into_iter().for_each(token);
+        };
         tokens.truncate(units[cut].first_token);
         tokens.drain(..).for_each(&mut *token);
         at += units[cut].start;
@@ -68,18 +80,20 @@ fn units(block: &str, tokens: &[Merged]) -> Vec<Unit> {
     units
 }
 
-/// The unit that the next block begins with, and that block's tokens.
+/// The unit that the next block begins with, and that block's tokens; `None` where no unit begins behind the first byte.
+///
+/// A SentencePiece token of no bytes may come first: a cut behind it would lead nowhere.
 fn next_block(
     word: &str,
     at: usize,
     block: usize,
     units: &[Unit],
     merge: &mut impl FnMut(&str) -> Vec<Merged>,
-) -> (usize, Vec<Merged>) {
-    let last = units.len() - 1;
-    let first = last.saturating_sub(LOOSE_TOKENS).max(1);
+) -> Option<(usize, Vec<Merged>)> {
+    let lowest = units.iter().position(|unit| unit.start > 0)?;
+    let first = units.len().saturating_sub(1 + LOOSE_TOKENS).max(lowest);
     let mut tried = None;
-    for cut in (1..=first).rev().take(CUTS_MAX) {
+    for cut in (lowest..=first).rev().take(CUTS_MAX) {
         let from = at + units[cut].start;
         let ahead = &word[from..end_of_block(word, from, block)];
         let next = merge(ahead);
@@ -87,11 +101,11 @@ fn next_block(
         let right = &ahead[..self::units(ahead, &next).get(1).map_or(ahead.len(), |unit| unit.start)];
         let is_right = merge(&[left, right].concat()) == [merge(left), merge(right)].concat();
         if is_right {
-            return (cut, next);
+            return Some((cut, next));
         }
         tried.get_or_insert((cut, next));
     }
-    tried.expect("a block is longer than a token, so that it has a cut")
+    tried
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab as LibraryVocab};
 
 use super::TokenId;
-use super::blocks::{BLOCK_BYTES, Merged, merge_in_blocks};
+use super::blocks::{BLOCK_BYTES, Merged, check_token, merge_in_blocks};
 use super::bytes::{ByteAlphabet, byte_to_char};
 use super::error::TokenizerError;
 use super::pre::PreTokenizer;
@@ -35,7 +35,7 @@ impl ByteLevelBpe {
     /// Builds the encoder of the vocabulary's texts and of merges written as `left right`, best first.
     ///
     /// # Errors
-    /// A merge that the vocabulary cannot make. A merge of or into a token that is not made of text (a control token)
+    /// A token that is too long; a merge that the vocabulary cannot make. A merge of or into a token that is not made of text (a control token)
     /// is left out.
     pub(super) fn new(
         texts: &[&str],
@@ -48,7 +48,10 @@ impl ByteLevelBpe {
         for (id, &text) in texts.iter().enumerate() {
             let id = id as TokenId;
             match vocab.kind(id) {
-                Some(TokenKind::Normal | TokenKind::Byte) => drop(ids.insert(text.to_owned(), id)),
+                Some(TokenKind::Normal | TokenKind::Byte) => {
+                    check_token(id, text)?;
+                    ids.insert(text.to_owned(), id);
+                }
                 _ => drop(not_text.insert(text, id)),
             }
         }

@@ -74,6 +74,16 @@ pub enum TokenizerError {
         /// The merge.
         text: String,
     },
+    /// A token is so long that texts with it could not be merged in blocks.
+    #[error("token {id} has {len} bytes, at most {max} are read")]
+    TokenTooLong {
+        /// The token.
+        id: u32,
+        /// Its length as it is written in words.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
     /// A score is not a number.
     #[error("score of token {id} is not a number")]
     BadScore {

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 
 use super::TokenId;
-use super::blocks::{BLOCK_BYTES, merge_in_blocks};
+use super::blocks::{BLOCK_BYTES, check_token, merge_in_blocks};
 use super::error::TokenizerError;
 use super::vocab::{TokenKind, Vocab};
 
@@ -72,7 +72,7 @@ impl ScoredBpe {
     /// Builds the encoder of the vocabulary's texts and their scores.
     ///
     /// # Errors
-    /// A score that is not a number; no byte tokens and no unknown token, so that texts would be lost.
+    /// A score that is not a number; a token that is too long; no byte tokens and no unknown token, so that texts would be lost.
     pub(super) fn new(texts: &[&str], vocab: &Vocab, scores: &[f32]) -> Result<ScoredBpe, TokenizerError> {
         let mut pieces = HashMap::with_capacity(texts.len());
         let (mut bytes, mut unknown) = ([None; 256], None);
@@ -82,7 +82,10 @@ impl ScoredBpe {
                 return Err(TokenizerError::BadScore { id });
             }
             match vocab.kind(id) {
-                Some(TokenKind::Normal) => drop(pieces.insert(text.to_owned(), (id, score))),
+                Some(TokenKind::Normal) => {
+                    check_token(id, text)?;
+                    pieces.insert(text.to_owned(), (id, score));
+                }
                 Some(TokenKind::Byte) => {
                     if let Some(byte) = byte_of(text) {
                         bytes[usize::from(byte)] = Some(id);

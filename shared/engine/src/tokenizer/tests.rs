@@ -413,6 +413,72 @@ fn long_words_become_the_same_tokens_in_blocks() {
     }
 }
 
+/// Merges that make a token of `b` and letters `a`, `len` bytes together, of runs of `a`; best merges first.
+fn long_token_parts(len: usize) -> Vec<(String, String)> {
+    let a = |n: usize| "a".repeat(n);
+    let powers: Vec<usize> = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&power| power < len).collect();
+    let mut merges: Vec<(String, String)> = powers.windows(2).map(|pair| (a(pair[0]), a(pair[0]))).collect();
+    let mut made = "b".to_owned();
+    for &power in powers.iter().rev() {
+        if made.len() + power <= len {
+            merges.push((made.clone(), a(power)));
+            made.push_str(&a(power));
+        }
+    }
+    merges
+}
+
+fn byte_level_of_long_token(len: usize) -> GgufWriter<'static> {
+    let mut tokens: Vec<String> = (0..=255).map(|b| byte_to_char(b).to_string()).collect();
+    let parts = long_token_parts(len);
+    tokens.extend(parts.iter().map(|(left, right)| format!("{left}{right}")));
+    let mut w = GgufWriter::new();
+    w.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "gpt-2");
+    w.set("tokenizer.ggml.token_type", vec![NORMAL; tokens.len()]).set("tokenizer.ggml.tokens", tokens);
+    let merges: Vec<String> = parts.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    w.set("tokenizer.ggml.merges", merges);
+    w
+}
+
+fn scored_of_long_token(len: usize) -> GgufWriter<'static> {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>", "▁", "a", "b"].map(str::to_owned).to_vec();
+    let mut types = vec![UNKNOWN, CONTROL, CONTROL, NORMAL, NORMAL, NORMAL];
+    for (left, right) in long_token_parts(len) {
+        tokens.push(left + &right);
+        types.push(NORMAL);
+    }
+    let scores: Vec<f32> = (0..tokens.len()).map(|rank| -(rank as f32)).collect();
+    let mut w = GgufWriter::new();
+    w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
+    w.set("tokenizer.ggml.scores", scores).set("tokenizer.ggml.token_type", types);
+    w
+}
+
+#[test]
+fn tokens_too_long_for_blocks_are_refused() {
+    for len in [8_192, 16 << 10, 20_000] {
+        for w in [byte_level_of_long_token(len), scored_of_long_token(len)] {
+            let gguf = Gguf::from_bytes(w.to_bytes().unwrap()).unwrap();
+            let err = Tokenizer::from_gguf(&gguf).unwrap_err();
+            assert!(matches!(err, TokenizerError::TokenTooLong { max: 8_191, .. }), "{len}: {err}");
+        }
+    }
+}
+
+#[test]
+fn texts_of_the_longest_tokens_end_and_come_back() {
+    let longest = "b".to_owned() + &"a".repeat(8_190);
+    let text = longest.repeat(20);
+    for (w, before) in [(byte_level_of_long_token(8_191), ""), (scored_of_long_token(8_191), " ")] {
+        let t = tokenizer(&w);
+        check_covers(&t, &text);
+        let ids = t.encode(&text);
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| t.token_bytes(id).to_vec()).collect();
+        assert!(bytes == format!("{before}{text}").into_bytes());
+        assert_eq!(ids.len(), 20 + before.len());
+    }
+}
+
 #[test]
 fn tokens_are_counted_without_keeping_them() {
     let t = tokenizer(&byte_level_gguf("gpt-2"));
