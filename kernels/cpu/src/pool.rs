@@ -7,7 +7,7 @@
 //! to other programs at every look, then sleep.
 //!
 //! What always holds: when [`Pool::run`] returns, every task has run exactly once and no thread touches the job any
-//! more; a task that panics makes [`Pool::run`] panic.
+//! more; a task that panics makes the [`Pool::run`] of its own job panic, and no other.
 
 use std::cell::UnsafeCell;
 use std::num::NonZeroUsize;
@@ -121,8 +121,9 @@ impl Pool {
         self.shared.open(task, total);
         self.shared.take_tasks(0, task, total);
         self.shared.close();
-        self.busy.store(false, Ordering::Release);
+        // Before another thread's job may begin, whose panic this must not be.
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.busy.store(false, Ordering::Release);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -189,7 +190,7 @@ impl Shared {
         self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0u32;
         while self.state.load(Ordering::Acquire) & (OPEN - 1) > 0 {
-            looks += 1;
+            looks = looks.saturating_add(1);
             if looks < SPINS {
                 hint::spin_loop();
             } else {
@@ -341,5 +342,52 @@ mod tests {
         let text = caught.unwrap_err().downcast::<String>().unwrap();
         assert_eq!(*text, "task 17");
         assert_eq!(pool.map(3, |i| i), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_of_its_own_job() {
+        const ROUNDS: usize = 4_000;
+        let pool = pool(3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    let caught = catch_unwind(AssertUnwindSafe(|| pool.run(2, |_| {})));
+                    assert!(caught.is_ok(), "round {round} of what is in order");
+                }
+            });
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    // Unlike `panic!`, this prints nothing.
+                    let caught = catch_unwind(AssertUnwindSafe(|| {
+                        pool.run(2, |i| resume_unwind(Box::new(i)));
+                    }));
+                    assert!(caught.is_err(), "round {round} of what panics");
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn no_other_job_begins_before_the_panics_are_taken() {
+        let (pool, done) = (pool(2), AtomicUsize::new(0));
+        let panics = pool.shared.panic.lock().unwrap();
+        std::thread::scope(|scope| {
+            let job = scope.spawn(|| {
+                pool.run(2, |_| {
+                    done.fetch_add(1, Ordering::Release);
+                });
+                done.store(3, Ordering::Release);
+            });
+            while done.load(Ordering::Acquire) < 2 {
+                yield_now();
+            }
+            // Long enough for the job to end but for what waits here.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert_eq!(done.load(Ordering::Acquire), 2);
+            assert!(pool.busy.load(Ordering::Acquire));
+            drop(panics);
+            job.join().unwrap();
+            assert!(!pool.busy.load(Ordering::Acquire));
+        });
     }
 }

@@ -65,15 +65,27 @@ versions! {
     }
 }
 
+/// What an RMS norm multiplies a row by: `1 / sqrt(mean(x²) + eps)`.
+///
+/// NaN where the mean is beyond what an `f32` holds: its root would be infinite, and the row would turn into zeros,
+/// which nobody downstream could tell from a row in order.
+#[inline(always)]
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    let square = dot_body(x, x) / x.len() as f32 + eps;
+    if square.is_finite() { 1.0 / square.sqrt() } else { f32::NAN }
+}
+
 versions! {
     /// `out = x / sqrt(mean(x²) + eps) * weight`, one row. Source: Zhang and Sennrich 2019, RMSNorm.
+    ///
+    /// Where the sum of the squares overflows, every value of `out` is NaN.
     ///
     /// # Panics
     /// Where `x`, `weight` and `out` differ in length.
     pub fn rms_norm / rms_norm_at(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), weight.len(), "lengths of a row and its norm's weight");
         assert_eq!(x.len(), out.len(), "lengths of a row and its norm");
-        let inverse = 1.0 / (dot_body(x, x) / x.len() as f32 + eps).sqrt();
+        let inverse = inverse_rms(x, eps);
         for (out, (x, weight)) in out.iter_mut().zip(x.iter().zip(weight)) {
             *out = x * inverse * weight;
         }
@@ -127,13 +139,15 @@ versions! {
     /// RMS norm of each head of one row, in place; `weight` is as long as a head, and one head may be the row.
     /// Source: Henry et al. 2020, query-key normalization; Zhang and Sennrich 2019, RMSNorm.
     ///
+    /// Where the sum of a head's squares overflows, every value of that head is NaN.
+    ///
     /// # Panics
     /// Where `x` is not whole heads.
     pub fn rms_norm_heads / rms_norm_heads_at(x: &mut [f32], weight: &[f32], eps: f32) {
         let d = weight.len();
         assert!(d > 0 && x.len().is_multiple_of(d), "{} values are not heads of {d}", x.len());
         for head in x.chunks_exact_mut(d) {
-            let inverse = 1.0 / (dot_body(head, head) / d as f32 + eps).sqrt();
+            let inverse = inverse_rms(head, eps);
             for (x, weight) in head.iter_mut().zip(weight) {
                 *x = *x * inverse * weight;
             }

@@ -255,6 +255,9 @@ impl Keys<'_> {
             ("attn_logit_softcapping", [0.0, 0.0]),
             ("final_logit_softcapping", [0.0, 0.0]),
             ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
+            // How far fast pairs are spared the stretching: wholly; below 0 means "not set".
+            ("rope.scaling.yarn_ext_factor", [-1.0, 1.0]),
+            ("rope.scaling.yarn_attn_factor", [1.0, 1.0]),
             ("expert_weights_scale", [0.0, 1.0]),
         ] {
             let key = self.key(name);

@@ -24,6 +24,8 @@ pub(crate) struct ExpertNames {
     pub(crate) shared: bool,
     /// What `norm_topk_prob` must be, as the family's name in GGUF files implies it.
     pub(crate) normalized: bool,
+    /// What the class takes `norm_topk_prob` for where `config.json` does not say.
+    pub(crate) normalized_by_default: bool,
 }
 
 /// How query, key and value projections are stored.
@@ -106,6 +108,7 @@ const MIXTRAL: Architecture = Architecture {
         width_key: "intermediate_size",
         shared: false,
         normalized: true,
+        normalized_by_default: true,
     }),
     ..MISTRAL
 };
@@ -129,6 +132,7 @@ const QWEN_EXPERTS: ExpertNames = ExpertNames {
     width_key: "moe_intermediate_size",
     shared: false,
     normalized: true,
+    normalized_by_default: false,
 };
 
 const QWEN2_MOE: Architecture = Architecture {

@@ -74,12 +74,4 @@ impl HfConfig {
             _ => Ok(()),
         }
     }
-
-    /// As [`HfConfig::require_f64`], for truth values.
-    pub(crate) fn require_bool(&self, key: &str, want: bool) -> Result<(), ImportError> {
-        match self.json.opt_bool(key)? {
-            Some(found) if found != want => Err(self.json.unsupported(key, want.to_string())),
-            _ => Ok(()),
-        }
-    }
 }

@@ -142,6 +142,8 @@ impl PlannedTensor {
 }
 
 const EMBEDDING: &str = "token_embd.weight";
+/// Of so many neighbouring layers of [`Window::Alternating`] all but the last have the window.
+const ALTERNATION: u32 = 6;
 
 /// Collects tensors and metadata.
 struct Builder<'a> {
@@ -294,13 +296,28 @@ impl<'a> Builder<'a> {
                 }
             }
             Window::Alternating => {
-                let pattern = json.opt_count("sliding_window_pattern")?;
-                if pattern.is_some_and(|pattern| pattern != 6) {
-                    return Err(json.unsupported("sliding_window_pattern", "6"));
-                }
+                self.check_alternation()?;
                 given.map(Some).ok_or_else(|| json.unsupported("sliding_window", "a number of tokens"))
             }
         }
+    }
+
+    /// Refuses another order of layers with and without a window than the family's.
+    fn check_alternation(&self) -> Result<(), ImportError> {
+        let json = &self.config.json;
+        for key in ["sliding_window_pattern", "_sliding_window_pattern"] {
+            if json.opt_count(key)?.is_some_and(|pattern| pattern != ALTERNATION) {
+                return Err(json.unsupported(key, ALTERNATION.to_string()));
+            }
+        }
+        let Some(kinds) = json.get("layer_types") else { return Ok(()) };
+        let wanted = (1..=self.widths.n_layers)
+            .map(|no| if no.is_multiple_of(ALTERNATION) { "full_attention" } else { "sliding_attention" });
+        if kinds.as_array().is_some_and(|kinds| kinds.iter().eq(wanted)) {
+            return Ok(());
+        }
+        let want = format!("full_attention for each {ALTERNATION}th layer, sliding_attention for the others");
+        Err(json.unsupported("layer_types", want))
     }
 
     fn set_expert_keys(&mut self, names: &ExpertNames) -> Result<u32, ImportError> {
@@ -310,7 +327,9 @@ impl<'a> Builder<'a> {
         if used > count {
             return Err(json.unsupported("num_experts_per_tok", format!("at most the {count} experts")));
         }
-        self.config.require_bool("norm_topk_prob", names.normalized)?;
+        if json.opt_bool("norm_topk_prob")?.unwrap_or(names.normalized_by_default) != names.normalized {
+            return Err(json.unsupported("norm_topk_prob", names.normalized.to_string()));
+        }
         self.config.require_f64("decoder_sparse_step", 1.0)?;
         if json.get("mlp_only_layers").is_some_and(|layers| layers.as_array().is_none_or(|l| !l.is_empty())) {
             return Err(json.unsupported("mlp_only_layers", "empty: experts in every layer"));

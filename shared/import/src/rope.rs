@@ -93,11 +93,7 @@ impl RopeParts {
     }
 
     fn yarn(&mut self, config: &HfConfig, scaling: &JsonFile) -> Result<(), ImportError> {
-        for key in ["attention_factor", "mscale", "mscale_all_dim"] {
-            if scaling.get(key).is_some() {
-                return Err(scaling.unsupported(key, "absent: the factor that follows from the stretching"));
-            }
-        }
+        refuse_magnitudes(scaling, &["attention_factor", "mscale", "mscale_all_dim"])?;
         let original = match scaling.opt_count("original_max_position_embeddings")? {
             Some(original) => original,
             None => config.json.count("max_position_embeddings")?,
@@ -116,6 +112,7 @@ impl RopeParts {
     }
 
     fn longrope(&mut self, config: &HfConfig, scaling: &JsonFile, angles: Angles) -> Result<(), ImportError> {
+        refuse_magnitudes(scaling, &["attention_factor", "short_mscale", "long_mscale"])?;
         let json = &config.json;
         let longest = f64::from(json.count("max_position_embeddings")?);
         let original = match scaling.opt_count("original_max_position_embeddings")? {
@@ -146,6 +143,14 @@ struct Angles {
     theta: f64,
     /// Dimensions of a head that turn.
     rotated: u32,
+}
+
+/// Refuses factors of the rotated heads that a file gives itself.
+fn refuse_magnitudes(scaling: &JsonFile, keys: &[&str]) -> Result<(), ImportError> {
+    match keys.iter().find(|key| scaling.get(key).is_some()) {
+        Some(key) => Err(scaling.unsupported(key, "absent: the factor that follows from the stretching")),
+        None => Ok(()),
+    }
 }
 
 fn rotated_dims(json: &JsonFile, share: f64, d_head: u32) -> Result<u32, ImportError> {

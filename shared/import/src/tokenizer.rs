@@ -3,6 +3,7 @@
 //! Two kinds: byte-level BPE of `tokenizer.json`, and SentencePiece BPE of `tokenizer.model` or of the
 //! `tokenizer.json` that was made of one. Always holds: what was read from `tokenizer.json` is compared with that file
 //! itself on texts of every kind before the import is done, so a pre-tokenizer is never merely assumed.
+//! A `tokenizer.model` is refused where it changes texts before it cuts them, which GGUF files cannot say.
 
 mod byte_level;
 mod check;

@@ -124,6 +124,30 @@ fn every_tail_and_level_gives_one_norm_of_heads() {
 }
 
 #[test]
+fn a_norm_whose_squares_overflow_is_nan() {
+    for len in [2, 16, 21, 64] {
+        let (mut huge, large) = (vec![1.0; len], vec![1e18; len]);
+        huge[len / 2] = 7e36;
+        let weight = vec![1.0; len];
+        for level in levels() {
+            let normed = |x: &[f32]| {
+                let mut out = vec![0.0; len];
+                rms_norm_at(level, x, &weight, 1e-5, &mut out);
+                out
+            };
+            let near_one = |x: &[f32]| x.iter().all(|v| (v - 1.0).abs() < 1e-5);
+            assert!(normed(&huge).iter().all(|v| v.is_nan()), "{level:?}, length {len}");
+            assert!(near_one(&normed(&large)), "{level:?}, length {len}");
+            let mut heads = [huge.clone(), large.clone(), huge.clone()].concat();
+            rms_norm_heads_at(level, &mut heads, &weight, 1e-5);
+            assert!(heads[..len].iter().all(|v| v.is_nan()), "{level:?}, width {len}");
+            assert!(near_one(&heads[len..2 * len]), "{level:?}, width {len}");
+            assert!(heads[2 * len..].iter().all(|v| v.is_nan()), "{level:?}, width {len}");
+        }
+    }
+}
+
+#[test]
 fn every_tail_and_level_scales_and_adds_alike() {
     for len in 0..70 {
         let (x, y) = (row(11, len), row(12, len));

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use baton_engine::gguf::Gguf;
 use baton_engine::model::ModelError;
+use baton_engine::sampling::check_logits;
 use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_engine::{
     Capture, Engine, EngineError, EngineOptions, HeadId, KvError, Model, SlidingWindow, StepError, StepSeq,
@@ -173,6 +174,43 @@ fn rotations_and_windows_out_of_range_are_refused() {
         },
         "`gemma3.attention.sliding_window_pattern` is 0, must be 1 to",
     );
+}
+
+#[test]
+fn further_factors_of_yarn_are_refused_unless_they_change_nothing() {
+    const EXT: &str = "rope.scaling.yarn_ext_factor";
+    const ATTN: &str = "rope.scaling.yarn_attn_factor";
+    let yarn = |key, value| {
+        let mut model = tiny("llama", Format::F32);
+        model.extra.push(("rope.scaling.type", ExtraValue::Text("yarn")));
+        model.extra.push(("rope.scaling.factor", ExtraValue::F32(4.0)));
+        model.extra.push((key, ExtraValue::F32(value)));
+        model
+    };
+    for (key, value) in [(EXT, 0.0), (EXT, 0.5), (ATTN, 0.0), (ATTN, 1.25)] {
+        let want = format!("`llama.{key}` = {value} is not supported");
+        check_model(|model| *model = yarn(key, value), &want);
+    }
+    for (key, value) in [(EXT, -1.0), (EXT, 1.0), (ATTN, 1.0)] {
+        open(&yarn(key, value));
+    }
+}
+
+#[test]
+fn weights_that_are_too_large_give_no_numbers() {
+    let mut bytes = tiny("llama", Format::F32).to_gguf().unwrap();
+    let gguf = Gguf::from_bytes(bytes.clone()).unwrap();
+    let row = gguf.tensor("blk.0.ffn_down.weight").unwrap().data[..64].to_vec();
+    let at = bytes.windows(row.len()).position(|window| window == row).expect("the file holds the row");
+    // Its products are finite, their squares are not.
+    bytes[at..at + 4].copy_from_slice(&7e36f32.to_le_bytes());
+    let model = Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let mut engine = engine(&model, 1, EngineOptions::default());
+    let seq = engine.create();
+    let step = StepSeq { seq, ids: &[1, 2, 3], logits: Wanted::Last, capture: None };
+    let logits = engine.step(&[step], &mut ()).unwrap().remove(0).logits;
+    assert_eq!(logits.len(), model.config().vocab_len);
+    assert!(check_logits(&logits).is_err());
 }
 
 /// The bytes of a good model with one stretch replaced by another of the same length.

@@ -18,7 +18,7 @@ use crate::json::JsonFile;
 pub(super) fn read_model(path: &Path, bytes: &[u8], pieces: &mut Pieces) -> Result<bool, ImportError> {
     let bad = |what: &str| ImportError::Tokenizer { path: path.to_owned(), what: what.to_owned() };
     let malformed = || bad("it is no SentencePiece model");
-    let (mut id, mut model_type, mut dummy_prefix) = (0, UNIGRAM, true);
+    let (mut id, mut model_type, mut normalizer) = (0, UNIGRAM, Normalizer::ABSENT);
     for field in Fields(bytes) {
         match field.ok_or_else(malformed)? {
             (1, Wire::Bytes(piece)) => {
@@ -29,16 +29,56 @@ pub(super) fn read_model(path: &Path, bytes: &[u8], pieces: &mut Pieces) -> Resu
             (2, Wire::Bytes(spec)) => {
                 model_type = number(spec, 3).ok_or_else(malformed)?.unwrap_or(model_type)
             }
-            (3, Wire::Bytes(spec)) => {
-                dummy_prefix = number(spec, 3).ok_or_else(malformed)?.is_none_or(|flag| flag != 0);
-            }
+            (3, Wire::Bytes(spec)) => normalizer.read(spec).ok_or_else(malformed)?,
             _ => {}
         }
     }
-    match (id, model_type) {
-        (0, _) => Err(malformed()),
-        (_, BPE) => Ok(dummy_prefix),
+    match (id, model_type, normalizer.unsupported()) {
+        (0, ..) => Err(malformed()),
+        (_, BPE, None) => Ok(normalizer.dummy_prefix),
+        (_, BPE, Some(what)) => Err(bad(what)),
         _ => Err(bad("its model is not of the BPE kind")),
+    }
+}
+
+/// What is done to a text before it is cut: `NormalizerSpec`, whose flags are true where they are absent.
+#[derive(Debug, Clone, Copy)]
+struct Normalizer {
+    /// Characters are replaced by a table (2, `precompiled_charsmap`).
+    replaces: bool,
+    /// A text is read as if a space came before it (3, `add_dummy_prefix`).
+    dummy_prefix: bool,
+    /// Spaces at both ends, and repeated ones, are dropped (4, `remove_extra_whitespaces`).
+    drops: bool,
+    /// Spaces are written as `▁` (5, `escape_whitespaces`).
+    escapes: bool,
+}
+
+impl Normalizer {
+    const ABSENT: Normalizer = Normalizer { replaces: false, dummy_prefix: true, drops: true, escapes: true };
+
+    /// Takes over what a message says; `None` where it is malformed.
+    fn read(&mut self, spec: &[u8]) -> Option<()> {
+        for field in Fields(spec) {
+            match field? {
+                (2, Wire::Bytes(table)) => self.replaces = !table.is_empty(),
+                (3, Wire::Number(flag)) => self.dummy_prefix = flag != 0,
+                (4, Wire::Number(flag)) => self.drops = flag != 0,
+                (5, Wire::Number(flag)) => self.escapes = flag != 0,
+                _ => {}
+            }
+        }
+        Some(())
+    }
+
+    /// What the engine does otherwise, so that ids would differ.
+    fn unsupported(self) -> Option<&'static str> {
+        match self {
+            Normalizer { replaces: true, .. } => Some("it replaces characters (precompiled_charsmap)"),
+            Normalizer { drops: true, .. } => Some("it drops spaces (remove_extra_whitespaces)"),
+            Normalizer { escapes: false, .. } => Some("it does not write spaces as `▁` (escape_whitespaces)"),
+            _ => None,
+        }
     }
 }
 
@@ -221,9 +261,14 @@ mod tests {
     }
 
     fn model(model_type: u8, dummy_prefix: u8) -> Vec<u8> {
+        let normalizer = field(3, &[3 << 3, dummy_prefix, 4 << 3, 0]);
+        [without_normalizer(model_type), normalizer].concat()
+    }
+
+    fn without_normalizer(model_type: u8) -> Vec<u8> {
         let pieces =
             [piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("<0x41>", 0.0, 6), piece("▁a", -1.5, 1)];
-        [pieces.concat(), field(2, &[3 << 3, model_type]), field(3, &[3 << 3, dummy_prefix])].concat()
+        [pieces.concat(), field(2, &[3 << 3, model_type])].concat()
     }
 
     #[test]
@@ -237,6 +282,33 @@ mod tests {
             assert_eq!(pieces.types, kinds);
             assert_eq!(pieces.scores[3], -1.5);
         }
+    }
+
+    #[test]
+    fn normalizers_that_change_ids_are_refused() {
+        let read = |rest: Vec<u8>| {
+            let bytes = [without_normalizer(2), rest].concat();
+            let read = read_model(Path::new("m"), &bytes, &mut Pieces::new(5, Path::new("m")));
+            read.map_err(|err| err.to_string())
+        };
+        let not_supported = |what: &str| -> Result<bool, String> {
+            Err(format!("tokenizer in `m` is not supported: {what}"))
+        };
+        // As in the files of Llama 2 and Mistral.
+        let identity =
+            [field(1, b"identity"), field(2, b""), vec![3 << 3, 1, 4 << 3, 0], field(6, b"")].concat();
+        assert_eq!(read(field(3, &identity)), Ok(true));
+        assert_eq!(read(field(3, &[4 << 3, 0, 5 << 3, 1])), Ok(true));
+        // The flags are true where they are absent.
+        let drops = not_supported("it drops spaces (remove_extra_whitespaces)");
+        assert_eq!(read(Vec::new()), drops);
+        assert_eq!(read(field(3, &[3 << 3, 1])), drops);
+        assert_eq!(read(field(3, &[4 << 3, 1])), drops);
+        let replaces = not_supported("it replaces characters (precompiled_charsmap)");
+        assert_eq!(read(field(3, &[field(2, b"table"), vec![4 << 3, 0]].concat())), replaces);
+        let leaves = not_supported("it does not write spaces as `▁` (escape_whitespaces)");
+        assert_eq!(read(field(3, &[4 << 3, 0, 5 << 3, 0])), leaves);
+        assert_eq!(read(field(3, &[4 << 3])), not_supported("it is no SentencePiece model"));
     }
 
     #[test]

@@ -62,6 +62,8 @@ fn gemma3() {
     folder.config["sliding_window"] = 100.into();
     folder.config["query_pre_attn_scalar"] = 16.into();
     folder.config["rope_local_base_freq"] = 10_000.0.into();
+    folder.config["_sliding_window_pattern"] = 6.into();
+    folder.config["layer_types"] = json!(vec!["sliding_attention"; LAYERS]);
     head_norms(&mut folder, 0.0);
     each_layer(&mut folder, "pre_feedforward_layernorm.weight", &[64], 0.0, 0.2);
     each_layer(&mut folder, "post_feedforward_layernorm.weight", &[64], 0.0, 0.2);

@@ -69,6 +69,59 @@ fn settings() {
 }
 
 #[test]
+fn factors_of_long_contexts() {
+    let absent = "absent: the factor that follows from the stretching";
+    for key in ["attention_factor", "short_mscale", "long_mscale"] {
+        check(
+            "Phi3ForCausalLM",
+            |folder| {
+                folder.config["original_max_position_embeddings"] = 128.into();
+                folder.config["rope_scaling"] =
+                    json!({"type": "longrope", "long_factor": vec![2.0; 8], "short_factor": vec![1.0; 8]});
+                folder.config["rope_scaling"][key] = 1.5.into();
+            },
+            &format!("`{key}` in `DIR/config.json` is 1.5, want {absent}"),
+        );
+    }
+}
+
+#[test]
+fn orders_of_layers() {
+    let config = |key, value, want| config("Gemma3ForCausalLM", key, value, want);
+    config("sliding_window_pattern", json!(2), "6");
+    config("_sliding_window_pattern", json!(2), "6");
+    let want = "full_attention for each 6th layer, sliding_attention for the others";
+    for kinds in [
+        json!(["sliding_attention", "full_attention"]),
+        json!(["full_attention", "sliding_attention"]),
+        json!(["sliding_attention"]),
+        json!([0, 0]),
+        json!("sliding_attention"),
+    ] {
+        config("layer_types", kinds, want);
+    }
+}
+
+#[test]
+fn experts_whose_weights_are_not_normalized() {
+    let experts = |folder: &mut Folder| {
+        folder.config["num_experts"] = 4.into();
+        folder.config["num_experts_per_tok"] = 2.into();
+        folder.config["moe_intermediate_size"] = 32.into();
+    };
+    // Unless the file says otherwise, the class does not normalize.
+    check("Qwen3MoeForCausalLM", experts, "`norm_topk_prob` in `DIR/config.json` is absent, want true");
+    check(
+        "Qwen3MoeForCausalLM",
+        |folder| {
+            experts(folder);
+            folder.config["norm_topk_prob"] = false.into();
+        },
+        "`norm_topk_prob` in `DIR/config.json` is false, want true",
+    );
+}
+
+#[test]
 fn tensors() {
     let missing = |name: &str| format!("tensor `{name}` is missing");
     let without = |name: &'static str| move |folder: &mut Folder| drop(folder.tensors.remove(name));
