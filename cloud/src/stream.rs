@@ -25,17 +25,19 @@ pub const UNREAD_TOKENS_MAX: usize = 256;
 /// Batches besides the tokens' own that one answer can have: the end.
 const BATCHES_BESIDES_TOKENS: usize = 2;
 
-/// A flag that both ends of an answer see.
+/// A flag that both ends of an answer see, in one order with [`Progress`].
+///
+/// Whoever sets it looks afterwards whether the answer is parked; whoever parks the answer looks at it afterwards.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::SeqCst)
     }
 }
 
@@ -121,7 +123,7 @@ impl EventSink {
 
     /// Whether it must begin to: it is as far ahead of its reader as it may be.
     pub(crate) fn park(&self) -> bool {
-        if self.progress.unread() < UNREAD_TOKENS_MAX {
+        if self.cancel.is_set() || self.progress.unread() < UNREAD_TOKENS_MAX {
             return false;
         }
         self.progress.parked.store(true, Ordering::SeqCst);
@@ -312,5 +314,29 @@ impl AssistStream {
 impl Drop for AssistStream {
     fn drop(&mut self) {
         self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::TokenEvent;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_parked_for_a_reader_that_is_there() {
+        let full = || {
+            let (sink, stream) = AssistStream::new(JobId(1), 2 * UNREAD_TOKENS_MAX);
+            for index in 0..UNREAD_TOKENS_MAX as u32 {
+                sink.send(vec![AssistEvent::Token(TokenEvent { index, id: 1, text: String::new() })]);
+            }
+            (sink, stream)
+        };
+        let (sink, stream) = full();
+        assert!(sink.park() && sink.is_parked());
+        drop(stream);
+        let (sink, stream) = full();
+        drop(stream);
+        assert!(!sink.park() && !sink.is_parked(), "nobody would wake it");
     }
 }

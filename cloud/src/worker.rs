@@ -94,6 +94,8 @@ impl Worker {
             }
             match self.desk.stage() {
                 Stage::Open => self.desk.wait(Stage::Open),
+                // Accepted after the last look, and before the stage was another one.
+                Stage::Draining | Stage::Stopping if self.desk.stats().waiting > 0 => {}
                 // An answer that waits for its reader has not ended.
                 Stage::Draining if self.desk.stats().parked > 0 => self.desk.wait(Stage::Draining),
                 Stage::Draining | Stage::Stopping | Stage::Failed => return,
@@ -111,8 +113,9 @@ impl Worker {
     fn next_pass(&mut self) -> Option<Pass> {
         loop {
             self.desk.take_arrived(&mut self.jobs);
-            self.drop_cancelled();
+            // In this order: a reader that goes away before its answer is parked wakes nobody.
             self.mind_readers();
+            self.drop_cancelled();
             self.share_prefixes();
             let mut effects = VecDeque::from(self.desk.step(Event::Turn(self.room())));
             if effects.is_empty() {
@@ -282,6 +285,10 @@ impl Worker {
     }
 
     fn close(&mut self, closed: Closed) {
+        if !self.jobs.contains_key(&closed.id) {
+            // It came since the last look at what arrived, and its deadline has passed already.
+            self.desk.take_arrived(&mut self.jobs);
+        }
         if let Some(running) = self.running.remove(&closed.id) {
             self.engine.release(running.seq);
             // Before its reader hears of the end.
@@ -381,6 +388,8 @@ impl Drop for Worker {
     /// Whoever waits for an answer must not wait for a thread that is gone, nor may anybody start a new one.
     fn drop(&mut self) {
         self.desk.advance(if std::thread::panicking() { Stage::Failed } else { Stage::Stopping });
+        // Nothing further arrives; what has, ends with the others.
+        self.desk.take_arrived(&mut self.jobs);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::relay::{
     CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
     TextRules,
 };
-use crate::worker::{EngineWorker, WorkerError};
+use crate::worker::EngineWorker;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::speculation::SpeculationStats;
 use baton_engine::stop::{StopError, StopStrings};
@@ -106,9 +106,6 @@ pub enum AgentError {
     /// Bad stop strings.
     #[error(transparent)]
     Stop(#[from] StopError),
-    /// The engine's thread is gone.
-    #[error(transparent)]
-    Worker(#[from] WorkerError),
     /// A background task died.
     #[error("prepare the question")]
     Prepare(#[source] tokio::task::JoinError),
@@ -230,7 +227,7 @@ impl Agent {
             let _gone = events.send(AnswerEvent::Note(note.clone())).await;
         }
         let before = self.speculation();
-        let outcome = self.drive(&mut prepared, &events, &mut notes).await?;
+        let outcome = self.drive(&mut prepared, &events, &mut notes).await;
         self.recent().add(&outcome.timeline);
         let table = prepared.redactor.table();
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
@@ -375,15 +372,12 @@ impl Agent {
         prepared: &mut Prepared,
         events: &mpsc::Sender<AnswerEvent>,
         notes: &mut Vec<Note>,
-    ) -> Result<Outcome, AgentError> {
-        let mut reports: Option<mpsc::Receiver<EngineReport>> = match &self.device {
-            Some(device) => Some(device.worker.attach().await?),
-            None => None,
-        };
+    ) -> Outcome {
+        let mut queue = VecDeque::from([RelayEvent::Begin]);
+        let mut reports = self.attach(&mut queue).await;
         let origin = Instant::now();
         let mut cloud: Option<CloudStream> = None;
         let mut wake: Option<Millis> = None;
-        let mut queue = VecDeque::from([RelayEvent::Begin]);
         loop {
             while let Some(event) = queue.pop_front() {
                 let now = Millis::from(origin.elapsed());
@@ -405,7 +399,9 @@ impl Agent {
                                 stream.close().await;
                             }
                         }
-                        RelayEffect::Engine(command) => self.command(command).await?,
+                        RelayEffect::Engine(command) => {
+                            queue.extend(self.command(command, &mut reports).await);
+                        }
                         RelayEffect::Show { index, text, source } => {
                             let event = AnswerEvent::Text { index: Some(index), text, source };
                             queue.extend(deliver(events, event).await);
@@ -426,14 +422,27 @@ impl Agent {
                             if let Some(stream) = cloud.take() {
                                 stream.close().await;
                             }
-                            return Ok(*outcome);
+                            return *outcome;
                         }
                     }
                 }
             }
             let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
             queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
+            // The cloud comes first: one that never pauses must not keep the engine waiting.
+            let report = reports.as_mut().and_then(|reports| reports.try_recv().ok());
+            queue.extend(report.map(RelayEvent::Engine));
         }
+    }
+
+    /// The engine's reports for a new answer. An engine that is gone is one that is lost at the beginning: the cloud may
+    /// still answer.
+    async fn attach(&self, queue: &mut VecDeque<RelayEvent>) -> Option<mpsc::Receiver<EngineReport>> {
+        let attached = self.device.as_ref()?.worker.attach().await;
+        if attached.is_err() {
+            queue.push_back(RelayEvent::EngineLost);
+        }
+        attached.ok()
     }
 
     fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
@@ -480,11 +489,17 @@ impl Agent {
         }
     }
 
-    async fn command(&self, command: EngineCommand) -> Result<(), AgentError> {
-        match &self.device {
-            Some(device) => Ok(device.worker.command(command).await?),
-            None => Ok(()),
+    /// Gives a command to the engine; an event where that is gone.
+    async fn command(
+        &self,
+        command: EngineCommand,
+        reports: &mut Option<mpsc::Receiver<EngineReport>>,
+    ) -> Option<RelayEvent> {
+        let gone = self.device.as_ref()?.worker.command(command).await.is_err();
+        if gone {
+            *reports = None;
         }
+        gone.then_some(RelayEvent::EngineLost)
     }
 }
 
@@ -517,7 +532,7 @@ async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Opti
     }
 }
 
-/// Waits for whatever comes first.
+/// Waits for whatever comes first; of what is there already, the earlier one below.
 async fn next_event(
     cloud: &mut Option<CloudStream>,
     reports: &mut Option<mpsc::Receiver<EngineReport>>,
@@ -543,6 +558,7 @@ async fn next_event(
         }
     };
     tokio::select! {
+        biased;
         () = events.closed() => RelayEvent::Cancel,
         message = cloud_message => match message {
             Some(CloudMessage::Event(event)) => RelayEvent::Cloud(event),

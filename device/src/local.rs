@@ -41,7 +41,8 @@ use verify::Verification;
 const PASSES: usize = 16;
 /// No pass is cut smaller than this.
 const CHUNK_TOKENS_MIN: usize = 8;
-/// The last prompt chunk joins the verification pass if its logits need no more floats than this.
+/// The last prompt chunk joins the verification pass if its logits need no more floats than this; no step of that pass
+/// gives more.
 const MERGED_LOGITS_MAX: usize = 8 << 20;
 /// Share of the context kept free for the answer, at least.
 const ANSWER_SHARE: usize = 4;

@@ -281,8 +281,11 @@ impl RelayCore {
     }
 
     fn cancel(&mut self, mut fx: Vec<RelayEffect>) -> Vec<RelayEffect> {
-        self.ending = None;
-        self.complete(Ending::Cancelled, "", &mut fx);
+        // An answer that is all shown only waits for the cloud's `end`: there is nothing to cancel.
+        if self.ending.is_none() || self.display.shown() < self.answer.len() {
+            self.ending = None;
+            self.complete(Ending::Cancelled, "", &mut fx);
+        }
         self.finish(&mut fx);
         fx
     }

@@ -22,6 +22,7 @@ mod preemption;
 mod program;
 mod progress;
 mod quotas;
+mod races;
 mod running;
 mod scheduler;
 mod service;

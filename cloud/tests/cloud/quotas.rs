@@ -16,11 +16,11 @@ use uuid::Uuid;
 use crate::client::{Reply, Server};
 use crate::world::{by_hand, document, drain, end, options, request, run_all, tokens};
 
-fn gate() -> Gate {
+pub fn gate() -> Gate {
     Gate::new(Clock::monotonic(), now_ms)
 }
 
-fn tenant(tokens_per_day: Option<u64>) -> Arc<Tenant> {
+pub fn tenant(tokens_per_day: Option<u64>) -> Arc<Tenant> {
     let settings = TenantSettings { tokens_per_day, ..TenantSettings::default() };
     let updated_by = String::new();
     let id = baton_cloud::access::DEFAULT_TENANT.to_owned();

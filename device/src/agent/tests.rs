@@ -3,9 +3,11 @@
 use super::*;
 use crate::local::LocalEngine;
 use crate::local::tests::model;
+use crate::local::tests::watched::watched;
 use baton_engine::EngineOptions;
 use baton_engine::pace_emulation::PassCost;
 use baton_protocol::Role;
+use std::sync::atomic::AtomicBool;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -200,6 +202,31 @@ async fn a_reader_that_goes_cancels_its_answer_and_the_next_is_served() {
     assert_eq!(report.ending, "cancelled");
     let (report, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
     assert_ne!(report.ending, "cancelled");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_lost_leaves_the_answers_to_the_cloud() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let breaks = broken.clone();
+    let engine = watched(model(), move |_, _| assert!(!breaks.load(Ordering::Relaxed), "the engine breaks"));
+    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    broken.store(true, Ordering::Relaxed);
+    // More tokens are promised than come, so that nobody goes on before the end is heard.
+    let whole = stream(&["It", " is", " so."]).replace("\"assist_tokens\":3", "\"assist_tokens\":9");
+    let cloud = FakeCloud::start(whole).await;
+    let client = CloudClient::new(&cloud.url, None).unwrap();
+    let device = DeviceModel::new(worker, model());
+    let agent = Agent::new(Some(device), model().tokenizer().clone(), Some(client), "test");
+    // The first question breaks the engine; the last one finds it gone.
+    for _ in 0..2 {
+        let (alone, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
+        assert_eq!((alone.ending, alone.answer.as_str()), ("error", ""), "{alone:?}");
+        for _ in 0..2 {
+            let (report, shown) = ask(&agent, question("Say it.", RelayMode::Relay)).await;
+            assert_eq!((report.answer.as_str(), shown.as_str()), ("It is so.", "It is so."));
+            assert_eq!((report.ending, report.error), ("stop", None));
+        }
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ const BOUNDARY_BYTES_MAX: usize = 48;
 /// Text mode: from own tokens to the text after the accepted part.
 struct OwnText {
     detokenizer: Detokenizer,
+    /// Bytes of the answer's text that came out so far. A SentencePiece model's first token may have a space that is no
+    /// part of it.
     written: usize,
     /// Bytes of accepted text, which are not shown again.
     skip: usize,
@@ -43,7 +45,14 @@ impl OwnText {
     fn visible(&mut self, text: &str) -> String {
         let hidden = self.skip.saturating_sub(self.written).min(text.len());
         self.written += text.len();
-        text.get(hidden..).unwrap_or_default().to_owned()
+        text[text.ceil_char_boundary(hidden)..].to_owned()
+    }
+
+    /// Takes over one of the accepted tokens: with it, the first `end` bytes of the accepted text are read.
+    fn accept(&mut self, id: TokenId, end: usize) {
+        // Shown already.
+        self.detokenizer.push(id);
+        self.written = end.saturating_sub(self.detokenizer.held_bytes());
     }
 }
 
@@ -69,7 +78,7 @@ impl Decoder {
 }
 
 /// Index of the token that begins the last word of the text.
-fn stable_boundary(text: &str, spans: &[Range<usize>]) -> usize {
+pub(super) fn stable_boundary(text: &str, spans: &[Range<usize>]) -> usize {
     let bytes = text.as_bytes();
     let last = spans.len().saturating_sub(1);
     (0..spans.len())
@@ -112,7 +121,7 @@ impl LocalEngine {
             let first = verification.choices[kept];
             let text = verification.text.as_ref().map(|(text, spans)| {
                 let skip = spans.get(kept).map_or(text.len(), |s| s.start);
-                own_text(&tokenizer, &verification.ids[..kept], skip, Vec::new())
+                own_text(&tokenizer, &verification.ids[..kept], &spans[..kept], skip, Vec::new())
             });
             let mut ids = verification.ids;
             ids.truncate(kept);
@@ -136,18 +145,20 @@ impl LocalEngine {
     ) -> (Decoder, TokenId) {
         let (text, spans) = verification.text.as_ref().expect("callers have text");
         let vocab_len = self.engine.model().config().vocab_len;
+        let mut rows = verification.logits.chunks_exact(vocab_len);
         let mut at = stable_boundary(text, spans);
         let residual = text.as_bytes()[spans[at].start..].to_vec();
-        let mut own = own_text(tokenizer, &verification.ids[..at], text.len(), residual);
+        let mut own = own_text(tokenizer, &verification.ids[..at], &spans[..at], text.len(), residual);
         loop {
-            let row = &verification.logits[at * vocab_len..(at + 1) * vocab_len];
+            let row = rows.next().expect("a row for every token from the boundary on, and one more");
             let ids = &verification.ids[..at];
             let token = sample_agreeing(job, tokenizer, row, ids, &own.residual);
             if own.residual.is_empty() || token != verification.ids[at] {
                 let ids = ids.to_vec();
                 return (Decoder { ids, index, text: Some(own) }, token);
             }
-            own.push(token, tokenizer.token_bytes(token));
+            own.accept(token, spans[at].end);
+            own.residual = text.as_bytes()[spans[at].end..].to_vec();
             at += 1;
         }
     }
@@ -241,11 +252,17 @@ impl LocalEngine {
     }
 }
 
-fn own_text(tokenizer: &Arc<Tokenizer>, ids: &[TokenId], skip: usize, residual: Vec<u8>) -> OwnText {
+/// The text after these tokens of the accepted text, the first of its tokens; `spans` are theirs.
+fn own_text(
+    tokenizer: &Arc<Tokenizer>,
+    ids: &[TokenId],
+    spans: &[Range<usize>],
+    skip: usize,
+    residual: Vec<u8>,
+) -> OwnText {
     let mut own = OwnText { detokenizer: Detokenizer::new(tokenizer.clone()), written: 0, skip, residual };
-    for &id in ids {
-        let text = own.detokenizer.push(id);
-        own.visible(&text);
+    for (&id, span) in ids.iter().zip(spans) {
+        own.accept(id, span.end);
     }
     own
 }

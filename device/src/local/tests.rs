@@ -1,7 +1,10 @@
 //! The local engine: passes, verification, shared prefixes, prompts that do not fit.
 
 mod adapters;
+mod bounds;
+mod other_tokenizer;
 mod speculation;
+pub(crate) mod watched;
 
 use super::*;
 use baton_engine::gguf::Gguf;

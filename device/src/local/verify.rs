@@ -1,7 +1,10 @@
 //! The verification pass: the end of the prompt and the cloud's tokens together, as a step of speculative decoding.
+//!
+//! One step of the engine, or several where the logits of one would take too much memory.
 
 use super::command::{Accepted, EngineReport, Verified};
-use super::{Job, LocalEngine, PassOutcome, SequenceError, Stage};
+use super::decode::stable_boundary;
+use super::{Job, LocalEngine, MERGED_LOGITS_MAX, PassOutcome, SequenceError, Stage};
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
@@ -16,7 +19,8 @@ pub(super) struct Verification {
     pub(super) text: Option<(String, Vec<Range<usize>>)>,
     /// The device's own choice at every position, `ids.len() + 1` of them.
     pub(super) choices: Vec<TokenId>,
-    /// `[ids.len() + 1, v]`; kept in text mode only, where the first own token may be constrained.
+    /// Text mode: the logits from the token that begins the last word on, a row for each token and one more. The first
+    /// own token may be constrained there.
     pub(super) logits: Vec<f32>,
 }
 
@@ -57,26 +61,35 @@ impl LocalEngine {
             Some(Accepted::Ids(ids)) => (ids.clone(), None),
             Some(Accepted::Text(text)) if !text.is_empty() => {
                 let (ids, spans) = tokenizer.encode_answer(text);
-                (ids, Some((text.clone(), spans)))
+                // A vocabulary may have no token for any of it.
+                let text = (!ids.is_empty()).then(|| (text.clone(), spans));
+                (ids, text)
             }
             Some(Accepted::Text(_)) | None => (Vec::new(), None),
         };
         let held = self.held();
         let mut batch = job.ids[held..].to_vec();
-        let prompt_rows = batch.len();
+        let before = batch.len() - 1;
         batch.extend_from_slice(&ids);
-        let wanted = if batch.len() == 1 { Wanted::Last } else { Wanted::All };
-        let step = StepSeq { seq: self.seq, ids: &batch, logits: wanted, capture: None };
-        let mut output = self.engine.step(&[step], control)?;
-        let logits = output.pop().map(|o| o.logits).unwrap_or_default();
-        let vocab_len = self.engine.model().config().vocab_len;
-        let logits = &logits[(prompt_rows - 1) * vocab_len..];
-        check_logits(logits)?;
-        let choices = logits
-            .chunks_exact(vocab_len)
-            .enumerate()
-            .map(|(i, row)| job.sampler.sample(row, i as u64, &ids[..i]))
-            .collect();
+        let kept_from = text.as_ref().map(|(text, spans)| stable_boundary(text, spans));
+        let (mut choices, mut logits) = (Vec::with_capacity(ids.len() + 1), Vec::new());
+        let mut at = 0;
+        let computed = self.compute(&batch, control, |row| {
+            if let Some(i) = usize::checked_sub(at, before) {
+                check_logits(row)?;
+                choices.push(job.sampler.sample(row, i as u64, &ids[..i]));
+                if kept_from.is_some_and(|from| i >= from) {
+                    logits.extend_from_slice(row);
+                }
+            }
+            at += 1;
+            Ok(())
+        });
+        if let Err(err) = computed {
+            // As if no part of it had run.
+            let undone = if self.held() > held { self.engine.truncate(self.seq, held) } else { Ok(()) };
+            return Err(if err.is_cancelled() { undone.err().unwrap_or(err) } else { err });
+        }
         outcome.content = PassContent {
             prompts_begun: usize::from(!job.begun),
             prefill_tokens: batch.len(),
@@ -84,7 +97,6 @@ impl LocalEngine {
         };
         outcome.held_tokens = held;
         job.begun = true;
-        let logits = if text.is_some() { logits.to_vec() } else { Vec::new() };
         let verification = Verification { ids, text, choices, logits };
         let verified = verification.compare(&tokenizer);
         let (prompt, total) = (job.prompt, job.ids.len());
@@ -92,6 +104,24 @@ impl LocalEngine {
         outcome.reports.push(EngineReport::Verified { prompt, verified });
         job.accepted = None;
         job.stage = Stage::Decide(verification);
+        Ok(())
+    }
+
+    /// Runs ids through the model and hands every row of logits out, in order; never holds many of them.
+    fn compute(
+        &mut self,
+        ids: &[TokenId],
+        control: &mut dyn StepControl,
+        mut row: impl FnMut(&[f32]) -> Result<(), SequenceError>,
+    ) -> Result<(), SequenceError> {
+        let vocab_len = self.engine.model().config().vocab_len;
+        for ids in ids.chunks((MERGED_LOGITS_MAX / vocab_len).max(1)) {
+            let wanted = if ids.len() == 1 { Wanted::Last } else { Wanted::All };
+            let step = StepSeq { seq: self.seq, ids, logits: wanted, capture: None };
+            let mut output = self.engine.step(&[step], control)?;
+            let logits = output.pop().map(|o| o.logits).unwrap_or_default();
+            logits.chunks_exact(vocab_len).try_for_each(&mut row)?;
+        }
         Ok(())
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct CloudSide {
     /// Why it would be in vain to ask again for this answer.
     refuses: Option<CloudFault>,
     continuing: bool,
+    /// All its tokens were there when the device dropped some of them.
+    corrected: bool,
     /// Token ids mean the same on both sides: equal tokenizer digests.
     pub(super) ids_usable: bool,
     pub(super) corrector: Corrector,
@@ -68,6 +70,7 @@ impl CloudSide {
             offset: 0,
             refuses: None,
             continuing: false,
+            corrected: false,
             ids_usable: false,
             corrector,
             last_at: Millis::ZERO,
@@ -98,6 +101,16 @@ impl CloudSide {
 
     pub(super) fn close(&mut self) {
         self.state = CloudState::Over;
+    }
+
+    /// The device drops some of its tokens: what is complete stays complete.
+    pub(super) fn correct(&mut self) {
+        self.corrected = self.active();
+    }
+
+    /// All tokens of the stream under way are there, of an answer of `len` tokens.
+    fn all_there(&self, len: usize) -> bool {
+        self.streaming() && (self.corrected || len - self.offset >= self.cap)
     }
 
     pub(super) fn continuing(&self) -> bool {
@@ -288,6 +301,11 @@ impl RelayCore {
         if end.reason == EndReason::Cancelled {
             return self.cloud_lost(CloudFault::Cancelled, now, fx);
         }
+        if self.cloud.corrected {
+            // Its tokens were all there, and its end was behind what the device dropped.
+            self.cloud.close();
+            return self.cloud_part_over(false, now, fx);
+        }
         let got = self.answer.len() - self.cloud.offset;
         let said = end.usage.completion_tokens as usize;
         let hole = got < said.min(self.cloud.cap);
@@ -308,7 +326,7 @@ impl RelayCore {
             return;
         }
         let broke_off = self.cloud.streaming();
-        let all_there = broke_off && self.answer.len() - self.cloud.offset >= self.cloud.cap;
+        let all_there = self.cloud.all_there(self.answer.len());
         self.cloud.close();
         if all_there {
             return self.cloud_part_over(false, now, fx);
@@ -356,7 +374,7 @@ impl RelayCore {
         let offset = self.answer.len();
         self.cloud.inbox = Inbox::default();
         self.cloud.offset = offset;
-        self.cloud.continuing = true;
+        (self.cloud.continuing, self.cloud.corrected) = (true, false);
         self.cloud.hedge_at = None;
         self.cloud.cap = self.spec.tokens_max - offset;
         self.cloud.asked(now);
@@ -370,8 +388,7 @@ impl RelayCore {
 
     /// The cloud's part is complete when all its tokens are there or no more will come.
     pub(super) fn cloud_complete(&self) -> bool {
-        !self.cloud.active()
-            || (self.cloud.streaming() && self.answer.len() - self.cloud.offset >= self.cloud.cap)
+        !self.cloud.active() || self.cloud.all_there(self.answer.len())
     }
 
     fn note_mask(&mut self, reason: String, fx: &mut Vec<RelayEffect>) {

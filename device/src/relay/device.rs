@@ -314,6 +314,7 @@ impl RelayCore {
         if len < self.answer.len() {
             fx.push(RelayEffect::Note(Note::Corrected { at: len, tokens: self.answer.len() - len }));
             self.answer.truncate(len);
+            self.cloud.correct();
         }
         self.device.state = DeviceState::Decoding;
         self.send(EngineCommand::Decode { prompt: self.device.prompt, keep, index: len }, fx);

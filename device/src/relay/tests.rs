@@ -277,6 +277,22 @@ fn a_cloud_that_wrote_all_still_tells_its_cost() {
 }
 
 #[test]
+fn cancelling_an_answer_that_is_all_shown_leaves_its_last_letters() {
+    let cloud = RelayConfig { mode: RelayMode::CloudOnly, pace: PaceMode::Instant, ..config() };
+    let mut script = good_cloud(26);
+    // Its last token comes at 800 ms, its end never.
+    script.pop();
+    script.push((850.0, RelayEvent::Cancel));
+    // The last letter is held back, as it may begin a stop string.
+    let core = RelayCore::new(cloud, spec(26), rules(&["z!"]));
+    let mut sim = Sim::new(core, engine(30), script);
+    let outcome = sim.run();
+    assert_eq!((outcome.answer, outcome.ending), (expected(26, 0), Ending::Length));
+    assert_eq!(sim.now(), 850.0, "it ends at once");
+    assert!(sim.cloud_closed());
+}
+
+#[test]
 fn nothing_happens_before_begin_or_after_the_end() {
     let mut core = core(config(), 10);
     assert_eq!(core.step(first_event(3), Millis::ZERO), []);

@@ -178,6 +178,57 @@ fn a_cloud_that_goes_on_to_the_end_of_its_context_ends_the_answer() {
     );
 }
 
+/// A cloud whose part is corrected by the device: without its end, and with these events so many milliseconds after the
+/// verification; and how many of its tokens stay.
+fn corrected(
+    idle_timeout_ms: f64,
+    after: Option<(f64, RelayEvent)>,
+) -> (RelayCore, Vec<(f64, RelayEvent)>, usize) {
+    let relay = RelayConfig { corrector_override: Some(Corrector::Device), idle_timeout_ms, ..config() };
+    let outcome = Sim::new(core(relay.clone(), 60), engine(400), good_cloud(26)).run();
+    let verified_ms = outcome.timeline.ttft_device_ms.unwrap();
+    let kept = outcome.timeline.tokens_from(Source::Cloud);
+    assert_eq!((outcome.answer, outcome.ending), (letters(kept, 60, 60), Ending::Length));
+    assert!(kept < 18, "{kept} stay: the device is soon past the cloud's part");
+    let mut script = good_cloud(26);
+    script.pop();
+    script.extend(after.map(|(ms, event)| (verified_ms + ms, event)));
+    (core(relay, 60), script, kept)
+}
+
+#[test]
+fn a_cloud_that_is_lost_behind_its_corrected_part_is_not_missed() {
+    let events = [
+        Some(RelayEvent::CloudLost(CloudFault::Disconnected)),
+        Some(end_event(EndReason::Cancelled, 26)),
+        Some(end_event(EndReason::Cap, 26)),
+        Some(end_event(EndReason::Stop, 26)),
+        // It says nothing any more, and is given up 300 ms after its last token.
+        None,
+    ];
+    for event in events {
+        let (core, script, kept) = corrected(300.0, event.clone().map(|event| (50.0, event)));
+        let mut sim = Sim::new(core, engine(400), script);
+        let outcome = sim.run();
+        assert_eq!((outcome.answer, outcome.ending), (letters(kept, 60, 60), Ending::Length), "{event:?}");
+        assert_eq!(sim.notes(), ["corrected"], "{event:?}");
+        assert!(sim.cloud_closed(), "{event:?}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_behind_a_corrected_part_has_the_cloud_asked_at_once() {
+    let (core, script, kept) = corrected(300_000.0, None);
+    let at = kept + 2;
+    let mut sim = Sim::new(core, failing(at), script);
+    sim.continuation = going_on(at, 60, EndReason::Cap);
+    let outcome = sim.run();
+    assert_eq!((outcome.answer, outcome.ending), (letters(kept, at, 60), Ending::Length));
+    assert_eq!(sim.notes(), ["corrected", "cloud_continues"]);
+    assert_eq!(sim.accepted, Some(letters(kept, at, at)));
+    assert!(outcome.timeline.total_ms < Some(60_000.0), "{:?}", outcome.timeline.total_ms);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

@@ -1,0 +1,116 @@
+//! What a verification pass holds at most, however long the accepted part is.
+
+use super::watched::watched;
+use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Tokens of the accepted part: more than the logits of one step are for.
+const ACCEPTED: u32 = 300;
+
+/// A model of so many tokens that the logits of the accepted part are too many.
+fn wide_model() -> Arc<Model> {
+    let wide = SyntheticModel {
+        d_model: 64,
+        d_head: 16,
+        d_ff: 96,
+        vocab_len: 65_536,
+        ..SyntheticModel::small("llama", Format::F32, 9)
+    };
+    Model::from_gguf(Gguf::from_bytes(wide.to_gguf().unwrap()).unwrap()).unwrap()
+}
+
+/// Letters in an order in which no two of them are one token.
+fn accepted() -> Vec<TokenId> {
+    (0..ACCEPTED).map(|i| TokenId::from(b'a') + i * 7 % 26).collect()
+}
+
+/// The model's own choices at every position of the accepted part, from the logits of a single step.
+fn choices(model: &Arc<Model>, spec: &AnswerSpec) -> Vec<TokenId> {
+    let mut engine = Engine::new(model.clone(), options(1024)).unwrap();
+    let seq = engine.create();
+    let parts: Vec<PromptSegment<'_>> =
+        spec.segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+    let mut ids = assemble(model.tokenizer(), model.template(), &parts).unwrap().ids;
+    let prompt = ids.len();
+    let accepted = accepted();
+    ids.extend_from_slice(&accepted);
+    let step = StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None };
+    let logits = engine.step(&[step], &mut ()).unwrap().pop().unwrap().logits;
+    let sampler = Sampler::new(spec.sampling).unwrap();
+    let rows = logits.chunks_exact(model.config().vocab_len).skip(prompt - 1);
+    rows.enumerate().map(|(i, row)| sampler.sample(row, i as u64, &accepted[..i])).collect()
+}
+
+/// An engine that holds the prompt and has been told to verify the accepted part.
+fn verifying(mut engine: LocalEngine, spec: &AnswerSpec, accepted: Accepted) -> LocalEngine {
+    engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
+    run(&mut engine);
+    engine.command(EngineCommand::Verify { prompt: P, accepted });
+    engine
+}
+
+#[test]
+fn a_long_accepted_part_is_verified_in_steps_of_bounded_logits() {
+    let model = wide_model();
+    let vocab_len = model.config().vocab_len;
+    assert!(ACCEPTED as usize * vocab_len > MERGED_LOGITS_MAX);
+    let spec = spec(&document(4), 400, false);
+    let want = choices(&model, &spec);
+    let ids = accepted();
+    let text: String = ids.iter().map(|&id| char::from(id as u8)).collect();
+    for (accepted, rows_kept) in [(Accepted::Ids(ids.clone()), 0), (Accepted::Text(text), 2)] {
+        let largest = Arc::new(AtomicUsize::new(0));
+        let seen = largest.clone();
+        let engine = watched(model.clone(), move |_, output| {
+            seen.fetch_max(output.logits.len(), Ordering::Relaxed);
+        });
+        let mut engine = verifying(engine, &spec, accepted.clone());
+        let reports = run(&mut engine);
+        let Some(EngineReport::Verified { verified, .. }) = reports.last() else { panic!("{reports:?}") };
+        assert_eq!(verified.compared, ids.len());
+        if let Accepted::Ids(_) = accepted {
+            assert_eq!(verified.own, want, "as of a single step");
+        }
+        let largest = largest.load(Ordering::Relaxed);
+        assert!(largest <= MERGED_LOGITS_MAX, "{largest} floats in one step");
+        let Some(Job { stage: Stage::Decide(verification), .. }) = &engine.job else {
+            panic!("not verified")
+        };
+        assert_eq!(verification.logits.len(), rows_kept * vocab_len, "only what the first own token needs");
+        assert_eq!(verification.choices, want);
+        let reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: ids.len() });
+        match reports.first() {
+            Some(EngineReport::Token { id, .. }) => assert_eq!(Some(id), want.last()),
+            Some(EngineReport::Ended { .. }) => {
+                assert!(want.last().is_some_and(|&id| model.tokenizer().is_end(id)));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Breaks off after so many layers.
+struct CancelAfter(usize);
+
+impl StepControl for CancelAfter {
+    fn after_layer(&mut self, _: usize, _: usize) -> ControlFlow<()> {
+        self.0 = self.0.saturating_sub(1);
+        if self.0 == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+#[test]
+fn a_verification_that_is_cancelled_between_its_steps_changes_nothing() {
+    let model = wide_model();
+    let spec = spec(&document(4), 400, false);
+    let engine = LocalEngine::new(model.clone(), options(1024)).unwrap();
+    let mut engine = verifying(engine, &spec, Accepted::Ids(accepted()));
+    let before = engine.held();
+    // The model has two layers.
+    let outcome = engine.pass(&mut CancelAfter(3));
+    assert!(outcome.cancelled && outcome.reports.is_empty());
+    assert_eq!(engine.held(), before);
+    let reports = run(&mut engine);
+    let Some(EngineReport::Verified { verified, .. }) = reports.last() else { panic!("{reports:?}") };
+    assert_eq!(verified.own, choices(&model, &spec));
+}

@@ -1,0 +1,69 @@
+//! An engine of which every step is seen by a test, which may change what it gives.
+
+use super::*;
+use baton_engine::SeqOutput;
+
+/// An engine, and what is done with each step and its output.
+struct Watched<F> {
+    engine: Engine,
+    after_step: F,
+}
+
+/// An engine over the model for a [`LocalEngine`], with room for 1,024 tokens.
+pub(crate) fn watched<F>(model: Arc<Model>, after_step: F) -> LocalEngine
+where
+    F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send + 'static,
+{
+    let engine = Engine::new(model, options(1024)).unwrap();
+    LocalEngine::over(Box::new(Watched { engine, after_step }), 1024).unwrap()
+}
+
+impl<F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send> Sequences for Watched<F> {
+    fn model(&self) -> &Arc<Model> {
+        Engine::model(&self.engine)
+    }
+
+    fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
+        Sequences::add_adapter(&mut self.engine, adapter)
+    }
+
+    fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        Sequences::create_with(&mut self.engine, adapter)
+    }
+
+    fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
+        Sequences::fork(&mut self.engine, seq, n_tokens)
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
+        Sequences::truncate(&mut self.engine, seq, n_tokens)
+    }
+
+    fn release(&mut self, seq: SeqId) {
+        Sequences::release(&mut self.engine, seq);
+    }
+
+    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
+        Sequences::len(&self.engine, seq)
+    }
+
+    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
+        Sequences::ids(&self.engine, seq)
+    }
+
+    fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        Sequences::reuse_prefix(&mut self.engine, seq, ids)
+    }
+
+    fn step(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, SequenceError> {
+        let mut outputs = Sequences::step(&mut self.engine, batch, control)?;
+        for (step, output) in batch.iter().zip(&mut outputs) {
+            (self.after_step)(step, output);
+        }
+        Ok(outputs)
+    }
+}
