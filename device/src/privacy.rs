@@ -9,8 +9,11 @@
 //! has the same placeholder within one redactor, and a detector that fails makes the whole redaction fail.
 //!
 //! Covered are values with a form: addresses of mail, machines and wallets, numbers of phones, cards, accounts and
-//! identity papers, keys, passwords after a word for them, user names in paths. Not covered are names of people,
-//! streets and places, dates of birth, and whatever else only its meaning makes private.
+//! identity papers, keys, passwords after a word for them, user names in paths. The word may stand in the same
+//! sentence, in the field or tag before, or in the header row of a table whose cells are parted by commas,
+//! semicolons, tabs or bars. Not covered are names of people, streets and places, dates of birth, and whatever else
+//! only its meaning makes private. Nor is a secret without a form of its own whose word stands behind it, in another
+//! sentence, or only in the header row of a table of HTML or of columns aligned by spaces.
 
 use std::fmt;
 use std::ops::Range;
@@ -268,6 +271,16 @@ impl Redactor {
             return Err(RedactError::TooLong { len: text.len(), max: TEXT_BYTES_MAX });
         }
         let normal = Normal::new(text);
+        let mut found = self.detect(&normal)?;
+        if let Some(encoded) = Normal::with_encoded_spaces(text) {
+            found.extend(self.detect(&encoded)?);
+        }
+        found.extend(placeholder_ranges(text).map(|range| (range, EntityKind::Text)));
+        Ok(Checked { part: text, normal, start, found: merged(found) })
+    }
+
+    /// What the detectors find in a text, as ranges of the original.
+    fn detect(&self, normal: &Normal<'_>) -> Result<Vec<Finding>, RedactError> {
         let mut found = Vec::new();
         for detector in &self.detectors {
             let from = found.len();
@@ -280,10 +293,7 @@ impl Redactor {
                 return Err(RedactError::BadRange { detector: detector.name(), start, end });
             }
         }
-        let mut found: Vec<Finding> =
-            found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect();
-        found.extend(placeholder_ranges(text).map(|range| (range, EntityKind::Text)));
-        Ok(Checked { part: text, normal, start, found: merged(found) })
+        Ok(found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect())
     }
 }
 

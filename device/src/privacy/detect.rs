@@ -6,10 +6,12 @@
 use super::EntityKind;
 use std::ops::Range;
 
+mod column;
 mod email;
 mod id;
 mod ip;
 mod key;
+mod named;
 mod number;
 mod password;
 mod path;
@@ -67,10 +69,12 @@ pub enum BuiltIn {
     Password,
     /// User names in paths.
     Path,
+    /// Tables whose header row names what is in a column.
+    Column,
 }
 
 impl BuiltIn {
-    const ALL: [BuiltIn; 10] = [
+    const ALL: [BuiltIn; 11] = [
         Self::Email,
         Self::Phone,
         Self::Card,
@@ -81,6 +85,7 @@ impl BuiltIn {
         Self::Key,
         Self::Password,
         Self::Path,
+        Self::Column,
     ];
 
     /// All of them.
@@ -102,6 +107,7 @@ impl Detector for BuiltIn {
             Self::Key => "key",
             Self::Password => "password",
             Self::Path => "path",
+            Self::Column => "column",
         }
     }
 
@@ -117,6 +123,7 @@ impl Detector for BuiltIn {
             Self::Key => key::find(text, found),
             Self::Password => password::find(text, found),
             Self::Path => path::find(text, found),
+            Self::Column => column::find(text, found),
         }
         Ok(())
     }
@@ -149,7 +156,7 @@ fn after(text: &str, at: usize) -> Option<char> {
 /// spaces). The letter of an escape such as `\n` is no letter of a word.
 fn begins(text: &str, at: usize) -> bool {
     match before(text, at) {
-        Some('n' | 'r' | 't') if text[..at - 1].ends_with('\\') => !text[..at - 1].ends_with("\\\\"),
+        Some('n' | 'r' | 't') if text[..at - 1].ends_with('\\') => true,
         // Markdown's emphasis.
         Some('_') => before(text, at - 1).is_none_or(|c| !c.is_ascii_alphanumeric()),
         Some(c) => !c.is_ascii_alphanumeric(),
@@ -170,16 +177,35 @@ fn stands_alone(text: &str, range: &Range<usize>) -> bool {
     begins(text, range.start) && ends(text, range.end)
 }
 
-/// Whether the range is part of a longer row of numbers, such as `1.2.3.4.5` or one group of a grouped number.
+/// Digits of a number that is written without separators and is too long for a group of another.
+const LONG_DIGITS: usize = 8;
+
+/// Whether the range is part of a longer row of numbers, such as `1.2.3.4.5` or one group of a grouped number. A number
+/// with separators goes on only behind one that it has itself: the next column of a table is no part of it.
 fn in_longer_number(text: &str, range: &Range<usize>) -> bool {
-    let joins = |c: char| matches!(c, '.' | ',' | '-' | ' ' | '/' | ':');
+    let own = &text[range.clone()];
     let bytes = text.as_bytes();
-    let left = range.start >= 2
-        && joins(char::from(bytes[range.start - 1]))
-        && bytes[range.start - 2].is_ascii_digit();
-    let right = bytes.get(range.end).is_some_and(|&b| joins(char::from(b)))
+    let mixed = own.contains(['-', '.', '/', '(']);
+    let separated = mixed || own.contains(' ');
+    let long = !separated && own.bytes().filter(u8::is_ascii_digit).count() >= LONG_DIGITS;
+    let joins = |b: u8| match b {
+        b',' => !separated && !long,
+        b' ' if mixed || long => false,
+        b'.' | b'-' | b' ' | b'/' | b':' => !separated || own.as_bytes().contains(&b),
+        _ => false,
+    };
+    let left = range.start >= 2 && joins(bytes[range.start - 1]) && bytes[range.start - 2].is_ascii_digit();
+    let right = bytes.get(range.end).is_some_and(|&b| joins(b))
         && bytes.get(range.end + 1).is_some_and(u8::is_ascii_digit);
-    left || right
+    left || right || long && !text[..range.start].ends_with(',') && cents(&text[range.end..])
+}
+
+/// Whether a decimal comma and one or two digits follow, and no further column.
+fn cents(rest: &str) -> bool {
+    let Some(fraction) = rest.strip_prefix(',') else { return false };
+    let digits = fraction.bytes().take(3).take_while(u8::is_ascii_digit).count();
+    let behind = &fraction[digits..];
+    (1..=2).contains(&digits) && ends(fraction, digits) && !behind.starts_with([',', '.', '-', '/', ':'])
 }
 
 fn digits(text: &str) -> Vec<u32> {

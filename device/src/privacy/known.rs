@@ -184,6 +184,32 @@ fn packed(text: &str) -> Packed {
     out
 }
 
+/// Country codes of two digits (ITU-T E.164); those that begin with 1 and 7 have one digit, all others three.
+const TWO_DIGIT_CODES: &[u8] = &[
+    20, 27, 30, 31, 32, 33, 34, 36, 39, 40, 41, 43, 44, 45, 46, 47, 48, 49, 51, 52, 53, 54, 55, 56, 57, 58,
+    60, 61, 62, 63, 64, 65, 66, 81, 82, 84, 86, 90, 91, 92, 93, 94, 95, 98,
+];
+
+/// The other ways to write an international number without separators: without the sign, and from within its country.
+fn other_notations(bare: &str) -> Vec<String> {
+    let Some(number) = bare.strip_prefix('+').or_else(|| bare.strip_prefix("00")) else { return Vec::new() };
+    if number.len() < 10 || !number.bytes().all(|b| b.is_ascii_digit()) {
+        return Vec::new();
+    }
+    let code = match number.as_bytes()[0] {
+        b'1' | b'7' => 1,
+        _ if number[..2].parse().is_ok_and(|code| TWO_DIGIT_CODES.contains(&code)) => 2,
+        _ => 3,
+    };
+    // A zero in brackets is for calls from within the country.
+    let national = number[code..].trim_start_matches('0');
+    let mut forms = vec![number.to_owned(), format!("0{national}")];
+    if national.len() >= 9 {
+        forms.push(national.to_owned());
+    }
+    forms
+}
+
 impl Matcher {
     fn new<'a>(values: impl Iterator<Item = (&'a str, EntityKind)>) -> Self {
         let (mut loose, mut words) = (HashMap::new(), HashMap::new());
@@ -191,6 +217,10 @@ impl Matcher {
         for (value, kind) in values {
             let bare = packed(value).text;
             all.push(bare.clone());
+            if kind == EntityKind::Phone {
+                let forms = other_notations(&bare).into_iter();
+                loose.extend(forms.filter(|form| form.len() >= LOOSE_CHARS_MIN).map(|form| (form, kind)));
+            }
             let mixed = bare.chars().any(|c| c.is_ascii_digit()) || bare.contains('@');
             if mixed && bare.chars().count() >= LOOSE_CHARS_MIN {
                 loose.insert(bare, kind);

@@ -37,13 +37,37 @@ enum Change {
     Becomes(usize, char),
 }
 
+/// What `%20` becomes: it parts words, or is a part of a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spaces {
+    Part,
+    Stay,
+}
+
 impl<'a> Normal<'a> {
     pub(super) fn new(text: &'a str) -> Self {
+        Self::with(text, Spaces::Part)
+    }
+
+    /// The text with encoded spaces and line breaks left as they are, if there are any: a value of a query goes on
+    /// behind them.
+    pub(super) fn with_encoded_spaces(text: &'a str) -> Option<Self> {
+        let mut signs = text.match_indices('%').map(|(at, _)| &text.as_bytes()[at..]);
+        signs
+            .any(|bytes| matches!(percent(bytes), Change::Becomes(_, ' ')))
+            .then(|| Self::with(text, Spaces::Stay))
+    }
+
+    fn with(text: &'a str, spaces: Spaces) -> Self {
         let mut at = 0;
         let mut copied_from = 0;
         let mut out: Option<(String, Vec<Run>)> = None;
         while at < text.len() {
             let (len, becomes) = match change(text, at) {
+                Change::Becomes(_, ' ') if spaces == Spaces::Stay && text[at..].starts_with('%') => {
+                    at += 1;
+                    continue;
+                }
                 Change::Stays => {
                     at += text[at..].chars().next().map_or(1, char::len_utf8);
                     continue;
@@ -113,12 +137,9 @@ fn change(whole: &str, at: usize) -> Change {
     let bytes = text.as_bytes();
     match bytes[0] {
         b'\\' => json_escape(bytes),
-        b'%' => hex(bytes.get(1..3).unwrap_or_default())
-            // A slash may be a part of what stands between two others.
-            .and_then(|code| {
-                char::from_u32(code).filter(|c| c.is_ascii_graphic() && !matches!(c, '/' | '\\'))
-            })
-            .map_or(Change::Stays, |c| Change::Becomes(3, c)),
+        b'%' => percent(bytes),
+        // Lines are broken by one character.
+        b'\r' if bytes.get(1) == Some(&b'\n') => Change::Dropped(1),
         b'&' => entity(text),
         b'=' if soft_break(whole, at) => Change::Dropped(if bytes[1] == b'\r' { 3 } else { 2 }),
         0..0x80 => Change::Stays,
@@ -144,13 +165,37 @@ fn soft_break(text: &str, at: usize) -> bool {
         && (rest.starts_with('\n') || rest.starts_with("\r\n"))
 }
 
+/// `%40`, also where the percent sign is encoded itself: `%2540`. Every encoded space and line break is a space.
+fn percent(bytes: &[u8]) -> Change {
+    const TIMES_MAX: usize = 3;
+    let mut at = 1;
+    while at < 2 * TIMES_MAX && bytes.get(at..at + 2) == Some(b"25") && hex2(bytes, at + 2).is_some() {
+        at += 2;
+    }
+    match hex2(bytes, at) {
+        // A slash may be a part of what stands between two others.
+        Some('/' | '\\') | None => Change::Stays,
+        Some(' ' | '\t' | '\r' | '\n') => Change::Becomes(at + 2, ' '),
+        Some(c) if c.is_ascii_graphic() => Change::Becomes(at + 2, c),
+        Some(_) => Change::Stays,
+    }
+}
+
+fn hex2(bytes: &[u8], at: usize) -> Option<char> {
+    bytes.get(at..at + 2).and_then(hex).and_then(char::from_u32)
+}
+
 fn hex(digits: &[u8]) -> Option<u32> {
     let value = |sum: u32, &byte: &u8| Some(sum * 16 + char::from(byte).to_digit(16)?);
     if digits.is_empty() { None } else { digits.iter().try_fold(0, value) }
 }
 
-/// `\u0040`; an escaped space is a space, an escaped control character stays.
+/// `\u0040` and `\/`, however often they were escaped; an escaped space is a space, an escaped control character stays.
 fn json_escape(bytes: &[u8]) -> Change {
+    let slashes = bytes.iter().take(8).take_while(|&&b| b == b'\\').count();
+    if matches!(slashes, 1 | 3 | 7) && bytes.get(slashes) == Some(&b'/') {
+        return Change::Becomes(slashes + 1, '/');
+    }
     let code = bytes.get(1).filter(|&&b| b == b'u').and_then(|_| hex(bytes.get(2..6)?));
     match code.and_then(char::from_u32) {
         Some(c) if has_no_width(c) => Change::Dropped(6),
@@ -262,7 +307,9 @@ mod tests {
         check("a\u{200b}b\u{ad}c\u{2060}d\u{feff}", "abcd");
         check("٠١٢ ०१२ 𝟎𝟏𝟐 𝐀𝐛", "012 012 012 Ab");
         check("a\\u0040b%40c&#64;d&#x40;e&commat;f", "a@b@c@d@e@f");
-        check("50%zz \\u00zz &nosuch; &#0; %0a", "50%zz \\u00zz &nosuch; &#0; %0a");
+        check("50%zz \\u00zz &nosuch; &#0; %0g %00", "50%zz \\u00zz &nosuch; &#0; %0g %00");
+        check("a%20b%0Ac%2540d%252540e%2520f", "a b c@d@e f");
+        check("a\\/b\\\\\\/c\r\nd\re %2F %5c", "a/b/c\nd\re %2F %5c");
         check("日本語はそのまま é ü", "日本語はそのまま é ü");
     }
 

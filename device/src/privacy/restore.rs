@@ -10,11 +10,11 @@ use std::sync::{Arc, LazyLock};
 /// Most digits in a placeholder's number.
 const DIGITS_MAX: usize = 9;
 
-/// What looks like a placeholder.
+/// What looks like a placeholder. Models change the case of letters, and escape what Markdown would read as emphasis.
 pub(super) fn pattern() -> &'static Regex {
     static PATTERN: LazyLock<Regex> = LazyLock::new(|| {
         let labels = EntityKind::ALL.map(EntityKind::label).join("|");
-        let pattern = format!(r"\[(?:{labels})_[0-9]{{1,{DIGITS_MAX}}}\]");
+        let pattern = format!(r"(?i-u)\[(?:{labels})\\?_[0-9]{{1,{DIGITS_MAX}}}\]");
         Regex::new(&pattern).expect("a fixed pattern, compiled in the tests")
     });
     &PATTERN
@@ -34,18 +34,23 @@ enum Shape {
     Other,
 }
 
-/// Compares with the grammar `[LABEL_digits]`, where LABEL is one of the known kinds.
+/// Compares with the grammar `[LABEL_digits]`, where LABEL is one of the known kinds in letters of any case and a
+/// backslash may stand before the underscore.
 fn shape(text: &str) -> Shape {
     let Some(rest) = text.strip_prefix('[') else { return Shape::Other };
     for kind in EntityKind::ALL {
         let label = kind.label();
-        if rest.len() <= label.len() {
-            if label.starts_with(rest) {
-                return Shape::Partial;
-            }
+        let shared = rest.len().min(label.len());
+        let alike = |head: &str| head.eq_ignore_ascii_case(&label[..shared]);
+        if !rest.get(..shared).is_some_and(alike) {
             continue;
         }
-        let Some(number) = rest.strip_prefix(label).and_then(|r| r.strip_prefix('_')) else { continue };
+        let number = &rest[shared..];
+        let number = number.strip_prefix('\\').unwrap_or(number);
+        if number.is_empty() {
+            return Shape::Partial;
+        }
+        let Some(number) = number.strip_prefix('_') else { continue };
         let digits = number.bytes().take_while(u8::is_ascii_digit).count();
         if digits > DIGITS_MAX {
             return Shape::Other;

@@ -13,9 +13,11 @@ pub struct PlaceholderTable {
 }
 
 impl PlaceholderTable {
-    /// The value behind a placeholder such as `[EMAIL_1]`.
+    /// The value behind a placeholder such as `[EMAIL_1]`, which may also be written `[email_1]` or `[EMAIL\_1]`.
     pub fn value(&self, placeholder: &str) -> Option<&str> {
-        self.values.get(placeholder).map(String::as_str)
+        let value = self.values.get(placeholder);
+        let canonical = || placeholder.replace('\\', "").to_ascii_uppercase();
+        value.or_else(|| self.values.get(&canonical())).map(String::as_str)
     }
 
     /// Number of different values.

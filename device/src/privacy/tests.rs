@@ -139,6 +139,18 @@ fn answer_keeps_known_placeholders_only() {
 }
 
 #[test]
+fn a_placeholder_that_a_model_changed_is_restored() {
+    let mut redactor = Redactor::default();
+    redactor.redact("x@example.com").unwrap();
+    assert_eq!(restore(&redactor, r"To [EMAIL\_1], [email_1]", 1), "To x@example.com, x@example.com");
+    assert_eq!(redactor.redact_answer(r"[Email\_1] [email_2]").unwrap().as_str(), r"[Email\_1] [TEXT_1]");
+    let text = r"[EMAIL\_1] and [email_1]";
+    let redacted = redactor.redact(text).unwrap();
+    assert_eq!(redacted.as_str(), "[TEXT_2] and [TEXT_3]");
+    assert_eq!(restore(&redactor, redacted.as_str(), usize::MAX), text);
+}
+
+#[test]
 fn unknown_and_broken_placeholders_pass() {
     let redactor = Redactor::default();
     for text in [
@@ -289,6 +301,8 @@ fn hostile_text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("[EMAIL_1]".to_owned()),
         Just("[EMAIL_".to_owned()),
+        Just("[email\\_1]".to_owned()),
+        Just("password%20is%20hunter2\r\n".to_owned()),
         Just("1]".to_owned()),
         Just("[".to_owned()),
         Just("]".to_owned()),

@@ -1,6 +1,6 @@
 //! E-mail addresses: scanned outwards from each `@`, or from what people write for it.
 
-use super::{Found, after, before, pattern, push};
+use super::{Found, after, before, ends, pattern, push};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
@@ -12,6 +12,13 @@ pattern!(SPOKEN_AT, r"(?i)[ \t]{0,2}[\[({<][ \t]?(?:at|ät|arroba|chiocciola|@)[
 pattern!(
     SPOKEN_DOT,
     r"(?i)^[ \t]{0,2}[\[({<][ \t]?(?:dot|punkt|punto|ponto|point|\.)[ \t]?[\])}>][ \t]{0,2}"
+);
+pattern!(
+    BROKEN,
+    concat!(
+        r"^(?:\.\n[ \t]{0,8}|\n[ \t]{0,8}\.)",
+        r"((?:[A-Za-z0-9-]{1,63}\.){0,4}(?:com|org|net|edu|gov|info|io|de|fr|es|it|pt|nl|pl|ru|cn|jp|uk|eu))"
+    )
 );
 pattern!(
     WORDS,
@@ -32,7 +39,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         let (Some(whole), Some(domain)) = (caps.get(0), caps.get(1)) else { continue };
         let start = local_start(text, whole.start());
         let named = &text[start..whole.start()];
-        if named.len() > 1 && !domain.as_str().starts_with("the ") && super::ends(text, whole.end()) {
+        if named.len() > 1 && !domain.as_str().starts_with("the ") && ends(text, whole.end()) {
             push(found, EntityKind::Email, start..whole.end());
         }
     }
@@ -49,9 +56,14 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
     if let Some(rest) = text[right..].strip_prefix("\r\n").or_else(|| text[right..].strip_prefix('\n')) {
         right = text.len() - rest.trim_start_matches([' ', '\t']).len();
     }
+    let gaps = [text[..left].ends_with(' '), text[right..].starts_with(' ')];
+    let plain = sign.len() == 1;
+    if plain {
+        (left, right) = (left - usize::from(gaps[0]), right + usize::from(gaps[1]));
+    }
     let start = local_start(text, left);
     let Some(end) = domain_end(text, right) else { return };
-    if start == left {
+    if start == left || plain && !spaced(&text[start..left], gaps, &text[right..end]) {
         return;
     }
     let (local, domain) = (&text[start..left], &text[right..end]);
@@ -61,6 +73,52 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
     if !nobody && !file {
         push(found, EntityKind::Email, start..end);
     }
+}
+
+/// Words before a sign that stands for "at" a place.
+const AT_PLACES: &[&str] = &[
+    "us",
+    "me",
+    "it",
+    "is",
+    "are",
+    "here",
+    "site",
+    "online",
+    "live",
+    "now",
+    "page",
+    "found",
+    "available",
+    "shop",
+    "store",
+    "more",
+    "posted",
+    "and",
+    "or",
+    "out",
+    "visit",
+    "website",
+    "thanks",
+    "follow",
+    "join",
+    "see",
+    "meet",
+];
+
+/// Whether an address may have these spaces before and behind its sign.
+fn spaced(local: &str, gaps: [bool; 2], domain: &str) -> bool {
+    if gaps == [false, false] {
+        return true;
+    }
+    let top = domain.rsplit('.').next().unwrap_or_default().to_lowercase();
+    let marked = local.contains(|c: char| matches!(c, '.' | '_' | '-' | '+') || c.is_ascii_digit());
+    let named = match gaps {
+        // A handle begins with its sign.
+        [true, false] => marked,
+        _ => marked || local.len() > 1 && !AT_PLACES.contains(&local.to_lowercase().as_str()),
+    };
+    named && COMMON_TOP.contains(&top.as_str())
 }
 
 fn is_cjk(c: char) -> bool {
@@ -148,15 +206,20 @@ fn domain_end(text: &str, start: usize) -> Option<usize> {
         if at > start && is_top(name) {
             end = Some(label);
         }
-        let Some(next) = dot(text, label) else { break };
+        let Some(next) = dot(text, label, end.is_none()) else { break };
         at = next;
     }
     end
 }
 
-/// Where the text goes on behind the dot at `at`.
-fn dot(text: &str, at: usize) -> Option<usize> {
+/// Where the text goes on behind the dot at `at`. An address that is `open` has no top-level domain yet.
+fn dot(text: &str, at: usize, open: bool) -> Option<usize> {
     let rest = &text[at..];
+    // The dot may stand on either side of a line break.
+    let near = &rest[..rest.floor_char_boundary(DOMAIN_CHARS_MAX)];
+    if let Some(m) = BROKEN.captures(near).filter(|_| open).and_then(|caps| caps.get(1)) {
+        return ends(near, m.end()).then_some(at + m.start());
+    }
     if let Some(m) = SPOKEN_DOT.find(&rest[..rest.floor_char_boundary(24)]) {
         return Some(at + m.end());
     }

@@ -70,7 +70,10 @@ const FORMS: &[Form] = &[
         Nothing,
         sum::italian,
     ),
-    form(r"[2-9][0-9]{3}[ -][0-9]{4}[ -][0-9]{4}", Nothing, sum::verhoeff),
+    form(r"[2-9][0-9]{3}[ -][0-9]{4}[ -][0-9]{4}", Nothing, |id| {
+        // Three years in a row are none.
+        sum::verhoeff(id) && !id.chunks(4).all(|group| group.starts_with(b"20") || group.starts_with(b"19"))
+    }),
     form(r"[2-9][0-9]{3}[ -]?[0-9]{4}[ -]?[0-9]{4}", Word(&["aadhaar", "uidai", "आधार"]), |_| true),
     form(r"[A-Z]{3}[ABCFGHJLPT][A-Z][0-9]{4}[A-Z]", Nothing, |_| true),
     form(r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}", Nothing, sum::brazilian),
@@ -127,11 +130,14 @@ pattern!(
     concat!(
         r"(?i:passport|reisepass|ausweis|passeport|pasaporte|passaporto|passaporte|paspoort|paszport\p{L}{0,2}|паспорт\p{L}{0,2}|identity card|id card|carte d'identité|carta d'identità",
         r"|national id|documento de identidad|dowód osobisty|rijbewijs|führerschein\p{L}{0,8}|permis de conduire|driv(?:er|ing)(?:'?s)? licen[cs]e|licencia de conducir|patente",
-        r"|(?:bank )?account (?:number|no\.?)|kontonummer|numéro de compte|número de cuenta|routing number|sort code|medicare|insurance number|versicherungsnummer|patient id)",
+        r"|bank account|(?:bank )?account ?(?:number|no\.?|#)|acct\.? ?(?:number|no\.?|#)|a/c ?(?:number|no\.?|#)|kontonummer|konto-?nr\.?|numéro de compte|número de cuenta|routing number|sort code|medicare|insurance number|versicherungsnummer|patient id)",
         r"|护照|驾驶证|身份证|银行账号|旅券番号|パスポート番号|口座番号"
     )
 );
-pattern!(NAMED_VALUE, r"^[^0-9\n]{0,20}?((?:[A-Z]{1,3}[ -]?)?[0-9][0-9A-Z]*(?:[ ./-][0-9][0-9A-Z]*){0,5})");
+pattern!(
+    NAMED_VALUE,
+    r"^[^0-9\n]{0,20}?(\n[ \t]{0,8})?((?:[A-Z]{1,5}[ -]?)?[0-9][0-9A-Z]*(?:[ ./-][0-9][0-9A-Z]*){0,5})"
+);
 /// Bytes before a number in which its word may stand.
 const WORD_BYTES_MAX: usize = 48;
 /// Longest number of a form, in bytes.
@@ -148,17 +154,29 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     for name in NAMED.find_iter(text) {
         let rest = &text[name.end()..];
         let rest = &rest[..rest.floor_char_boundary(64)];
-        let Some(m) = NAMED_VALUE.captures(rest).and_then(|caps| caps.get(1)) else { continue };
+        let Some(caps) = NAMED_VALUE.captures(rest) else { continue };
+        let Some(m) = caps.get(2) else { continue };
         let value = m.as_str();
         let range = name.end() + m.start()..name.end() + m.end();
         let digits = value.bytes().filter(u8::is_ascii_digit).count();
         let year = digits == 8
             && value.contains(['.', '/', '-'])
             && value.split(['.', '/', '-']).any(|part| part.len() == 4);
-        if (6..=20).contains(&digits) && !year && begins(text, range.start) && ends(text, range.end) {
+        // What stands in the next line must fill it.
+        let alone = caps.get(1).is_none()
+            || matches!(text[range.end..].chars().next(), None | Some('\n' | ',' | ';' | '|' | '<' | '"'));
+        let fits = (6..=20).contains(&digits) || digits >= 2 && is_lettered(value);
+        if fits && alone && !year && begins(text, range.start) && ends(text, range.end) {
             push(found, EntityKind::Id, range);
         }
     }
+}
+
+/// Whether a value mixes letters with digits as passports of some countries do.
+fn is_lettered(value: &str) -> bool {
+    (8..=10).contains(&value.len())
+        && value.bytes().all(|b| b.is_ascii_alphanumeric())
+        && value.bytes().filter(u8::is_ascii_alphabetic).count() >= 2
 }
 
 /// Where a number with its first digit at `digit` may begin: there, at letters right before it, or at letters with one

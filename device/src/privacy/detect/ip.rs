@@ -8,7 +8,13 @@ use std::ops::Range;
 pattern!(IPV4, r"(?:[0-9]{1,3}(?:\.|\[\.\]|\(\.\))){3}[0-9]{1,3}");
 pattern!(IPV6, r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*");
 pattern!(MAC, r"(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}|(?:[0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4}");
-pattern!(MAC_NAMED, r"(?i)(?:mac|物理地址|ether|hwaddr|bssid)[^0-9a-f\n]{0,16}([0-9a-f]{12})");
+pattern!(
+    MAC_NAMED,
+    concat!(
+        r"(?i)(?:(?:(?-u:\b)|_)(?:mac|hwaddr|ether|bssid)(?:[ _-]?addr(?:esse?)?)?|adresse mac|物理地址)",
+        r"(?:[^0-9a-z\n]|is|ist|est|id|address|adresse|wifi|wlan|lan|eth[0-9]){0,16}?([0-9a-f]{12})"
+    )
+);
 /// Words before a number with dots that is no address.
 const NUMBERED: &[&str] = &[
     "version",
@@ -20,10 +26,13 @@ const NUMBERED: &[&str] = &[
     "版本",
     "バージョン",
     "release",
+    "build",
+];
+/// Words before a number of a text's part, all of whose parts are small.
+const PARTS: &[&str] = &[
     "section",
     "chapter",
     "clause",
-    "build",
     "kapitel",
     "abschnitt",
     "chapitre",
@@ -78,8 +87,9 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
     let longer =
         text[range.end..].starts_with('.') && after(text, range.end + 1).is_some_and(|c| c.is_ascii_digit());
     let prefix = head(text, range.start, 32).trim_end_matches([' ', ':', '=']).to_lowercase();
-    let numbered =
-        before(text, range.start) == Some('.') || NUMBERED.iter().any(|word| prefix.ends_with(word));
+    let named = |words: &[&str]| words.iter().any(|word| prefix.ends_with(word));
+    let small = || text[range.clone()].split('.').all(|part| part.len() <= 2);
+    let numbered = before(text, range.start) == Some('.') || named(NUMBERED) || named(PARTS) && small();
     // Four single digits number a section or a version, unless something says otherwise.
     let short = range.len() == 7;
     let addressed = || {
@@ -94,7 +104,19 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
         && (!short || addressed())
 }
 
+/// The address in this range, or in what follows the first colon of it: `client:2001:db8::1`.
 fn ipv6(text: &str, whole: &Range<usize>) -> Option<Range<usize>> {
+    whole_ipv6(text, whole).or_else(|| {
+        let matched = &text[whole.clone()];
+        let behind = matched.split_once(':').map(|(_, rest)| rest).filter(|rest| !rest.starts_with(':'))?;
+        let range = whole_ipv6(text, &(whole.end - behind.len()..whole.end))?;
+        // Names of programs are parted by colons too.
+        let groups = text[range.clone()].split(':').filter(|group| !group.is_empty()).count();
+        (groups > 2 || behind.find(':') == Some(4)).then_some(range)
+    })
+}
+
+fn whole_ipv6(text: &str, whole: &Range<usize>) -> Option<Range<usize>> {
     let matched = &text[whole.clone()];
     let trimmed = matched.trim_end_matches(['.', ':']);
     let keep = if matched[trimmed.len()..].starts_with("::") { trimmed.len() + 2 } else { trimmed.len() };

@@ -1,11 +1,18 @@
 //! API keys, access tokens and private keys: by the forms of their issuers, or by the name that they are assigned to.
 
-use super::{Found, begins, pattern, push};
+use super::{Found, begins, named, pattern, push};
 use crate::privacy::EntityKind;
+use std::borrow::Cow;
+use std::ops::Range;
 
 pattern!(
     PRIVATE_KEY,
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]*(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?)"
+    concat!(
+        // Headers of an armoured key hold hyphens; what it encodes does not.
+        r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:(?:\s|\\{1,8}[rn])*[A-Za-z][A-Za-z-]{1,30}: ?[^\r\n\\]{0,200})*",
+        r"[^-]*(?:-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5})?",
+        r"|Private-Lines: [0-9]{1,3}(?:\n[A-Za-z0-9+/=]{1,76}){1,200}"
+    )
 );
 pattern!(
     KNOWN,
@@ -33,13 +40,18 @@ pattern!(
 pattern!(
     VALUE,
     concat!(
-        r#"^(?:\\{0,2}["'`*_]){0,3}[ \t]{0,4}(?:(?i:is|ist|lautet|est|es|è|é|=>|:=)[ \t]|[:=>|]|[ \t]|为|是|は)[ \t]{0,4}(?:\\{0,2}["'`*_]){0,3}[ \t]{0,4}(?i:bearer[ \t]+|basic[ \t]+|token[ \t]+)?(?:\\{0,2}["'`*_]){0,3}"#,
+        r#"^(?:\\{0,8}["'`*_]){0,3}[ \t]{0,4}(?:(?i:is|ist|lautet|est|es|è|é|=>|:=)[ \t]|[:=>|][ \t]{0,4}(?:(?:[|>][+-]?[ \t]{0,3})?(?:\n|\\{1,8}[nrt])[ \t]{0,4}(?:-[ \t]{1,3})?){0,2}|[ \t]|为|是|は)"#,
+        r#"[ \t]{0,4}(?:\\{0,8}["'`*_]){0,3}[ \t]{0,4}(?i:bearer[ \t]+|basic[ \t]+|token[ \t]+)?(?:\\{0,8}["'`*_]){0,3}"#,
         r#"([A-Za-z0-9_+/=.~!@#$%^*-]{8,512})"#
     )
 );
 
+pattern!(RUN, r"^[A-Za-z0-9_+/=.~!@#$%^*-]{8,512}");
+
 /// Bytes behind a name in which its value may end.
 const VALUE_BYTES_MAX: usize = 600;
+/// A value of this length may be longer than what was read for it.
+const VALUE_LONG: usize = 400;
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     PRIVATE_KEY.find_iter(text).for_each(|m| {
@@ -62,17 +74,60 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         }
         let rest = &text[name.end()..];
         let rest = &rest[..rest.floor_char_boundary(VALUE_BYTES_MAX)];
-        let Some(m) = VALUE.captures(rest).and_then(|caps| caps.get(1)) else { continue };
-        read_to = name.end() + m.end();
-        let value = m.as_str().trim_end_matches(['.', ',', '!', '*', '_', '~', '^']);
-        if is_secret(value) {
-            push(found, EntityKind::Key, name.end() + m.start()..name.end() + m.start() + value.len());
+        let Some((value, read, secret)) = assigned(rest) else { continue };
+        read_to = name.end() + read;
+        if !secret {
+            continue;
+        }
+        // A value that is longer than what was read for it goes on with the same characters.
+        let more = if value.len() >= VALUE_LONG { run(&text[name.end() + value.end..]) } else { 0 };
+        let range = name.end() + value.start..name.end() + value.end + more;
+        read_to = read_to.max(range.end);
+        push(found, EntityKind::Key, range.clone());
+        if text[..range.start].ends_with(['"', '\'']) {
+            let items = named::next_items(text, range.end);
+            items.iter().filter(|item| is_secret(&text[(*item).clone()])).for_each(|item| {
+                push(found, EntityKind::Key, item.clone());
+            });
+            read_to = items.last().map_or(read_to, |item| item.end);
         }
     }
 }
 
+/// What is assigned to a name behind which `rest` begins: its range, where reading ended, whether it is a secret.
+fn assigned(rest: &str) -> Option<(Range<usize>, usize, bool)> {
+    let bridged = named::bridge(rest);
+    for from in [bridged, None] {
+        // Behind a bridge the value stands as behind a sign.
+        let (head, text) = match from {
+            Some((from, _)) => (1, Cow::Owned([":", &rest[from..]].concat())),
+            None => (0, Cow::Borrowed(rest)),
+        };
+        let (from, signed) = from.unwrap_or((0, true));
+        let Some(m) = VALUE.captures(&text).and_then(|caps| caps.get(1)) else { continue };
+        let value = m.as_str().trim_end_matches(['.', ',', '!', '*', '_', '~', '^']);
+        let start = from + m.start() - head;
+        // Behind tags alone there may be the next name of an index.
+        let secret = is_secret(value) && (signed || value.contains(|c: char| c.is_ascii_digit()));
+        if secret || from == 0 && named::sentence(rest).is_none() {
+            return Some((start..start + value.len(), from + m.end() - head, secret));
+        }
+    }
+    let from = named::sentence(rest)?;
+    let m = RUN.find(&rest[from..])?;
+    let value = m.as_str().trim_end_matches(['.', ',', '!', '*', '_', '~', '^']);
+    let digits = value.bytes().filter(u8::is_ascii_digit).count();
+    let secret = is_secret(value) && value.len() >= 10 && digits >= 2 && !named::is_method(value);
+    Some((from..from + value.len(), from + m.end(), secret))
+}
+
+/// Bytes of `rest` that may belong to the key before it.
+fn run(rest: &str) -> usize {
+    rest.bytes().take_while(|b| b.is_ascii_alphanumeric() || b"_+/=.~-".contains(b)).count()
+}
+
 /// A word after "token" or "secret" is prose; a secret mixes letters with digits.
-fn is_secret(value: &str) -> bool {
+pub(super) fn is_secret(value: &str) -> bool {
     let digits = value.bytes().filter(u8::is_ascii_digit).count();
     let letters = value.bytes().filter(u8::is_ascii_alphabetic).count();
     // A random string may hold no digit, but then letters change their case within it.

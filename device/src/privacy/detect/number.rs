@@ -3,6 +3,7 @@
 use super::{Found, before, begins, ends, pattern, push};
 use crate::privacy::EntityKind;
 use crate::privacy::checksum::{iban_len, luhn, mod97};
+use std::ops::Range;
 
 /// Digits in groups, with one separator or a line break between them.
 const CARD_DIGITS: std::ops::RangeInclusive<usize> = 13..=19;
@@ -10,14 +11,12 @@ const CARD_DIGITS: std::ops::RangeInclusive<usize> = 13..=19;
 const CARD_GROUPS: &[&[usize]] = &[&[4, 6, 5], &[4, 6, 4], &[6, 13], &[4, 4, 5], &[8, 8], &[6, 4, 6]];
 
 pattern!(GROUP, r"[0-9]+");
-pattern!(IBAN_START, r"[A-Za-z]{2}[0-9]{2}");
+pattern!(IBAN_START, r"[A-Za-z]{2} ?[0-9]{2}");
 
 pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
     let groups: Vec<_> = GROUP.find_iter(text).map(|m| m.range()).collect();
     for (first, group) in groups.iter().enumerate() {
-        let decimal = matches!(before(text, group.start), Some('.' | ','))
-            && text[..group.start - 1].ends_with(|c: char| c.is_ascii_digit());
-        if decimal || !begins(text, group.start) {
+        if fraction(text, group.start) || !begins_number(text, group.start) {
             continue;
         }
         let mut digits: Vec<u8> = Vec::with_capacity(19);
@@ -26,22 +25,17 @@ pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
         let mut end = group.start;
         for next in &groups[first..] {
             let gap = &text[end..next.start];
-            let joined = lens.is_empty()
-                || matches!(
-                    gap,
-                    " " | "-" | "." | "_" | "\t" | "\n" | "\r\n" | " \n" | "  " | " - " | "/" | "\u{b7}"
-                );
-            if !joined || digits.len() + next.len() > *CARD_DIGITS.end() {
+            if !(lens.is_empty() || is_gap(gap)) || digits.len() + next.len() > *CARD_DIGITS.end() {
                 break;
             }
             digits.extend_from_slice(&text.as_bytes()[next.clone()]);
             lens.push(next.len());
             end = next.end;
-            let decimal = text[end..].starts_with(['.', ','])
-                && text.as_bytes().get(end + 1).is_some_and(u8::is_ascii_digit);
+            let decimal =
+                text[end..].starts_with('.') && text.as_bytes().get(end + 1).is_some_and(u8::is_ascii_digit);
             if CARD_DIGITS.contains(&digits.len())
                 && grouped_as_card(&lens)
-                && ends(text, end)
+                && bordered(text, group.start..end, false)
                 && !(decimal && lens.len() == 1)
                 && is_card(&digits, lens.len() > 1)
             {
@@ -52,6 +46,35 @@ pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
             push(found, EntityKind::Card, group.start..end);
         }
     }
+}
+
+/// Whether the digits at `at` are the fraction of a decimal number. A comma also parts the columns of a table.
+fn fraction(text: &str, at: usize) -> bool {
+    match before(text, at) {
+        Some('.') => text[..at - 1].ends_with(|c: char| c.is_ascii_digit()),
+        Some(',') => text[..at - 1].ends_with('0') && begins(text, at - 2),
+        _ => false,
+    }
+}
+
+/// Whether a number with a checksum may begin here, see [`bordered`].
+fn begins_number(text: &str, at: usize) -> bool {
+    begins(text, at) || before(text, at) == Some('_')
+}
+
+/// Whether a number with a checksum stands alone: the name of a file may go on at its underscores, unless the number
+/// holds some itself, as names in programs do.
+fn bordered(text: &str, range: Range<usize>, labelled: bool) -> bool {
+    let plain = !text[range.clone()].contains('_');
+    let starts = begins(text, range.start) || labelled || plain && before(text, range.start) == Some('_');
+    starts && (ends(text, range.end) || plain && text[range.end..].starts_with('_'))
+}
+
+/// Whether this stands between two groups of one card: a separator, a line break, or both.
+fn is_gap(gap: &str) -> bool {
+    let line = gap.strip_prefix(['-', ' ']).unwrap_or(gap).strip_prefix('\n');
+    matches!(gap, " " | "-" | "." | "_" | "+" | "\t" | "  " | " - " | "/" | "\u{b7}")
+        || line.is_some_and(|rest| matches!(rest.trim_start_matches([' ', '\t']), "" | "-") && rest.len() < 8)
 }
 
 fn grouped_as_card(lens: &[usize]) -> bool {
@@ -82,10 +105,12 @@ pub(super) fn ibans(text: &str, found: &mut Vec<Found>) {
     for m in IBAN_START.find_iter(text) {
         let start = m.start();
         let labelled = super::head(text, start, 4).eq_ignore_ascii_case("iban");
-        if !begins(text, start) && !labelled {
+        let bytes = text.as_bytes();
+        // Words such as "no 12" begin as an account does.
+        let apart = m.as_str().contains(' ') && m.as_str().contains(|c: char| c.is_ascii_lowercase());
+        if apart || !begins_number(text, start) && !labelled {
             continue;
         }
-        let bytes = text.as_bytes();
         let country = [bytes[start].to_ascii_uppercase(), bytes[start + 1].to_ascii_uppercase()];
         let Some(want) = iban_len(country) else { continue };
         let mut compact = Vec::with_capacity(want);
@@ -93,7 +118,7 @@ pub(super) fn ibans(text: &str, found: &mut Vec<Found>) {
         for (i, &byte) in bytes[start..].iter().enumerate() {
             match byte {
                 b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => compact.push(byte.to_ascii_uppercase()),
-                b' ' | b'-' | b'.' | b'_' | b'/' | b'\t' | b'\n' | b'\r' if gap < 2 => {
+                b' ' | b'-' | b'.' | b'_' | b'/' | b'+' | b'\t' | b'\n' | b'\r' if gap < 2 => {
                     gap += 1;
                     continue;
                 }
@@ -105,7 +130,7 @@ pub(super) fn ibans(text: &str, found: &mut Vec<Found>) {
                 break;
             }
         }
-        if compact.len() == want && mod97(&compact) && ends(text, end) {
+        if compact.len() == want && mod97(&compact) && bordered(text, start..end, labelled) {
             push(found, EntityKind::Iban, start..end);
         }
     }

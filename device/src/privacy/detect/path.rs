@@ -6,7 +6,7 @@ use crate::privacy::EntityKind;
 pattern!(
     HOME,
     concat!(
-        r"(?:(?i:\\{1,2}(?:Users|Documents and Settings)\\{1,2}|[a-z]:/users/|/mnt/[a-z]/users/)|(?:/|%2F)(?:Users|home|export/home|var/home)(?:/|%2F))",
+        r"(?:(?i:\\{1,8}(?:Users|Documents and Settings)\\{1,8}|[a-z]:/users/|/mnt/[a-z]/users/)|(?:/|%2F)(?:Users|home|export/home|var/home)(?:/|%2F))",
         r#"([^\\/\s:"'<>|*?`,;()\[\]{}&=%]+(?: [^\\/\s:"'<>|*?`,;()\[\]{}%]+){0,2}[\\/]|[^\\/\s:"'<>|*?`,;()\[\]{}&=%]+)"#
     )
 );
@@ -67,17 +67,43 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         // `/home/` and `/Users/` behind a host are pages of a site.
         let rooted =
             ["/home", "/Users", "%2Fhome", "%2FUsers"].iter().any(|root| whole.as_str().starts_with(root));
-        if rooted && before(text, whole.start()).is_some_and(|c| c.is_alphanumeric() || c == '.') {
+        if rooted
+            && before(text, whole.start())
+                .is_some_and(|c| c.is_alphanumeric() || matches!(c, '.' | '_' | '-'))
+            && !is_mount(text, whole.start())
+        {
             continue;
         }
         let name_text = name.as_str().trim_end_matches(['\\', '/', '.']);
-        // A space belongs to a name only in a folder of Windows that goes on behind it.
+        // A space belongs to a name only in a folder that goes on behind it: in one of Windows, or before a capital
+        // letter in one of macOS.
         let windows = whole.as_str().contains('\\') || name_text.len() == name.as_str().len();
-        let name_text = if windows { name_text } else { name_text.split(' ').next().unwrap_or_default() };
+        let mac = whole.as_str().contains("Users")
+            && name_text.split(' ').skip(1).all(|word| word.starts_with(char::is_uppercase));
+        let spaced = windows || mac;
+        let name_text = if spaced { name_text } else { name_text.split(' ').next().unwrap_or_default() };
         if !is_nobody(name_text) && name_text.chars().any(char::is_alphabetic) {
             push(found, EntityKind::User, name.start()..name.start() + name_text.len());
         }
     }
+}
+
+/// Folders under which other disks and machines are mounted.
+const MOUNTS: &[&str] = &[
+    "data", "mnt", "media", "srv", "nfs", "export", "net", "network", "volume", "volumes", "vol", "opt",
+    "nas", "storage", "tank", "pool", "raid", "mount", "host", "rootfs", "private", "system", "scratch",
+    "disk",
+];
+/// Longest path before a home folder, in bytes.
+const MOUNT_BYTES_MAX: usize = 64;
+
+/// Whether the path that ends at `at` begins at the root, in a folder of mounts.
+fn is_mount(text: &str, at: usize) -> bool {
+    let head = super::head(text, at, MOUNT_BYTES_MAX);
+    let path =
+        head.rsplit(|c: char| c.is_whitespace() || "\"'`=:(<[,;|".contains(c)).next().unwrap_or_default();
+    let first = path.strip_prefix('/').and_then(|path| path.split('/').next()).unwrap_or_default();
+    MOUNTS.contains(&first.trim_end_matches(|c: char| c.is_ascii_digit()).to_lowercase().as_str())
 }
 
 /// Whether a user name is that of a program or of everybody.

@@ -5,11 +5,13 @@ use crate::privacy::EntityKind;
 use std::ops::Range;
 
 pattern!(INTERNATIONAL, r"(?:\+|00)[1-9][0-9]{0,2}(?:[ ./-]{0,2}\n?\(?[0-9]{1,5}\)?){2,7}");
+// A value of a query, in which a plus stands for a space.
+pattern!(IN_QUERY, r"=((?:\+|00)[1-9][0-9]{0,2}(?:\+[0-9]{2,5}){2,5})");
 // Forms that need no word: North America, China, France, Japan, Russia, Brazil, mobiles of the United Kingdom.
 pattern!(
     NATIONAL,
     concat!(
-        r"(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[.-]\n?[0-9]{4}",
+        r"(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[.-]\n?[0-9]{4}|\([2-9][0-9]{2}\) ?[2-9][0-9]{2} ?[0-9]{4}",
         r"|1[3-9][0-9][ -]?[0-9]{4}[ -]?[0-9]{4}",
         r"|\(?0[1-9][0-9]{1,2}\)?[ -][2-9][0-9]{6,7}|\(0[1-9][0-9]{1,2}\) ?[2-9][0-9]{2,3}[ -]?[0-9]{4}",
         r"|0[1-9](?:[ .-][0-9]{2}){4}",
@@ -24,7 +26,7 @@ pattern!(
     concat!(
         r"(?i:phon[a-z]{0,4}|telefon|telefoon|téléphon|teléfon|telefôn|telefòn|telemóvel|tel|mobile|mobil|mobiel|cell|cellular|celular|fax|faks|факс|hotline|whatsapp|viber|handy|rufnummer",
         r"|durchwahl|rufen sie|anrufen|erreichbar|portable|joignable|tél|(?:mon|votre|son) numéro|gsm|móvil|mi número|komórk|тел|моб|(?:мой|контактный|наш) номер|cep",
-        r"|(?:my|contact|office|home|work|direct) number|call|ring|text|signal|appel|llam|chiam|ligue|liga|bel|zadzwo|dzwoni|звон)",
+        r"|(?:my|contact|office|home|work|direct) number|(?:reach|contact) (?:me|us|him|her|them)|call|ring|text|signal|appel|llam|chiam|ligue|liga|bel|zadzwo|dzwoni|звон)",
         r"|电话|手机|座机|传真|致电|联系方式|热线|電話|携帯|連絡先|ファックス|전화|휴대폰|연락처|फ़ोन|फोन|मोबाइल|هاتف|جوال"
     )
 );
@@ -49,12 +51,48 @@ const WEAK: &[&str] = &[
     "handy",
     "erreichbar",
     "joignable",
+    "reach me",
+    "reach us",
+    "reach him",
+    "reach her",
+    "reach them",
+    "contact me",
+    "contact us",
+    "contact him",
+    "contact her",
+    "contact them",
 ];
-pattern!(AFTER_NAME, r"^[^0-9+\n]{0,24}?\n?[ \t]{0,4}([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])");
+// Behind the name one of several may be numbered: `phone1`, `Phone 2:`.
+pattern!(
+    AFTER_NAME,
+    concat!(
+        r#"^(?:[ ._-]{0,2}#?[0-9]{1,2}(?:\\{0,8}["'`*])?[ \t]{0,2}[:=|])?"#,
+        r"([^0-9+\n]{0,24}?)\n?[ \t]{0,4}([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])"
+    )
+);
+// The next of several numbers behind one name.
+pattern!(
+    NEXT_NUMBER,
+    r"^(?: ?[,;/|、] ?| (?:or|and|und|oder|ou|et|o|y|e|of|en|lub|i|или|и) |或|和)([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])"
+);
+/// Words between a name and its number that leave no doubt.
+const NUMBER_WORDS: &[&str] = &[
+    "number", "numbers", "no", "nr", "num", "nummer", "numéro", "número", "numero", "home", "work", "office",
+    "mobile", "is", "ist", "est", "es", "at", "me", "us", "on", "value",
+];
+/// Most digits of a number (ITU-T E.164).
+const NUMBER_DIGITS_MAX: usize = 15;
+/// What is behind a sum of money or a measure.
+const UNITS: &[&str] = &[
+    "€", "$", "£", "¥", "%", "°", "₽", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "CNY", "元", "円", "руб", "zł",
+];
 pattern!(
     DATE_OR_YEARS,
-    r"^(?:[12][0-9]{3}[./-][0-9]{1,2}[./-][0-9]{1,2}.*|[0-9]{1,2}[./-][0-9]{1,2}[./-](?:[12][0-9])?[0-9]{2}|[12][0-9]{3} ?[-/] ?[12][0-9]{3})$"
+    r"^(?:[12][0-9]{3}[./-][0-9]{1,2}[./-][0-9]{1,2}.*|[0-9]{1,2}[./-][0-9]{1,2}[./-](?:[12][0-9])?[0-9]{2}|[12][0-9]{3} ?[-/] ?[12][0-9]{3}|(?:19|20)[0-9]{2}[-/](?:0[1-9]|1[0-2]))$"
 );
+
+// A year of four digits or more with its sign (ISO 8601).
+pattern!(SIGNED_DATE, r"^\+[0-9]{4,6}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])(?:[ T]|$)");
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     for m in INTERNATIONAL.find_iter(text) {
@@ -64,6 +102,11 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         if let Some(number) = candidates.into_iter().map(balanced).find(|n| international(text, m.start(), n))
         {
             push(found, EntityKind::Phone, m.start()..m.start() + number.len());
+        }
+    }
+    for m in IN_QUERY.captures_iter(text).filter_map(|caps| caps.get(1)) {
+        if (9..=16).contains(&digits(m.as_str()).len()) && ends(text, m.end()) {
+            push(found, EntityKind::Phone, m.range());
         }
     }
     for m in NATIONAL.find_iter(text) {
@@ -82,23 +125,70 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
             continue;
         }
         let rest = &rest[..rest.floor_char_boundary(128)];
-        let Some(m) = AFTER_NAME.captures(rest).and_then(|caps| caps.get(1)) else { continue };
-        let number = balanced(m.as_str());
+        let Some(caps) = AFTER_NAME.captures(rest) else { continue };
+        let (Some(between), Some(m)) = (caps.get(1), caps.get(2)) else { continue };
+        let number = one_number(m.as_str());
         let range = from + m.start()..from + m.start() + number.len();
-        let count = digits(number).len();
         let weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
-        let written = number.starts_with(['+', '0', '('])
-            || number.contains([' ', '-', '.', '/'])
-            || matches!(count, 10 | 11);
-        if (6..=15).contains(&count)
-            && (written || !weak)
-            && ends(text, range.end)
-            && !decimal(text, &range)
-            && !DATE_OR_YEARS.is_match(number)
-        {
+        let counted = number.ends_with("000") && !is_written(number) && counts(between.as_str());
+        if (is_written(number) || !weak) && !counted && is_number(text, &range) {
+            let count = digits(number).len();
+            let end = range.end;
             push(found, EntityKind::Phone, range);
+            further(text, end, count, found);
         }
     }
+}
+
+/// The numbers that follow the one that ends at `at`, as long as they are written as one of a phone or are as long.
+fn further(text: &str, mut at: usize, count: usize, found: &mut Vec<Found>) {
+    loop {
+        let rest = &text[at..];
+        let rest = &rest[..rest.floor_char_boundary(64)];
+        let Some(m) = NEXT_NUMBER.captures(rest).and_then(|caps| caps.get(1)) else { return };
+        let number = one_number(m.as_str());
+        let range = at + m.start()..at + m.start() + number.len();
+        let alike = digits(number).len() == count || is_written(number) && digits(number).len() >= 7;
+        if !alike || !is_number(text, &range) {
+            return;
+        }
+        at = range.end;
+        push(found, EntityKind::Phone, range);
+    }
+}
+
+/// The first number of what may be two with a slash or a dash between them.
+fn one_number(numbers: &str) -> &str {
+    let first = match digits(numbers).len() > NUMBER_DIGITS_MAX {
+        true => {
+            [" / ", " - ", "/"].iter().find_map(|between| numbers.split_once(between)).map(|(one, _)| one)
+        }
+        false => None,
+    };
+    balanced(first.unwrap_or(numbers))
+}
+
+/// Whether a number is written as phones are, not as a count.
+fn is_written(number: &str) -> bool {
+    number.starts_with(['+', '0', '('])
+        || number.contains([' ', '-', '.', '/'])
+        || matches!(digits(number).len(), 10 | 11)
+}
+
+/// Whether the range behind a word for a phone is a whole number, and no date or sum.
+fn is_number(text: &str, range: &Range<usize>) -> bool {
+    let number = &text[range.clone()];
+    (6..=NUMBER_DIGITS_MAX).contains(&digits(number).len())
+        && ends(text, range.end)
+        && !decimal(text, range)
+        && !DATE_OR_YEARS.is_match(number)
+}
+
+/// Whether words between a name and a number say that something is counted: `phone sales: 1500000`.
+fn counts(between: &str) -> bool {
+    between
+        .split(|c: char| !c.is_alphabetic())
+        .any(|word| !word.is_empty() && !NUMBER_WORDS.contains(&word.to_lowercase().as_str()))
 }
 
 /// Whether what begins with `+` or `00` at `start` is a whole telephone number.
@@ -112,7 +202,11 @@ fn international(text: &str, start: usize, number: &str) -> bool {
         // Not the inside of a longer number: `89 0044 0532`.
         false => begins(text, start) && !after_digit(text[..start].trim_end_matches(' ')),
     };
-    (8..=15).contains(&count) && begins_here && ends(text, range.end) && !decimal(text, &range)
+    (8..=NUMBER_DIGITS_MAX).contains(&count)
+        && begins_here
+        && !SIGNED_DATE.is_match(number)
+        && ends(text, range.end)
+        && !decimal(text, &range)
 }
 
 /// Where the word that this name begins ends; `None` if the name is a part of another word.
@@ -146,7 +240,24 @@ fn balanced(number: &str) -> &str {
 
 /// Whether a decimal part or a unit of money follows.
 fn decimal(text: &str, range: &Range<usize>) -> bool {
-    let rest = &text[range.end..];
-    let fraction = rest.starts_with([',', '.']) && rest[1..].starts_with(|c: char| c.is_ascii_digit());
-    fraction || rest.starts_with(['%', '€', '$', '°'])
+    let (number, rest) = (&text[range.clone()], &text[range.end..]);
+    let unit = |rest: &str| UNITS.iter().any(|unit| rest.starts_with(unit));
+    if unit(rest) {
+        return true;
+    }
+    let run = number.trim_start_matches('+');
+    let compact = run.bytes().all(|b| b.is_ascii_digit());
+    if number.starts_with('+') && compact && run.len() >= 10 {
+        return false;
+    }
+    // Sums are written in groups of three behind the first, or without groups.
+    let sum = compact || run.split([' ', '.', ',']).skip(1).all(|group| group.len() == 3);
+    let fraction = match rest.strip_prefix(',') {
+        Some(fraction) => {
+            let digits = fraction.bytes().take(3).take_while(u8::is_ascii_digit).count();
+            sum && (1..=2).contains(&digits) && !fraction[digits..].starts_with(',') && ends(fraction, digits)
+        }
+        None => rest.starts_with('.') && rest[1..].starts_with(|c: char| c.is_ascii_digit()),
+    };
+    fraction || sum && unit(rest.trim_start_matches(' '))
 }
