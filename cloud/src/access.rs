@@ -26,6 +26,8 @@ pub use self::user::{Role, User};
 
 /// The tenant that a static key and an open loopback service answer for; it is there from the first migration.
 pub const DEFAULT_TENANT: &str = "default";
+/// The longest life of a key with an end, in days.
+pub const KEY_DAYS_MAX: u32 = 3650;
 /// The longest label or note, in bytes.
 pub const LABEL_BYTES_MAX: usize = 1024;
 

@@ -3,6 +3,7 @@
 mod audit;
 mod bootstrap;
 mod calibrate;
+mod columns;
 mod keys;
 mod scenes;
 mod tenants;
@@ -13,11 +14,11 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::Context;
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::file::Taken;
-use crate::config::{Config, ServeOptions, file};
+use crate::config::file::{FileError, Taken};
+use crate::config::{Config, ConfigError, ServeOptions, file};
 use crate::serve::serve;
 use crate::store::{Database, Store};
 
@@ -83,7 +84,7 @@ pub struct DatabaseArgs {
 impl DatabaseArgs {
     async fn open(&self) -> anyhow::Result<Store> {
         let database: Database = self.database.parse()?;
-        Store::open(&database).await.context("open the database")
+        Ok(Store::open(&database).await?)
     }
 }
 
@@ -98,15 +99,16 @@ pub struct MigrateCommand {
 /// `serve`.
 #[derive(Debug, Args)]
 pub struct ServeCommand {
-    /// The settings.
-    #[command(flatten)]
-    pub options: ServeOptions,
     /// Print the bound address as one line of JSON
     #[arg(long)]
     pub json: bool,
     /// Form of the log on standard error
     #[arg(long, alias = "log", value_enum, default_value_t = LogForm::Text)]
     pub log_format: LogForm,
+    // Last: what would follow would stand under the heading of its last options.
+    /// The settings.
+    #[command(flatten)]
+    pub options: ServeOptions,
 }
 
 /// Form of the log.
@@ -116,6 +118,20 @@ pub enum LogForm {
     Json,
     /// For people.
     Text,
+}
+
+/// A wrong word on the command line, which only what it is about can tell.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Whether the command line or the settings file is wrong, so that the program ends with the status that says so.
+#[must_use]
+pub fn is_usage(err: &anyhow::Error) -> bool {
+    err.chain().any(|cause| match cause.downcast_ref::<FileError>() {
+        Some(err) => !matches!(err, FileError::Read { .. }),
+        None => cause.is::<UsageError>() || cause.is::<ConfigError>(),
+    })
 }
 
 /// Runs one command to its end.
@@ -133,7 +149,7 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
     match parse(&line)?.command {
         Command::Serve(command) => {
             start_log(command.log_format)?;
-            let config = command.options.check().context("check the settings")?;
+            let config = checked(command.options)?;
             serve(config, command.json, move || settings_again(&line)).await
         }
         Command::Scenes(command) => {
@@ -176,17 +192,46 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
 /// Ends the program where clap has something to say: help, a version, or what is wrong with a word.
 fn parse(line: &[OsString]) -> anyhow::Result<Cli> {
     let cli = Cli::try_parse_from(line).unwrap_or_else(|err| err.exit());
+    with_settings(line, cli)
+}
+
+/// The command of this line, with the words of its settings file if it names one.
+fn with_settings(line: &[OsString], cli: Cli) -> anyhow::Result<Cli> {
     let Command::Serve(command) = &cli.command else { return Ok(cli) };
     let Some(path) = &command.options.config else { return Ok(cli) };
-    let whole = with_file(line, path)?;
-    Ok(Cli::try_parse_from(whole).unwrap_or_else(|err| err.exit()))
+    let read = Cli::try_parse_from(with_file(line, path)?);
+    // Without the file, the line was understood.
+    read.map_err(|err| UsageError(format!("settings file `{}`: {}", path.display(), first_line(&err))).into())
+}
+
+/// What clap has to say, without the help that follows.
+fn first_line(err: &clap::Error) -> String {
+    let text = err.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
+/// The settings, if they can be served.
+fn checked(options: ServeOptions) -> anyhow::Result<Config> {
+    let file = options.config.clone();
+    options.check().with_context(|| match file {
+        Some(path) => format!("check the settings, also those of `{}`", path.display()),
+        None => "check the settings".to_owned(),
+    })
 }
 
 fn with_file(line: &[OsString], path: &Path) -> anyhow::Result<Vec<OsString>> {
     let program = Cli::command();
     let serve = program.find_subcommand("serve").context("find the command `serve`")?;
     let taken = |name: &str| {
-        let option = serve.get_arguments().find(|option| option.get_long() == Some(name));
+        let is_named = |option: &&Arg| {
+            let aliases = option.get_all_aliases().unwrap_or_default();
+            option.get_long() == Some(name) || aliases.contains(&name)
+        };
+        let option = serve.get_arguments().find(is_named);
+        if option.is_none() || name == "config" {
+            return Taken::Unknown;
+        }
         let in_environment =
             option.and_then(|option| option.get_env()).is_some_and(|name| std::env::var_os(name).is_some());
         // Of an option that may be repeated, the last word does not win by itself.
@@ -212,15 +257,16 @@ fn is_on(line: &[OsString], name: &str) -> bool {
 
 /// The settings as they are now; what is wrong with them is an error, not the end of the program.
 fn settings_again(line: &[OsString]) -> anyhow::Result<Config> {
-    let plain = |err: clap::Error| anyhow::anyhow!("{}", err.to_string().lines().next().unwrap_or_default());
-    let mut cli = Cli::try_parse_from(line).map_err(plain)?;
-    if let Command::Serve(command) = &cli.command
-        && let Some(path) = &command.options.config
-    {
-        cli = Cli::try_parse_from(with_file(line, path)?).map_err(plain)?;
-    }
-    let Command::Serve(command) = cli.command else { anyhow::bail!("the command is not `serve`") };
-    command.options.check().context("check the settings")
+    let cli = Cli::try_parse_from(line).map_err(|err| UsageError(first_line(&err)))?;
+    let Command::Serve(command) = with_settings(line, cli)?.command else {
+        anyhow::bail!("the command is not `serve`")
+    };
+    checked(command.options)
+}
+
+/// `set` without a change.
+fn nothing_named() -> anyhow::Error {
+    UsageError("nothing to change: name an option".to_owned()).into()
 }
 
 /// A time in UTC, to the minute.

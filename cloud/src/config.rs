@@ -7,6 +7,7 @@ mod admin;
 mod edge;
 pub mod file;
 mod models;
+pub(crate) mod numbers;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
@@ -54,42 +55,92 @@ pub struct ServeOptions {
     )]
     pub database: String,
     /// Threads of each model's engine; the default is one for each core
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
     /// Memory for copies of each model's weights in an order that is read a few percent faster; 0 reads all from the mapped file
-    #[arg(long, default_value = "0", value_name = "MIB")]
+    #[arg(
+        long,
+        default_value = "0",
+        value_name = "MIB",
+        value_parser = numbers::whole::<u32>,
+        allow_negative_numbers = true
+    )]
     pub repack_mib: u32,
     /// KV cache of each model in tokens, for all its sequences together; the default is four whole contexts
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub kv_tokens: Option<NonZeroUsize>,
     /// Sequences of one model that run at the same time
-    #[arg(long, default_value = "8", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "8",
+        value_name = "N",
+        value_parser = numbers::positive,
+        allow_negative_numbers = true
+    )]
     pub slots: NonZeroUsize,
-    /// Seconds that the prompts before a new request may take, by the rate of late; beyond, it is answered 429
-    #[arg(long, default_value = "30", value_name = "SECONDS")]
+    /// Seconds that the prompts before a new request may take, at the rate measured lately; beyond that, it is answered
+    /// 429
+    #[arg(
+        long,
+        default_value = "30",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub queue_seconds: f64,
     /// Requests that may wait for a slot, whatever they take
-    #[arg(long, default_value = "256", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "256",
+        value_name = "N",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub queue: usize,
     /// Memory of the requests that wait
-    #[arg(long, default_value = "256", value_name = "MIB")]
+    #[arg(
+        long,
+        default_value = "256",
+        value_name = "MIB",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub queue_mib: usize,
-    /// Within which the first token must come where a request has no x-deadline-ms: refused where it cannot, ended where
-    /// it did not get a slot; the default is no deadline
-    #[arg(long, value_name = "SECONDS")]
+    /// Seconds until the first token must come, if a request has no x-deadline-ms. A request that cannot keep it is
+    /// refused; one without a slot by then is ended. The default is no deadline
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::number::<f64>, allow_negative_numbers = true)]
     pub deadline: Option<f64>,
     /// Prompt tokens in one pass while no answer is being written
-    #[arg(long, default_value = "512", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "512",
+        value_name = "N",
+        value_parser = numbers::positive,
+        allow_negative_numbers = true
+    )]
     pub chunk_tokens: NonZeroUsize,
     /// Prompt tokens in one pass beside running answers: as many as keep the pass below so many passes without any
     /// (measured all the time)
-    #[arg(long, default_value = "5", value_name = "X", conflicts_with = "mixed_tokens")]
+    #[arg(
+        long,
+        default_value = "5",
+        value_name = "X",
+        conflicts_with = "mixed_tokens",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub max_stall: f64,
     /// Prompt tokens in one pass beside running answers, whatever they cost
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub mixed_tokens: Option<NonZeroUsize>,
     /// Percent of the KV cache that may keep prompts of earlier requests; their room is given up when it is needed
-    #[arg(long, default_value = "100", value_name = "PERCENT")]
+    #[arg(
+        long,
+        default_value = "100",
+        value_name = "PERCENT",
+        value_parser = numbers::whole::<u8>,
+        allow_negative_numbers = true
+    )]
     pub prefix_cache: u8,
     /// Who may ask. keys: whoever has a key (see `baton-cloud keys`); auto: the same, but on loopback anybody while
     /// there is no key at all
@@ -105,13 +156,31 @@ pub struct ServeOptions {
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// EMULATION: each prefill pass takes at least so many milliseconds for each token
-    #[arg(long, value_name = "MS")]
+    #[arg(
+        long,
+        value_name = "MS",
+        hide = true,
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub emulate_prefill_ms_per_token: Option<f64>,
     /// EMULATION: each prompt takes at least so many milliseconds besides
-    #[arg(long, value_name = "MS")]
+    #[arg(
+        long,
+        value_name = "MS",
+        hide = true,
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub emulate_prefill_base_ms: Option<f64>,
     /// EMULATION: each decode pass takes at least so many milliseconds
-    #[arg(long, value_name = "MS")]
+    #[arg(
+        long,
+        value_name = "MS",
+        hide = true,
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub emulate_decode_ms: Option<f64>,
     /// What connections and requests may take.
     #[command(flatten)]
@@ -485,7 +554,11 @@ mod tests {
     fn numbers_are_bounded() {
         refused(&["--slots", "0"], "--slots");
         refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
+        refused(&["--slots", "0"], "it must be a whole number, 1 or more");
         refused(&["--queue=-1"], "--queue");
+        refused(&["--queue", "x"], "it must be a whole number, 0 or more");
+        refused(&["--queue-seconds", "soon"], "it must be a number");
+        refused(&["--queue-seconds", "-1"], "--queue-seconds is -1, it must be from 0 to 86400");
         refused(&["--queue-seconds=-1"], "--queue-seconds is -1, it must be from 0 to 86400");
         refused(&["--deadline", "NaN"], "--deadline is NaN");
         refused(&["--connections", "0"], "--connections is 0, it must be from 1 to 1048576");

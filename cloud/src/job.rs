@@ -305,20 +305,23 @@ impl Job {
     /// Sends what is left and the one terminal event.
     pub(crate) fn close(mut self, closed: &Closed) {
         self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
-        tracing::info!(
-            job = closed.id.0,
-            request = self.observer.request,
-            tenant = self.observer.tenant,
-            model = self.observer.model,
-            scene = self.observer.scene.as_deref().unwrap_or_default(),
-            reason = ?closed.reason,
-            prompt_tokens = self.prompt.len(),
-            cached_prefix_tokens = self.cached,
-            tokens = closed.tokens,
-            queue_ms = closed.times.queue_ms,
-            slot_ms = closed.times.slot_ms,
-            "answer ended"
-        );
+        // The answers by which a model is warmed up are nobody's.
+        if !self.observer.is_of_nobody() {
+            tracing::info!(
+                job = closed.id.0,
+                request = self.observer.request,
+                tenant = self.observer.tenant,
+                model = self.observer.model,
+                scene = self.observer.scene.as_deref().unwrap_or_default(),
+                reason = ?closed.reason,
+                prompt_tokens = self.prompt.len(),
+                cached_prefix_tokens = self.cached,
+                tokens = closed.tokens,
+                queue_ms = closed.times.queue_ms,
+                slot_ms = closed.times.slot_ms,
+                "answer ended"
+            );
+        }
         if let Some(constraint) = &self.constraint {
             let cost = constraint.cost();
             tracing::debug!(

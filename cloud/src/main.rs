@@ -2,12 +2,16 @@
 
 use std::process::ExitCode;
 
+use baton_cloud::cli::is_usage;
 use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
 
 /// How much nicer than the engine's threads those are that serve HTTP: a flood of requests must not take the CPUs from
 /// prompts that are being computed.
 #[cfg(target_os = "linux")]
 const HTTP_NICENESS: i32 = 5;
+
+/// Exit status if the command line is wrong: that of its parser.
+const USAGE_STATUS: u8 = 2;
 
 fn main() -> ExitCode {
     baton_terminal::filter_panics();
@@ -22,7 +26,7 @@ fn main() -> ExitCode {
         Err(err) if is_closed(err.as_ref()) => ExitCode::from(CLOSED_STATUS),
         Err(err) => {
             errln!("error: {}", chain(err.as_ref()));
-            ExitCode::FAILURE
+            if is_usage(&err) { ExitCode::from(USAGE_STATUS) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -30,6 +30,11 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
+    /// Whether the request has neither a name nor a tenant: this program made it for itself.
+    pub(crate) fn is_of_nobody(&self) -> bool {
+        self.request.is_empty() && self.tenant.is_empty()
+    }
+
     pub(crate) fn refined(&mut self, mask: &MaskEvent) {
         self.metrics.refined(self.scene.as_deref(), mask, self.prompt_tokens);
     }

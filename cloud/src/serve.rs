@@ -58,7 +58,7 @@ pub async fn serve(
     if let Some(they_could) = config.database.exposure() {
         warn!(they_could, "who is on the way to the database is not kept out: pass sslmode=verify-full");
     }
-    let store = Store::open(&config.database).await.context("open the database")?;
+    let store = Store::open(&config.database).await?;
     let settings = store.snapshot().await.context("read settings")?;
     let generation = settings.generation;
     let coefficients = store.coefficients().await.context("read coefficients")?;
@@ -236,6 +236,7 @@ fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Opt
 fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
     let mut setups = Vec::with_capacity(config.models.len());
     for ModelConfig { name, path, calibration, adapters } in &config.models {
+        info!(model = name, path = %path.display(), "opening");
         let model = Model::open_repacked(path, u64::from(config.repack_mib) << 20)
             .with_context(|| format!("open model `{}`", path.display()))?;
         let calibration =
@@ -257,6 +258,7 @@ fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
 async fn warm_up(service: &CloudService) {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
     for model in service.model_names() {
+        info!(model, "warming up");
         let request = CompletionRequest {
             max_tokens: Some(4),
             ..CompletionRequest::new(model, vec![ChatMessage::new(Role::User, text.as_str())])

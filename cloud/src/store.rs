@@ -33,7 +33,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::BoxFuture;
 use sqlx::Connection;
 use sqlx::pool::PoolConnectionMetadata;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions};
 
 use self::db::{Db, Pool};
@@ -77,7 +77,7 @@ impl Store {
     /// Opens the database and brings it to the newest schema. Several programs may do so at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Open`] where the file cannot be opened or made or the server does not answer, [`StoreError::Tls`]
+    /// [`StoreError::Folder`] if the path is no file's, [`StoreError::Open`] where the file cannot be opened or made or the server does not answer, [`StoreError::Tls`]
     /// and [`StoreError::RootCert`] where the server cannot be spoken to as the address asks, [`StoreError::Migrate`] where a SQLite file was made by a newer program or a migration was changed.
     pub async fn open(database: &Database) -> Result<Store, StoreError> {
         let pool = connect(database).await?;
@@ -113,6 +113,9 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
             Db::Sqlite(pool.connect_with(options).await.map_err(failed)?)
         }
         Database::File(path) => {
+            if path.is_dir() {
+                return Err(StoreError::Folder(database.shown()));
+            }
             make_private(path).map_err(|err| failed(err.into()))?;
             let options = SqliteConnectOptions::new()
                 .filename(path)
@@ -140,13 +143,53 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
         }
         Database::Postgres(url) => {
             let options = url.connect_options()?.application_name("baton-cloud");
-            let pool = PgPoolOptions::new()
-                .max_connections(POSTGRES_CONNECTIONS_MAX)
-                .acquire_timeout(ACQUIRE_TIMEOUT);
-            Db::Postgres(pool.connect_with(options).await.map_err(failed)?)
+            Db::Postgres(connect_server(options).await.map_err(failed)?)
         }
     };
     Ok(Pool::new(db))
+}
+
+/// Connects to a server. One that refuses connections may just be starting, so it has [`ACQUIRE_TIMEOUT`] to come up.
+async fn connect_server(options: PgConnectOptions) -> Result<PgPool, sqlx::Error> {
+    let refused = first_contact(&options).await?;
+    if let Some(err) = &refused {
+        let seconds = ACQUIRE_TIMEOUT.as_secs();
+        tracing::warn!(err = err as &dyn std::error::Error, seconds, "the database is not up: trying again");
+    }
+    let pool =
+        PgPoolOptions::new().max_connections(POSTGRES_CONNECTIONS_MAX).acquire_timeout(ACQUIRE_TIMEOUT);
+    match (pool.connect_with(options).await, refused) {
+        // All that a pool says is that its time is over.
+        (Err(sqlx::Error::PoolTimedOut), Some(err)) => Err(err),
+        (opened, _) => opened,
+    }
+}
+
+/// Connects once, without a pool. Gives the error of a server that may be up in a moment.
+async fn first_contact(options: &PgConnectOptions) -> Result<Option<sqlx::Error>, sqlx::Error> {
+    match tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
+        Ok(Ok(connection)) => {
+            // The server has answered; how this connection ends is of no use.
+            let _ = connection.close().await;
+            Ok(None)
+        }
+        Ok(Err(err)) if is_starting(&err) => Ok(Some(err)),
+        Ok(Err(err)) => Err(err),
+        Err(_) => {
+            let why = format!("no answer within {} s", ACQUIRE_TIMEOUT.as_secs());
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why).into())
+        }
+    }
+}
+
+/// Whether a server refuses as one does that starts.
+fn is_starting(err: &sqlx::Error) -> bool {
+    match err {
+        sqlx::Error::Io(err) => err.kind() == std::io::ErrorKind::ConnectionRefused,
+        // too_many_connections, and cannot_connect_now.
+        sqlx::Error::Database(err) => matches!(err.code().as_deref(), Some("53300" | "57P03")),
+        _ => false,
+    }
 }
 
 /// Whether a connection that comes back to its pool is outside of any change; one that is not is closed.

@@ -8,6 +8,7 @@ mod audit;
 mod front;
 mod scene;
 mod scenes;
+mod users;
 
 use askama::Template;
 use axum::Router;
@@ -46,8 +47,8 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/keys", get(access::keys).post(access::create_key))
         .route("/admin/keys/{id}/revoke", post(access::revoke_key))
         .route("/admin/keys/{id}/rotate", post(access::rotate_key))
-        .route("/admin/users", get(access::users).post(access::add_user))
-        .route("/admin/users/{name}", post(access::change_user))
+        .route("/admin/users", get(users::list).post(users::add))
+        .route("/admin/users/{name}", post(users::change))
         .route("/admin/audit", get(audit::show))
         // The guard answers: no rule lets anybody in there.
         .route("/admin/", any(StatusCode::NOT_FOUND))
@@ -138,8 +139,8 @@ struct Asked {
     done: Option<String>,
     /// Where to go after the log-in.
     next: Option<String>,
-    /// Rows of the audit log before this one.
-    before: Option<u64>,
+    /// Rows of the audit log before this one, as it was written.
+    before: Option<String>,
 }
 
 /// What a page says of the change that led to it; unknown words say nothing.
@@ -306,9 +307,15 @@ fn choices<T: ToString>(values: impl IntoIterator<Item = T>, chosen: &str) -> Ve
 
 /// A moment as `<time>` in UTC; safe to stand in a page as it is.
 fn time(ms: i64) -> String {
-    let Ok(at) = Timestamp::from_millisecond(ms) else { return "?".to_owned() };
-    let civil = at.to_zoned(TimeZone::UTC).datetime();
-    let shown = format!(
+    utc(ms).map_or("?".to_owned(), |shown| {
+        format!("<time datetime=\"{}Z\">{shown}</time>", shown.replace(' ', "T"))
+    })
+}
+
+/// A moment in UTC; none if no calendar reaches it.
+fn utc(ms: i64) -> Option<String> {
+    let civil = Timestamp::from_millisecond(ms).ok()?.to_zoned(TimeZone::UTC).datetime();
+    Some(format!(
         "{}-{:02}-{:02} {:02}:{:02}:{:02}",
         civil.year(),
         civil.month(),
@@ -316,8 +323,7 @@ fn time(ms: i64) -> String {
         civil.hour(),
         civil.minute(),
         civil.second()
-    );
-    format!("<time datetime=\"{}Z\">{shown}</time>", shown.replace(' ', "T"))
+    ))
 }
 
 /// The name of a setting, for people.
@@ -336,7 +342,24 @@ fn label(field: &str) -> &str {
         "mode" => "Ranked by",
         "model" => "Model",
         "adapter" => "Adapter",
+        "label" => "Label",
+        "prefill_ms_per_token" => "k_d (ms/token)",
+        "prefill_ms_per_token2" => "q_d (ms/token²)",
+        "decode_ms" => "TPOT_d (ms)",
+        "weight" => "Weight",
+        "requests_per_minute" => "Requests a minute",
+        "concurrency_max" => "At the same time",
+        "tokens_per_day" => "Tokens a day",
+        "days" => "Days until it ends",
         other => other,
+    }
+}
+
+/// What is wrong with a form, with its field as the page names it.
+fn said_of(problem: &Problem) -> String {
+    match problem.field_name() {
+        Some(field) => problem.detail.replace(&format!("field `{field}`"), &format!("`{}`", label(field))),
+        None => problem.detail.clone(),
     }
 }
 
@@ -406,6 +429,13 @@ mod tests {
         assert_eq!(login_url(Some("/admin/scenes?a=b&c")), "/admin/login?next=/admin/scenes%3Fa%3Db%26c");
         assert_eq!(login_url(Some("//evil.example")), "/admin/login");
         assert_eq!(login_url(Some("/admin")), "/admin/login");
+    }
+
+    #[test]
+    fn problems_name_fields_as_the_page_does() {
+        let empty = Problem::field("decode_ms", &"field `decode_ms` is empty, must be a number");
+        assert_eq!(said_of(&empty), "`TPOT_d (ms)` is empty, must be a number");
+        assert_eq!(said_of(&Problem::new(Kind::Stale, "field `decode_ms`")), "field `decode_ms`");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Form, FromRequest, MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum_extra::extract::cookie::CookieJar;
@@ -94,18 +94,30 @@ pub(super) async fn guard(
     next: Next,
 ) -> Response {
     let is_api = request.uri().path().starts_with("/admin/api/");
-    let asked = request.uri().path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
-    let reading = !rules::is_unsafe(request.method());
+    let asked = match rules::is_unsafe(request.method()) {
+        // What was sent is gone; its page is not.
+        true => page_before(request.headers()).filter(|page| {
+            // A page that asks for a confirmation stands where it is sent to.
+            page != request.uri().path() || rules::find(&Method::GET, path.as_str()).is_some()
+        }),
+        false => request.uri().path_and_query().map(|path| path.as_str().to_owned()),
+    };
     let mut response = match admit(&admin, path.as_str(), request).await {
         Ok(request) => next.run(request).await,
         Err(problem) if is_api => problem.into_response(),
         Err(problem) if problem.kind == Kind::NotLoggedIn => {
-            Redirect::to(&login_url(reading.then_some(asked.as_str()))).into_response()
+            Redirect::to(&login_url(asked.as_deref())).into_response()
         }
         Err(problem) => problem_page(None, &problem),
     };
     secure(response.headers_mut());
     response
+}
+
+/// The path of the page that a form stands on, as browsers say it.
+fn page_before(headers: &HeaderMap) -> Option<String> {
+    let (_, behind) = headers.get(header::REFERER)?.to_str().ok()?.split_once("://")?;
+    behind.find('/').map(|at| behind[at..].to_owned())
 }
 
 /// The headers of every reply.

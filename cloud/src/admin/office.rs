@@ -16,8 +16,8 @@ use super::view::{
     Settings, TenantInput, TenantView, UserChange, UserInput, UserView, VersionView, changes,
 };
 use crate::access::{
-    AccessError, Actor, ApiKey, ClassCost, DeviceClassSettings, KeySecret, Scope, Scopes, Tenant,
-    TenantSettings, User,
+    AccessError, Actor, ApiKey, ClassCost, DeviceClassSettings, KEY_DAYS_MAX, KeySecret, Scope, Scopes,
+    Tenant, TenantSettings, User,
 };
 use crate::coefficients::{ALL, Coefficients, Known};
 use crate::scene::SceneSettings;
@@ -348,8 +348,9 @@ impl Office {
         let scopes =
             input.scopes.iter().map(|scope| scope.parse()).collect::<Result<Vec<Scope>, AccessError>>();
         let scopes = scopes.and_then(Scopes::new).map_err(|err| Problem::from(&err))?;
-        if let Some(days) = input.days.filter(|days| !(1..=3650).contains(days)) {
-            return Err(Problem::field("days", &format!("field `days` is {days}, must be 1 to 3650")));
+        if let Some(days) = input.days.filter(|days| !(1..=KEY_DAYS_MAX).contains(days)) {
+            let why = format!("field `days` is {days}, must be 1 to {KEY_DAYS_MAX}");
+            return Err(Problem::field("days", &why));
         }
         let new = store::NewKey {
             tenant: input.tenant.clone(),

@@ -359,8 +359,10 @@ fn over_time(
     let least = if unit == "%" { 100.0 } else { 4.0 };
     let last = |line: &Line| {
         let known = line.points.last().filter(|(_, y)| y.is_finite());
-        let value = known.map_or("unknown".to_owned(), |&(_, y)| grouped(y, decimals));
-        format!("{} {value} {unit}", line.name)
+        match known {
+            Some(&(_, y)) => format!("{} {} {unit}", line.name, grouped(y, decimals)),
+            None => format!("{} unknown", line.name),
+        }
     };
     let now: Vec<String> = lines.iter().map(last).collect();
     Chart {
@@ -462,7 +464,7 @@ mod tests {
         let chart = over_time("kv", "KV", "share", "%", 0, vec![Line::new("in use", Vec::new())]);
         assert_eq!(chart.y.max, 100.0);
         assert!(!chart.svg().contains("NaN"));
-        assert!(chart.description.contains("unknown"), "{}", chart.description);
+        assert!(chart.description.ends_with("in use unknown."), "{}", chart.description);
         assert!(chart.svg().contains("nothing yet"), "{}", chart.svg());
     }
 }

@@ -6,7 +6,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::columns::{self, Side};
 use super::{DatabaseArgs, moment};
+use crate::config::numbers;
 use crate::store::{AuditCheck, AuditQuery, AuditRow};
 
 /// `audit`.
@@ -37,7 +39,7 @@ pub enum AuditAction {
         #[arg(long, default_value = "")]
         actor: String,
         /// Only rows before this one
-        #[arg(long)]
+        #[arg(long, value_parser = numbers::whole::<u64>, allow_negative_numbers = true)]
         before: Option<u64>,
         /// At most so many
         #[arg(long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=10000))]
@@ -90,16 +92,19 @@ fn list(rows: &[AuditRow], json: bool, out: &mut impl Write) -> std::io::Result<
         let value: Value = rows.iter().map(AuditRow::to_json).collect();
         return writeln!(out, "{value}");
     }
-    writeln!(out, "{:>6} {:<17} {:<20} {:<16} {:<28} detail", "row", "at (UTC)", "who", "what", "to")?;
-    for row in rows {
-        let at = moment(row.at_ms);
-        writeln!(
-            out,
-            "{:>6} {:<17} {:<20} {:<16} {:<28} {}",
-            row.seq, at, row.actor, row.action, row.target, row.detail
-        )?;
-    }
-    Ok(())
+    let columns = [
+        ("row", Side::Right),
+        ("at (UTC)", Side::Left),
+        ("who", Side::Left),
+        ("what", Side::Left),
+        ("to", Side::Left),
+        ("detail", Side::Left),
+    ];
+    let cells = |row: &AuditRow| {
+        let (at, detail) = (moment(row.at_ms), row.detail.clone());
+        [row.seq.to_string(), at, row.actor.clone(), row.action.clone(), row.target.clone(), detail]
+    };
+    columns::write(columns, rows.iter().map(cells), out)
 }
 
 fn noted_end(text: &str) -> anyhow::Result<(u64, String)> {

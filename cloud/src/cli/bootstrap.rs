@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use baton_terminal::errln;
 use clap::Args;
 use serde_json::json;
@@ -11,6 +11,7 @@ use serde_json::json;
 use super::DatabaseArgs;
 use crate::access::Actor;
 use crate::access::password::generate_password;
+use crate::store::StoreError;
 
 /// `bootstrap`.
 #[derive(Debug, Args)]
@@ -125,7 +126,10 @@ pub(super) async fn run(command: BootstrapCommand, out: &mut impl Write) -> anyh
     let store = command.database.open().await?;
     let made = store.bootstrap(&command.name, &chosen.password, &Actor::cli()).await;
     store.close().await;
-    let user = made.context("make the first admin")?;
+    let user = made.map_err(|err| match err {
+        StoreError::State { .. } => anyhow!("an admin exists: make further users by `baton-cloud users add`"),
+        err => anyhow::Error::new(err).context("make the first admin"),
+    })?;
     print_password(&user.name, user.role.as_str(), &chosen, command.database.json, out).context("print")
 }
 

@@ -15,6 +15,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::calibrate::{CalibrateControl, Calibrated, ProbeOptions, Progress, calibrate};
+use crate::config::numbers;
 
 /// `calibrate`.
 #[derive(Debug, Args)]
@@ -25,13 +26,19 @@ pub struct CalibrateCommand {
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Questions asked, four about each document
-    #[arg(long, default_value = "64", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "64",
+        value_name = "N",
+        value_parser = numbers::positive,
+        allow_negative_numbers = true
+    )]
     pub probes: NonZeroUsize,
     /// Words of a document; fewer where the model's context holds fewer
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(100..=100_000), value_name = "N")]
     pub words: u32,
     /// Threads of the engine; the default is one for each core
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
     /// Print one JSON object
     #[arg(long)]
@@ -40,6 +47,10 @@ pub struct CalibrateCommand {
 
 pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
     let out = command.out.clone().unwrap_or_else(|| command.model.with_extension("heads.json"));
+    // Beside the model, a folder is if the model is.
+    if let Some(out) = &command.out {
+        check_place(out)?;
+    }
     let options =
         ProbeOptions { probes: command.probes, words: command.words as usize, threads: command.threads };
     let stop = Arc::new(AtomicBool::new(false));
@@ -66,14 +77,21 @@ pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
     print(&calibrated, &out, command.json).context("print")
 }
 
+/// Fails at once if the file could not be written after the probes, which take minutes.
+fn check_place(out: &Path) -> anyhow::Result<()> {
+    ensure!(!out.is_dir(), "`{}` is a folder: name a file", out.display());
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(folder.is_dir(), "write `{}`: there is no folder `{}`", out.display(), folder.display());
+    Ok(())
+}
+
 /// Writes under another name first, so that a reader finds the whole file or none.
 fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
     let unfinished = path.with_extension(format!("unfinished-{}", std::process::id()));
-    let written = std::fs::write(&unfinished, text)
-        .with_context(|| format!("write `{}`", unfinished.display()))
-        .and_then(|()| {
-            std::fs::rename(&unfinished, path).with_context(|| format!("name `{}`", path.display()))
-        });
+    let written =
+        std::fs::write(&unfinished, text).with_context(|| format!("write `{}`", path.display())).and_then(
+            |()| std::fs::rename(&unfinished, path).with_context(|| format!("name `{}`", path.display())),
+        );
     if written.is_err() {
         let _ = std::fs::remove_file(&unfinished); // What went wrong before matters more than a left file.
     }

@@ -6,8 +6,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::columns::{self, Side};
 use super::{DatabaseArgs, moment};
-use crate::access::{Actor, ApiKey, DEFAULT_TENANT, KeySecret, Scopes};
+use crate::access::{Actor, ApiKey, DEFAULT_TENANT, KEY_DAYS_MAX, KeySecret, Scopes};
 use crate::store::{Expected, NewKey, Store, key_json, now_ms};
 
 /// `keys`.
@@ -16,7 +17,7 @@ use crate::store::{Expected, NewKey, Store, key_json, now_ms};
     baton-cloud keys create --label \"ann's phone\"                     a device's key, tenant `default`\n  \
     baton-cloud keys create --tenant acme --scopes assist,chat --days 90\n  \
     baton-cloud keys rotate 1a2b3c4d5e6f --grace 24h                  a new key; the old one ends in a day\n  \
-    baton-cloud keys revoke 1a2b3c4d5e6f                              in force on every replica within 2 s\n\n\
+    baton-cloud keys revoke 1a2b3c4d5e6f                              in force on every replica within 5 s\n\n\
     A key is shown once, when it is made; only its hash is kept. Scopes: assist, chat, scenes:read, stats.")]
 pub struct KeysCommand {
     /// What to do with them.
@@ -42,7 +43,7 @@ pub enum KeyCommand {
         #[arg(long, default_value = "assist,scenes:read")]
         scopes: Scopes,
         /// Ends after so many days; without it, never
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=36500))]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(KEY_DAYS_MAX)))]
         days: Option<u32>,
     },
     /// Every key, revoked ones too
@@ -125,31 +126,25 @@ fn made_json(key: &ApiKey, secret: &KeySecret) -> Value {
 }
 
 fn list(keys: &[ApiKey], out: &mut impl Write) -> std::io::Result<()> {
-    writeln!(
-        out,
-        "{:<14} {:<16} {:<8} {:<17} {:<17} {:<30} label",
-        "id", "tenant", "state", "ends", "last used", "scopes"
-    )?;
     let now = now_ms();
-    for key in keys {
+    let cells = |key: &ApiKey| {
         let state = match () {
             () if key.is_good(now) => "good",
             () if key.revoked_ms.is_some() => "revoked",
             () => "expired",
         };
-        writeln!(
-            out,
-            "{:<14} {:<16} {:<8} {:<17} {:<17} {:<30} {}",
-            key.id,
-            key.tenant,
-            state,
+        [
+            key.id.clone(),
+            key.tenant.clone(),
+            state.to_owned(),
             key.expires_ms.map_or("never".to_owned(), moment),
             key.last_used_ms.map_or("never".to_owned(), moment),
             key.scopes.to_string(),
-            key.label
-        )?;
-    }
-    Ok(())
+            key.label.clone(),
+        ]
+    };
+    let titles = ["id", "tenant", "state", "ends", "last used", "scopes", "label"];
+    columns::write(titles.map(|title| (title, Side::Left)), keys.iter().map(cells), out)
 }
 
 /// A span of time with its unit, in milliseconds.

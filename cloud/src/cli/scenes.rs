@@ -14,8 +14,10 @@ use baton_refine::Mode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::DatabaseArgs;
+use super::columns::{self, Side};
+use super::{DatabaseArgs, UsageError, nothing_named};
 use crate::access::Actor;
+use crate::config::numbers;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::DEFAULT_MODEL;
 use crate::store::{Store, StoreError};
@@ -56,7 +58,7 @@ pub enum SceneCommand {
     Set(Box<SceneSet>),
     /// Write these changes as a draft, which no request sees before it is published
     Draft(Box<SceneSet>),
-    /// Bring the draft into force, on every replica within 2 s
+    /// Bring the draft into force, on every replica within 5 s
     Publish(Publishing),
     /// Give the draft up
     Discard(Publishing),
@@ -66,7 +68,12 @@ pub enum SceneCommand {
         #[command(flatten)]
         scene: Publishing,
         /// The version to go back to
-        #[arg(long, value_name = "VERSION")]
+        #[arg(
+            long,
+            value_name = "VERSION",
+            value_parser = numbers::whole::<u32>,
+            allow_negative_numbers = true
+        )]
         to: u32,
     },
     /// What differs between two versions, field by field
@@ -85,30 +92,30 @@ pub enum SceneCommand {
 }
 
 /// Changes to a scene; what is not named stays.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct SceneSet {
     /// Its id
     pub id: String,
     /// Share r of the content that is kept, from xi to 1, or `auto`
-    #[arg(long, value_name = "R|auto")]
+    #[arg(long, value_name = "R|auto", allow_negative_numbers = true)]
     pub ratio: Option<Auto<f32>>,
     /// Smallest r that the scene's quality allows; 1 forbids refinement
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::number::<f32>, allow_negative_numbers = true)]
     pub xi: Option<f32>,
     /// Tokens L that the cloud writes, or `auto`
-    #[arg(long, value_name = "L|auto")]
+    #[arg(long, value_name = "L|auto", allow_negative_numbers = true)]
     pub assist_tokens: Option<Auto<u32>>,
     /// Smallest L, also under load
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub assist_floor: Option<u32>,
     /// Largest L, whatever a request asks for
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub assist_max: Option<u32>,
     /// Largest tolerable gap between shown tokens, in milliseconds
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::number::<f32>, allow_negative_numbers = true)]
     pub tau_ms: Option<f32>,
     /// What answers may lose against the full prompt, as a share of the score (for fit-xi)
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = numbers::number::<f32>, allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
     /// Who is right where cloud and device disagree: cloud or device
     #[arg(long)]
@@ -132,7 +139,7 @@ pub struct SceneSet {
     #[arg(long)]
     pub question_prefix: Option<String>,
     /// Only if this is the current version (0: the scene is new)
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub if_version: Option<u32>,
 }
 
@@ -146,10 +153,11 @@ pub enum Auto<T> {
 }
 
 impl<T: std::str::FromStr> std::str::FromStr for Auto<T> {
-    type Err = T::Err;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Auto<T>, T::Err> {
-        if text == "auto" { Ok(Auto::Auto) } else { text.parse().map(Auto::Fixed) }
+    fn from_str(text: &str) -> Result<Auto<T>, String> {
+        let fixed = || text.parse::<T>().map_err(|_| "it must be a number, or `auto`".to_owned());
+        if text == "auto" { Ok(Auto::Auto) } else { fixed().map(Auto::Fixed) }
     }
 }
 
@@ -163,6 +171,12 @@ impl<T> Auto<T> {
 }
 
 impl SceneSet {
+    /// Whether no change is named.
+    fn is_empty(&self) -> bool {
+        let id = self.id.clone();
+        *self == SceneSet { id, if_version: self.if_version, ..SceneSet::default() }
+    }
+
     /// The settings with the changes made.
     pub fn apply(self, mut settings: SceneSettings) -> SceneSettings {
         fn put<T>(place: &mut T, value: Option<T>) {
@@ -248,14 +262,17 @@ async fn perform(store: &Store, command: SceneCommand) -> anyhow::Result<Shown> 
     })
 }
 
-async fn change(store: &Store, set: SceneSet) -> Result<Scene, StoreError> {
+async fn change(store: &Store, set: SceneSet) -> anyhow::Result<Scene> {
     let (id, expected) = (set.id.clone(), set.if_version);
     let settings = match store.scene(&id).await {
+        Ok(_) if set.is_empty() => return Err(nothing_named()),
         Ok(scene) => scene.settings,
         Err(StoreError::Unknown { .. }) => SceneSettings::with_system(""),
-        Err(err) => return Err(err),
+        Err(err) => return Err(err.into()),
     };
-    store.set_scene(&id, &set.apply(settings), "", expected.into(), &Actor::cli()).await
+    let settings = set.apply(settings);
+    settings.check().map_err(|err| UsageError(err.to_string()))?;
+    Ok(store.set_scene(&id, &settings, "", expected.into(), &Actor::cli()).await?)
 }
 
 /// The last version of each scene, of all versions in order.
@@ -280,29 +297,35 @@ fn value(scene: &Scene) -> Value {
 
 fn print_scenes(scenes: &[Scene], out: &mut impl Write) -> std::io::Result<()> {
     let auto = |text: Option<String>| text.unwrap_or_else(|| "auto".to_owned());
-    writeln!(
-        out,
-        "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {:<6} mode",
-        "scene", "version", "r", "xi", "L", "floor", "tau ms", "corrector", "refine"
-    )?;
-    for scene in scenes {
+    let columns = [
+        ("scene", Side::Left),
+        ("version", Side::Right),
+        ("r", Side::Right),
+        ("xi", Side::Right),
+        ("L", Side::Right),
+        ("floor", Side::Right),
+        ("tau ms", Side::Right),
+        ("corrector", Side::Left),
+        ("refine", Side::Left),
+        ("mode", Side::Left),
+    ];
+    let cells = |scene: &Scene| {
         let settings = &scene.settings;
-        writeln!(
-            out,
-            "{:<20} {:>7} {:>6} {:>6} {:>6} {:>6} {:>8} {:<9} {:<6} {}",
-            scene.id,
-            scene.version,
+        let refined = if settings.refine { "yes" } else { "no" };
+        [
+            scene.id.clone(),
+            scene.version.to_string(),
             auto(settings.ratio.map(|ratio| ratio.to_string())),
-            settings.xi,
+            settings.xi.to_string(),
             auto(settings.assist_tokens.map(|tokens| tokens.to_string())),
-            settings.assist_floor,
-            settings.tau_ms,
-            settings.corrector.as_str(),
-            if settings.refine { "yes" } else { "no" },
-            settings.mode,
-        )?;
-    }
-    Ok(())
+            settings.assist_floor.to_string(),
+            settings.tau_ms.to_string(),
+            settings.corrector.as_str().to_owned(),
+            refined.to_owned(),
+            settings.mode.to_string(),
+        ]
+    };
+    columns::write(columns, scenes.iter().map(cells), out)
 }
 
 fn texts(scene: &Scene, out: &mut impl Write) -> std::io::Result<()> {

@@ -7,8 +7,10 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::DatabaseArgs;
+use super::columns::{self, Side};
+use super::{DatabaseArgs, UsageError, nothing_named};
 use crate::access::{Actor, Tenant, TenantSettings};
+use crate::config::numbers;
 use crate::store::{DayUsage, Expected, Store, StoreError, now_ms, tenant_json};
 use crate::traffic::DAY_MS;
 
@@ -39,7 +41,7 @@ pub enum TenantCommand {
 }
 
 /// Changes to a tenant; what is not named stays.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct TenantSet {
     /// Its name
     pub id: String,
@@ -47,16 +49,16 @@ pub struct TenantSet {
     #[arg(long)]
     pub label: Option<String>,
     /// Share of slots beside other tenants that wait, 1 to 1000
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub weight: Option<u32>,
     /// Requests in a minute, or `none`
-    #[arg(long, value_name = "N|none")]
+    #[arg(long, value_name = "N|none", allow_negative_numbers = true)]
     pub requests_per_minute: Option<Limit<u32>>,
     /// Requests at the same time, or `none`
-    #[arg(long, value_name = "N|none")]
+    #[arg(long, value_name = "N|none", allow_negative_numbers = true)]
     pub concurrency: Option<Limit<u32>>,
     /// Prompt and answer tokens in a day (UTC), or `none`; what a request may use is set aside before it runs
-    #[arg(long, value_name = "N|none")]
+    #[arg(long, value_name = "N|none", allow_negative_numbers = true)]
     pub tokens_per_day: Option<Limit<u64>>,
     /// Refuse every request of the tenant
     #[arg(long)]
@@ -68,14 +70,20 @@ pub struct TenantSet {
 pub struct Limit<T>(pub Option<T>);
 
 impl<T: FromStr> FromStr for Limit<T> {
-    type Err = T::Err;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Limit<T>, T::Err> {
-        if text == "none" { Ok(Limit(None)) } else { text.parse().map(|limit| Limit(Some(limit))) }
+    fn from_str(text: &str) -> Result<Limit<T>, String> {
+        let limit = || text.parse::<T>().map_err(|_| "it must be a whole number, or `none`".to_owned());
+        if text == "none" { Ok(Limit(None)) } else { limit().map(|limit| Limit(Some(limit))) }
     }
 }
 
 impl TenantSet {
+    /// Whether no change is named.
+    fn is_empty(&self) -> bool {
+        *self == TenantSet { id: self.id.clone(), ..TenantSet::default() }
+    }
+
     fn apply(self, mut settings: TenantSettings) -> TenantSettings {
         fn put<T>(place: &mut T, value: Option<T>) {
             if let Some(value) = value {
@@ -105,18 +113,21 @@ pub(super) async fn run(command: TenantsCommand, out: &mut impl Write) -> anyhow
     print(&tenants, &usage, out).context("print")
 }
 
-async fn perform(store: &Store, command: TenantCommand) -> Result<(Vec<Tenant>, Vec<DayUsage>), StoreError> {
+async fn perform(store: &Store, command: TenantCommand) -> anyhow::Result<(Vec<Tenant>, Vec<DayUsage>)> {
     let today = now_ms() - now_ms().rem_euclid(DAY_MS);
     let tenants = match command {
         TenantCommand::List => store.tenants().await?,
         TenantCommand::Set(set) => {
             let (old, expected) = match store.tenant(&set.id).await {
+                Ok(_) if set.is_empty() => return Err(nothing_named()),
                 Ok(tenant) => (tenant.settings, Expected::Revision(tenant.revision)),
                 Err(StoreError::Unknown { .. }) => (TenantSettings::default(), Expected::Absent),
-                Err(err) => return Err(err),
+                Err(err) => return Err(err.into()),
             };
             let id = set.id.clone();
-            vec![store.set_tenant(&id, &set.apply(old), expected, &Actor::cli()).await?]
+            let settings = set.apply(old);
+            settings.check().map_err(|err| UsageError(err.to_string()))?;
+            vec![store.set_tenant(&id, &settings, expected, &Actor::cli()).await?]
         }
     };
     Ok((tenants, store.usage_of_day(today).await?))
@@ -135,27 +146,32 @@ fn print(tenants: &[Tenant], usage: &[DayUsage], out: &mut impl Write) -> std::i
     fn limit<T: ToString>(limit: Option<T>) -> String {
         limit.map_or("none".to_owned(), |limit| limit.to_string())
     }
-    writeln!(
-        out,
-        "{:<20} {:>6} {:>9} {:>11} {:>14} {:>14} {:>14} {:<9} label",
-        "tenant", "weight", "per min", "concurrent", "tokens/day", "requests today", "tokens today", "state"
-    )?;
-    for tenant in tenants {
+    let columns = [
+        ("tenant", Side::Left),
+        ("weight", Side::Right),
+        ("per min", Side::Right),
+        ("concurrent", Side::Right),
+        ("tokens/day", Side::Right),
+        ("requests today", Side::Right),
+        ("tokens today", Side::Right),
+        ("state", Side::Left),
+        ("label", Side::Left),
+    ];
+    let cells = |tenant: &Tenant| {
         let settings = &tenant.settings;
         let used = usage.iter().find(|used| used.tenant == tenant.id);
-        writeln!(
-            out,
-            "{:<20} {:>6} {:>9} {:>11} {:>14} {:>14} {:>14} {:<9} {}",
-            tenant.id,
-            settings.weight,
+        let state = if settings.disabled { "disabled" } else { "good" };
+        [
+            tenant.id.clone(),
+            settings.weight.to_string(),
             limit(settings.requests_per_minute),
             limit(settings.concurrency_max),
             limit(settings.tokens_per_day),
-            used.map_or(0, |used| used.requests),
-            used.map_or(0, |used| used.tokens),
-            if settings.disabled { "disabled" } else { "good" },
-            settings.label
-        )?;
-    }
-    Ok(())
+            used.map_or(0, |used| used.requests).to_string(),
+            used.map_or(0, |used| used.tokens).to_string(),
+            state.to_owned(),
+            settings.label.clone(),
+        ]
+    };
+    columns::write(columns, tenants.iter().map(cells), out)
 }

@@ -2,14 +2,15 @@
 
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use super::DatabaseArgs;
 use super::bootstrap::{PasswordArgs, print_password};
+use super::columns::{self, Side};
+use super::{DatabaseArgs, nothing_named};
 use crate::access::{Actor, Role, User};
-use crate::store::{Expected, UserChange, user_json};
+use crate::store::{Expected, StoreError, UserChange, user_json};
 
 /// `users`.
 #[derive(Debug, Args)]
@@ -72,12 +73,19 @@ pub(super) async fn run(command: UsersCommand, out: &mut impl Write) -> anyhow::
         UserCommand::List => store.users().await,
         UserCommand::Add { name, role, password } => {
             let chosen = password.choose()?;
-            let user = store.add_user(&name, role, &chosen.password, &by).await?;
+            let added = store.add_user(&name, role, &chosen.password, &by).await;
             store.close().await;
+            let user = added.map_err(|err| match err {
+                StoreError::Conflict { .. } => anyhow!("user `{name}` exists: change it by `users set`"),
+                err => err.into(),
+            })?;
             return print_password(&user.name, user.role.as_str(), &chosen, json, out).context("print");
         }
         UserCommand::Set { name, role, disabled, new_password, password } => {
             let wants = new_password || password.password_file.is_some();
+            if role.is_none() && disabled.is_none() && !wants {
+                return Err(nothing_named());
+            }
             let chosen = if wants { Some(password.choose()?) } else { None };
             let change = UserChange {
                 role,
@@ -101,10 +109,10 @@ fn print(users: &[User], json: bool, out: &mut impl Write) -> std::io::Result<()
         let value: Value = users.iter().map(user_json).collect();
         return writeln!(out, "{value}");
     }
-    writeln!(out, "{:<24} {:<8} state", "user", "role")?;
-    for user in users {
+    let cells = |user: &User| {
         let state = if user.disabled { "disabled" } else { "good" };
-        writeln!(out, "{:<24} {:<8} {state}", user.name, user.role.as_str())?;
-    }
-    Ok(())
+        [user.name.clone(), user.role.as_str().to_owned(), state.to_owned()]
+    };
+    let titles = ["user", "role", "state"];
+    columns::write(titles.map(|title| (title, Side::Left)), users.iter().map(cells), out)
 }

@@ -9,7 +9,7 @@ use baton_edge::tls::TlsFiles;
 use clap::Args;
 use ipnet::IpNet;
 
-use super::{ConfigError, bounded, seconds};
+use super::{ConfigError, bounded, numbers, seconds};
 use crate::api::{ApiLimits, HELD_PER_BYTE};
 use crate::http::own::Hosts;
 use crate::http::proxies::Proxies;
@@ -20,36 +20,96 @@ use crate::http::proxies::Proxies;
 pub struct EdgeOptions {
     /// Connections at the same time, as far as the hard limit of open files allows; for a further one, the oldest that
     /// asks for nothing is closed
-    #[arg(long, default_value = "2048", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "2048",
+        value_name = "N",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub connections: usize,
     /// Connections of one address, or of one IPv6 /64; for a further one, the oldest of them that asks for nothing is
     /// closed. Raise it behind a proxy
-    #[arg(long, default_value = "1024", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "1024",
+        value_name = "N",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub connections_per_ip: usize,
     /// Requests on one connection before it is closed
-    #[arg(long, default_value = "1000", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "1000",
+        value_name = "N",
+        value_parser = numbers::whole::<u64>,
+        allow_negative_numbers = true
+    )]
     pub requests_per_connection: u64,
     /// For the head of a request
-    #[arg(long, default_value = "10", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "10",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub header_timeout: f64,
     /// For the next request on a connection that is kept alive
-    #[arg(long, default_value = "75", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "75",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub idle_timeout: f64,
     /// For a whole request body
-    #[arg(long, default_value = "60", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "60",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub body_timeout: f64,
     /// Bytes a second that a request body must have in the mean, after 5 seconds (or the body timeout, if shorter)
-    #[arg(long, default_value = "2048", value_name = "BYTES")]
+    #[arg(
+        long,
+        default_value = "2048",
+        value_name = "BYTES",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub body_rate: usize,
     /// Size of a request body, as sent and inflated; none is read beyond twice the text of the longest prompt and 1 MiB
-    #[arg(long, default_value = "24", value_name = "MIB")]
+    #[arg(
+        long,
+        default_value = "24",
+        value_name = "MIB",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub body_mib: usize,
     /// How many times its size a gzip body may inflate to
-    #[arg(long, default_value = "200", value_name = "N")]
+    #[arg(
+        long,
+        default_value = "200",
+        value_name = "N",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub inflate_ratio: usize,
     /// Memory of all requests that are being read, together, until they are accepted or refused; a body beyond 64 KiB takes
     /// three times its size. One tenant gets half of it at most, but for one request alone
-    #[arg(long, default_value = "128", value_name = "MIB")]
+    #[arg(
+        long,
+        default_value = "128",
+        value_name = "MIB",
+        value_parser = numbers::whole::<usize>,
+        allow_negative_numbers = true
+    )]
     pub bodies_mib: usize,
     /// Name by which this service is reached besides localhost and its addresses, several times. While it asks nobody for a
     /// key, requests to other names and from pages of others are refused (DNS rebinding); if names are given, always
@@ -60,10 +120,22 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "NETWORK")]
     pub trusted_proxy: Vec<String>,
     /// How long a reader may read nothing
-    #[arg(long, default_value = "30", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "30",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub write_timeout: f64,
     /// How long running answers may go on after SIGTERM; a second signal ends at once
-    #[arg(long, default_value = "20", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "20",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub drain_timeout: f64,
     /// Certificate chain (PEM): speak TLS; taken over again when the file changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -72,7 +144,13 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// For a TLS handshake
-    #[arg(long, default_value = "10", value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value = "10",
+        value_name = "SECONDS",
+        value_parser = numbers::number::<f64>,
+        allow_negative_numbers = true
+    )]
     pub tls_handshake_timeout: f64,
 }
 

@@ -42,6 +42,14 @@ pub enum FileError {
         /// Where it is.
         path: PathBuf,
     },
+    /// A setting is none that the file may hold.
+    #[error("setting `{setting}` of `{path}` is no option of serve that a file may set")]
+    Unknown {
+        /// Where it is.
+        path: PathBuf,
+        /// Which setting.
+        setting: String,
+    },
     /// A setting has a value that no option takes.
     #[error(
         "setting `{setting}` of `{path}` must be text, a number, or true or false, or where it may be repeated a list"
@@ -57,6 +65,8 @@ pub enum FileError {
 /// How a setting of the file is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
+    /// Never: the file may not hold it.
+    Unknown,
     /// Not at all: another place says it.
     Left,
     /// One value.
@@ -68,7 +78,7 @@ pub enum Taken {
 /// The settings of the file as words, taken as `taken` says of their names.
 ///
 /// # Errors
-/// [`FileError`] where it is not a flat map of settings.
+/// [`FileError`] if it is not a flat map of settings, or holds one that it may not.
 pub fn words(path: &Path, taken: impl Fn(&str) -> Taken) -> Result<Vec<OsString>, FileError> {
     let text = std::fs::read_to_string(path).map_err(|err| FileError::Read { path: path.to_owned(), err })?;
     parse(path, &text, taken)
@@ -85,6 +95,7 @@ fn parse(path: &Path, text: &str, taken: impl Fn(&str) -> Taken) -> Result<Vec<O
     for (name, value) in map {
         let Value::String(name) = name else { return Err(FileError::NotAMap { path: path.to_owned() }) };
         let values = match (taken(&name), value) {
+            (Taken::Unknown, _) => return Err(FileError::Unknown { path: path.to_owned(), setting: name }),
             (Taken::Left, _) => continue,
             (Taken::Many, Value::Sequence(values)) => values,
             (_, value) => vec![value],
@@ -119,6 +130,7 @@ mod tests {
         let taken = |name: &str| match name {
             "env" => Taken::Left,
             "model" => Taken::Many,
+            "help" => Taken::Unknown,
             _ => Taken::One,
         };
         let have = parse(Path::new("f"), text, taken).map_err(|err| err.to_string());
@@ -143,6 +155,7 @@ mod tests {
         check("a: [1]", Err(&wrong("a")));
         check("model: [[1]]", Err(&wrong("model")));
         check("a: b: c", Err("`f` is not YAML"));
+        check("help: true", Err("setting `help` of `f` is no option of serve that a file may set"));
     }
 
     #[test]

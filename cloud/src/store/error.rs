@@ -42,6 +42,9 @@ pub enum StoreError {
         #[source]
         err: sqlx::Error,
     },
+    /// The path of a SQLite file is a folder's.
+    #[error("database `{0}` is a folder: name a file")]
+    Folder(String),
     /// It does not open.
     #[error("open database `{address}`")]
     Open {

@@ -121,10 +121,9 @@ fn the_command_writes_a_calibration_beside_the_model() {
     let table = run(&["tiny.gguf", "--probes", "4", "--words", "100", "--out", "other.json"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains("heads of 8 by 4 probes: other.json"));
     refused(&run(&["missing.gguf"]), "open model `missing.gguf`");
-    refused(
-        &run(&["tiny.gguf", "--probes", "1", "--words", "100", "--out", "no/such/folder.json"]),
-        "write `no/such",
-    );
+    let nowhere = run(&["tiny.gguf", "--probes", "8", "--words", "100", "--out", "no/such/folder.json"]);
+    refused(&nowhere, "write `no/such/folder.json`: there is no folder `no/such`");
+    assert!(!String::from_utf8_lossy(&nowhere.stderr).contains("probes"), "found out before the probes");
     refused(&run(&["tiny.gguf", "--words", "7"]), "100..=100000");
     assert_eq!(files(folder.path()), ["other.json", "tiny.gguf", "tiny.heads.json"]);
 }

@@ -69,6 +69,11 @@ fn settings_out_of_bounds_change_nothing() {
     let set = |words: &[&str]| scenes(&database, &[&["set", "doc-qa"][..], words].concat());
     refused(&set(&["--ratio", "0.1"]), "ratio 0.1 must be at least xi 0.25");
     refused(&set(&["--ratio", "1.5"]), "field `ratio` is 1.5, must be 0.01 to 1");
+    assert_eq!(set(&["--ratio", "1.5"]).status.code(), Some(2), "the status of a wrong command line");
+    refused(&set(&["--ratio", "half"]), "it must be a number, or `auto`");
+    refused(&set(&["--xi", "-1"]), "field `xi` is -1, must be 0.01 to 1");
+    refused(&set(&[]), "nothing to change: name an option");
+    assert_eq!(set(&[]).status.code(), Some(2));
     refused(&set(&["--xi", "NaN"]), "field `xi` is NaN");
     refused(&set(&["--assist-tokens", "0"]), "field `assist_tokens` is 0, must be 1 to 65536");
     refused(&set(&["--assist-tokens", "2"]), "assist tokens 2 must be at least the floor 4");
@@ -92,6 +97,8 @@ fn serve_says_what_it_lacks() {
         program().current_dir(folder.path()).args(words).output().unwrap()
     };
     refused(&serve(&["--model", "missing.gguf"]), "open model `missing.gguf`");
+    let told = program().args(["serve", "--model", "missing.gguf"]).env("RUST_LOG", "info").output().unwrap();
+    refused(&told, "opening");
     std::fs::write(folder.path().join("bad.gguf"), "GGUF but not really").unwrap();
     refused(&serve(&["--model", "bad.gguf"]), "open model `bad.gguf`");
     refused(&serve(&["--model", "bad.gguf", "--listen", "0.0.0.0:0"]), "without a key");

@@ -143,8 +143,19 @@ fn a_settings_file_that_is_wrong_is_refused_at_the_start() {
         program().args(["serve", "--config"]).arg(&file).output().unwrap()
     };
     refused(&serve("slots: [1]"), "setting `slots` of");
-    refused(&serve("slotz: 1"), "unexpected argument '--slotz'");
-    refused(&serve("slots: many"), "invalid value 'many'");
+    for unknown in ["slotz: 1", "help: true", "config: other.yaml"] {
+        let out = serve(unknown);
+        let (name, _) = unknown.split_once(':').unwrap();
+        refused(&out, &format!("setting `{name}` of `{}` is no option of serve", file.display()));
+        assert_eq!(out.status.code(), Some(2), "{unknown}");
+    }
+    let many = serve("slots: many");
+    refused(&many, &format!("settings file `{}`: invalid value 'many'", file.display()));
+    assert_eq!(many.status.code(), Some(2));
+    refused(
+        &serve("model: m.gguf\nslots: 2000"),
+        &format!("also those of `{}`: --slots is 2000", file.display()),
+    );
     refused(&serve("- slots"), "must hold one setting a line");
     std::fs::remove_file(&file).unwrap();
     let missing = program().args(["serve", "--config"]).arg(&file).output().unwrap();

@@ -62,7 +62,7 @@ fn the_first_admin_and_further_users() {
         let password = admin["password"].as_str().unwrap();
         let store = db.open().await;
         assert!(log_in(&store, "ann", password, "a").await.is_ok(), "the printed password is hers");
-        refused(&db, &["bootstrap", "eve"], "there is one");
+        refused(&db, &["bootstrap", "eve"], "an admin exists: make further users by");
 
         // A password from standard input is not printed again.
         let mut child = program(&db, &["users", "add", "ben", "--role", "editor", "--password-file", "-"])
@@ -75,7 +75,9 @@ fn the_first_admin_and_further_users() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text == "user `ben` (editor)\n", "{text}");
         assert!(log_in(&store, "ben", "correct horse battery", "a").await.is_ok());
-        refused(&db, &["users", "add", "ben"], "user `ben` is at version 1, expected 0");
+        refused(&db, &["users", "add", "ben"], "user `ben` exists: change it by `users set`");
+        let unchanged = run(&db, &["users", "set", "ben"]);
+        assert_eq!(unchanged.status.code(), Some(2), "nothing is named");
         refused(&db, &["users", "add", "a/b"], "must be 1 to 64 letters");
         refused(&db, &["users", "add", "eve", "--role", "root"], "unknown role `root`");
         refused(&db, &["users", "set", "ann", "--disabled", "true"], "is the last admin");
@@ -90,6 +92,25 @@ fn the_first_admin_and_further_users() {
             .collect();
         assert_eq!(names, ["ann", "ben"]);
     });
+}
+
+#[test]
+fn a_database_that_cannot_be_opened_says_why() {
+    let said = |database: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton-cloud"));
+        let out =
+            command.args(["migrate", "--database", database]).env("RUST_LOG", "error").output().unwrap();
+        assert!(!out.status.success(), "{database}");
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    assert_eq!(said(path), format!("error: database `{path}` is a folder: name a file\n"));
+    // A port that was free a moment ago: nobody listens there.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let refused = said(&format!("postgres://baton@127.0.0.1:{port}/baton?sslmode=disable"));
+    assert!(refused.contains("refused") && !refused.contains("pool timed out"), "{refused}");
+    assert_eq!(refused.matches("open database").count(), 1, "{refused}");
 }
 
 #[test]
@@ -137,8 +158,13 @@ fn tenants_keep_what_is_not_named() {
             ),
             (&json!(60), &Value::Null, &json!(20), &json!(2))
         );
-        refused(&db, &["tenants", "set", "acme", "--weight", "0"], "field `weight` is 0, must be 1 to 1000");
-        refused(&db, &["tenants", "set", "acme", "--concurrency", "few"], "invalid value");
+        let heavy = &["tenants", "set", "acme", "--weight", "0"];
+        refused(&db, heavy, "field `weight` is 0, must be 1 to 1000");
+        assert_eq!(run(&db, heavy).status.code(), Some(2));
+        refused(&db, &["tenants", "set", "acme", "--weight", "-1"], "it must be a whole number, 0 or more");
+        refused(&db, &["tenants", "set", "acme"], "nothing to change: name an option");
+        assert_eq!(run(&db, &["tenants", "set", "acme"]).status.code(), Some(2));
+        refused(&db, &["tenants", "set", "acme", "--concurrency", "few"], "whole number, or `none`");
         assert_eq!(json_of(&db, &["tenants", "list"]).as_array().unwrap().len(), 2);
         assert!(text_of(&db, &["tenants", "list"]).contains("requests today"));
     });

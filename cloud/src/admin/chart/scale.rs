@@ -86,7 +86,12 @@ impl Axis {
 #[must_use]
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
-    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let (sign, digits) = match text.strip_prefix('-') {
+        // What is rounded to nothing has no sign.
+        Some(rest) if rest.bytes().all(|byte| matches!(byte, b'0' | b'.')) => ("", rest),
+        Some(rest) => ("-", rest),
+        None => ("", text.as_str()),
+    };
     let (whole, rest) =
         digits.split_once('.').map_or((digits, String::new()), |(whole, part)| (whole, format!(".{part}")));
     let mut out = String::from(sign);

@@ -1,24 +1,41 @@
-//! Device classes, tenants, keys and users.
+//! Device classes, tenants and keys; what they have in common with users.
 
 use askama::Template;
 use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use super::{Asked, Choice, Failed, Frame, Question, Shown, choices, page, revision, time, to};
-use crate::access::{Role, Scope, Scopes};
+use super::{Asked, Choice, Failed, Frame, Question, Shown, choices, page, revision, said_of, time, to};
+use crate::access::{Scope, Scopes};
 use crate::admin::guard::Fields;
 use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
-use crate::admin::view::{
-    ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView, UserChange, UserInput,
-    UserView,
-};
+use crate::admin::view::{ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView};
 use crate::admin::{Admin, now_ms};
 use crate::forecast::digits;
 
+/// A form that was not taken: what was typed, and what is wrong with it.
+#[derive(Clone, Copy)]
+pub(super) struct Refused<'a> {
+    /// Whose form it is, if the path says so and no field does.
+    pub(super) of: &'a str,
+    pub(super) fields: &'a Fields,
+    pub(super) problem: &'a Problem,
+}
+
+pub(super) fn status(refused: Option<Refused<'_>>) -> StatusCode {
+    refused.map_or(StatusCode::OK, |refused| refused.problem.kind.status())
+}
+
+/// Which of these forms was sent, of which each has an id and a revision; the last one makes something new.
+fn sent<'a>(mut forms: impl ExactSizeIterator<Item = (&'a str, u64)>, fields: &Fields) -> usize {
+    let last = forms.len().saturating_sub(1);
+    let (id, is_new) = (fields.text("id"), fields.text("revision") == "0");
+    forms.position(|(known, revision)| known == id && (!is_new || revision == 0)).unwrap_or(last)
+}
+
 /// What follows a change: its result, or where its user can mend why it failed, the page again with the reason.
-async fn settled<T>(
+pub(super) async fn settled<T>(
     change: Result<T, Problem>,
     done: impl FnOnce(T) -> Response,
     again: impl AsyncFnOnce(Problem) -> Shown,
@@ -50,6 +67,20 @@ struct ClassForm {
     prefill: String,
     prefill2: String,
     decode: String,
+    /// The id of something new, as it was typed.
+    typed: String,
+    problem: Option<String>,
+}
+
+impl ClassForm {
+    fn refuse(&mut self, fields: &Fields, problem: &Problem) {
+        self.typed = fields.text("id");
+        self.label = fields.text("label");
+        self.prefill = fields.text("prefill_ms_per_token");
+        self.prefill2 = fields.text("prefill_ms_per_token2");
+        self.decode = fields.text("decode_ms");
+        self.problem = Some(said_of(problem));
+    }
 }
 
 #[derive(Template)]
@@ -59,7 +90,6 @@ struct ClassesPage {
     edits: bool,
     rows: Vec<ClassRow>,
     forms: Vec<ClassForm>,
-    problem: Option<String>,
 }
 
 fn class_row(class: &ClassView) -> ClassRow {
@@ -88,6 +118,8 @@ fn class_form(key: usize, class: &ClassView) -> ClassForm {
         prefill: set(class.prefill_ms_per_token),
         prefill2: set(class.prefill_ms_per_token2),
         decode: set(class.decode_ms),
+        typed: String::new(),
+        problem: None,
     }
 }
 
@@ -95,7 +127,7 @@ async fn classes_page(
     admin: &Admin,
     session: &Session,
     asked: &Asked,
-    problem: Option<Problem>,
+    refused: Option<Refused<'_>>,
 ) -> Result<Response, Failed> {
     let classes = admin.office.classes(&admin.service.coefficients()).await?;
     let mut forms: Vec<ClassForm> =
@@ -109,15 +141,20 @@ async fn classes_page(
         prefill: String::new(),
         prefill2: String::new(),
         decode: String::new(),
+        typed: String::new(),
+        problem: None,
     });
+    if let Some(Refused { fields, problem, .. }) = refused {
+        let at = sent(forms.iter().map(|form| (form.id.as_str(), form.revision)), fields);
+        forms[at].refuse(fields, problem);
+    }
     let shown = ClassesPage {
         frame: Frame::of(session, "/admin/device-classes", "Device classes").with_notice(asked),
         edits: session.edits(),
         rows: classes.iter().map(class_row).collect(),
         forms,
-        problem: problem.as_ref().map(|problem| problem.detail.clone()),
     };
-    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+    Ok(page(status(refused), &shown))
 }
 
 pub(super) async fn classes(
@@ -142,7 +179,10 @@ pub(super) async fn set_class(
         };
         admin.office.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
     };
-    let again = async |problem| classes_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let again = async |problem: Problem| {
+        let refused = Refused { of: "", fields: &fields, problem: &problem };
+        classes_page(&admin, &session, &Asked::default(), Some(refused)).await
+    };
     let change = set.await;
     settled(change, |_| to("/admin/device-classes", "saved"), again).await
 }
@@ -163,11 +203,27 @@ struct TenantForm {
     id: String,
     revision: u64,
     label: String,
-    weight: u32,
+    weight: String,
     rate: String,
     concurrency: String,
     tokens: String,
     disabled: bool,
+    /// The id of something new, as it was typed.
+    typed: String,
+    problem: Option<String>,
+}
+
+impl TenantForm {
+    fn refuse(&mut self, fields: &Fields, problem: &Problem) {
+        self.typed = fields.text("id");
+        self.label = fields.text("label");
+        self.weight = fields.text("weight");
+        self.rate = fields.text("requests_per_minute");
+        self.concurrency = fields.text("concurrency_max");
+        self.tokens = fields.text("tokens_per_day");
+        self.disabled = fields.text("disabled") == "yes";
+        self.problem = Some(said_of(problem));
+    }
 }
 
 #[derive(Template)]
@@ -177,7 +233,6 @@ struct TenantsPage {
     administers: bool,
     rows: Vec<TenantRow>,
     forms: Vec<TenantForm>,
-    problem: Option<String>,
 }
 
 fn tenant_row(tenant: &TenantView) -> TenantRow {
@@ -201,11 +256,13 @@ fn tenant_form(key: usize, tenant: &TenantView) -> TenantForm {
         id: tenant.id.clone(),
         revision: tenant.revision,
         label: tenant.label.clone(),
-        weight: tenant.weight,
+        weight: tenant.weight.to_string(),
         rate: limit(tenant.requests_per_minute.map(u64::from)),
         concurrency: limit(tenant.concurrency_max.map(u64::from)),
         tokens: limit(tenant.tokens_per_day),
         disabled: tenant.disabled,
+        typed: String::new(),
+        problem: None,
     }
 }
 
@@ -213,7 +270,7 @@ async fn tenants_page(
     admin: &Admin,
     session: &Session,
     asked: &Asked,
-    problem: Option<Problem>,
+    refused: Option<Refused<'_>>,
 ) -> Result<Response, Failed> {
     let tenants = admin.office.tenants().await?;
     let mut forms: Vec<TenantForm> =
@@ -224,20 +281,25 @@ async fn tenants_page(
         id: String::new(),
         revision: 0,
         label: String::new(),
-        weight: crate::access::tenant::WEIGHT_DEFAULT,
+        weight: crate::access::tenant::WEIGHT_DEFAULT.to_string(),
         rate: String::new(),
         concurrency: String::new(),
         tokens: String::new(),
         disabled: false,
+        typed: String::new(),
+        problem: None,
     });
+    if let Some(Refused { fields, problem, .. }) = refused {
+        let at = sent(forms.iter().map(|form| (form.id.as_str(), form.revision)), fields);
+        forms[at].refuse(fields, problem);
+    }
     let shown = TenantsPage {
         frame: Frame::of(session, "/admin/tenants", "Tenants").with_notice(asked),
         administers: session.administers(),
         rows: tenants.iter().map(tenant_row).collect(),
         forms,
-        problem: problem.as_ref().map(|problem| problem.detail.clone()),
     };
-    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+    Ok(page(status(refused), &shown))
 }
 
 pub(super) async fn tenants(
@@ -253,6 +315,17 @@ pub(super) async fn set_tenant(
     session: Session,
     Extension(fields): Extension<Fields>,
 ) -> Shown {
+    let id = fields.text("id");
+    // One that is new, or gone, is none whose keys are refused from now on.
+    let is_enabled = admin.office.tenant(&id).await.is_ok_and(|tenant| !tenant.disabled);
+    if is_enabled && fields.text("disabled") == "yes" {
+        let text = format!("Every key of the tenant {id} is refused from now on.");
+        let (title, button, back) = ("Disable the tenant?", "Disable", "/admin/tenants");
+        let question = Question { title, text: &text, action: "/admin/tenants", button, back };
+        if let Some(asked) = question.unless_confirmed(&session, &fields) {
+            return Ok(asked);
+        }
+    }
     let set = async {
         let input = TenantInput {
             label: fields.text("label"),
@@ -262,9 +335,12 @@ pub(super) async fn set_tenant(
             tokens_per_day: fields.number("tokens_per_day")?,
             disabled: fields.text("disabled") == "yes",
         };
-        admin.office.set_tenant(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
+        admin.office.set_tenant(&session.actor(), &id, &input, revision(&fields)?).await
     };
-    let again = async |problem| tenants_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let again = async |problem: Problem| {
+        let refused = Refused { of: "", fields: &fields, problem: &problem };
+        tenants_page(&admin, &session, &Asked::default(), Some(refused)).await
+    };
     let change = set.await;
     settled(change, |_| to("/admin/tenants", "saved"), again).await
 }
@@ -288,9 +364,37 @@ struct KeysPage {
     frame: Frame,
     administers: bool,
     rows: Vec<KeyRow>,
-    tenants: Vec<String>,
+    /// Why a key of the list was not changed.
+    problem: Option<String>,
+    form: KeyForm,
+}
+
+/// The form of a new key.
+struct KeyForm {
+    tenants: Vec<Choice>,
+    label: String,
+    days: String,
     scopes: Vec<(&'static str, &'static str, bool)>,
     problem: Option<String>,
+}
+
+fn key_form(tenants: &[TenantView], refused: Option<Refused<'_>>) -> KeyForm {
+    let typed = |name: &str| refused.map(|refused| refused.fields.text(name)).unwrap_or_default();
+    let asked = refused.map(|refused| refused.fields.all("scopes"));
+    let scope = |scope: Scope| {
+        let checked = match &asked {
+            Some(asked) => asked.iter().any(|asked| asked == scope.as_str()),
+            None => Scopes::device().allow(scope),
+        };
+        (scope.as_str(), scope_text(scope), checked)
+    };
+    KeyForm {
+        tenants: choices(tenants.iter().map(|tenant| &tenant.id), &typed("tenant")),
+        label: typed("label"),
+        days: typed("days"),
+        scopes: Scope::ALL.map(scope).into(),
+        problem: refused.map(|refused| said_of(refused.problem)),
+    }
 }
 
 #[derive(Template)]
@@ -306,7 +410,7 @@ fn key_row(key: KeyView, now_ms: i64) -> KeyRow {
     let over = |at: Option<i64>| at.is_some_and(|at| at <= now_ms);
     let (state, tone) = match (over(key.revoked_ms), over(key.expires_ms), key.revoked_ms, key.expires_ms) {
         (true, ..) => ("revoked".to_owned(), "bad"),
-        (_, true, ..) => ("over".to_owned(), "bad"),
+        (_, true, ..) => ("expired".to_owned(), "bad"),
         (_, _, Some(_), _) => ("replaced, still good".to_owned(), "warn"),
         (_, _, _, Some(at)) => {
             let days = (at - now_ms) / crate::traffic::DAY_MS;
@@ -341,7 +445,7 @@ async fn keys_page(
     admin: &Admin,
     session: &Session,
     asked: &Asked,
-    problem: Option<Problem>,
+    refused: Option<Refused<'_>>,
 ) -> Result<Response, Failed> {
     let now_ms = now_ms();
     let rows = admin.office.keys().await?.into_iter().map(|key| key_row(key, now_ms)).collect();
@@ -349,13 +453,10 @@ async fn keys_page(
         frame: Frame::of(session, "/admin/keys", "API keys").with_notice(asked),
         administers: session.administers(),
         rows,
-        tenants: admin.office.tenants().await?.into_iter().map(|tenant| tenant.id).collect(),
-        scopes: Scope::ALL
-            .map(|scope| (scope.as_str(), scope_text(scope), Scopes::device().allow(scope)))
-            .into(),
-        problem: problem.as_ref().map(|problem| problem.detail.clone()),
+        problem: refused.filter(|refused| !refused.of.is_empty()).map(|refused| said_of(refused.problem)),
+        form: key_form(&admin.office.tenants().await?, refused.filter(|refused| refused.of.is_empty())),
     };
-    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
+    Ok(page(status(refused), &shown))
 }
 
 pub(super) async fn keys(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
@@ -384,7 +485,10 @@ pub(super) async fn create_key(
         };
         admin.office.create_key(&session.actor(), &input, now_ms()).await
     };
-    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let again = async |problem: Problem| {
+        let refused = Refused { of: "", fields: &fields, problem: &problem };
+        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+    };
     let change = create.await;
     settled(change, |made| made_page(&session, made), again).await
 }
@@ -402,7 +506,10 @@ pub(super) async fn revoke_key(
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
     }
-    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let again = async |problem: Problem| {
+        let refused = Refused { of: &id, fields: &fields, problem: &problem };
+        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+    };
     let change = admin.office.revoke_key(&session.actor(), &id, revision(&fields)?).await;
     settled(change, |_| to("/admin/keys", "revoked"), again).await
 }
@@ -420,82 +527,10 @@ pub(super) async fn rotate_key(
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
     }
-    let again = async |problem| keys_page(&admin, &session, &Asked::default(), Some(problem)).await;
+    let again = async |problem: Problem| {
+        let refused = Refused { of: &id, fields: &fields, problem: &problem };
+        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+    };
     let change = admin.office.rotate_key(&session.actor(), &id, revision(&fields)?).await;
     settled(change, |made| made_page(&session, made), again).await
-}
-
-struct UserRow {
-    name: String,
-    revision: u64,
-    role: String,
-    roles: Vec<Choice>,
-    since: String,
-    disabled: bool,
-}
-
-#[derive(Template)]
-#[template(path = "users.html")]
-struct UsersPage {
-    frame: Frame,
-    rows: Vec<UserRow>,
-    problem: Option<String>,
-}
-
-async fn users_page(
-    admin: &Admin,
-    session: &Session,
-    asked: &Asked,
-    problem: Option<Problem>,
-) -> Result<Response, Failed> {
-    let row = |user: UserView| UserRow {
-        roles: choices(Role::ALL, &user.role),
-        since: time(user.created_ms),
-        name: user.name,
-        revision: user.revision,
-        role: user.role,
-        disabled: user.disabled,
-    };
-    let shown = UsersPage {
-        frame: Frame::of(session, "/admin/users", "Users").with_notice(asked),
-        rows: admin.office.users().await?.into_iter().map(row).collect(),
-        problem: problem.as_ref().map(|problem| problem.detail.clone()),
-    };
-    Ok(page(problem.map_or(StatusCode::OK, |problem| problem.kind.status()), &shown))
-}
-
-pub(super) async fn users(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
-    users_page(&admin, &session, &asked, None).await
-}
-
-pub(super) async fn add_user(
-    State(admin): State<Admin>,
-    session: Session,
-    Extension(fields): Extension<Fields>,
-) -> Shown {
-    let input = UserInput {
-        name: fields.text("name"),
-        role: fields.text("role"),
-        password: fields.get("password").unwrap_or_default(),
-    };
-    let again = async |problem| users_page(&admin, &session, &Asked::default(), Some(problem)).await;
-    let change = admin.office.add_user(&session.actor(), &input).await;
-    settled(change, |_| to("/admin/users", "saved"), again).await
-}
-
-pub(super) async fn change_user(
-    State(admin): State<Admin>,
-    session: Session,
-    Path(name): Path<String>,
-    Extension(fields): Extension<Fields>,
-) -> Shown {
-    let change = UserChange {
-        role: Some(fields.text("role")),
-        disabled: Some(fields.text("disabled") == "yes"),
-        password: fields.get("password").filter(|password| !password.is_empty()),
-    };
-    let expected = revision(&fields)?;
-    let again = async |problem| users_page(&admin, &session, &Asked::default(), Some(problem)).await;
-    let change = admin.office.change_user(&session.actor(), &name, &change, expected).await;
-    settled(change, |_| to("/admin/users", "saved"), again).await
 }

@@ -6,7 +6,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::scene::Version;
-use super::{Asked, Changed, Frame, Question, Shown, changed, label, page, revision, setting_text, to};
+use super::{
+    Asked, Changed, Frame, Question, Shown, changed, label, page, problem_page, revision, setting_text, to,
+};
 use crate::admin::Admin;
 use crate::admin::guard::Fields;
 use crate::admin::predict::PredictFor;
@@ -197,12 +199,16 @@ struct VersionPage {
 pub(super) async fn version(
     State(admin): State<Admin>,
     session: Session,
-    Path((id, version)): Path<(String, u32)>,
+    Path((id, version)): Path<(String, String)>,
 ) -> Shown {
     let (scene, versions) = admin.office.history(&id).await?;
-    let found = versions.iter().find(|found| found.version == version);
-    let found = found
-        .ok_or_else(|| Problem::new(Kind::NotFound, format!("scene `{id}` has no version {version}")))?;
+    let number = version.parse::<u32>().ok();
+    let Some(found) = versions.iter().find(|found| Some(found.version) == number) else {
+        let version: String = version.chars().take(32).collect();
+        let problem = Problem::new(Kind::NotFound, format!("scene `{id}` has no version `{version}`"));
+        return Ok(problem_page(Some(&session), &problem));
+    };
+    let version = found.version;
     let settings = found.settings.check()?;
     let published = scene.published.as_ref().map(Settings::check).transpose()?;
     let against = published.as_ref().unwrap_or(&settings);

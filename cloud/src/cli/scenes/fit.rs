@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::value;
 use crate::access::Actor;
+use crate::config::numbers;
 use crate::scene::{Scene, SceneSettings, decimal};
 use crate::store::{Expected, Store, StoreError};
 
@@ -41,7 +42,7 @@ pub struct FitXi {
     #[arg(long)]
     pub mode: Option<String>,
     /// What answers may lose, as a share of the score; the default is the scene's
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = numbers::number::<f32>, allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
     /// Compare the mean loss with the tolerance, not the upper end of its 95 % interval
     #[arg(long)]
@@ -53,7 +54,7 @@ pub struct FitXi {
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Only if this is the current version
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub if_version: Option<u32>,
 }
 

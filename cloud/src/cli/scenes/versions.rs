@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::{SceneSet, Shown, value};
 use crate::access::Actor;
-use crate::cli::moment;
+use crate::cli::columns::one_line;
+use crate::cli::{UsageError, moment};
+use crate::config::numbers;
 use crate::scene::SceneSettings;
 use crate::scene::diff::{FieldChange, changes_json};
 use crate::store::{Expected, SceneHead, SceneHistory, SceneVersion, Store, StoreError};
@@ -21,7 +23,7 @@ pub struct Publishing {
     #[arg(long, default_value = "")]
     pub note: String,
     /// Only if the scene is at this revision (`scenes history` shows it)
-    #[arg(long, value_name = "REVISION")]
+    #[arg(long, value_name = "REVISION", value_parser = numbers::whole::<u64>, allow_negative_numbers = true)]
     pub if_revision: Option<u64>,
 }
 
@@ -31,10 +33,10 @@ pub struct Diffing {
     /// Its id
     pub id: String,
     /// The older version; the default is the one in force
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub from: Option<u32>,
     /// The newer version; the default is the draft, else the newest
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub to: Option<u32>,
 }
 
@@ -45,14 +47,14 @@ impl Publishing {
 }
 
 /// Writes a draft: the changes on top of the draft that waits, else of the version in force.
-pub(super) async fn draft(store: &Store, set: SceneSet) -> Result<Shown, StoreError> {
+pub(super) async fn draft(store: &Store, set: SceneSet) -> anyhow::Result<Shown> {
     let id = set.id.clone();
     let (settings, expected) = match store.scene_history(&id).await {
         Ok(SceneHistory { head, versions, .. }) => {
             let base = head.draft_version.or(head.published_version).unwrap_or(head.newest_version);
             if let Some(expected) = set.if_version.filter(|&version| version != base) {
                 let (expected, current) = (expected.into(), base.into());
-                return Err(StoreError::Conflict { what: "scene", id, expected, current });
+                return Err(StoreError::Conflict { what: "scene", id, expected, current }.into());
             }
             let found = versions.into_iter().find(|version| version.scene.version == base);
             let settings =
@@ -60,10 +62,12 @@ pub(super) async fn draft(store: &Store, set: SceneSet) -> Result<Shown, StoreEr
             (settings, Expected::Revision(head.revision))
         }
         Err(StoreError::Unknown { .. }) => (SceneSettings::with_system(""), Expected::Absent),
-        Err(err) => return Err(err),
+        Err(err) => return Err(err.into()),
     };
-    let head = store.save_draft(&id, &set.apply(settings), "", expected, &Actor::cli()).await?;
-    shown_head(store, &head).await
+    let settings = set.apply(settings);
+    settings.check().map_err(|err| UsageError(err.to_string()))?;
+    let head = store.save_draft(&id, &settings, "", expected, &Actor::cli()).await?;
+    Ok(shown_head(store, &head).await?)
 }
 
 pub(super) async fn publish(store: &Store, args: &Publishing) -> Result<Shown, StoreError> {
@@ -123,7 +127,7 @@ pub(super) async fn history(store: &Store, id: &str) -> Result<Shown, StoreError
             moment(version.created_ms),
             version.created_by,
             version.based_on.map_or(String::new(), |base| format!("(from {base}) ")),
-            version.note
+            one_line(version.note.clone())
         )
         .expect("writing to a string cannot fail");
     }
@@ -135,7 +139,7 @@ pub(super) async fn history(store: &Store, id: &str) -> Result<Shown, StoreError
             moment(publication.published_ms),
             publication.version,
             publication.published_by,
-            publication.note
+            one_line(publication.note.clone())
         )
         .expect("writing to a string cannot fail");
     }

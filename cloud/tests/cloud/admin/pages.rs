@@ -325,3 +325,90 @@ async fn names_are_shown_as_they_are() {
     let answer = world.get(&nobody, "/admin/scenes?x=1").await;
     assert_eq!(answer.header("location"), "/admin/login?next=/admin/scenes%3Fx%3D1");
 }
+
+#[tokio::test]
+async fn a_form_that_fails_keeps_what_was_typed() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    let fails = async |path: &str, fields: &[(&str, &str)], kept: &[&str]| {
+        let answer = world.form(&ada, path, fields).await;
+        assert_eq!(answer.status, 422, "{path}: {answer:?}");
+        check_page(path, &answer);
+        for text in kept {
+            assert!(answer.body.contains(text), "{path}: `{text}` is missing: {}", answer.body);
+        }
+    };
+    let key = [("tenant", "default"), ("label", "ann's"), ("days", "4000"), ("scopes", "chat")];
+    let kept = [
+        "`Days until it ends` is 4000",
+        "value=\"4000\"",
+        "value=\"chat\" checked",
+        "value=\"assist\">",
+        "<option selected>default</option>",
+    ];
+    fails("/admin/keys", &key, &kept).await;
+    let class = [
+        ("id", "phone"),
+        ("revision", "0"),
+        ("label", "my phone"),
+        ("prefill_ms_per_token", "2.5"),
+        ("decode_ms", ""),
+    ];
+    let kept = ["`TPOT_d (ms)` is empty", "value=\"phone\"", "value=\"my phone\"", "value=\"2.5\""];
+    fails("/admin/device-classes", &class, &kept).await;
+    let tenant = [("id", "acme"), ("revision", "0"), ("weight", "5000"), ("label", "Acme Ltd")];
+    fails("/admin/tenants", &tenant, &["`Weight` is 5000", "value=\"acme\"", "value=\"Acme Ltd\""]).await;
+    let user = [("name", "zoe"), ("role", "editor"), ("password", "short-one")];
+    fails("/admin/users", &user, &["value=\"zoe\"", "<option selected>editor</option>"]).await;
+    let answer = world.form(&ada, "/admin/users", &user).await;
+    assert!(!answer.body.contains("short-one"), "a password does not come back");
+}
+
+#[tokio::test]
+async fn what_takes_access_away_is_asked_for_first() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    let asks = async |path: &str, fields: &[(&str, &str)], title: &str| {
+        let answer = world.form(&ada, path, fields).await;
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        assert!(answer.body.contains(title), "{path}: {}", answer.body);
+        let sure = [fields, &[("confirmed", "yes")]].concat();
+        let answer = world.form(&ada, path, &sure).await;
+        assert_eq!(answer.status, 303, "{path}: {answer:?}");
+    };
+    let tenant = [("id", "default"), ("revision", "1"), ("weight", "3"), ("disabled", "yes")];
+    asks("/admin/tenants", &tenant, "Disable the tenant?").await;
+    let user = [("revision", "1"), ("role", "editor"), ("password", "correct horse battery")];
+    asks("/admin/users/edna", &user, "Change the user?").await;
+    let user = [("revision", "2"), ("role", "editor"), ("disabled", "yes")];
+    asks("/admin/users/edna", &user, "may not log in any more").await;
+}
+
+#[tokio::test]
+async fn wrong_numbers_in_a_path_get_a_page_too() {
+    let world = World::new().await;
+    let ada = world.log_in("ada").await;
+    for (path, status) in [("/admin/audit?before=abc", 400), ("/admin/scenes/doc-qa/versions/abc", 404)] {
+        let answer = world.get(&ada, path).await;
+        assert_eq!(answer.status, status, "{path}");
+        check_page(path, &answer);
+    }
+}
+
+#[tokio::test]
+async fn a_form_that_is_sent_too_late_leads_back_to_its_page() {
+    let world = World::new().await;
+    let late = |referer: &'static str| {
+        [
+            ("origin", "http://console.example"),
+            ("referer", referer),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ]
+    };
+    let answer =
+        world.send("POST", "/admin/keys", &late("http://console.example/admin/keys"), "label=x").await;
+    assert_eq!((answer.status, answer.header("location")), (303, "/admin/login?next=/admin/keys"));
+    let path = "/admin/keys/abc/revoke";
+    let answer = world.send("POST", path, &late("http://console.example/admin/keys/abc/revoke"), "").await;
+    assert_eq!((answer.status, answer.header("location")), (303, "/admin/login"), "no page stands there");
+}
