@@ -6,7 +6,7 @@
 # --tag      the image's name; by default baton-cloud with the version of this checkout, as the manifests have it
 # --model    bakes this model in as /models/model.gguf, with FILE.heads.json beside it where there is one;
 #            without it the model is mounted at /models
-# --program  a baton-cloud that is built already; by default it is built now, with the profile dist
+# --program  a baton-cloud that is built already, by itself as here; by default it is built now, with the profile dist
 #
 # Prints the image's id. The same program and model give the same image: file times are set to zero.
 set -euo pipefail
@@ -37,7 +37,7 @@ fi
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 root=$context/rootfs
-mkdir -p "$root/usr/local/bin" "$root/etc/ssl/certs" "$context/no-model" "$context/model"
+mkdir -p "$root/usr/local/bin" "$root/etc" "$context/no-model" "$context/model"
 
 # The program without the tables that only a debugger reads.
 install -m 0755 "$program" "$root/usr/local/bin/baton-cloud"
@@ -49,11 +49,9 @@ for library in $libraries; do
   mkdir -p "$root$(dirname "$library")"
   install -m 0755 "$(readlink -f "$library")" "$root$library"
 done
-# Host names come from the hosts file, then from DNS; certificates of public authorities, for traces over TLS.
+# Host names come from the hosts file, then from DNS. There are no authorities' certificates: a database's comes with a
+# Secret, and traces go without TLS.
 printf 'hosts: files dns\n' >"$root/etc/nsswitch.conf"
-for bundle in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
-  [ ! -f "$bundle" ] || { install -m 0644 "$bundle" "$root/etc/ssl/certs/ca-certificates.crt"; break; }
-done
 
 arguments=()
 if [ -n "$model" ]; then

@@ -11,16 +11,18 @@ mod profile;
 mod ring;
 mod serve;
 mod terminal;
+mod values;
 
 pub use interrupts::Stopped;
 
 use crate::api::ANSWER_TOKENS_MAX;
-use anyhow::anyhow;
-use baton_protocol::{RefineOptions, RequestError, Sampling, limits};
+use baton_protocol::{RefineOptions, Sampling, limits};
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use interrupts::Interrupts;
 use reqwest::Url;
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -121,7 +123,7 @@ struct CommonArgs {
     #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<AdapterFile>,
     /// Compute threads [default: all]
-    #[arg(long, value_name = "N", help_heading = heading::MODEL)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = values::one_or_more, help_heading = heading::MODEL)]
     threads: Option<NonZeroUsize>,
     /// Memory for the model's weights: auto, all, or a size like 2GB
     ///
@@ -131,10 +133,10 @@ struct CommonArgs {
     memory: crate::residency::MemoryFor,
     /// Tokens of prompt and answer that the device holds [default: the model's context, as far as there is memory; with
     /// --ring 8192]
-    #[arg(long, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: Option<usize>,
     /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
-    #[arg(long, default_value_t = 0, value_name = "MIB", hide_short_help = true, help_heading = heading::MODEL)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_name = "MIB", value_parser = values::whole::<u32>(0, u32::MAX.into()), hide_short_help = true, help_heading = heading::MODEL)]
     repack_mib: u32,
     /// Write several tokens in one pass if earlier text or a smaller model proposes them; the answer stays the
     /// same: auto (from earlier text, while that is faster), off, lookup (always), draft=FILE (a smaller GGUF model
@@ -163,41 +165,42 @@ struct CommonArgs {
 /// How an answer is written and shown.
 #[derive(Debug, Args)]
 struct AnswerArgs {
-    /// Scene that the question is asked in
+    /// Scene that the question is asked in [default: doc-qa; of `baton chat`: chat]
     #[arg(long)]
     scene: Option<String>,
     /// Most tokens of an answer, 1 to 65536
-    #[arg(long, default_value = "512", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ANSWER_TOKENS_MAX))]
+    #[arg(long, allow_negative_numbers = true, default_value = "512", value_name = "N", value_parser = values::whole::<u64>(1, ANSWER_TOKENS_MAX))]
     max_tokens: u64,
     /// Text that ends the answer (may be given several times)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = values::stop)]
     stop: Vec<String>,
     /// 0: greedy
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0, value_parser = values::number(limits::TEMPERATURE), help_heading = heading::SAMPLING)]
     temperature: f32,
     /// Sample from this many most probable tokens only
-    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, value_parser = values::count(limits::TOP_K), hide_short_help = true, help_heading = heading::SAMPLING)]
     top_k: Option<u32>,
     /// Sample from the most probable tokens of this mass only
-    #[arg(long, allow_negative_numbers = true, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, value_parser = values::number(limits::TOP_P), hide_short_help = true, help_heading = heading::SAMPLING)]
     top_p: Option<f32>,
     /// Sample only tokens of at least this share of the largest probability
-    #[arg(long, allow_negative_numbers = true, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, value_parser = values::number(limits::MIN_P), hide_short_help = true, help_heading = heading::SAMPLING)]
     min_p: Option<f32>,
     /// Penalty on tokens that the answer already holds; 1: none
-    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0, hide_short_help = true, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0, value_parser = values::number(limits::REPETITION_PENALTY), hide_short_help = true, help_heading = heading::SAMPLING)]
     repetition_penalty: f32,
     /// Seed of the randomness
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0, help_heading = heading::SAMPLING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_parser = values::whole::<u64>(0, u64::MAX), help_heading = heading::SAMPLING)]
     seed: u64,
-    /// How the cloud refines the prompt: attention, paper, bm25, random, none
-    #[arg(long, value_name = "MODE", hide_short_help = true, help_heading = heading::RELAY)]
+    /// How the cloud refines the prompt: attention, paper, tokens, gemfilter, chunk, bm25, streaming, random, random:SEED
+    /// or none [default: the scene's]
+    #[arg(long, value_name = "MODE", value_parser = values::mode, hide_short_help = true, help_heading = heading::RELAY)]
     refine_mode: Option<baton_refine::Mode>,
     /// Share of the document to keep (r)
-    #[arg(long, allow_negative_numbers = true, value_name = "R", help_heading = heading::RELAY)]
+    #[arg(long, allow_negative_numbers = true, value_name = "R", value_parser = values::number(limits::RATIO), help_heading = heading::RELAY)]
     ratio: Option<f32>,
     /// Tokens that the cloud writes (L)
-    #[arg(long, value_name = "L", help_heading = heading::RELAY)]
+    #[arg(long, allow_negative_numbers = true, value_name = "L", value_parser = values::count(limits::ASSIST_TOKENS), help_heading = heading::RELAY)]
     assist_tokens: Option<u32>,
     /// Whose token counts if both wrote one: cloud or device
     #[arg(long, value_name = "WHO", hide_short_help = true, help_heading = heading::RELAY)]
@@ -230,19 +233,33 @@ impl AnswerArgs {
         RefineOptions { ratio: self.ratio, mode: self.refine_mode.map(|mode| mode.to_string()) }
     }
 
-    /// Refuses numbers and stop strings that nobody could use, whoever writes: before a model is loaded.
-    fn check(&self) -> anyhow::Result<()> {
-        let checked = self.sampling().check().and_then(|()| {
-            limits::RATIO.check_opt("ratio", self.ratio)?;
-            Ok(limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?)
-        });
-        checked.map_err(|err: RequestError| {
-            // `sampling.stop[0]` is `--stop`.
-            let name = err.field().rsplit('.').next().unwrap_or_default();
-            let option = name.split('[').next().unwrap_or_default().replace('_', "-");
-            anyhow!("option --{option}: {err}")
-        })
+    /// What no option alone is to blame for.
+    fn wrong(&self) -> Option<String> {
+        let (stops, most) = (self.stop.len(), limits::STOPS_MAX);
+        (stops > most).then(|| format!("--stop is given {stops} times, at most {most} are allowed"))
     }
+
+    /// The options given that are for a cloud alone.
+    fn for_a_cloud(&self) -> Vec<&'static str> {
+        let options = [
+            ("--refine-mode", self.refine_mode.is_some()),
+            ("--ratio", self.ratio.is_some()),
+            ("--assist-tokens", self.assist_tokens.is_some()),
+            ("--corrector", self.corrector.is_some()),
+        ];
+        options.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+    }
+}
+
+/// The first option of a ring's head on a line without `--ring`: it would do nothing. What the environment says may be meant
+/// for other commands.
+fn without_ring(matches: &ArgMatches) -> Option<String> {
+    if matches.get_flag("ring") {
+        return None;
+    }
+    let mut ids = matches.ids().map(|id| id.as_str()).filter(|id| id.starts_with("ring_"));
+    let option = ids.find(|id| matches.value_source(id) == Some(ValueSource::CommandLine))?;
+    Some(format!("--{} does nothing without --ring", option.replace('_', "-")))
 }
 
 /// More tokens than any model's context: counting them costs memory too.
@@ -303,7 +320,7 @@ impl Cli {
     /// # Errors
     /// The exit status of a program that has nothing more to do.
     pub fn read() -> Result<Self, u8> {
-        Self::try_parse().map_err(|err| {
+        Self::of(std::env::args_os()).map_err(|err| {
             let help = matches!(err.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             if help && std::io::stdout().is_terminal() {
                 // The program's own words, with their colours.
@@ -322,6 +339,31 @@ impl Cli {
                 Ok(()) => 0,
             }
         })
+    }
+
+    /// Reads a line, and refuses one whose options do not go together.
+    fn of<T: Into<OsString> + Clone>(line: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
+        let mut command = Self::command();
+        let matches = command.try_get_matches_from_mut(line)?;
+        let cli = Self::from_arg_matches(&matches).map_err(|err| err.format(&mut command))?;
+        let Some(words) = cli.wrong(&matches) else { return Ok(cli) };
+        let name = matches.subcommand_name().unwrap_or_default();
+        Err(match command.find_subcommand_mut(name) {
+            Some(named) => named.error(ErrorKind::ValueValidation, words),
+            None => command.error(ErrorKind::ValueValidation, words),
+        })
+    }
+
+    /// Why a line is refused although each of its options can be read.
+    fn wrong(&self, matches: &ArgMatches) -> Option<String> {
+        let (_, options) = matches.subcommand()?;
+        match &self.command {
+            Command::Ask(args) => args.answer.wrong().or_else(|| without_ring(options)),
+            Command::Chat(args) => args.answer.wrong().or_else(|| without_ring(options)),
+            Command::Serve(_) => without_ring(options),
+            Command::Ring(args) => args.wrong(),
+            Command::Model(_) | Command::Profile(_) => None,
+        }
     }
 
     /// Runs the command.
@@ -351,7 +393,6 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -418,25 +459,63 @@ mod tests {
         for good in
             [&["--ratio", "0.01"][..], &["--ratio", "1"], &["--stop", &long], &["--temperature", "10"]]
         {
-            assert!(ask_args(good).check().is_ok(), "{good:?}");
+            assert!(ask_args(good).sampling().check().is_ok(), "{good:?}");
         }
         assert_eq!(ask_args(&["--max-tokens", "65536"]).max_tokens, ANSWER_TOKENS_MAX);
         let longer = "x".repeat(limits::STOP_BYTES_MAX + 1);
         for (bad, want) in [
-            (["--ratio", "0.009"], "option --ratio: field `ratio` is 0.009, must be 0.01 to 1"),
-            (["--ratio", "-1"], "option --ratio: field `ratio` is -1"),
-            (["--temperature", "-0.5"], "option --temperature: field `sampling.temperature` is -0.5"),
-            (["--ratio", "nan"], "option --ratio: field `ratio` is NaN"),
-            (["--stop", &longer], "option --stop: field `sampling.stop[0]` has length 1025"),
-            (["--stop", ""], "option --stop: field `sampling.stop[0]` is empty"),
-            (["--top-p", "1.5"], "option --top-p: field `sampling.top_p` is 1.5"),
-            (["--assist-tokens", "0"], "option --assist-tokens: "),
+            (["--ratio", "0.009"], "'0.009' for '--ratio <R>': must be 0.01 to 1"),
+            (["--ratio", "-1"], "must be 0.01 to 1"),
+            (["--temperature", "-0.5"], "must be 0 to 10"),
+            (["--ratio", "nan"], "must be 0.01 to 1"),
+            (["--stop", &longer], "must be 1 to 1024 bytes long, has 1025"),
+            (["--stop", ""], "must be 1 to 1024 bytes long, has 0"),
+            (["--top-p", "1.5"], "must be 0 to 1"),
+            (["--top-k", "-1"], "must be a whole number from 1 to 1000000"),
+            (["--assist-tokens", "0"], "must be a whole number from 1 to 65536"),
+            (["--max-tokens", "x"], "must be a whole number from 1 to 65536"),
+            (["--threads", "0"], "must be a whole number from 1"),
+            (["--refine-mode", "perplexity"], "must be attention, paper,"),
         ] {
-            let said = ask_args(&bad).check().unwrap_err().to_string();
-            assert!(said.starts_with(want), "{said}");
+            let said = refused(&[&["ask", "d", "q"], &bad[..]].concat());
+            assert!(said.contains(want), "{bad:?}: {said}");
         }
+        let stops = ["--stop", "x"].repeat(limits::STOPS_MAX + 1);
+        let said = refused(&[&["ask", "d", "q"], &stops[..]].concat());
+        assert!(said.contains("--stop is given 17 times, at most 16 are allowed"), "{said}");
         // What the command line takes, the engine takes.
         assert!(baton_engine::stop::StopStrings::new(&[long]).is_ok());
+    }
+
+    #[track_caller]
+    fn refused(line: &[&str]) -> String {
+        let err = Cli::of(["baton"].iter().chain(line)).unwrap_err();
+        assert_eq!(err.exit_code(), i32::from(WRONG_LINE), "{line:?}");
+        err.to_string()
+    }
+
+    #[test]
+    fn options_that_would_do_nothing_are_refused() {
+        for (option, more) in
+            [("--ring-f16", None), ("--ring-plan", Some("p.json")), ("--ring-rounds", Some("2"))]
+        {
+            let line: Vec<&str> = ["serve", option].into_iter().chain(more).collect();
+            let said = refused(&line);
+            assert!(said.contains(&format!("{option} does nothing without --ring")), "{said}");
+            assert!(Cli::of(["baton"].iter().chain(&line).chain(&["--ring"])).is_ok(), "{option}");
+            assert!(Cli::of(["baton", "ring", "bench", "--model", "m.gguf", "--ring-f16"]).is_ok());
+        }
+        let plan = ["ring", "plan", "--devices", "d.json", "--model", "m.gguf"];
+        for (more, want) in [
+            (&["--planner", "halda", "--rounds", "2"][..], "--rounds is for --planner exact"),
+            (&["--planner", "memsched", "--fixed-order"], "--fixed-order is for --planner exact"),
+            (&["--context", "0"], "'0' for '--context <N>'"),
+            (&["--sequences", "0"], "'0' for '--sequences <N>'"),
+        ] {
+            let said = refused(&[&plan[..], more].concat());
+            assert!(said.contains(want), "{said}");
+        }
+        assert!(Cli::of(["baton"].iter().chain(&plan).chain(&["--rounds", "2", "--fixed-order"])).is_ok());
     }
 
     #[test]

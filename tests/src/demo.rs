@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use baton_corpus::QuestionKind;
 use baton_engine::Model;
 use baton_terminal::{errln, out, outln};
@@ -188,11 +188,25 @@ impl Demo {
         Ok(())
     }
 
+    /// Finds out before anything runs whether the files are there.
+    fn check_files(&self) -> anyhow::Result<()> {
+        let DemoOptions { own, cloud_model, device_model, .. } = &self.options;
+        let document = own.iter().map(|(document, _)| document);
+        for path in document.chain([cloud_model, device_model]) {
+            let opened = std::fs::File::open(path).and_then(|file| file.metadata());
+            if !opened.with_context(|| format!("open `{}`", path.display()))?.is_file() {
+                bail!("`{}` is no file", path.display());
+            }
+        }
+        Ok(())
+    }
+
     fn speed(&self, speed: emulation::Speed) -> Vec<OsString> {
         if self.options.real { Vec::new() } else { speed.options() }
     }
 
     async fn task(&self, scratch: &Path) -> anyhow::Result<Task> {
+        self.check_files()?;
         if let Some((document, question)) = &self.options.own {
             return Ok(Task { document: document.clone(), question: question.clone(), expected: None });
         }

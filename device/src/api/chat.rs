@@ -4,7 +4,7 @@ use super::error::ApiError;
 use super::request::{self, ChatRequest};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
-use crate::relay::Progress;
+use crate::relay::{Progress, TOO_LONG};
 use crate::segments::mark;
 use axum::Json;
 use axum::body::Body;
@@ -126,10 +126,12 @@ fn usage(report: &AnswerReport) -> Value {
 
 /// An answer that failed; `written` is what its reader does not have yet.
 pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> {
-    report.error.as_ref().map(|error| ApiError::Answer {
-        message: error.message.clone(),
-        code: error.code,
-        written: written.to_owned(),
+    report.error.as_ref().map(|error| {
+        let mut message = error.message.clone();
+        if error.code == TOO_LONG {
+            message.push_str("; with `truncation`: `auto` the prompt is shortened");
+        }
+        ApiError::Answer { message, code: error.code, written: written.to_owned() }
     })
 }
 

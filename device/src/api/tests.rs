@@ -279,6 +279,7 @@ async fn a_prompt_that_does_not_fit_is_refused_or_shortened_where_that_is_asked_
             (&json!("context_length_exceeded"), &json!("invalid_request_error"))
         );
         assert_eq!(error["param"], "messages");
+        assert!(error["message"].as_str().unwrap().contains("`truncation`: `auto`"), "{error}");
         let numbers: Vec<u64> = error["message"]
             .as_str()
             .unwrap()

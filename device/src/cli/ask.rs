@@ -1,7 +1,7 @@
 //! `baton ask DOC QUESTION`.
 
 use super::interrupts::{Interrupts, Stopped};
-use super::open::{open, question, scene_of};
+use super::open::{note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, document, terminal};
 use crate::agent::AnswerReport;
@@ -65,7 +65,6 @@ fn write_report(report: &AnswerReport, mut file: File) -> std::io::Result<()> {
 }
 
 pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
-    args.answer.check()?;
     if args.question.trim().is_empty() {
         bail!("the question is empty");
     }
@@ -74,6 +73,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     let path = args.doc.clone();
     let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
     let opened = open(&args.common).await?;
+    note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {
         errln!("note: {note}");

@@ -3,7 +3,7 @@
 mod lines;
 
 use super::interrupts::{Interrupts, Signal, Stopped};
-use super::open::{open, question, scene_of};
+use super::open::{note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, terminal};
 use crate::segments::{ChatMessage, mark};
@@ -26,14 +26,14 @@ pub(super) struct ChatArgs {
     #[arg(long)]
     system: Option<String>,
     #[command(flatten)]
-    answer: AnswerArgs,
+    pub(super) answer: AnswerArgs,
     #[command(flatten)]
     common: CommonArgs,
 }
 
 pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
-    args.answer.check()?;
     let opened = open(&args.common).await?;
+    note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
     if let Some(note) = note {
         errln!("note: {note}");

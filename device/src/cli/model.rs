@@ -1,7 +1,7 @@
 //! `baton model`: a Hugging Face folder, or a LoRA adapter's, to a GGUF file.
 
 use super::interrupts::{Interrupts, Stopped};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use baton_import::{
     AdapterDir, AdapterOptions, ImportError, ImportOptions, Progress, Quantization, Summary, import,
     import_adapter,
@@ -131,8 +131,8 @@ async fn make_adapter(args: AdapterArgs, interrupts: &Interrupts) -> anyhow::Res
     let options =
         AdapterOptions { adapter: args.dir, model: args.model, out: args.out.clone(), replace: args.force };
     let work = move |stop: &AtomicBool| import_adapter(&options, &|| stop.load(Ordering::Relaxed));
-    let summary =
-        stoppable(interrupts, work).await?.with_context(|| format!("import adapter `{}`", dir.display()))?;
+    let summary = advised(stoppable(interrupts, work).await?)
+        .with_context(|| format!("import adapter `{}`", dir.display()))?;
     if args.json {
         let report = serde_json::json!({
             "file": args.out.to_string_lossy(), "file_bytes": summary.file_bytes, "name": summary.name,
@@ -169,7 +169,7 @@ async fn import_model(args: ImportArgs, interrupts: &Interrupts) -> anyhow::Resu
     };
     let result = stoppable(interrupts, work).await;
     baton_terminal::clear_status();
-    let summary = result?.with_context(|| format!("import `{}`", options.dir.display()))?;
+    let summary = advised(result?).with_context(|| format!("import `{}`", options.dir.display()))?;
     let report = report(&options, summary, started.elapsed().as_secs_f64());
     if args.json {
         outln!("{}", serde_json::to_string(&report).context("write the report")?)?;
@@ -198,6 +198,14 @@ async fn stoppable<T: Send + 'static>(
             }
         }
     }
+}
+
+/// Names the option that helps, if one does.
+fn advised<T>(imported: Result<T, ImportError>) -> anyhow::Result<T> {
+    imported.map_err(|err| match err {
+        ImportError::OutExists { .. } => anyhow!("{err}: --force replaces it"),
+        err => err.into(),
+    })
 }
 
 fn report(options: &ImportOptions, summary: Summary, seconds: f64) -> ImportReport {
@@ -269,6 +277,16 @@ mod tests {
     fn check(text: &str, want: Option<(&str, f32)>) {
         let found = adapter(text).ok().map(|adapter| (adapter.dir.display().to_string(), adapter.weight));
         assert_eq!(found, want.map(|(dir, weight)| (dir.to_owned(), weight)), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_said_to_be_replaceable() {
+        let said = |err| format!("{:#}", advised::<()>(Err(err)).unwrap_err());
+        assert_eq!(
+            said(ImportError::OutExists { path: "m.gguf".into() }),
+            "`m.gguf` is already there: --force replaces it"
+        );
+        assert!(!said(ImportError::Cancelled).contains("--force"));
     }
 
     #[test]

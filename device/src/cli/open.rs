@@ -197,6 +197,14 @@ pub(super) async fn scene_of(opened: &Opened, id: &str) -> anyhow::Result<(Scene
     found.with_context(|| format!("fetch scene `{id}`"))
 }
 
+/// Says which options of an answer nobody heeds if no cloud takes part.
+pub(super) fn note_unused(args: &AnswerArgs, mode: RelayMode) {
+    let unused = args.for_a_cloud();
+    if mode == RelayMode::DeviceOnly && !unused.is_empty() {
+        errln!("note: no cloud takes part, so these options change nothing: {}", unused.join(", "));
+    }
+}
+
 pub(super) fn question(
     args: &AnswerArgs,
     mode: RelayMode,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
+use super::values::one_or_more;
 use crate::ring::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 
@@ -17,7 +18,7 @@ pub(super) struct ProfileArgs {
     #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
     model: PathBuf,
     /// Compute threads [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
     /// What to call this device
     #[arg(long, default_value = "this device", value_name = "NAME")]

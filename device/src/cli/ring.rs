@@ -13,6 +13,7 @@ mod work;
 pub(super) use head::{Formed, HeadArgs, form};
 
 use baton_terminal::outln;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::interrupts::{Interrupts, Stopped};
-use crate::ring::discovery::Interfaces;
+use crate::ring::discovery::{Interfaces, links};
 use crate::ring::state::{STATE_DIR_ENV, StateError, StateFolder};
 
 #[derive(Debug, Args)]
@@ -54,6 +55,16 @@ enum RingCommand {
     Plan(plan::PlanArgs),
 }
 
+impl RingArgs {
+    /// Why a line is refused although each of its options can be read.
+    pub(super) fn wrong(&self) -> Option<String> {
+        match &self.command {
+            RingCommand::Plan(args) => args.wrong(),
+            _ => None,
+        }
+    }
+}
+
 /// Where a ring's state is kept.
 #[derive(Debug, Args)]
 struct StateArgs {
@@ -80,6 +91,22 @@ struct NetworkArgs {
 impl NetworkArgs {
     fn interfaces(&self) -> Interfaces {
         Interfaces::of(&self.interface)
+    }
+
+    /// Refuses a name that no interface of this device has: nobody could be met there.
+    fn check(&self) -> anyhow::Result<()> {
+        if self.interface.is_empty() {
+            return Ok(());
+        }
+        let links = links(&self.interfaces()).context("list this device's interfaces")?;
+        let known: BTreeSet<&str> = links.iter().map(|link| link.interface.as_str()).collect();
+        match self.interface.iter().find(|name| !known.contains(name.as_str())) {
+            Some(name) => {
+                let known: Vec<&str> = known.into_iter().collect();
+                bail!("no interface is called `{name}`; there are: {}", known.join(", "))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -161,12 +188,25 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_is_not_there_is_refused_with_those_that_are() {
+        let named = |name: &str| NetworkArgs { interface: vec![name.to_owned()] };
+        let said = named("nope").check().unwrap_err().to_string();
+        assert!(said.starts_with("no interface is called `nope`; there are: "), "{said}");
+        let (_, there) = said.split_once("there are: ").unwrap();
+        for name in there.split(", ").filter(|name| !name.is_empty()) {
+            assert!(named(name).check().is_ok(), "{name}");
+        }
+        assert!(NetworkArgs { interface: Vec::new() }.check().is_ok());
+    }
+
+    #[test]
     fn the_ring_commands_are_read() {
         for good in [
             &["init"][..],
             &["init", "--for", "10m", "--devices", "2", "--listen", "127.0.0.1:0", "--no-mdns", "--json"],
             &["join", "482 913", "--head", "192.168.1.2"],
             &["join", "482913", "--state", "x", "--interface", "lo", "--name", "my phone"],
+            &["init", "--listen", "localhost:0"],
             &["leave"],
             &["leave", "--device", "phone"],
             &["doctor", "--json", "--for", "0s"],
@@ -179,6 +219,7 @@ mod tests {
             &["join", "482913", "--name", "a/b"],
             &["init", "--for", "soon"],
             &["init", "--devices", "0"],
+            &["init", "--listen", "8018"],
             &["leave", "--device", "phone", "--forget-key"],
         ] {
             let line = ["baton", "ring"].iter().chain(bad);

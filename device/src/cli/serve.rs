@@ -3,8 +3,9 @@
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
+use super::values::address;
 use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, listening_host, router, served_host};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
 use baton_terminal::{errln, outln};
@@ -30,7 +31,7 @@ const LIMITS: HttpLimits = HttpLimits {
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
-    #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT")]
+    #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
     /// Key that clients must send; needed to listen off loopback. Without one every user of this machine may ask; command
     /// lines are seen by them as well, the environment is not
@@ -51,7 +52,8 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
-    check_address(args.listen, args.key.as_deref())?;
+    check_address(args.listen, args.key.as_deref())
+        .map_err(|err| anyhow!("{err}; pass --key or set BATON_KEY"))?;
     let opened = open(&args.common).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {

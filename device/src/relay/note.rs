@@ -247,8 +247,8 @@ pub enum AnswerError {
     Cloud(CloudFault),
     /// The prompt fits neither this device nor the cloud, if there is one.
     #[error(
-        "the prompt has {tokens} tokens, this device takes at most {limit}: send less, give it more room (--kv-tokens), or \
-         ask its API to shorten the prompt (`truncation`: `auto`)"
+        "the prompt has {tokens} tokens, this device takes at most {limit}, as it keeps up to a quarter of its room for \
+         the answer: send less, or give it more room (--kv-tokens)"
     )]
     TooLong {
         /// Its tokens.

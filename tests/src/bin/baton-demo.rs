@@ -8,7 +8,7 @@ use baton_e2e::{
     stop::{Stop, Stopped},
 };
 use baton_terminal::{CLOSED_STATUS, errln, is_closed, outln};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 /// Asks one question about a long document three ways: the device alone, the cloud alone, and the relay.
 ///
@@ -32,7 +32,7 @@ struct Cli {
     #[arg(long, global = true)]
     real: bool,
     /// Ask about this text file instead of a generated document (needs --question)
-    #[arg(long, value_name = "FILE", requires = "question")]
+    #[arg(long, value_name = "FILE", requires = "question", conflicts_with = "tokens")]
     document: Option<PathBuf>,
     /// The question about --document
     #[arg(long, value_name = "TEXT", requires = "document")]
@@ -78,6 +78,10 @@ async fn count(options: &DemoOptions, seeds: RangeInclusive<u64>) -> anyhow::Res
 async fn main() -> ExitCode {
     baton_terminal::filter_panics();
     let cli = Cli::parse();
+    if cli.what.is_some() && cli.seeds.is_some() {
+        let words = "--seeds counts answers of the demo without a ring";
+        Cli::command().error(ErrorKind::ArgumentConflict, words).exit();
+    }
     let models = models_folder();
     let options = DemoOptions {
         seed: cli.seed,

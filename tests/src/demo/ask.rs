@@ -109,7 +109,10 @@ impl Ask<'_> {
             .await
             .context("wait for baton")?;
         if !status.status.success() {
-            bail!("baton ask failed ({}): {}", status.status, String::from_utf8_lossy(&status.stderr).trim());
+            // What it said to a person is shown already.
+            let said = String::from_utf8_lossy(&status.stderr);
+            let why = if said.trim().is_empty() { String::new() } else { format!(": {}", said.trim()) };
+            bail!("baton ask failed ({}){why}", status.status);
         }
         let text = tokio::fs::read_to_string(&report).await.context("read the report of baton ask")?;
         serde_json::from_str(&text).context("understand the report of baton ask")

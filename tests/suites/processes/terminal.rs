@@ -467,6 +467,55 @@ fn text_from_outside_does_not_steer_a_terminal() {
     assert!(status == Some(2) && !shown.contains("\x1b["), "{shown:?}");
 }
 
+#[test]
+fn a_wrong_command_line_ends_with_2_and_says_what_is_wanted() {
+    let plan = ["ring", "plan", "--devices", "d.json", "--model", "m.gguf"];
+    for (program_name, line, want) in [
+        ("baton", &["ask", "d", "q", "--ratio", "2"][..], "'2' for '--ratio <R>': must be 0.01 to 1"),
+        ("baton", &["ask", "d", "q", "--top-k", "-1"], "must be a whole number from 1 to 1000000"),
+        ("baton", &["ask", "d", "q", "--stop", ""], "must be 1 to 1024 bytes long"),
+        ("baton", &["serve", "--ring-f16"], "--ring-f16 does nothing without --ring"),
+        ("baton", &["serve", "--listen", "8017"], "want HOST:PORT"),
+        ("baton", &[&plan[..], &["--context", "0"]].concat(), "'0' for '--context <N>'"),
+        ("baton", &[&plan[..], &["--planner", "halda", "--rounds", "2"]].concat(), "for --planner exact"),
+        ("baton-demo", &["--seeds", "1..2", "ring"], "--seeds counts"),
+        ("baton-demo", &["--document", "d", "--question", "q", "--tokens", "2000"], "--tokens"),
+    ] {
+        let mut command = Command::new(program(program_name).expect("the program is built"));
+        let (out, said) = run(command.args(line).stdin(Stdio::null()));
+        assert_eq!(out.status.code(), Some(2), "{line:?}: {said}");
+        assert!(said.contains(want) && out.stdout.is_empty(), "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_said_with_what_helps() {
+    let place = Place::new();
+    let document = place.path("doc.txt").display().to_string();
+    let state = place.path("ring").display().to_string();
+    let check = |program_name: &str, line: &[&str], want: &str| {
+        let mut command = Command::new(program(program_name).expect("the program is built"));
+        command.env_remove("BATON_KEY").args(line).stdin(Stdio::null());
+        let (out, said) = run(&mut command);
+        assert_eq!(out.status.code(), Some(1), "{line:?}: {said}");
+        assert!(said.contains(want) && out.stdout.is_empty(), "{line:?}: {said}");
+    };
+    check("baton", &["serve", "--listen", "0.0.0.0:0"], "pass --key or set BATON_KEY");
+    let no_model = ["ask", &document, "Q", "--no-cloud", "--model", &document];
+    check("baton", &no_model, "this is not a GGUF file: it begins with \"The \"");
+    let init = ["ring", "init", "--state", &state, "--interface", "nope"];
+    check("baton", &init, "no interface is called `nope`; there are: ");
+    let missing = place.path("none.gguf").display().to_string();
+    let demo = ["--document", &document, "--question", "Q", "--cloud-model", &missing];
+    check("baton-demo", &demo, "none.gguf`: No such file");
+
+    // `ask` has no API that would shorten a prompt.
+    let (out, said) = run(&mut place.ask(&["--kv-tokens", "10", "--ratio", "0.5"]));
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("(--kv-tokens)") && !said.contains("truncation"), "{said}");
+    assert!(said.contains("no cloud takes part, so these options change nothing: --ratio"), "{said}");
+}
+
 #[cfg(unix)]
 #[test]
 fn odd_files_are_refused_in_words() {

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::head::{Formed, HeadArgs, form};
 use super::print_line;
+use crate::cli::values::one_or_more;
 use crate::cli::{TOKENS_MAX, token_count};
 use crate::local::Sequences;
 use crate::residency::{self, Layers, MemoryFor, Share};
@@ -43,7 +44,7 @@ pub(super) struct BenchArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = token_count)]
     sequences: usize,
     /// Compute threads [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
     /// Memory for the weights of this device's layers: auto, all or a size (2GB), as of `baton ask`
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]

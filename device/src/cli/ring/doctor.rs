@@ -28,6 +28,7 @@ pub(super) struct DoctorArgs {
 }
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    args.network.check()?;
     let folder = args.state.open()?;
     let look = Look { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer };
     let seen = observe(&folder, &look);

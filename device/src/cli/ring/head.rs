@@ -13,6 +13,7 @@ use baton_plan::{Device, ModelShape, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
+use crate::cli::values;
 use crate::residency::{MemoryFor, text_bytes};
 use crate::ring::channel::Channel;
 use crate::ring::discovery::{Discovery, Interfaces};
@@ -38,13 +39,13 @@ pub(in crate::cli) struct HeadArgs {
     #[arg(long, env = STATE_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_state: Option<PathBuf>,
     /// Address at which the ring's last device reaches this one; port 0 takes a free one
-    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", hide_short_help = true, help_heading = crate::cli::heading::RING)]
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = values::address, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_listen: SocketAddr,
     /// Address at which the others reach this device, where that is not the one it listens on (a forwarded port)
-    #[arg(long, value_name = "HOST:PORT", hide_short_help = true, help_heading = crate::cli::heading::RING)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = values::address, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_address: Option<SocketAddr>,
     /// Rounds of a token [default: the best]
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16), hide_short_help = true, help_heading = crate::cli::heading::RING)]
+    #[arg(long, allow_negative_numbers = true, value_name = "K", value_parser = values::whole::<u8>(1, 16), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_rounds: Option<u8>,
     /// Plan to use as long as its devices are there: a file with the object that `baton ring plan --json` prints as `plan`
     #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = crate::cli::heading::RING)]
@@ -53,7 +54,7 @@ pub(in crate::cli) struct HeadArgs {
     #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_no_mdns: bool,
     /// Time between heartbeats in milliseconds: a device that misses three is lost; more where devices are very busy
-    #[arg(long, default_value_t = 300, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=60_000), hide_short_help = true, help_heading = crate::cli::heading::RING)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 300, value_name = "MS", value_parser = values::whole::<u32>(50, 60_000), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_heartbeat: u32,
     /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
     #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]

@@ -11,6 +11,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{NetworkArgs, PORT, StateArgs, duration, print_line};
+use crate::cli::values::{address, one_or_more};
 use crate::ring::discovery::{Advert, Discovery};
 use crate::ring::identity::{DeviceName, Identity, RingId};
 use crate::ring::pairing::host::{Host, HostEvent, HostLimits};
@@ -31,13 +32,13 @@ pub(super) struct InitArgs {
     #[arg(long)]
     name: Option<DeviceName>,
     /// Address to listen on; port 0 takes a free one
-    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
     /// Wait so long, e.g. 10m [default: until Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
     /// Wait for so many devices, and fail if fewer come
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     devices: Option<NonZeroUsize>,
     /// Do not announce this device; others then need `--head ADDRESS`
     #[arg(long)]
@@ -52,6 +53,7 @@ pub(super) struct InitArgs {
 }
 
 pub(super) fn run(args: &InitArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    args.network.check()?;
     let folder = args.state.open()?;
     let identity = Identity::open(&folder, args.name.clone()).context("open this device's identity")?;
     let ring = own_ring(&folder, &identity)?;

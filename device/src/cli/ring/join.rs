@@ -12,6 +12,7 @@ use serde_json::json;
 use super::work::{WorkArgs, work};
 use super::{NetworkArgs, PORT, StateArgs, print_line};
 use crate::cli::interrupts::{Signal, Stopped};
+use crate::cli::values::address;
 use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
 use crate::ring::discovery::{Advert, Discovery, Found};
 use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
@@ -42,7 +43,7 @@ pub(super) struct JoinArgs {
     #[arg(long)]
     name: Option<DeviceName>,
     /// Address to listen on for the ring; port 0 takes a free one
-    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT")]
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
     /// Do not announce this device; after a new address its head finds it only where it was before
     #[arg(long)]
@@ -62,6 +63,7 @@ pub(super) struct JoinArgs {
 }
 
 pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    args.network.check()?;
     let folder = args.state.open()?;
     let place = Membership::load(&folder)?;
     let identity = Identity::open(&folder, args.name.clone()).context("open this device's identity")?;

@@ -14,6 +14,8 @@ use baton_plan::{
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::cli::values::whole;
+use crate::cli::{TOKENS_MAX, token_count};
 use crate::ring::explained;
 use crate::ring::shape::shape_of;
 
@@ -55,16 +57,16 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     shape: Option<PathBuf>,
     /// Tokens in each sequence's KV cache
-    #[arg(long, default_value_t = 2048, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 2048, value_name = "N", value_parser = token_count)]
     context: usize,
     /// Sequences decoded together
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1, value_name = "N", value_parser = whole::<usize>(1, TOKENS_MAX as u64))]
     sequences: usize,
     /// Who plans
     #[arg(long, value_enum, default_value_t = Planner::Exact)]
     planner: Planner,
     /// Rounds of a token [default: the best] (exact only)
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, allow_negative_numbers = true, value_name = "K", value_parser = whole::<u8>(1, 16))]
     rounds: Option<u8>,
     /// Keep the description's order of devices (exact only)
     #[arg(long)]
@@ -78,6 +80,15 @@ pub(super) struct PlanArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+impl PlanArgs {
+    /// Options that are for another planner than the one asked for.
+    pub(super) fn wrong(&self) -> Option<String> {
+        let options = [("--rounds", self.rounds.is_some()), ("--fixed-order", self.fixed_order)];
+        let (option, _) = options.into_iter().find(|(_, given)| *given && self.planner != Planner::Exact)?;
+        Some(format!("{option} is for --planner exact"))
+    }
 }
 
 /// What `--json` prints.

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use reqwest::StatusCode;
 use serde_json::Value;
 
 use super::{StateArgs, print_line};
-use crate::ring::peers::{Membership, Peers};
+use crate::cli::values;
+use crate::ring::peers::{Membership, Peers, Role};
 use crate::ring::planning::Planned;
 use crate::ring::stats::RingStats;
 
@@ -19,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
     /// Address of the running `baton serve --ring`
-    #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT")]
+    #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT", value_parser = values::address)]
     address: SocketAddr,
     /// Key of that agent, if it wants one
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
@@ -37,19 +39,16 @@ pub(super) async fn run(args: &StatusArgs) -> anyhow::Result<()> {
         bail!("this device belongs to no ring; begin one with `baton ring init`, or `baton ring join` one");
     };
     let peers = Peers::load(&folder)?;
-    let status = asked(args).await;
+    let status = asked(args.address, args.key.as_deref()).await;
     if args.json {
         let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
+        let error = status.as_ref().err().map(|err| chain(err.as_ref()));
         let running = status.as_ref().ok();
         return print_line(&serde_json::json!({
-            "ring": place.ring, "role": place.role, "peers": names, "running": running,
+            "ring": place.ring, "role": place.role, "peers": names, "running": running, "error": error,
         }));
     }
-    outln!(
-        "ring {}, this device is its {}",
-        place.ring,
-        if peers.is_empty() { "only member" } else { "member" }
-    )?;
+    outln!("ring {}: {}", place.ring, role(&place, &peers))?;
     for peer in peers.iter() {
         let addresses: Vec<String> = peer.addresses.iter().map(SocketAddr::to_string).collect();
         outln!("  {} ({}) {}", peer.name, peer.key.fingerprint(), addresses.join(", "))?;
@@ -61,26 +60,47 @@ pub(super) async fn run(args: &StatusArgs) -> anyhow::Result<()> {
             let planned: Option<Planned> = serde_json::from_value(status["planned"].clone()).unwrap_or(None);
             out!("{}", table(&stats, planned.as_ref()))?;
         }
-        Err(err) => outln!("not running here: {} (start it with `baton serve --ring`)", chain(err.as_ref()))?,
+        Err(err) => outln!("no figures: {}", chain(err.as_ref()))?,
     }
     Ok(())
 }
 
-/// What the running agent says of its ring.
-async fn asked(args: &StatusArgs) -> anyhow::Result<Value> {
+/// Who heads the ring, and whether there is anybody else.
+fn role(place: &Membership, peers: &Peers) -> String {
+    match place.role {
+        Role::Head if peers.is_empty() => "this device heads it, and is its only member".to_owned(),
+        Role::Head => "this device heads it".to_owned(),
+        Role::Worker => match peers.by_key(&place.head) {
+            Some(head) => format!("this device works for `{}`, which shows the figures", head.name),
+            None => format!("this device works for {}, which shows the figures", place.head.fingerprint()),
+        },
+    }
+}
+
+/// What the agent at this address says of the ring that it computes with.
+async fn asked(address: SocketAddr, key: Option<&str>) -> anyhow::Result<Value> {
     // A second installation fails and changes nothing: the first provider stays.
     let _already_installed = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().timeout(ANSWER).build().context("make a client")?;
-    let mut request = client.get(format!("http://{}/ring.json", args.address));
-    if let Some(key) = &args.key {
+    let mut request = client.get(format!("http://{address}/ring.json"));
+    if let Some(key) = key {
         request = request.bearer_auth(key);
     }
-    let response = request.send().await.with_context(|| format!("ask {}", args.address))?;
-    let status = response.status();
-    if !status.is_success() {
-        bail!("{} says {status}", args.address);
+    let sent = request.send().await;
+    let response =
+        sent.with_context(|| format!("nothing answers at {address}: start `baton serve --ring` there"))?;
+    let other = || format!("what answers at {address} is no `baton serve`");
+    match response.status() {
+        StatusCode::UNAUTHORIZED => bail!("the agent at {address} wants a key: pass --key or set BATON_KEY"),
+        StatusCode::OK => {}
+        status => bail!("{}: it says {status}", other()),
     }
-    Ok(response.json().await?)
+    let status: Value = response.json().await.with_context(other)?;
+    match status.get("stats") {
+        Some(Value::Null) => bail!("`baton serve` runs at {address} without --ring"),
+        Some(_) => Ok(status),
+        None => bail!("{}", other()),
+    }
 }
 
 /// The ring as a table: a line for each device.
@@ -130,7 +150,55 @@ pub(super) fn table(stats: &RingStats, planned: Option<&Planned>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::identity::{PublicKey, RingId};
     use crate::ring::stats::{DeviceStats, LostDevice};
+
+    /// Who answers a status with this, once.
+    fn agent(head: &'static str, body: &'static str) -> SocketAddr {
+        use std::io::{Read as _, Write as _};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _asked = stream.read(&mut [0; 4096]).unwrap();
+            let length = body.len();
+            write!(stream, "HTTP/1.1 {head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+                .unwrap();
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn whatever_answers_in_place_of_a_ring_is_named() {
+        for (head, body, want) in [
+            ("401 Unauthorized", "{}", "wants a key: pass --key or set BATON_KEY"),
+            ("200 OK", r#"{"stats":null,"planned":null}"#, "without --ring"),
+            ("200 OK", "<html>", "is no `baton serve`"),
+            ("200 OK", "{}", "is no `baton serve`"),
+            ("404 Not Found", "{}", "is no `baton serve`: it says 404 Not Found"),
+        ] {
+            let said = chain(asked(agent(head, body), None).await.unwrap_err().as_ref());
+            assert!(said.contains(want), "{head} {body}: {said}");
+        }
+        let ring = agent("200 OK", r#"{"stats":{"epoch":1},"planned":null}"#);
+        assert_eq!(asked(ring, Some("key")).await.unwrap()["stats"]["epoch"], 1);
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let said = asked(nobody, None).await.unwrap_err().to_string();
+        assert!(said.starts_with("nothing answers at 127.0.0.1:"), "{said}");
+    }
+
+    #[test]
+    fn a_device_knows_who_heads_its_ring() {
+        let (own, other) = (PublicKey([1; 32]), PublicKey([2; 32]));
+        let mut peers = Peers::default();
+        let place = |role, head| Membership::new(RingId([7; 8]), role, head);
+        assert_eq!(role(&place(Role::Head, own), &peers), "this device heads it, and is its only member");
+        let unknown = role(&place(Role::Worker, other), &peers);
+        assert!(unknown.contains(&other.fingerprint().to_string()), "{unknown}");
+        peers.pin(other, &"desk".parse().unwrap(), SocketAddr::from(([10, 0, 0, 1], 1))).unwrap();
+        assert_eq!(role(&place(Role::Head, own), &peers), "this device heads it");
+        assert!(role(&place(Role::Worker, other), &peers).contains("works for `desk`"));
+    }
 
     #[test]
     fn a_ring_is_shown_with_each_device_and_what_was_lost() {

@@ -12,6 +12,7 @@ use baton_plan::Device;
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::values::one_or_more;
 use crate::residency::MemoryFor;
 use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::link::Network;
@@ -34,7 +35,7 @@ pub(super) struct WorkArgs {
     #[arg(long)]
     relay: bool,
     /// Compute threads [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
     /// Memory for the weights of this device's layers: auto (what the system can give), all (map them), or a size (2GB).
     /// What does not fit is read from the disk for every token

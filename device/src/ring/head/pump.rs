@@ -60,6 +60,19 @@ pub(super) struct Pumping<'a> {
 }
 
 impl RingHead {
+    /// One step of an epoch in which the head computes everything.
+    pub(super) fn run_alone(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, Broken> {
+        let begun = Instant::now();
+        let outputs = self.engine.step(batch, control)?;
+        let took = begun.elapsed().as_micros() as u64;
+        self.step_us = self.step_us.map(|us| us + took);
+        Ok(outputs)
+    }
+
     /// One step of the present epoch's ring.
     pub(super) fn run_ring(
         &mut self,
@@ -303,11 +316,11 @@ impl RingHead {
         stats.refused = self.refused.load(std::sync::atomic::Ordering::Acquire);
         let steps = stats.epoch_steps;
         stats.step_ms = self.step_us[0] as f64 / 1e3 / steps as f64;
-        let Route::Ring(epoch) = &self.route else { return };
         if let Some(head) = stats.devices.first_mut() {
             head.compute_ms = self.step_us[1] as f64 / 1e3 / steps as f64;
             head.wait_ms = (self.step_us[0].saturating_sub(self.step_us[1])) as f64 / 1e3 / steps as f64;
         }
+        let Route::Ring(epoch) = &self.route else { return };
         for (place, member) in (1..).zip(&epoch.places) {
             let (beat, layers) = (member.state().beat, epoch.layout.layers_of(place));
             if let (true, Some(shown)) = (beat.epoch == self.epoch, stats.devices.get_mut(place)) {

@@ -130,7 +130,7 @@ impl RingHead {
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, Broken> {
         if matches!(self.route, Route::Alone) {
-            return Ok(self.engine.step(batch, control)?);
+            return self.run_alone(batch, control);
         }
         if batch.is_empty() {
             return Ok(Vec::new());

@@ -84,6 +84,9 @@ fn a_head_alone_sends_no_frame() {
     let (logits, _) = written(&mut head, &prompt(1, 70), 6);
     assert_same_bits(&logits, &WANT.0, "alone");
     assert_eq!(*counted.lock().unwrap(), 0, "frames of the ring");
+    let stats = head.handle().stats();
+    assert!(stats.epoch_steps > 0 && stats.step_ms > 0.0, "its steps are timed: {stats:?}");
+    assert_eq!((stats.devices[0].compute_ms, stats.devices[0].wait_ms), (stats.step_ms, 0.0));
 }
 
 #[test]

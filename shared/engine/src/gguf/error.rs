@@ -44,7 +44,7 @@ pub enum GgufError {
         path: PathBuf,
     },
     /// The first four bytes are not `GGUF`.
-    #[error("magic is {found:02x?}, want the bytes of `GGUF`")]
+    #[error("this is not a GGUF file: it begins with {:?}", String::from_utf8_lossy(found))]
     BadMagic {
         /// The first four bytes.
         found: [u8; 4],

@@ -140,7 +140,7 @@ fn getters_name_what_is_wrong() {
 fn malformed_headers_are_refused() {
     refused(Raw::default(), "magic at byte 0 needs 4 bytes, file has 0");
     refused(Raw(b"GG".to_vec()), "magic at byte 0 needs 4 bytes, file has 2");
-    refused(Raw(b"ggml....".to_vec()), "magic is [67, 67, 6d, 6c], want the bytes of `GGUF`");
+    refused(Raw(b"ggml....".to_vec()), "this is not a GGUF file: it begins with \"ggml\"");
     refused(Raw(b"GGUF".to_vec()), "version at byte 4 needs 4 bytes, file has 4");
     refused(Raw::header(1, 0, 0), "version is 1, want 2 or 3");
     refused(Raw::header(4, 0, 0), "version is 4, want 2 or 3");

@@ -1,0 +1,115 @@
+//! Values of options: each is read here, and one that cannot be is refused by what it must be.
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::num::NonZeroUsize;
+
+use baton_protocol::{NumberRange, limits};
+use baton_refine::Mode;
+
+/// Ways to refine that the cloud takes; `--help` and errors name the same.
+const MODES: &str =
+    "attention, paper, tokens, gemfilter, chunk, bm25, streaming, random, random:SEED or none";
+
+/// Whole numbers, both ends included.
+pub(super) fn whole<N>(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync + 'static
+where
+    N: TryFrom<u64> + 'static,
+{
+    move |text: &str| {
+        let read = text.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
+        read.and_then(|number| N::try_from(number).ok())
+            .ok_or_else(|| format!("must be a whole number from {least} to {most}"))
+    }
+}
+
+/// Whole numbers of a field that the cloud is sent.
+pub(super) fn count(
+    range: NumberRange,
+) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    whole::<u32>(range.min as u64, range.max as u64)
+}
+
+/// Numbers of a field that the cloud is sent.
+pub(super) fn number(
+    range: NumberRange,
+) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
+    move |text: &str| {
+        let read = text.parse::<f32>().ok().filter(|number| range.check("", *number).is_ok());
+        read.ok_or_else(|| format!("must be {} to {}", range.min, range.max))
+    }
+}
+
+/// How many of something, at least one.
+pub(super) fn one_or_more(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "must be a whole number from 1".to_owned())
+}
+
+/// A text that ends answers.
+pub(super) fn stop(text: &str) -> Result<String, String> {
+    let (bytes, most) = (text.len(), limits::STOP_BYTES_MAX);
+    if !(1..=most).contains(&bytes) {
+        return Err(format!("must be 1 to {most} bytes long, has {bytes}"));
+    }
+    Ok(text.to_owned())
+}
+
+/// How the cloud refines. One way is for evaluation only: no service takes it.
+pub(super) fn mode(text: &str) -> Result<Mode, String> {
+    let read = text.parse::<Mode>().ok().filter(|mode| *mode != Mode::Perplexity);
+    read.ok_or_else(|| format!("must be {MODES}"))
+}
+
+/// The first address of a host, with its port.
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    let wrong = |why: &str| format!("want HOST:PORT, such as localhost:8017 ({why})");
+    let mut found = text.to_socket_addrs().map_err(|err| wrong(&err.to_string()))?;
+    found.next().ok_or_else(|| wrong("the host has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_number_is_refused_by_what_it_must_be() {
+        let port = whole::<u16>(1, 70_000);
+        assert_eq!((port("1"), port("65535")), (Ok(1), Ok(65_535)));
+        for bad in ["0", "-1", "70001", "65536", "x", "", "1.5", "18446744073709551616"] {
+            assert_eq!(port(bad), Err("must be a whole number from 1 to 70000".to_owned()), "{bad}");
+        }
+        assert_eq!(whole::<u64>(0, u64::MAX)("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(count(limits::ASSIST_TOKENS)("65536"), Ok(65_536));
+        let ratio = number(limits::RATIO);
+        assert_eq!((ratio("0.01"), ratio("1")), (Ok(0.01), Ok(1.0)));
+        for bad in ["0.009", "2", "-1", "nan", "inf", "half", ""] {
+            assert_eq!(ratio(bad), Err("must be 0.01 to 1".to_owned()), "{bad}");
+        }
+        assert_eq!(one_or_more("2").map(NonZeroUsize::get), Ok(2));
+        assert_eq!(one_or_more("0"), Err("must be a whole number from 1".to_owned()));
+    }
+
+    #[test]
+    fn every_way_to_refine_but_the_one_for_evaluation_is_taken_and_named() {
+        for known in Mode::ALL {
+            let name = known.to_string();
+            let named = MODES.split(", ").flat_map(|part| part.split(" or ")).any(|part| part == name);
+            assert_eq!((mode(&name).ok(), named), (Some(known).filter(|_| named), named), "{name}");
+            assert_eq!(named, known != Mode::Perplexity, "{name}");
+        }
+        assert_eq!(mode("random:7"), Ok(Mode::Random { seed: 7 }));
+        assert_eq!(mode("best"), Err(format!("must be {MODES}")));
+    }
+
+    #[test]
+    fn addresses_are_hosts_with_ports() {
+        assert_eq!(address("127.0.0.1:8017"), Ok(SocketAddr::from(([127, 0, 0, 1], 8017))));
+        assert!(address("localhost:0").is_ok_and(|found| found.ip().is_loopback()));
+        for bad in ["localhost", "8017", "", "127.0.0.1:port", "127.0.0.1:70000"] {
+            let said = address(bad).unwrap_err();
+            assert!(said.starts_with("want HOST:PORT"), "{bad}: {said}");
+        }
+    }
+}
