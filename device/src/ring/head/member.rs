@@ -60,6 +60,22 @@ pub(super) struct State {
     pub(super) edge: Option<WayTo>,
 }
 
+impl State {
+    /// Of a worker that has said nothing yet.
+    fn new() -> State {
+        State {
+            beat: Heartbeat::default(),
+            ready: 0,
+            provided: false,
+            failure: None,
+            lost: None,
+            fed: Instant::now(),
+            due: None,
+            edge: None,
+        }
+    }
+}
+
 /// A worker. Dropping it ends its control channel.
 pub(super) struct Member {
     pub(super) node: NextNode,
@@ -102,16 +118,7 @@ impl Member {
             let (again, link) = greeted(network, node, patience)?;
             (hello, sender, receiver) = (again, link.sender, link.receiver);
         }
-        let state = State {
-            beat: Heartbeat::default(),
-            ready: 0,
-            provided: false,
-            failure: None,
-            lost: None,
-            fed: Instant::now(),
-            due: None,
-            edge: None,
-        };
+        let state = State::new();
         let shared = Arc::new(Shared {
             sender: Mutex::new(sender),
             state: Mutex::new(state),
@@ -310,16 +317,7 @@ mod tests {
         std::fs::copy(demo, &path).unwrap();
         let manifest = Manifest::of_file(&path, PIECE_BYTES).unwrap();
         let file = File::open(&path).unwrap();
-        let state = State {
-            beat: Heartbeat::default(),
-            ready: 0,
-            provided: false,
-            failure: None,
-            lost: None,
-            fed: Instant::now(),
-            due: None,
-            edge: None,
-        };
+        let state = State::new();
         let shared = Shared {
             sender: Mutex::new(Box::new(Taking)),
             state: Mutex::new(state),
