@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Records llama.cpp's log-probabilities for `baton-bench parity`. Development only: nothing needs it to run.
+"""Records llama.cpp's log-probabilities for `baton-bench parity`. Used only in development.
 
     pip install xllamacpp                                   # a PyPI package of llama.cpp
     cargo run --release -p baton-bench -- parity --write FOLDER
-    python benches/record_logits.py FOLDER benches/data/llama_cpp_logits.json [NAME ...]   # all, or these again
+    python benches/record_logits.py FOLDER benches/data/llama_cpp_logits.json [NAME ...]   # all models, or only these
 
-Only numbers are kept. Keys and values stay f32 and flash attention is off, so that what is recorded is the
-arithmetic of the formats alone.
+Only numbers are stored. Keys and values are f32 and flash attention is off, so that the numbers depend only on the
+arithmetic of the weight formats.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ def server(path: str) -> "xlc.Server":
 
 
 def logprobs(serving: "xlc.Server", ids: list[int]) -> list[float]:
-    """Log-probabilities of every token after `ids`, by token id."""
+    """Returns the log-probability of every possible next token after `ids`, by token id."""
     request = {
         "prompt": ids,
         "n_predict": 1,
         "n_probs": 1 << 20,
         "temperature": 0.0,
         "cache_prompt": False,
-        # The token that is written matters not, but one that ends the answer or a character would come without
-        # numbers; the numbers are taken before this applies.
+        # The written token does not matter, but an end token or a part of a character would come without
+        # numbers. So one token gets a large bias; the log-probabilities are computed before it is applied.
         "logit_bias": [["a", 1e4]],
     }
     reply = serving.handle_completions(request)

@@ -1,13 +1,19 @@
-// llama.cpp as a long-lived worker of `baton-bench engine`: one request a line on standard input, one JSON object
-// a line on standard output. Uses llama.h alone; compiled by the bench against the libllama that it built.
+// llama.cpp as a long-lived worker of `baton-bench engine`. It reads one request per line from standard input
+// and writes one JSON object per line to standard output. It uses only llama.h; the bench compiles it against
+// the libllama that it built.
 //
 // Requests:
-//   prefill N         N tokens into an empty cache, logits of the last one
-//   decode C S        S single tokens after C others, logits of each; the C are computed untimed where missing
-//   batch B S         B sequences of 16 tokens, then S steps of one token each
-// Answers: {"seconds": x} or {"error": "..."}. Tokens are the same pseudo-random ones as those of Baton's worker.
 //
-// Arguments: MODEL THREADS REPACK(0|1) KV(f16|q8_0) CONTEXT. Threads are pinned, one a CPU, from CPU 0 on.
+//   prefill N         N tokens into an empty cache, with the logits of the last one.
+//
+//   decode C S        S single tokens after C others, with the logits of each. If the C are not in the cache,
+//                     they are computed before the timing starts.
+//
+//   batch B S         B sequences of 16 tokens (not timed), then S steps of one token each.
+//
+// Answers: {"seconds": x} or {"error": "..."}. Tokens are the same pseudo-random ones as in Baton's worker.
+//
+// Arguments: MODEL THREADS REPACK(0|1) KV(f16|q8_0) CONTEXT. Threads are pinned to CPUs 0, 1, ..., one each.
 #include "ggml-cpu.h"
 #include "llama.h"
 
@@ -41,7 +47,7 @@ double now() {
 struct Worker {
     llama_model * model = nullptr;
     llama_context * single = nullptr;   // One sequence of any length.
-    llama_context * batched = nullptr;  // BATCH_SEQS short ones.
+    llama_context * batched = nullptr;  // BATCH_SEQS short sequences.
     uint32_t vocab = 0;
     uint32_t drawn = 0;
     int length = 0;                     // Tokens in `single`.
@@ -189,7 +195,7 @@ int main(int argc, char ** argv) {
     if (!worker.single || !worker.batched) fail("make a context");
     llama_attach_threadpool(worker.single, pinned_pool(threads), nullptr);
     llama_attach_threadpool(worker.batched, pinned_pool(threads), nullptr);
-    worker.prefill(64);  // Warms up, and touches every weight.
+    worker.prefill(64);  // Warms up and reads every weight once.
     std::puts("{\"ready\": true}");
     std::fflush(stdout);
     for (std::string line; std::getline(std::cin, line);) answer(line, worker);

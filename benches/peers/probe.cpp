@@ -1,12 +1,15 @@
-// What this machine's CPUs can do at most, for the shares that `baton-bench engine` states: one request a line on
-// standard input, one JSON object a line on standard output.
+// Measures the limits of this machine's CPUs, from which `baton-bench engine` computes shares of the limit.
+// It reads one request per line from standard input and writes one JSON object per line to standard output.
 //
-//   read    bytes per second that all threads together read from memory, of a buffer of 1 GiB on huge pages
-//   int8    int8 multiplications and additions per second of all threads, out of registers
-//   fresh PATH   drops what the system keeps of a file and reads it again as a program that maps it with the advice
-//                for huge pages does, so that all who map it afterwards find it alike; bytes per second of that
+//   read         Bytes per second that all threads together read from a buffer of 1 GiB on huge pages.
 //
-// Argument: THREADS, pinned one a CPU from CPU 0 on. Compiled with -O3 -march=native.
+//   int8         Int8 multiplications and additions per second of all threads together, on registers.
+//
+//   fresh PATH   Drops a file from the page cache and reads it again through a mapping with the advice for
+//                huge pages. So every program that maps it later finds the same pages.
+//                Gives bytes per second.
+//
+// Argument: THREADS, pinned to CPUs 0, 1, ..., one per CPU. Compiled with -O3 -march=native.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -58,8 +61,8 @@ void read_words(const uint64_t * words, size_t count) {
     sink = total;
 }
 
-// Runs the rounds and says how many multiplications and additions one of them is. Twelve independent sums hide
-// the latency of one; each is a variable of its own, so that it stays in a register.
+// Runs the rounds and returns the number of multiplications and additions in one round. Twelve independent
+// sums hide the latency of one. Each sum is a separate variable, so that it stays in a register.
 #define EACH_SUM(DO) DO(s0) DO(s1) DO(s2) DO(s3) DO(s4) DO(s5) DO(s6) DO(s7) DO(s8) DO(s9) DO(s10) DO(s11)
 
 double int8_rounds() {
@@ -89,7 +92,7 @@ double int8_rounds() {
 #define ZERO(sum)
 #define STEP(sum)
 #define SINK(sum)
-    const double per_sum = 0;  // No instruction that this probe knows: no share is stated.
+    const double per_sum = 0;  // No known instruction, so the bench gives no share of the limit.
 #endif
     EACH_SUM(ZERO)
     for (int64_t round = 0; round < INT8_ROUNDS; round++) {
@@ -99,7 +102,8 @@ double int8_rounds() {
     return SUMS * per_sum;
 }
 
-// Memory on huge pages where the system grants them: its bandwidth is the limit, not the lookups of small pages.
+// Allocates memory, on huge pages if possible, so that bandwidth is the limit and not the address translation
+// of small pages.
 uint64_t * buffer(size_t bytes) {
     void * memory = nullptr;
     if (posix_memalign(&memory, HUGE_BYTES, bytes) != 0) return nullptr;
@@ -109,7 +113,7 @@ uint64_t * buffer(size_t bytes) {
     return static_cast<uint64_t *>(memory);
 }
 
-// 0 where the file cannot be read.
+// Returns bytes per second, or 0 if the file cannot be read.
 double read_afresh(const char * path) {
     const int file = open(path, O_RDONLY);
     if (file < 0) return 0;

@@ -1,7 +1,7 @@
-//! Control groups with limits on memory and on reading from a disk, for one process each; version 1 or 2.
+//! Linux control groups (version 1 or 2) with limits on memory and on disk reads, for one process each.
 //!
-//! Linux and root only: elsewhere, and where a limit cannot be set, the reason is given and nothing is left behind.
-//! A group and what is left of it in the system are removed when it is dropped, after its processes have ended.
+//! They need Linux and root. If a limit cannot be set, the error gives the reason and no folder is left
+//! behind. A group is removed from the system when it is dropped, after its processes have ended.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, anyhow};
 
-/// Enters the groups in `$1`, separated by colons, then becomes the program behind it.
+/// Shell script that enters the groups in `$1`, separated by colons, and then runs the program in the other
+/// arguments.
 const ENTER: &str = r#"IFS=:; for group in $1; do echo $$ >"$group/cgroup.procs" || exit 1; done; unset IFS; shift; exec "$@""#;
 
-/// A control group of its own.
+/// A control group.
 #[derive(Debug)]
-pub struct Cgroup {
-    /// One in version 2; one for each controller in version 1.
+pub(crate) struct Cgroup {
+    /// One folder in version 2; one for each controller in version 1.
     folders: Vec<PathBuf>,
     version: Version,
 }
@@ -26,27 +27,27 @@ enum Version {
     Two,
 }
 
-/// What a group may use.
+/// The limits of a group.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Bytes of memory, page cache included.
+pub(crate) struct Limits {
+    /// Bytes of memory, including page cache.
     pub memory: u64,
-    /// Bytes a second that are read from the disk with a file on it; no limit where `None`.
+    /// Bytes per second read from the disk of the model file; `None` for no limit.
     pub reads_per_s: Option<u64>,
 }
 
 impl Cgroup {
-    /// Makes a group called `name` with these limits; `file` lies on the disk that they are about.
+    /// Makes a group called `name` with these limits. `file` is on the disk whose reads are limited.
     ///
     /// # Errors
-    /// Why that cannot be done on this system.
-    pub fn new(name: &str, limits: &Limits, file: &Path) -> Result<Self> {
+    /// If that is not possible on this system.
+    pub(crate) fn new(name: &str, limits: &Limits, file: &Path) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
         let name = format!("{name}-{}", std::process::id());
         let mut group = match (mount_of(&mounts, "memory"), unified(&mounts)) {
             (Some(mount), _) => Self { folders: vec![mount.join(&name)], version: Version::One },
             (None, Some(mount)) => {
-                // Where it is there already, or cannot be had, the limit itself says so.
+                // An error is ignored here: if the controllers are missing, setting the limit fails below.
                 let _ = fs::write(mount.join("cgroup.subtree_control"), "+memory +io");
                 Self { folders: vec![mount.join(&name)], version: Version::Two }
             }
@@ -57,7 +58,7 @@ impl Cgroup {
         let limit = if group.version == Version::One { "memory.limit_in_bytes" } else { "memory.max" };
         write(&folder.join(limit), &limits.memory.to_string())?;
         if group.version == Version::Two {
-            let _ = fs::write(folder.join("memory.swap.max"), "0"); // Not there where nothing can be swapped.
+            let _ = fs::write(folder.join("memory.swap.max"), "0"); // The file is missing if swapping is off.
         }
         if let Some(rate) = limits.reads_per_s {
             group.limit_reads(&mounts, &name, file, rate)?;
@@ -79,22 +80,22 @@ impl Cgroup {
         }
     }
 
-    /// A command that runs `program` in the group, from its first instruction on.
-    pub fn command(&self, program: &Path) -> Command {
+    /// Makes a command that runs `program` in the group from its first instruction on.
+    pub(crate) fn command(&self, program: &Path) -> Command {
         let [shell, words @ ..] = self.launcher();
         let mut command = Command::new(shell);
         command.args(words).arg(program);
         command
     }
 
-    /// The words that stand before a program to run it in the group.
-    pub fn launcher(&self) -> [String; 5] {
+    /// Returns the words that run a program in the group if they are put before its command line.
+    pub(crate) fn launcher(&self) -> [String; 5] {
         let groups: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         ["sh", "-c", ENTER, "sh", &groups.join(":")].map(str::to_owned)
     }
 
-    /// How many processes of the group were killed because its memory was at its end.
-    pub fn kills(&self) -> Result<u64> {
+    /// Returns how many processes of the group were killed because they exceeded the memory limit.
+    pub(crate) fn kills(&self) -> Result<u64> {
         let file = if self.version == Version::One { "memory.oom_control" } else { "memory.events" };
         let path = self.folders[0].join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -103,8 +104,8 @@ impl Cgroup {
         count.trim().parse().with_context(|| format!("read {}", path.display()))
     }
 
-    /// The most bytes that the group ever used, page cache included.
-    pub fn peak_bytes(&self) -> Result<u64> {
+    /// Returns the peak memory of the group in bytes, including page cache.
+    pub(crate) fn peak_bytes(&self) -> Result<u64> {
         let file = if self.version == Version::One { "memory.max_usage_in_bytes" } else { "memory.peak" };
         let path = self.folders[0].join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -115,7 +116,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for folder in &self.folders {
-            // A process that has just ended leaves its group a moment later.
+            // A process that has just ended leaves its group after a short delay.
             for _ in 0..100 {
                 if fs::remove_dir(folder).is_ok() || !folder.is_dir() {
                     break;
@@ -130,7 +131,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write `{text}` to {}", path.display()))
 }
 
-/// Where the controller of version 1 is mounted.
+/// Returns the mount point of a controller of version 1.
 fn mount_of(mounts: &str, controller: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut words = line.split(' ');
@@ -139,7 +140,7 @@ fn mount_of(mounts: &str, controller: &str) -> Option<PathBuf> {
     })
 }
 
-/// Where version 2 is mounted.
+/// Returns the mount point of version 2.
 fn unified(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut words = line.split(' ').skip(1);
@@ -148,7 +149,7 @@ fn unified(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// The disk under a file, as `major:minor`; limits are for whole disks, not for their partitions.
+/// Returns the disk of a file as `major:minor`. Limits apply to whole disks, not to partitions.
 #[cfg(target_os = "linux")]
 fn disk_of(file: &Path) -> Result<String> {
     use std::os::unix::fs::MetadataExt as _;

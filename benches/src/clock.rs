@@ -1,17 +1,17 @@
-//! CPU time, which other programs on the machine do not take part in.
+//! CPU time, which other programs on the machine do not affect.
 //!
-//! Where the system does not tell it, wall-clock time stands in for it.
+//! If the system does not report it, wall-clock time is used instead.
 
 #[cfg(not(target_os = "linux"))]
 use std::{sync::LazyLock, time::Instant};
 
-/// Seconds that this thread has computed.
-pub fn thread_seconds() -> f64 {
+/// Returns the CPU time of this thread in seconds.
+pub(crate) fn thread_seconds() -> f64 {
     seconds(Whose::Thread)
 }
 
-/// Seconds that all threads of this process have computed together.
-pub fn process_seconds() -> f64 {
+/// Returns the CPU time of all threads of this process in seconds.
+pub(crate) fn process_seconds() -> f64 {
     seconds(Whose::Process)
 }
 

@@ -1,9 +1,10 @@
-//! `baton-bench cloud`: what requests cost the cloud service, as a real process asked over HTTP.
+//! `baton-bench cloud`: measures what requests cost the cloud service, running as a real process over HTTP.
 //!
-//! Prefill P, a step s of one answer and a step s_N of N answers are measured alone, by the engine without a service,
-//! in the same run: an idle service waits beside it. Two claims stand on them. Unsaturated: a request holds a slot for
-//! little more than `P + L s`. Saturated, N clients in a closed loop on N slots: the service comes close to the bound
-//! `1 / (P + L s_N / N)` requests a second, so that a smaller L serves more requests as the bound says.
+//! The engine without a service gives the reference times in the same run, while the service is idle. These
+//! are the prefill time P, the time s of a decode step of one answer, and the time s_N of a step of N
+//! answers. Two claims are checked. Without load, a request holds a slot for little more than `P + L s`. With
+//! N clients in a closed loop on N slots, the service comes close to the bound of `1 / (P + L s_N / N)`
+//! requests per second. So a smaller L serves more requests, as the bound predicts.
 //!
 //! Prompts are random letters, one token each, without a common prefix; nothing is refined.
 
@@ -11,50 +12,51 @@ use std::num::NonZeroUsize;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use baton_pacing::refit::median;
 use serde_json::{Value, json};
 
 use crate::engine::SubjectArgs;
 use crate::engine::letters::Letters;
 use crate::engine::process::Worker;
-use crate::engine::samples::{median, percentile};
+use crate::engine::samples::percentile;
 use crate::report::Report;
 
 mod load;
-pub mod service;
+pub(crate) mod service;
 
 use load::{Settled, Shape, closed_loop};
 use service::{Service, Took};
 
-/// The largest slot time, in `P + L s`.
+/// Maximum slot time, as a multiple of `P + L s`.
 const SLOT_RATIO_MAX: f64 = 1.15;
-/// The smallest share of the bound's requests a second.
+/// Minimum throughput, as a share of the bound.
 const BOUND_SHARE_MIN: f64 = 0.85;
-/// Steps that a step's time is the mean of.
+/// Number of steps over which the time of a step is averaged.
 const STEPS: usize = 16;
-/// L that gains are given over.
+/// The L with which the throughput of smaller L is compared.
 const LONGEST: usize = 200;
 
 /// Options of `baton-bench cloud`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     on: SubjectArgs,
-    /// Slots, and clients of the closed loop
+    /// Number of slots of the service, and of clients in the closed loop
     #[arg(long, default_value = "8")]
     slots: NonZeroUsize,
-    /// Tokens of a prompt
+    /// Lengths of prompts in tokens
     #[arg(long, value_delimiter = ',', default_value = "512,2048")]
     prompts: Vec<usize>,
-    /// Values of L
+    /// Values of L, the number of tokens that the cloud writes for a request
     #[arg(long, value_delimiter = ',', default_value = "1,10,20,50,100,200")]
     lengths: Vec<usize>,
-    /// Requests alone, for each prompt and L
+    /// Number of requests without load, for each prompt length and L
     #[arg(long, default_value_t = 3)]
     alone: usize,
-    /// Requests counted in the closed loop, for each slot
+    /// Number of requests per slot that are counted in the closed loop
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// A look, in some minutes: the first prompt, three L, fewer requests
+    /// A short run of some minutes without checks: the first prompt length, three values of L, fewer requests
     #[arg(long)]
     quick: bool,
 }
@@ -75,27 +77,27 @@ impl Args {
     }
 }
 
-/// What the engine needs alone, in seconds.
+/// The times of the engine without a service, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Alone {
-    /// P.
+    /// P: prefill of the prompt.
     prefill_s: f64,
-    /// s.
+    /// s: one decode step of one answer.
     step_s: f64,
 }
 
-/// One prompt length with one L.
+/// The results for one prompt length and one L.
 #[derive(Debug)]
 struct Cell {
     shape: Shape,
     alone: Alone,
-    /// Median slot time of requests that run alone.
+    /// Median slot time of requests without load.
     slot_s: f64,
     settled: Settled,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let (prompts, lengths, alone, rounds) = args.looked_at()?;
     let subject = args.on.ready()?;
     let longest =
@@ -107,7 +109,7 @@ pub fn run(args: &Args) -> Result<Report> {
         ("--slots", slots),
         ("--kv-tokens", (slots + 1) * (longest + 64)),
         ("--prefix-cache", 0),
-        // A closed loop is what is measured, not whom the service would send away.
+        // Long enough that the service rejects no request of the closed loop.
         ("--queue-seconds", 3600),
     ];
     let options: Vec<String> =
@@ -134,7 +136,7 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// The engine without a service, with keys and values kept as the service keeps them.
+/// Starts the engine without a service, with the same KV format as in the service.
 fn engine(args: &Args, model: &std::path::Path, context: usize) -> Result<Worker> {
     let own = std::env::current_exe().context("find the running program")?;
     let mut command = Command::new(own);
@@ -149,7 +151,7 @@ fn alone(engine: &mut Worker, prompt_tokens: usize) -> Result<Alone> {
     Ok(Alone { prefill_s, step_s })
 }
 
-/// s_N behind prompts of this length.
+/// Measures s_N after prompts of this length.
 fn step_of_many(engine: &mut Worker, slots: usize, prompt_tokens: usize) -> Result<f64> {
     Ok(engine.seconds(&format!("batch {slots} {STEPS} {prompt_tokens}"))? / STEPS as f64)
 }
@@ -186,13 +188,13 @@ fn cell(
 }
 
 impl Cell {
-    /// Slot time in `P + L s`.
+    /// Returns the slot time as a multiple of `P + L s`.
     fn slot_ratio(&self) -> f64 {
         let Alone { prefill_s, step_s } = self.alone;
         self.slot_s / (prefill_s + self.shape.answer_tokens as f64 * step_s)
     }
 
-    /// `1 / (P + L s_N / N)`.
+    /// Returns the bound on requests per second, `1 / (P + L s_N / N)`.
     fn bound_per_s(&self, prefill_s: f64, step_n_s: f64, slots: usize) -> f64 {
         1.0 / (prefill_s + self.shape.answer_tokens as f64 * step_n_s / slots as f64)
     }
@@ -216,7 +218,7 @@ fn progress(cells: &[Cell], step_n: &[f64], slots: usize) {
     );
 }
 
-/// Adds the table of one prompt length, its figures, and its checks.
+/// Adds the table, the figures and the checks of one prompt length.
 fn add(report: &mut Report, cells: &[Cell], step_n_s: f64, slots: usize, checks: bool) -> Result<()> {
     let prefill_s = median(cells.iter().map(|cell| cell.alone.prefill_s)).context("a prompt was measured")?;
     let step_s = median(cells.iter().map(|cell| cell.alone.step_s)).context("a step was measured")?;

@@ -1,7 +1,8 @@
-//! `demo`: how often `./x demo` is right about documents that nobody has looked at.
+//! `demo`: measures how often `./x demo` gives the right answer on documents that were not used in its
+//! development.
 //!
-//! The demo's own way: real programs on loopback, the emulated phone and cloud, its questions. Seeds are others than
-//! those the demo was written with.
+//! It runs as the demo does: real programs on loopback, the emulated phone and cloud, and the demo's
+//! questions. The seeds differ from those used to write the demo.
 
 use anyhow::{Context as _, Result};
 use baton_e2e::demo::odds::{MEASURED, odds};
@@ -11,22 +12,22 @@ use clap::Args as ClapArgs;
 
 use crate::report::Report;
 
-/// Least share of the relay's answers that are right.
+/// Minimum share of right answers of the relay.
 const RIGHT_MIN: f64 = 0.97;
 
 /// Options of `demo`.
 #[derive(Debug, ClapArgs)]
-pub struct Args {
-    /// First seed
+pub(crate) struct Args {
+    /// Seed of the first document
     #[arg(long, default_value_t = MEASURED.first)]
     seed: u64,
-    /// Documents, one for each seed
+    /// Number of documents; the next documents have the next seeds
     #[arg(long, default_value_t = MEASURED.asked() as u64, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     documents: u64,
 }
 
 /// Runs the bench.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("demo");
     let models = models_folder();
     let options = DemoOptions {

@@ -1,11 +1,13 @@
-//! `baton-bench engine`: Baton's engine and llama.cpp on the same model files and the same pinned threads.
+//! `baton-bench engine`: compares Baton's engine with llama.cpp on the same model files and the same pinned
+//! threads.
 //!
-//! Both run as long-lived worker processes that answer one request at a time, alternately, so that a machine whose
-//! speed drifts does so for both; figures are medians over alternations, and every ratio is one of the same
-//! alternation. llama.cpp counts with the better of its two weight layouts (`--repack 0` and `1`), chosen for each
-//! figure. What the machine can do at most (read bandwidth, int8 arithmetic) is measured between alternations.
+//! Both run as long-lived worker processes that take turns, so that a drift of the machine's speed affects
+//! both. Figures are medians over alternations, and every ratio is taken within one alternation. For each
+//! figure, llama.cpp counts with the better of its two weight layouts (`--repack 0` and `1`). The machine's
+//! limits (read bandwidth, int8 arithmetic) are measured between alternations.
 //!
-//! Nothing of llama.cpp is part of a product: the bench fetches and builds it, or takes a build with `--peer`.
+//! Nothing of llama.cpp is part of a product: the bench downloads and builds it, or uses a build given with
+//! `--peer`.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -15,66 +17,68 @@ use anyhow::{Context as _, Result};
 use crate::make_model;
 use crate::report::Report;
 
-pub mod http;
-pub mod letters;
-pub mod machine;
+pub(crate) mod http;
+pub(crate) mod letters;
+pub(crate) mod machine;
 mod memory;
-pub mod peer;
+pub(crate) mod peer;
 mod perplexity;
-pub mod process;
-pub mod samples;
+pub(crate) mod process;
+pub(crate) mod samples;
 mod scores;
-pub mod server;
+pub(crate) mod server;
 mod speed;
 mod streams;
-pub mod worker;
+pub(crate) mod worker;
 
 use peer::Peer;
 
 /// Options of `baton-bench engine`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Shapes as make-model knows them (in Q4_K_M), or GGUF files
+pub(crate) struct Args {
+    /// Models: names of shapes of `make-model` (made in Q4_K_M with random weights), or GGUF files
     #[arg(long, value_delimiter = ',', default_value = "llama-1b,qwen-0.5b")]
     models: Vec<String>,
-    /// How often each figure is measured
+    /// Number of measurements of each figure; Baton and llama.cpp alternate
     #[arg(long, default_value_t = 5)]
     alternations: usize,
-    /// Threads, pinned to the first CPUs
+    /// Number of threads, pinned to the first CPUs
     #[arg(long, default_value = "2")]
     threads: NonZeroUsize,
-    /// Only these parts
+    /// Measure only these parts
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Part>,
-    /// A llama.cpp source folder with a build in `build`, in place of one made under `target/peers`
+    /// Source folder of llama.cpp with a build in `build`; by default the bench makes one under
+    /// `target/peers`
     #[arg(long)]
     peer: Option<PathBuf>,
-    /// A look, in a minute or two: one alternation, no checks; of the first parts only prefill 512 and decode at 0
+    /// A short run of a minute or two without checks: one alternation, only prefill of 512 tokens and
+    /// decoding at 0
     #[arg(long)]
     quick: bool,
 }
 
-/// What tables call Baton.
+/// The name of Baton in tables.
 const OURS: &str = "baton";
-/// The model of whose streams and scores something is required.
+/// The model that the checks of streams and scores are for.
 const MAIN_MODEL: &str = "llama-1b";
 
 /// A part of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// A prompt of 512, 2,048 and 8,192 tokens
+    /// Speed of the prefill of 512, 2,048 and 8,192 tokens
     Prefill,
-    /// 64 tokens after 0, 2,048 and 8,192 others
+    /// Speed of decoding 64 tokens after 0, 2,048 and 8,192 others
     Decode,
-    /// One token of 8 and of 16 sequences at a time
+    /// Speed of decoding 8 and 16 sequences at once
     Batch,
-    /// Eight answers at once, beside llama-server
+    /// Eight answers at once over HTTP, compared with llama-server
     Streams,
-    /// What handing out attention scores costs
+    /// Cost of capturing attention scores
     Scores,
-    /// Unreclaimable memory of a file of 8 billion weights
+    /// Unreclaimable memory with a model of 8 billion weights
     Memory,
-    /// Perplexity beside the scalar code's
+    /// Perplexity, compared with that of the scalar code
     Perplexity,
 }
 
@@ -89,38 +93,40 @@ impl Args {
     }
 }
 
-/// Fewer are no measurement.
+/// Minimum number of alternations for a valid run.
 const ALTERNATIONS_MIN: f64 = 5.0;
 
-/// What a bench of the service runs on.
+/// The model and threads of a bench of the service.
 #[derive(Debug, clap::Args)]
-pub struct SubjectArgs {
-    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file whose tokens are letters
+pub(crate) struct SubjectArgs {
+    /// Model: the name of a shape of `make-model` (made in Q4_K_M with random weights), or a GGUF file whose
+    /// tokens are letters
     #[arg(long, default_value = "llama-1b")]
     model: String,
-    /// Threads, bound to the first CPUs
+    /// Number of threads, bound to the first CPUs
     #[arg(long, default_value = "2")]
     pub threads: NonZeroUsize,
 }
 
 impl SubjectArgs {
-    /// Binds this program to the CPUs; the model, which is made where it is a shape.
-    pub fn ready(&self) -> Result<Subject> {
+    /// Binds this program to the first CPUs, and returns the model; the file of a shape is made if it is
+    /// missing.
+    pub(crate) fn ready(&self) -> Result<Subject> {
         machine::bound_to_first_cpus(self.threads.get())?;
         subject(&self.model, &target_folder()?)
     }
 }
 
-/// A model of the run.
-pub struct Subject {
-    /// Its shape, which decides what is required of it.
+/// A model that is measured.
+pub(crate) struct Subject {
+    /// The name of its shape, which decides which checks apply.
     pub name: String,
     /// Its file.
     pub path: PathBuf,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let target = target_folder()?;
     let peer = Peer::ready(args.peer.as_deref(), &target)?;
     let mut report = Report::new("engine");
@@ -149,20 +155,20 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// The build's own folder, where what is fetched and made is kept.
-pub fn target_folder() -> Result<PathBuf> {
+/// Returns the build folder, which keeps downloads and made files.
+pub(crate) fn target_folder() -> Result<PathBuf> {
     let own = std::env::current_exe().context("find the running program")?;
     let folder = own.parent().and_then(Path::parent).context("the running program has no build folder")?;
     Ok(folder.to_owned())
 }
 
-/// The model file of a shape, made where it is not there yet, or the file itself.
-pub fn subject(model: &str, target: &Path) -> Result<Subject> {
+/// Returns the model file of a shape, which is made if it is missing, or the given GGUF file.
+pub(crate) fn subject(model: &str, target: &Path) -> Result<Subject> {
     subject_in(model, &target.join("models"))
 }
 
-/// The same with the folder where the files of shapes are.
-pub fn subject_in(model: &str, folder: &Path) -> Result<Subject> {
+/// As [`subject`], with the folder that contains the files of shapes.
+pub(crate) fn subject_in(model: &str, folder: &Path) -> Result<Subject> {
     let given = PathBuf::from(model);
     if model.ends_with(".gguf") {
         let stem = given.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,12 +1,19 @@
-//! `baton-bench hostile`: how much later a neighbour's first tokens come while others misuse the cloud service.
+//! `baton-bench hostile`: measures how much an attack on the cloud service delays another client, the
+//! neighbour.
 //!
-//! The real service with the demo model, as a process. The neighbour asks about one document after another, quiet and
-//! under attack by turns, from a thread of its own; every attacker begins anew as soon as it is cut off, so that the
-//! attack lasts as long as it is measured. Attackers come from elsewhere in life: what they compute themselves here has
-//! the lowest priority, and counts little. That all are cut off, and memory stays bounded, is the suite `hostile`.
+//! It runs the real service with the demo model as a process. The neighbour asks about one document after
+//! another from its own thread, in turn with and without an attack. An attacker that is disconnected starts
+//! again, so that the attack lasts for the whole measurement. In reality, attackers run on other machines;
+//! here their threads have the lowest priority. The test suite `hostile` checks that all attackers are
+//! disconnected and that memory stays bounded.
 //!
-//! Then what tenants learn of each other by times, what readers cost that went away, what a flood of wrong passwords costs,
-//! and what half-sent heads cost the clients of both programs.
+//! Other sections measure:
+//!
+//! - what a tenant can learn about another tenant from response times;
+//! - the cost of streams whose readers went away, and of many wrong passwords;
+//! - the delay by half-sent request heads, in both programs;
+//! - the memory that request bodies take;
+//! - concurrent requests against a daily quota.
 
 mod abandoned;
 mod heads;
@@ -25,15 +32,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use baton_e2e::hostile::{Attack, neighbour};
 use baton_e2e::process::{CloudProcess, models_folder};
+use baton_pacing::refit::median;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::engine::samples::{median, percentile};
+use crate::engine::samples::percentile;
 use crate::report::Report;
 
-/// The largest p95 under attack, in that of quiet times.
+/// Maximum p95 under attack, as a multiple of the p95 without attack.
 const GROWTH_MAX: f64 = 1.2;
-/// Attackers of each kind at the same time.
+/// Number of concurrent attackers of each kind.
 const ATTACKERS: [(Attack, usize); 7] = [
     (Attack::Idle, 1000),
     (Attack::SlowHead, 20),
@@ -43,50 +51,50 @@ const ATTACKERS: [(Attack, usize); 7] = [
     (Attack::EndlessBody, 1),
     (Attack::GzipBomb, 1),
 ];
-/// Before somebody who was refused tries again: what is measured is the defence, not two programs that share a CPU.
+/// Pause of an attacker after it was rejected. It keeps the attackers' own CPU time out of the measurement.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// Sentences of the neighbour's document.
+/// Number of sentences in the neighbour's document.
 const SENTENCES: usize = 160;
 
 /// Options of `baton-bench hostile`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The neighbour's requests, quiet and under attack each
+pub(crate) struct Args {
+    /// Number of the neighbour's requests without attack, and as many under attack
     #[arg(long, default_value_t = 200)]
     requests: usize,
-    /// Turns of quiet and attack that these are spread over
+    /// Number of turns, each without and with an attack, over which these requests are spread
     #[arg(long, default_value_t = 4)]
     turns: usize,
-    /// A look: few requests, no check
+    /// A short run with few requests; some checks are left out
     #[arg(long)]
     quick: bool,
-    /// Measure nothing else than this
+    /// Measure only this section
     #[arg(long, value_enum)]
     only: Option<Section>,
 }
 
-/// What is measured.
+/// A section of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Section {
-    /// A neighbour's time to the first token, quiet and under attack
+    /// A neighbour's time to the first token, without and under attack
     Neighbour,
-    /// A tenant's guesses at another tenant's prompts
+    /// A tenant that tries to learn another tenant's prompts from response times
     Probe,
-    /// Streams whose readers went away
+    /// Streams whose readers disconnected
     Abandoned,
-    /// Half-sent heads, against the service and the local API
+    /// Half-sent request heads to the service and to the local API
     Heads,
-    /// Memory that bodies of every kind take (Linux)
+    /// Memory that request bodies of every kind take (Linux only)
     Memory,
-    /// Requests at once against a day's tokens
+    /// Concurrent requests against a daily token quota
     Quota,
-    /// Wrong passwords at the console, all at once
+    /// Many wrong passwords at the console at once
     Logins,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let runtime = tokio::runtime::Runtime::new().context("start the clients' runtime")?;
     let mut report = Report::new("hostile");
     let wanted = |section| args.only.is_none_or(|only| only == section);
@@ -138,7 +146,7 @@ fn time_of_neighbours(args: &Args, runtime: &tokio::runtime::Runtime, report: &m
     Ok(())
 }
 
-/// Times to the first token in milliseconds, quiet and under attack.
+/// Returns the times to the first token in milliseconds, without and under attack.
 async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> {
     let options: Vec<OsString> = [
         "--header-timeout=2",
@@ -162,11 +170,11 @@ async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> 
             for at in 0..count {
                 let host = 2 + (at % 4) as u8 + if attack == Attack::Idle { 0 } else { 10 };
                 attackers.spawn_on(keep_on(attack, server, host, stop.clone()), elsewhere.handle());
-                // The system's queue of new connections is short.
+                // A short pause, because the system's queue of new connections is short.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         }
-        // Until all of them are connected.
+        // Wait until all of them are connected.
         tokio::time::sleep(Duration::from_secs(1)).await;
         attacked.extend(ask(server, requests, &mut asked).await?);
         stop.store(true, Ordering::Relaxed);
@@ -179,7 +187,7 @@ async fn measure(requests: usize, turns: usize) -> Result<(Vec<f64>, Vec<f64>)> 
     Ok((quiet, attacked))
 }
 
-/// One thread of the lowest priority.
+/// Makes a runtime with one thread of the lowest priority.
 fn attackers_runtime() -> Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(1).enable_all().on_thread_start(|| {
@@ -191,7 +199,7 @@ fn attackers_runtime() -> Result<tokio::runtime::Runtime> {
     builder.build().context("start the attackers' runtime")
 }
 
-/// The neighbour's requests, on a thread that attackers do not share: what they cost themselves is not the service's.
+/// Sends the neighbour's requests on its own thread, so that the attackers' own work does not delay them.
 async fn ask(server: SocketAddr, requests: usize, asked: &mut usize) -> Result<Vec<f64>> {
     let first = *asked + 1;
     *asked += requests;

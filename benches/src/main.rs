@@ -1,8 +1,8 @@
-//! `baton-bench`: the measurements the project states figures for, each a subcommand that runs from a fresh
-//! checkout, prints a readable table and, as its last line, one JSON object; it exits with 1 where a check fails.
+//! `baton-bench`: the measurements behind the project's figures. Each is a subcommand that runs from a fresh
+//! checkout. It prints tables and, as its last line, one JSON object; it exits with 1 if a check fails.
 //!
-//! One module per subcommand, with an `Args` (options) and a `run` (work) of its own. Nothing here is used by
-//! the programs themselves.
+//! There is one module per subcommand, with its own `Args` (options) and `run` (work). The programs of the
+//! project use nothing from here.
 
 use std::process::ExitCode;
 
@@ -33,7 +33,7 @@ mod segmenter;
 #[derive(Debug, Parser)]
 #[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
 struct Cli {
-    /// Print nothing but the JSON object
+    /// Print only the JSON object
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -42,45 +42,46 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// The cloud service's slots: time that requests hold them, and requests a second with all of them taken
+    /// Cloud service: how long requests hold a slot, and requests per second if all slots are in use
     Cloud(cloud::Args),
-    /// How often the demo's answers are right, over documents that it was not written with
+    /// Demo: how often its answers are right, on documents that were not used in its development
     Demo(demo::Args),
-    /// The engine beside llama.cpp: prefill, decoding, batches; shares of the machine's limits
+    /// Engine compared with llama.cpp: prefill, decoding, batches, shares of the machine's limits
     Engine(engine::Args),
-    /// Answers the requests of `engine` over the engine
+    /// Worker process of `engine`
     #[command(hide = true)]
     EngineWorker(engine::worker::Args),
-    /// First tokens of a neighbour while others attack the cloud service
+    /// Attacks on the cloud service: how much they delay and cost others
     Hostile(hostile::Args),
-    /// Write a GGUF file of random weights with the shape of a published model
+    /// Write a GGUF file with random weights and the shape of a published model
     MakeModel(make_model::Args),
-    /// Size and speed of the keep-or-drop mask of a document's sentences
+    /// Mask of kept sentences: its size, and the time to encode and decode it
     Mask(mask::Args),
-    /// The optimizer's r and L against brute force and HiGHS, and what they cost
+    /// Optimizer: its r and L compared with brute force and HiGHS, and its speed
     Optimizer(optimizer::Args),
-    /// The speed controller on simulated networks and devices
+    /// Speed controller (pacing) on simulated networks and devices
     Pacing(pacing::Args),
-    /// The engine's logits against candle-core and recorded llama.cpp logits
+    /// Parity: the engine's logits compared with candle-core and recorded llama.cpp logits
     Parity(parity::Args),
-    /// The home cluster's exact planner against brute force, Halda and rules of thumb, and what planning costs
+    /// Planner of the home cluster: compared with brute force, Halda and simple heuristics, and its speed
     Planner(planner::Args),
-    /// Private values that the device finds, by kind and language, and whether any leaves in a conversation
+    /// Privacy: private values that the device finds, by kind and language, and whether any value leaves the
+    /// device
     Privacy(privacy::Args),
-    /// Time to the first token of requests that share a prefix, with and without the prefix cache
+    /// Prefix cache: time to the first token of requests that share a prefix, with and without the cache
     Prefix(prefix::Args),
     /// Quality of answers and masks over r, L, mode and length, with the demo models
     Quality(quality::Args),
-    /// What a sentence mask costs beside prefill; layers and windows; an early mask
+    /// Refiner: the cost of a mask compared with prefill, choices of layers and windows, and an early mask
     Refiner(refiner::Args),
-    /// A model that is larger than the memory it may use: streamed beside plainly mapped
+    /// Residency: a model larger than its memory limit, streamed compared with only memory-mapped
     Residency(residency::Args),
-    /// Decodes for `residency`
+    /// Worker process of `residency`
     #[command(hide = true)]
     ResidencyWorker(residency::worker::Args),
-    /// A ring of devices: its tokens beside one device's, hops, memory, links, and what was predicted
+    /// Ring of devices: tokens compared with one device, hops, memory, links, and predicted times
     Ring(ring::Args),
-    /// Answers that sentence boundaries cut in two, and how fast boundaries are found
+    /// Segmenter: answers that sentence boundaries cut in two, and the speed of splitting
     Segmenter(segmenter::Args),
 }
 

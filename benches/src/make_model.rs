@@ -1,7 +1,7 @@
-//! `baton-bench make-model`: a GGUF file of random weights with the shape of a published model.
+//! `baton-bench make-model`: writes a GGUF file with random weights and the shape of a published model.
 //!
-//! For measurements and for programs that only need the file's shape; what such a model says means nothing.
-//! Written as a stream, so the disk bounds its size; the same arguments give the same bytes.
+//! Such files are for measurements that only need the shape; the text of the answers has no meaning. The file
+//! is written as a stream, so only the disk limits its size. The same arguments give the same bytes.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
-use baton_engine::synthetic::{Quant, SHAPES, SyntheticModel};
+use baton_synthetic::{Quant, SHAPES, SyntheticModel};
 
 use crate::report::Report;
 
 /// Options of `baton-bench make-model`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// llama-1b, llama-3b (Llama 3.2), llama-8b (3.1), llama-30b (the first LLaMA, 32.5 billion weights),
-    /// qwen-0.5b, qwen-1.5b or qwen-7b (Qwen2.5)
+pub(crate) struct Args {
+    /// Shape: llama-1b or llama-3b (Llama 3.2), llama-8b (Llama 3.1), llama-30b (the original LLaMA, 32.5
+    /// billion weights), qwen-0.5b, qwen-1.5b or qwen-7b (Qwen2.5)
     shape: String,
-    /// Q4_K_M as llama-quantize mixes it, or one format for all: F16, Q8_0, Q4_K, ...
+    /// Format: Q4_K_M, the mixture of llama-quantize, or one format for all matrices: F16, Q8_0, Q4_K, ...
     quant: String,
-    /// The file; SHAPE-QUANT.gguf in this folder where not given
+    /// File to write; by default SHAPE-QUANT.gguf in the current folder
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Decides every weight
+    /// Seed of the random weights
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Most tokens of a sequence; as published where not given
+    /// Maximum number of tokens in a sequence; by default as published
     #[arg(long)]
     context: Option<u32>,
 }
 
 /// Writes the file.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let name = format!("{}-{}.gguf", args.shape, args.quant);
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(name));
     let started = Instant::now();
@@ -52,8 +52,9 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// Writes the model `shape` in `quant` to `path`, which a run that breaks off never leaves half-written.
-pub fn write(shape: &str, quant: &str, context: Option<u32>, seed: u64, path: &Path) -> Result<()> {
+/// Writes the model `shape` in `quant` to `path`. An interrupted run never leaves an incomplete file at
+/// `path`.
+pub(crate) fn write(shape: &str, quant: &str, context: Option<u32>, seed: u64, path: &Path) -> Result<()> {
     let mixture = Quant::find(quant).ok_or_else(|| anyhow!("no format or mixture is called `{quant}`"))?;
     let model = SyntheticModel::shaped(shape, mixture, context, seed)
         .ok_or_else(|| anyhow!("no shape is called `{shape}`; there are {}", SHAPES.join(", ")))?;
@@ -71,7 +72,7 @@ pub fn write(shape: &str, quant: &str, context: Option<u32>, seed: u64, path: &P
         std::fs::rename(&unfinished, path).with_context(|| format!("name {}", path.display()))
     });
     if finished.is_err() {
-        let _ = std::fs::remove_file(&unfinished); // What went wrong before matters more than a left file.
+        let _ = std::fs::remove_file(&unfinished); // The earlier error matters more.
     }
     finished
 }

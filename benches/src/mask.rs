@@ -1,45 +1,49 @@
-//! `baton-bench mask`: how large the mask is, and how long it takes to encode and decode.
+//! `baton-bench mask`: measures the size of the mask, and the time to encode and decode it.
 //!
-//! Documents of made-up sentences with lengths as in English prose, from the seed; the sentences to keep are picked
-//! scattered (each on its own) or clustered (runs of neighbours). Beside our sentence bits stand the paper's kind
-//! (a bit a token through gzip) and what an ideal coder of the sentence bits would need.
+//! Documents consist of random sentences with lengths as in English prose. The kept sentences are scattered
+//! (each drawn independently) or clustered (runs of adjacent sentences). Our mask with one bit per sentence
+//! is compared with the paper's (one bit per token, compressed with gzip) and with an ideal coder of the
+//! sentence bits.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::ensure;
+use baton_pacing::refit::median;
 use baton_protocol::{
     MASK_OVERHEAD_MAX, Role, Segment, SentenceMap, decode_mask, decode_token_mask, encode_mask,
     encode_token_mask,
 };
+use baton_random::SplitMix64;
 use serde_json::json;
 
 use crate::report::Report;
 
 /// Options of `baton-bench mask`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Seed of the made-up documents
+pub(crate) struct Args {
+    /// Seed of the random documents
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Documents of each size
+    /// Number of documents of each size
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     documents: u32,
 }
 
 const SIZES: [usize; 2] = [8 * 1024, 32 * 1024];
 const RATIOS: [f64; 3] = [0.1, 0.25, 0.5];
-/// Tokens of a sentence: log-normal of this median and spread, within these limits. The mean is about 22.
+/// Median of the sentence lengths in tokens. Lengths are log-normal with this median and the spread below,
+/// within the limits below; their mean is about 22.
 const SENTENCE_MEDIAN: f64 = 19.5;
 const SENTENCE_SPREAD: f64 = 0.5;
 const SENTENCE_LIMITS: (f64, f64) = (3.0, 64.0);
-/// Sentences of a clustered pick's runs, on average.
+/// Mean number of sentences in a run, for clustered picks.
 const RUN_MEAN: f64 = 6.0;
-/// Times each mask is encoded and decoded for the timing.
+/// Number of times that each mask is encoded and decoded for the timing.
 const TIMED_RUNS: usize = 25;
 const CODEC_MICROS_MAX: f64 = 1000.0;
 
-/// How the sentences to keep lie in the document.
+/// How the kept sentences are distributed in the document.
 #[derive(Debug, Clone, Copy)]
 enum Picks {
     Scattered,
@@ -55,7 +59,7 @@ impl Picks {
     }
 }
 
-/// A document as far as masks are concerned.
+/// A document for the measurement of masks.
 struct Document {
     map: SentenceMap,
     /// Tokens of each sentence.
@@ -63,7 +67,7 @@ struct Document {
     map_micros: f64,
 }
 
-/// What one row of the table adds up.
+/// The sums and samples of one row of the table.
 #[derive(Default)]
 struct Row {
     sentences: f64,
@@ -77,12 +81,12 @@ struct Row {
 }
 
 /// Runs the bench.
-pub fn run(args: &Args) -> anyhow::Result<Report> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut report = Report::new("mask");
     let mut rows = Vec::new();
     let mut figures = Vec::new();
     for tokens in SIZES {
-        let mut rng = Rng(args.seed ^ tokens as u64);
+        let mut rng = SplitMix64::new(args.seed ^ tokens as u64);
         let documents: Vec<Document> =
             (0..args.documents).map(|_| document(&mut rng, tokens)).collect::<anyhow::Result<_>>()?;
         for ratio in RATIOS {
@@ -94,7 +98,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 row.check(&mut report, &name);
             }
         }
-        let map_micros = median(documents.iter().map(|d| d.map_micros).collect());
+        let map_micros = middle(documents.iter().map(|d| d.map_micros));
         report.note(format!(
             "{}k: splitting the text into sentences takes {map_micros:.0} us (median)",
             tokens / 1024
@@ -126,8 +130,8 @@ impl Row {
         let figures = [self.sentences, self.ours, self.paper, self.ideal, self.ideal_runs];
         let mut cells = vec![name.to_owned()];
         cells.extend(figures.iter().map(|figure| format!("{figure:.0}")));
-        cells.push(format!("{:.1}", median(self.ours_micros.clone())));
-        cells.push(format!("{:.1}", median(self.paper_micros.clone())));
+        cells.push(format!("{:.1}", middle(self.ours_micros.iter().copied())));
+        cells.push(format!("{:.1}", middle(self.paper_micros.iter().copied())));
         cells
     }
 
@@ -136,26 +140,27 @@ impl Row {
             "tokens": tokens, "ratio": ratio, "picks": picks.name(), "sentences": self.sentences,
             "ours_bytes": self.ours, "overhead_bytes_max": self.overhead_max, "paper_bytes": self.paper,
             "ideal_bytes": self.ideal, "ideal_runs_bytes": self.ideal_runs,
-            "ours_us": median(self.ours_micros.clone()), "paper_us": median(self.paper_micros.clone()),
+            "ours_us": middle(self.ours_micros.iter().copied()),
+            "paper_us": middle(self.paper_micros.iter().copied()),
         })
     }
 
     fn check(&self, report: &mut Report, name: &str) {
         let overhead = self.overhead_max as f64;
         report.check_at_most(format!("{name}: bytes over ceil(count/8)"), overhead, MASK_OVERHEAD_MAX as f64);
-        let micros = median(self.ours_micros.clone());
+        let micros = middle(self.ours_micros.iter().copied());
         report.check_at_most(format!("{name}: encode + decode us"), micros, CODEC_MICROS_MAX);
     }
 }
 
-/// A document of about `tokens` tokens.
-fn document(rng: &mut Rng, tokens: usize) -> anyhow::Result<Document> {
+/// Makes a document of `tokens` tokens.
+fn document(rng: &mut SplitMix64, tokens: usize) -> anyhow::Result<Document> {
     let mut text = String::new();
     let mut lengths: Vec<usize> = Vec::new();
     let mut left = tokens;
     while left > 0 {
         let (least, most) = SENTENCE_LIMITS;
-        let drawn = (SENTENCE_MEDIAN * (SENTENCE_SPREAD * rng.normal()).exp()).round().clamp(least, most);
+        let drawn = (SENTENCE_MEDIAN * (SENTENCE_SPREAD * normal(rng)).exp()).round().clamp(least, most);
         let length = (drawn as usize).min(left);
         left -= length;
         push_sentence(rng, &mut text, length, lengths.len() % 5 == 4);
@@ -169,22 +174,22 @@ fn document(rng: &mut Rng, tokens: usize) -> anyhow::Result<Document> {
     Ok(Document { map, lengths, map_micros })
 }
 
-/// A sentence of `length` tokens, its full stop counted; `last`: the paragraph ends with it.
-fn push_sentence(rng: &mut Rng, text: &mut String, length: usize, last: bool) {
+/// Appends a sentence of `length` tokens, including its full stop. `last`: the paragraph ends with it.
+fn push_sentence(rng: &mut SplitMix64, text: &mut String, length: usize, last: bool) {
     let words = length.max(2) - 1;
     for word in 1..=words {
-        // The last word is longer than any abbreviation, or its full stop would not end the sentence.
-        let letters = if word == words { 8 } else { 2 + rng.below(8) };
+        // The last word is longer than any abbreviation, so that its full stop ends the sentence.
+        let letters = if word == words { 8 } else { 2 + rng.remainder(8) };
         for letter in 0..letters {
             let first = if word == 1 && letter == 0 { b'A' } else { b'a' };
-            text.push(char::from(first + rng.below(26) as u8));
+            text.push(char::from(first + rng.remainder(26) as u8));
         }
         text.push_str(if word < words { " " } else { "." });
     }
     text.push_str(if last { "\n\n" } else { " " });
 }
 
-fn measure(rng: &mut Rng, documents: &[Document], ratio: f64, picks: Picks) -> anyhow::Result<Row> {
+fn measure(rng: &mut SplitMix64, documents: &[Document], ratio: f64, picks: Picks) -> anyhow::Result<Row> {
     let mut row = Row::default();
     for document in documents {
         let kept = pick(rng, &document.lengths, ratio, picks);
@@ -218,15 +223,15 @@ fn measure(rng: &mut Rng, documents: &[Document], ratio: f64, picks: Picks) -> a
 }
 
 /// Picks sentences until their tokens are `ratio` of all.
-fn pick(rng: &mut Rng, lengths: &[usize], ratio: f64, picks: Picks) -> Vec<bool> {
+fn pick(rng: &mut SplitMix64, lengths: &[usize], ratio: f64, picks: Picks) -> Vec<bool> {
     let budget = ratio * lengths.iter().sum::<usize>() as f64;
     let mut kept = vec![false; lengths.len()];
     let mut used = 0.0;
     while used < budget {
-        let start = rng.below(lengths.len());
+        let start = rng.remainder(lengths.len());
         let run = match picks {
             Picks::Scattered => 1,
-            Picks::Clustered => 1 + (-rng.unit().ln() * (RUN_MEAN - 1.0)).round() as usize,
+            Picks::Clustered => 1 + (-above_zero(rng).ln() * (RUN_MEAN - 1.0)).round() as usize,
         };
         for unit in start..(start + run).min(lengths.len()) {
             if !kept[unit] && used < budget {
@@ -238,18 +243,18 @@ fn pick(rng: &mut Rng, lengths: &[usize], ratio: f64, picks: Picks) -> Vec<bool>
     kept
 }
 
-/// Bits of a two-way choice of this probability.
+/// Returns the entropy in bits of a binary choice with probability `p`.
 fn choice_bits(p: f64) -> f64 {
     if p <= 0.0 || p >= 1.0 { 0.0 } else { -p * p.log2() - (1.0 - p) * (1.0 - p).log2() }
 }
 
-/// What an ideal coder needs that knows how many sentences are kept.
+/// Returns the bytes of an ideal coder that knows the share of kept sentences.
 fn entropy_bytes(kept: &[bool]) -> f64 {
     let share = kept.iter().filter(|&&k| k).count() as f64 / kept.len() as f64;
     kept.len() as f64 * choice_bits(share) / 8.0
 }
 
-/// What an ideal coder needs that knows how often a bit is followed by the other.
+/// Returns the bytes of an ideal coder that knows the probability of each bit given the bit before.
 fn entropy_of_runs_bytes(kept: &[bool]) -> f64 {
     let after = |before: bool| {
         let pairs = || kept.windows(2).filter(move |pair| pair[0] == before);
@@ -266,38 +271,20 @@ fn micros<T>(work: impl FnOnce() -> T) -> f64 {
     started.elapsed().as_secs_f64() * 1e6
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// Returns the median, or NaN if there are no values.
+fn middle(values: impl IntoIterator<Item = f64>) -> f64 {
+    median(values).unwrap_or(f64::NAN)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): same seed, same documents.
-struct Rng(u64);
+/// Draws a uniform number in (0, 1]; it is never 0, so that it has a logarithm.
+fn above_zero(rng: &mut SplitMix64) -> f64 {
+    rng.unit() + f64::EPSILON / 2.0
+}
 
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In (0, 1].
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    /// In 0..n.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// Standard normal, by Box and Muller.
-    fn normal(&mut self) -> f64 {
-        let (radius, angle) = (self.unit(), self.unit());
-        (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
-    }
+/// Draws a standard normal number by the method of Box and Muller.
+fn normal(rng: &mut SplitMix64) -> f64 {
+    let (radius, angle) = (above_zero(rng), above_zero(rng));
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }
 
 #[cfg(test)]
@@ -316,8 +303,8 @@ mod tests {
     fn picks_reach_the_ratio_and_clusters_have_fewer_runs() {
         let lengths = vec![20; 1000];
         let runs = |kept: &[bool]| kept.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        let scattered = pick(&mut Rng(1), &lengths, 0.25, Picks::Scattered);
-        let clustered = pick(&mut Rng(1), &lengths, 0.25, Picks::Clustered);
+        let scattered = pick(&mut SplitMix64::new(1), &lengths, 0.25, Picks::Scattered);
+        let clustered = pick(&mut SplitMix64::new(1), &lengths, 0.25, Picks::Clustered);
         for kept in [&scattered, &clustered] {
             assert_eq!(kept.iter().filter(|&&k| k).count(), 250);
         }

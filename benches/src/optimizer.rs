@@ -1,8 +1,8 @@
-//! `baton-bench optimizer`: the closed form of P against brute force and HiGHS on random requests, the time of the whole
-//! table, and the time of one request's answer.
+//! `baton-bench optimizer`: compares the closed form of problem P with brute force and HiGHS on random
+//! requests. It also measures the time of the whole table and of one request.
 //!
-//! Every request is drawn from its own seed; brute force and HiGHS state the problem by themselves and share no line
-//! with the closed form.
+//! Every request is drawn from its own seed. Brute force and HiGHS implement the problem independently and
+//! share no code with the closed form.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -24,36 +24,36 @@ mod solver;
 use brute::Best;
 use draw::draw;
 
-/// The whole table: what issue and design ask for.
+/// Number of scenes in the whole table.
 const SCENES: usize = 20;
 const CLASSES: usize = 8;
 const NETWORKS: usize = 4;
 const TABLE_MS_MAX: f64 = 50.0;
 const TABLE_RUNS: usize = 21;
-/// One request's answer.
+/// Maximum time for one request, in microseconds.
 const ONLINE_US_MAX: f64 = 10.0;
-/// How far a chosen r may be from the one that brute force finds by bisection.
+/// Maximum difference between the chosen r and that of brute force, which uses bisection.
 const RATIO_DIFFERENCE_MAX: f64 = 1e-6;
 
 /// Options of `baton-bench optimizer`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Seed of all requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Requests solved by brute force as well
+    /// Number of requests that are also solved by brute force
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
-    /// Requests with linear prefill solved by HiGHS as well
+    /// Number of requests with linear prefill that are also solved by HiGHS
     #[arg(long, default_value_t = 1_000)]
     programmes: usize,
-    /// Requests whose answer is timed
+    /// Number of requests that are timed
     #[arg(long, default_value_t = 200_000)]
     calls: usize,
 }
 
 /// Runs the bench.
-pub fn run(args: &Args) -> anyhow::Result<Report> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut report = Report::new("optimizer");
     against_brute_force(args, &mut report)?;
     #[cfg(feature = "ilp")]
@@ -64,12 +64,12 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What came of one kind of request.
+/// The results for one kind of request.
 #[derive(Debug, Default)]
 struct Tally {
     requests: usize,
     solved: usize,
-    /// Of these, solved at a step of the upper bound, above xi.
+    /// Solved requests whose r is above xi, at a step of the upper bound.
     at_step: usize,
     infeasible: usize,
     no_interval: usize,
@@ -111,7 +111,7 @@ fn against_brute_force(args: &Args, report: &mut Report) -> anyhow::Result<()> {
             tally.ratio_difference,
             RATIO_DIFFERENCE_MAX,
         );
-        // Each kind of answer must have been seen, or the comparison says little.
+        // Each kind of result must occur often enough, or the comparison means little.
         let rarest = tally.solved.min(tally.infeasible).min(tally.no_interval).min(tally.at_step);
         report.check_at_least(format!("{name}: requests of the rarest kind"), rarest as f64, 20.0);
     }
@@ -164,7 +164,7 @@ fn compare(input: &OptimizerInput, plan: &Plan, best: Best, tally: &mut Tally) -
     Ok(())
 }
 
-/// Scenes, classes and networks with coefficients spread over what requests are drawn from.
+/// Makes scenes, classes and networks with coefficients from the same ranges as the requests.
 fn axes(seed: u64) -> TableAxes {
     let mut random = Random::new(seed, 2, 0);
     let named = |kind: &str, index: usize| format!("{kind} {index}");
@@ -218,7 +218,7 @@ fn whole_table(seed: u64, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each call is timed by itself; the clock's own time is part of the figures.
+/// Measures the time of single requests. The figures include the time to read the clock.
 fn online(args: &Args, report: &mut Report) -> anyhow::Result<()> {
     let inputs: Vec<OptimizerInput> =
         (0..1_024).map(|index| draw(&mut Random::new(args.seed, 3, index), index % 2 == 1)).collect();

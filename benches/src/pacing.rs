@@ -1,9 +1,10 @@
-//! `baton-bench pacing`: the speed controller against simulated networks and devices.
+//! `baton-bench pacing`: tests the speed controller on simulated networks and devices.
 //!
-//! Every trace draws a request, lets the real optimizer choose `r` and `L` from the *estimates*, simulates
-//! arrivals and a device that is 0.5 to 2 times its estimate (prefill and decoding independently), and shows the
-//! answer through the real controller on a virtual clock. The yardstick is the smallest largest gap that
-//! anyone could have reached who knew everything beforehand and showed the first token at once.
+//! Every trace draws a request, and the real optimizer chooses `r` and `L` from the *estimates*. Then
+//! arrivals are simulated, and a device whose times are 0.5 to 2 times the estimates (prefill and decoding
+//! independently). The real controller shows the answer on a virtual clock. The reference is the hindsight
+//! optimum: the minimum of the largest gap if all arrivals were known in advance and the first token were
+//! shown at once.
 
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use crate::report::Report;
 
 mod formulas;
 mod play;
+mod printed;
 #[cfg(feature = "ilp")]
 mod solver;
 mod trace;
@@ -21,26 +23,26 @@ use trace::Trace;
 
 /// Options of `baton-bench pacing`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Seed of all traces
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Answers per class
+    /// Number of answers per network class
     #[arg(long, default_value_t = 10_000)]
     traces: usize,
-    /// Answers per class whose hindsight optimum the linear programme solves as well
+    /// Number of answers per class whose hindsight optimum is also computed by a linear program
     #[arg(long, default_value_t = 200)]
     programmes: usize,
-    /// List so many answers per class that came closest to the promise, or missed it
+    /// List this many answers per class with the largest gaps relative to the limit
     #[arg(long, default_value_t = 0)]
     worst: usize,
 }
 
-/// The parameters of all traces: ranges are drawn from uniformly unless said otherwise.
+/// The parameters of all traces. Values are drawn uniformly from ranges unless stated otherwise.
 struct Params {
     /// `tau`.
     tau_ms: f64,
-    /// Content of the prompt, log-uniform.
+    /// Tokens of the content, log-uniform.
     content_tokens: (f64, f64),
     /// Leading fixed tokens.
     prefix_tokens: (u32, u32),
@@ -55,26 +57,26 @@ struct Params {
     device_prefill_ms2: (f64, f64),
     device_decode_ms: (f64, f64),
     decompress_ms: f64,
-    /// Real over estimated, log-uniform, drawn once for prefill and once for decoding.
+    /// Ratio of real to estimated time, log-uniform, drawn once for prefill and once for decoding.
     device_factor: (f64, f64),
     /// Standard deviation of one decoding step and of one cloud step, relative to its length.
     decode_sd: f64,
     cloud_sd: f64,
-    /// Progress is reported so many times per prefill.
+    /// Number of progress reports per prefill.
     chunks: usize,
-    /// A device that is ready waits so long for the next cloud token before it goes on by itself.
+    /// A device that is ready waits this long for the next cloud token before it continues alone.
     patience_ms: f64,
     /// `k_c`, its fixed part, and `TPOT_c`.
     cloud_prefill_ms: f64,
     cloud_base_ms: f64,
     cloud_decode_ms: (f64, f64),
-    /// Real over estimated TTFT_c (queue).
+    /// Ratio of real to estimated TTFT_c (because of the queue).
     ttft_factor: (f64, f64),
-    /// Tokens the device writes after the takeover.
+    /// Tokens that the device writes after the takeover.
     device_tokens: (u32, u32),
-    /// Timers fire late by this much.
+    /// Delay of timers.
     timer_late_ms: (f64, f64),
-    /// Length of a stall, log-uniform, and the share of those from which the cloud does not come back.
+    /// Length of a stall, log-uniform, and the share of stalls after which the cloud sends nothing more.
     stall_ms: (f64, f64),
     cut_share: f64,
 }
@@ -105,32 +107,32 @@ const PARAMS: Params = Params {
     cut_share: 0.2,
 };
 
-/// A kind of network. Packets arrive in order; each token is one.
+/// A class of networks. Packets arrive in order; each token is one packet.
 struct Class {
     name: &'static str,
     rtt_ms: (f64, f64),
     /// Mean of the exponential part of a packet's extra delay.
     jitter_mean_ms: f64,
-    /// Chance and size of a retransmission or a change of cell.
+    /// Probability and size of a delay by a retransmission or a change of cell.
     spike_share: f64,
     spike_ms: (f64, f64),
-    /// No packet is later than this.
+    /// Maximum extra delay of a packet.
     jitter_max_ms: f64,
     /// Standard deviation of one prefill chunk, relative to its length.
     chunk_sd: f64,
-    /// From the first to the last prefill chunk the device gets slower or faster by up to this share (heat).
+    /// Maximum relative change of the device's speed from the first to the last prefill chunk (heat).
     drift: f64,
     kind: Kind,
 }
 
-/// What is promised of a class.
+/// The limit on gaps that is checked for a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Gaps against hindsight.
+    /// Gaps are compared with the hindsight optimum.
     NoStalls,
-    /// Gaps against the stall.
+    /// Gaps are compared with the length of the stall.
     Stalls,
-    /// Nothing: printed to show where the promise ends.
+    /// Nothing is checked: the class shows the behaviour beyond the limits.
     Beyond,
 }
 
@@ -163,32 +165,34 @@ const LTE: Class = Class {
     ..STEADY
 };
 const STALLS: Class = Class { name: "LTE with stalls", kind: Kind::Stalls, ..LTE };
-/// Chunks twice as uneven and a device that heats up twice as much: what 1.1 x hindsight leaves no room for.
+/// Chunks that vary twice as much, and a device whose speed changes twice as much. The limit of 1.1 x
+/// hindsight is too strict for it.
 const HOT: Class =
     Class { name: "LTE, uneven device", chunk_sd: 0.04, drift: 0.1, kind: Kind::Beyond, ..LTE };
 
 impl Class {
-    /// The extra delay of one packet.
+    /// Draws the extra delay of one packet.
     fn jitter(&self, random: &mut Random) -> f64 {
         let spike = if random.chance(self.spike_share) { random.uniform(self.spike_ms) } else { 0.0 };
         (random.exponential(self.jitter_mean_ms) + spike).min(self.jitter_max_ms)
     }
 }
 
-/// Gaps over `max(tau, 1.1 x hindsight)` are over the promise.
+/// The limit ("promise") on a gap is `max(tau, 1.1 x hindsight)`.
 const HINDSIGHT_FACTOR: f64 = 1.1;
-/// The share of answers that may have one, where the network does not stall.
+/// Maximum share of answers with a gap over the limit, if the network does not stall.
 const SHARE_MAX: f64 = 0.001;
 
-/// All answers of one class.
+/// The results of one class.
 struct Outcome {
     seen: Vec<(Trace, Seen)>,
-    /// Requests drawn for which the optimizer (or the device) saw no use for the cloud's tokens.
+    /// Number of drawn requests without a relay, because of the optimizer's verdict or a device that was
+    /// ready first.
     not_relayed: usize,
 }
 
 /// Runs the bench.
-pub fn run(args: &Args) -> anyhow::Result<Report> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let started = Instant::now();
     let mut report = Report::new("pacing");
     formulas::side_by_side(&mut report)?;
@@ -244,7 +248,7 @@ fn simulate(class: &Class, stream: u64, args: &Args) -> anyhow::Result<Outcome> 
     Ok(outcome)
 }
 
-/// `max(tau, 1.1 x hindsight)` of one answer.
+/// Returns the limit on gaps of one answer, `max(tau, 1.1 x hindsight)`.
 fn promise_ms(seen: &Seen) -> f64 {
     PARAMS.tau_ms.max(HINDSIGHT_FACTOR * seen.hindsight_ms)
 }
@@ -285,7 +289,7 @@ fn judge(
     Ok(())
 }
 
-/// The answers with the largest gap against the promise, and where that gap was.
+/// Lists the answers with the largest gap relative to the limit, and the position of that gap.
 fn list_worst(class: &Class, outcome: &Outcome, count: usize, report: &mut Report) {
     let mut order: Vec<&(Trace, Seen)> = outcome.seen.iter().collect();
     let over = |seen: &Seen| seen.gaps.max_ms / promise_ms(seen);
@@ -328,7 +332,8 @@ fn list_worst(class: &Class, outcome: &Outcome, count: usize, report: &mut Repor
     report.table(&format!("{}: the worst answers", class.name), &header, &rows);
 }
 
-/// The closed form of the hindsight optimum against the linear programme, on the first answers of a class.
+/// Compares the closed form of the hindsight optimum with the linear program, on the first answers of a
+/// class.
 #[cfg(feature = "ilp")]
 fn check_programmes(
     class: &Class,

@@ -1,13 +1,15 @@
-//! `baton-bench parity`: the engine's logits against two others that share none of its code.
+//! `baton-bench parity`: compares the engine's logits with two implementations that share no code with it.
 //!
-//! 1. **candle**: a plain f32 forward pass in candle-core over weights that candle's own GGUF code dequantized,
-//!    on models of random weights, every family, and every format that candle has.
-//! 2. **llama.cpp**: log-probabilities recorded once by `record_logits.py`, on models of every
-//!    family and every format, and on the demo models. The record names each file by its SHA-256.
+//! 1. **candle**: a plain f32 forward pass in candle-core over weights that candle's own GGUF code
+//!    dequantized. The models have random weights and cover every family and every format that candle
+//!    supports.
+//! 2. **llama.cpp**: log-probabilities recorded once by `record_logits.py`, on models of every family and
+//!    every format, and on the demo models. The record identifies each file by its SHA-256.
 //!
-//! Float formats are held to a relative error of the logits. Quantized formats round their activations to 8 bits
-//! by design, so they are held to the choice of the best token, wherever the reference's two best differ by more
-//! than [`EPSILON`]; how often that is, is printed beside it. With `--vectors` the tokenizers are checked too.
+//! For float formats, the relative error of the logits is checked. Quantized formats round their activations
+//! to 8 bits by design, so only the best token is checked. A row counts if the reference's two best logits
+//! differ by more than [`EPSILON`]; the table shows how many rows count. With `--vectors` the tokenizers are
+//! checked too.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,36 +29,38 @@ mod recorded;
 
 use cases::Case;
 
-/// Largest relative error of float formats, `|have - want| / |want|` over a prompt's logits.
+/// Maximum relative error of float formats, `|have - want| / |want|` over a prompt's logits.
 const FLOAT_ERROR_MAX: f64 = 2e-3;
 
-/// Least share of rows of quantized formats whose best token is the reference's, among rows with a clear one.
+/// Minimum share of rows of quantized formats whose best token is that of the reference, among rows with a
+/// clear best token.
 const TOP1_MIN: f64 = 0.995;
 
-/// A clear best token: its logit is above the second by this much, in standard deviations of the row's logits.
-/// Four times what 8-bit activations do to the difference of two logits of these models: their relative error is
-/// at most 5.2 %, which is 0.074 standard deviations for a difference.
+/// A best token is clear if its logit exceeds the second by this many standard deviations of the row's
+/// logits. This is four times the effect of 8-bit activations on the difference of two logits in these
+/// models. Their relative error is at most 5.2 %, which is 0.074 standard deviations for a difference.
 const EPSILON: f64 = 0.3;
 
 /// Options of the subcommand.
 #[derive(Debug, ClapArgs)]
-pub struct Args {
-    /// Folder of tokenizer vectors (ggml-vocab-*.gguf with .inp and .out)
+pub(crate) struct Args {
+    /// Folder of tokenizer test vectors (ggml-vocab-*.gguf with .inp and .out files); without it, tokenizers
+    /// are not checked
     #[arg(long, env = "BATON_TOKENIZER_VECTORS")]
     vectors: Option<PathBuf>,
     /// Folder of the demo models
     #[arg(long, default_value = "models")]
     models: PathBuf,
-    /// A record made by `record_logits.py`, in place of the one built in
+    /// Record made by `record_logits.py`; by default the built-in record
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Only write the models and prompts that `record_logits.py` reads into this folder
+    /// Compare nothing; write the models and prompts for `record_logits.py` into this folder
     #[arg(long)]
     write: Option<PathBuf>,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("parity");
     let cases = cases::random_models();
     if let Some(folder) = &args.write {
@@ -96,7 +100,7 @@ fn against_candle(report: &mut Report, cases: &[Case]) -> Result<()> {
     Ok(())
 }
 
-/// The engine's logits of every position of a prompt, in chunks as a server would run them.
+/// Returns the engine's logits of every position of a prompt, computed in chunks as in a server.
 fn logits(model: &Arc<Model>, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
     let mut engine = Engine::new(Arc::clone(model), EngineOptions::default())?;
     let seq = engine.create();
@@ -108,7 +112,7 @@ fn logits(model: &Arc<Model>, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
     Ok(rows)
 }
 
-/// How far two sets of rows of logits are apart.
+/// The differences between two sets of rows of logits.
 #[derive(Debug, Default)]
 struct Tally {
     rows: usize,
@@ -159,7 +163,7 @@ impl Tally {
     }
 }
 
-/// `|have - want| / |want|` over all rows; infinite where a number is missing or not finite.
+/// Returns `|have - want| / |want|` over all rows, or infinity if a number is missing or not finite.
 fn relative_error(have: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
     if have.iter().map(Vec::len).ne(want.iter().map(Vec::len)) {
         return f64::INFINITY;
@@ -171,12 +175,12 @@ fn relative_error(have: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
     if error.is_finite() { error } else { f64::INFINITY }
 }
 
-/// The best token; the lowest id of equal ones.
+/// Returns the best token; among equal ones, the one with the lowest id.
 fn best(row: &[f32]) -> usize {
     (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap_or(0)
 }
 
-/// What the best logit is above the second, in standard deviations of the row.
+/// Returns the difference between the best and the second logit, in standard deviations of the row.
 fn margin(row: &[f32]) -> f64 {
     let top = best(row);
     let second = (0..row.len()).filter(|at| *at != top).map(|at| row[at]).fold(f32::NEG_INFINITY, f32::max);

@@ -1,17 +1,18 @@
-//! `baton-bench planner`: the exact search against brute force, Halda and rules of thumb; its time; the devices of
-//! prima.cpp's Table 3.
+//! `baton-bench planner`: compares the exact search with brute force, Halda and simple heuristics, measures
+//! its time, and plans for the devices of prima.cpp's Table 3.
 //!
-//! Brute force and the search share the cost of one given set of shares, which the planner's own tests hold against a
-//! search by hand; here all shares, GPU layers and rounds of random clusters are gone through in the cluster's order.
+//! Brute force and the search use the same cost function, which the planner's own tests check. Here, brute
+//! force tries all shares, GPU layers and rounds of random clusters, in the cluster's order.
 
 use std::time::Instant;
 
 use anyhow::Result;
+use baton_pacing::refit::median;
 use baton_plan::baselines::Baseline;
 use baton_plan::halda::halda;
 use baton_plan::{Costs, SearchOptions, search};
 
-use crate::engine::samples::{median, percentile};
+use crate::engine::samples::percentile;
 use crate::report::Report;
 
 mod brute;
@@ -20,28 +21,28 @@ mod paper;
 
 use draw::Problem;
 
-/// Rounding between two ways to the same sum.
+/// Relative tolerance for rounding errors.
 const SAME: f64 = 1e-9;
-/// Layers of the model that planning is timed on, and the most it may take.
+/// Layers of the model for which planning is timed, and the maximum time.
 const TIMED_LAYERS: usize = 80;
 const PLAN_MS_MAX: f64 = 10.0;
 
 /// Options of `baton-bench planner`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Random clusters of up to 4 devices and 32 layers
+pub(crate) struct Args {
+    /// Number of random clusters, each with up to 4 devices and 32 layers
     #[arg(long, default_value_t = 5000)]
     clusters: usize,
     /// Seed of all draws
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A look: 200 clusters
+    /// A short run: 200 clusters and fewer checks
     #[arg(long)]
     quick: bool,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("planner");
     let clusters = if args.quick { 200 } else { args.clusters.max(1) };
     against_all(clusters, args.seed, args.quick, &mut report)?;
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// What random clusters gave.
+/// The results over random clusters.
 #[derive(Debug, Default)]
 struct Tally {
     planned: usize,
@@ -58,9 +59,9 @@ struct Tally {
     with_gpu: usize,
     missed: usize,
     wrong: usize,
-    /// Plans of others that are better than the search's.
+    /// Number of plans of other planners that are better than that of the search.
     beaten: usize,
-    /// By planner: how much longer a token takes, where it has a plan.
+    /// For each other planner, its time per token divided by that of the search, if it has a plan.
     slower: [Vec<f64>; 4],
     without: [usize; 4],
 }
@@ -175,7 +176,7 @@ fn one(problem: &Problem, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// How long planning takes, for many devices.
+/// Measures the time of planning for more and more devices.
 fn speed(seed: u64, report: &mut Report) -> Result<()> {
     let mut rows = Vec::new();
     for devices in [4, 8, 12, 16, 24, 32] {

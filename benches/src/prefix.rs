@@ -1,39 +1,41 @@
-//! `baton-bench prefix`: requests of one scene, whose prompts begin alike, with and without the prefix cache.
+//! `baton-bench prefix`: measures requests whose prompts share a prefix, with and without the prefix cache.
 //!
-//! Two services on the same model, one of which keeps no prefix; each request goes to both, one after the other and
-//! alone, so that a machine whose speed drifts does so for both. The mean counts the first request too, which finds
-//! nothing.
+//! Two services run on the same model, one of them without the prefix cache. Each request goes to both, one
+//! after the other and alone, so that a drift of the machine's speed affects both. The mean includes the
+//! first request, which finds nothing in the cache.
 
 use anyhow::{Context as _, Result, bail};
+use baton_pacing::refit::median;
 use serde_json::json;
 
 use crate::cloud::service::{Ask, SYSTEM_TOKENS, Service, TEMPLATE_TOKENS, Took};
 use crate::engine::SubjectArgs;
 use crate::engine::letters::Letters;
-use crate::engine::samples::{median, percentile};
+use crate::engine::samples::percentile;
 use crate::report::Report;
 
-/// Own tokens, and the largest share of the time to the first token that may be left.
+/// Tokens after the shared prefix, and the maximum ratio of the time to the first token with and without the
+/// cache.
 const CASES: [(usize, f64); 2] = [(512, 0.45), (256, 1.0 / 3.0)];
 
 /// Options of `baton-bench prefix`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     on: SubjectArgs,
-    /// Tokens that all prompts begin with
+    /// Length of the prefix that all prompts share, in tokens
     #[arg(long, default_value_t = 1024)]
     prefix: usize,
-    /// Requests of each case
+    /// Number of requests of each case
     #[arg(long, default_value_t = 32)]
     requests: usize,
-    /// A look, in a minute or two: four requests, no checks
+    /// A short run of a minute or two: four requests, no checks
     #[arg(long)]
     quick: bool,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let requests = if args.quick { 4 } else { args.requests };
     if requests == 0 || args.prefix < 64 {
         bail!("{requests} requests and a prefix of {} tokens, must be at least 1 and 64", args.prefix);
@@ -50,7 +52,7 @@ pub fn run(args: &Args) -> Result<Report> {
     let mut letters = Letters::new(7);
     let mut rows = Vec::new();
     for (own_tokens, limit) in CASES {
-        // The beginning, the role and the text of the system message, and its end.
+        // The prefix consists of the beginning, and the role, the text and the end of the system message.
         let system = letters.prompt(args.prefix - SYSTEM_TOKENS - 1);
         let asks: Vec<Ask> = (0..requests)
             .map(|_| {
@@ -102,7 +104,8 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// Every request but the first must have found the prefix, in whole blocks, and nobody without the cache anything.
+/// Checks that every request but the first found the prefix in the cache, in whole blocks, and that nothing
+/// was cached in the other service.
 fn check_tokens(whole: usize, prefix: usize, hits: &[Took], misses: &[Took]) -> Result<()> {
     const BLOCK_TOKENS: u64 = 32;
     let least = prefix as u64 - BLOCK_TOKENS;

@@ -1,8 +1,10 @@
-//! `baton-bench privacy`: what the device's redactor finds of private values, by kind and language; what it costs; and
-//! whether a value ever leaves in conversations of several turns.
+//! `baton-bench privacy`: measures the recall and precision of the device's redactor by kind of private value
+//! and by language, and its time. It also checks that no value leaves the device in conversations of several
+//! turns.
 //!
-//! Lines are made from templates and generators that share nothing with the detectors. Two parts: the detectors may be
-//! improved on the first; the templates of the second were written with the first and set aside.
+//! Lines are made from templates and generators that share nothing with the detectors. There are two parts.
+//! The first part (`seen`) may be used to improve the detectors. The templates of the second part (`unseen`)
+//! were written at the same time and are only for the evaluation.
 
 mod chats;
 mod corpus;
@@ -27,14 +29,14 @@ use score::Score;
 
 /// Options of `baton-bench privacy`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Seed of the values
+pub(crate) struct Args {
+    /// Seed of the private values
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Conversations, half of them over `baton serve`
+    /// Number of conversations; half of them are over `baton serve`
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     conversations: u32,
-    /// Print the lines of the first part that went wrong
+    /// Print the lines of the first part with wrong results
     #[arg(long)]
     wrong: bool,
     /// Print only the JSON object
@@ -44,13 +46,13 @@ pub struct Args {
 
 const RATE_MIN: f64 = 0.97;
 const LINES_MIN: f64 = 1500.0;
-/// Bytes of a text that is timed.
+/// Length of the timed texts in bytes.
 const TIMED_BYTES: usize = 1 << 20;
-/// A document of a mebibyte must not hold the question up for longer.
+/// Maximum time of redaction for a document of 1 MiB, in milliseconds.
 const MS_PER_MIB_MAX: f64 = 1500.0;
 
 /// Runs the bench.
-pub fn run(args: &Args) -> anyhow::Result<Report> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut report = Report::new("privacy");
     let seen = lines(&seen::SEEN, args.seed);
     let unseen = lines(&unseen::UNSEEN, args.seed ^ 0x5eed);

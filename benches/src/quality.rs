@@ -1,9 +1,10 @@
-//! `quality`: what a person loses by refinement, with the shipped demo models: nothing at a quarter of the prompt.
+//! `quality`: measures the loss of quality by refinement with the shipped demo models. At a quarter of the
+//! prompt there should be none.
 //!
-//! Held-out documents and questions, the same for every arm. Masks are judged without decoding by their recall of gold
-//! sentences, answers by exact match. The checks are those of the requirement; where a question is beyond models of this size
-//! (two hops in a long document, words that no training row held) answers are rows of the table, not checks, while
-//! masks are checked on them all the same.
+//! Documents and questions are not in the training data, and the same for every arm. Masks are scored without
+//! decoding by their recall of gold sentences, answers by exact match. Some questions are too hard for models
+//! of this size: two hops in a long document, and words that are not in the training data. For these, answers
+//! are only in the table and not checked, but masks are checked.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use baton_baselines::{Baseline, Ranking};
 use baton_engine::{Model, SlidingWindow};
 use baton_eval::arm::{Arm, Eviction};
 use baton_eval::curves::curves;
@@ -30,24 +32,30 @@ use crate::report::Report;
 
 mod checks;
 
-/// Tokens of a document.
+/// Lengths of documents in tokens.
 pub(crate) const LENGTHS: [usize; 3] = [512, 1024, 2048];
-/// Shares of the content that masks are judged at.
+/// Values of r for which masks are scored.
 pub(crate) const RATIOS: [f32; 3] = [0.1, 0.25, 0.5];
-/// L of the rows with a larger cloud model.
+/// Values of L for the device with a smaller model than the cloud's.
 pub(crate) const ASSIST_TOKENS: [usize; 3] = [1, 8, 32];
-/// The sliding window, and the first tokens that it always sees.
+/// The sliding window; its sinks are the first tokens, which it always sees.
 const WINDOW: SlidingWindow = SlidingWindow { tokens: 512, sinks: 4 };
-/// Seed of the first document of the masks; the answers' documents are the first of them. The refiner was tuned on none.
+/// Seed of the first document. Answers are written on the first documents of those for masks. None of them
+/// was used to tune the refiner.
 const SEED: u64 = 5_000_000;
 
-/// The modes that are held to the checks.
-pub(crate) const JUDGED: [Mode; 4] = [Mode::Attention, Mode::Bm25, Mode::Paper, Mode::Random { seed: 0 }];
-/// Modes that are only rows.
-const SHOWN: [Mode; 4] = [Mode::Tokens, Mode::GemFilter, Mode::Chunk, Mode::Streaming];
+/// The default ranking, and those that it is compared with.
+pub(crate) const DEFAULT: Ranking = Ranking::Mode(Mode::Attention);
+pub(crate) const BM25: Ranking = Ranking::Mode(Mode::Bm25);
+pub(crate) const PAPER: Ranking = Ranking::Baseline(Baseline::Paper);
+pub(crate) const RANDOM: Ranking = Ranking::Baseline(Baseline::Random { seed: 0 });
+/// The rankings in the checks.
+pub(crate) const JUDGED: [Ranking; 4] = [DEFAULT, BM25, PAPER, RANDOM];
+/// Baselines that are only in the results, not in the checks.
+const SHOWN: [Baseline; 4] = [Baseline::Tokens, Baseline::GemFilter, Baseline::Chunk, Baseline::Streaming];
 
-/// Names of the devices: the cloud's own model with full attention and with a window, a smaller one, and one with
-/// another tokenizer.
+/// Names of the devices: the cloud's model with full attention and with a window, a smaller model, and one
+/// with another tokenizer.
 pub(crate) const FULL: &str = "full";
 pub(crate) const WINDOWED: &str = "window";
 pub(crate) const PHONE: &str = "phone";
@@ -59,19 +67,19 @@ pub(crate) struct Args {
     /// Folder with the demo models
     #[arg(long, default_value = "models")]
     models: PathBuf,
-    /// Documents of each length that masks are judged on
+    /// Number of documents of each length on which masks are scored
     #[arg(long, default_value_t = 40)]
     mask_documents: usize,
-    /// Documents of each length that answers are written on
+    /// Number of documents of each length on which answers are written
     #[arg(long, default_value_t = 16)]
     documents: usize,
-    /// Results file: an interrupted run goes on where it ended
+    /// File that keeps all results; an interrupted run continues from it
     #[arg(long)]
     results: Option<PathBuf>,
-    /// Write a page with tables and plots
+    /// Write an HTML page with tables and plots
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write quality over r, for `baton-cloud scenes fit-xi`
+    /// Write the quality over r to a file, for `baton-cloud scenes fit-xi`
     #[arg(long)]
     curves: Option<PathBuf>,
 }
@@ -154,7 +162,7 @@ fn setup(models: &Path) -> anyhow::Result<Setup> {
     })
 }
 
-/// Masks on many cases, answers on fewer of them.
+/// Makes the jobs: masks on all cases, answers on some of them.
 fn jobs(args: &Args, setup: &Setup) -> Vec<Job> {
     let options = |documents: usize, questions: usize| facts::Options {
         kinds: Kind::ALL.to_vec(),
@@ -164,9 +172,9 @@ fn jobs(args: &Args, setup: &Setup) -> Vec<Job> {
         seed: SEED,
     };
     let tokenizer = setup.cloud.tokenizer();
-    let mask = |&mode: &Mode| RATIOS.map(|ratio| Arm::Mask { mode, ratio });
-    let judged: Vec<Arm> = JUDGED.iter().flat_map(mask).collect();
-    let shown: Vec<Arm> = SHOWN.iter().flat_map(mask).collect();
+    let mask = |ranking: Ranking| RATIOS.map(|ratio| Arm::Mask { ranking, ratio });
+    let judged: Vec<Arm> = JUDGED.into_iter().flat_map(mask).collect();
+    let shown: Vec<Arm> = SHOWN.into_iter().map(Ranking::Baseline).flat_map(mask).collect();
     let answered: Vec<String> =
         facts::cases(&options(args.documents, 3), tokenizer).into_iter().map(|case| case.id).collect();
     let cases = facts::cases(&options(args.mask_documents.max(args.documents), 6), tokenizer);
@@ -183,7 +191,7 @@ fn jobs(args: &Args, setup: &Setup) -> Vec<Job> {
         .collect()
 }
 
-/// The arms that answer a question of this group.
+/// Returns the arms that answer questions of this group.
 fn answers(group: &str) -> Vec<Arm> {
     let relay = |device: &str, ratio: f32, tokens: usize| Arm::relay(device, Mode::Attention, ratio, tokens);
     let mut arms = vec![

@@ -1,61 +1,53 @@
-//! Seeded draws: SplitMix64 (Steele, Lea, Flood 2014) and the few distributions that traces need.
+//! Seeded draws from the distributions that the benches need.
 
-/// A stream of draws that depends on its seed alone.
+use baton_random::{SplitMix64, mix};
+
+/// A stream of draws that depends only on its seed.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
-    /// The stream of `seed`, `stream` and `index`: one for each trace, so that traces do not depend on
-    /// each other or on their number.
-    pub fn new(seed: u64, stream: u64, index: u64) -> Self {
-        let mut random = Self(seed);
-        random.0 = random.next() ^ stream;
-        random.0 = random.next() ^ index;
-        random
+    /// Makes the stream of `seed`, `stream` and `index`. Each trace has its own stream, so that it does not
+    /// depend on other traces.
+    pub(crate) fn new(seed: u64, stream: u64, index: u64) -> Self {
+        Self(SplitMix64::new(mix(mix(seed, 0) ^ stream, 0) ^ index))
     }
 
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+    /// Draws uniformly from [0, 1).
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.0.unit()
     }
 
-    /// Uniform in [0, 1).
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Uniform in a range.
-    pub fn uniform(&mut self, (low, high): (f64, f64)) -> f64 {
+    /// Draws uniformly from a range.
+    pub(crate) fn uniform(&mut self, (low, high): (f64, f64)) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// Uniform in the logarithm.
-    pub fn log_uniform(&mut self, (low, high): (f64, f64)) -> f64 {
+    /// Draws a number whose logarithm is uniform.
+    pub(crate) fn log_uniform(&mut self, (low, high): (f64, f64)) -> f64 {
         self.uniform((low.ln(), high.ln())).exp()
     }
 
-    /// A whole number, both ends included.
-    pub fn count(&mut self, (low, high): (u32, u32)) -> u32 {
+    /// Draws an integer uniformly, both ends included.
+    pub(crate) fn count(&mut self, (low, high): (u32, u32)) -> u32 {
         low + (self.unit() * f64::from(high - low + 1)) as u32
     }
 
-    /// Exponential with this mean; zero for a mean of zero.
-    pub fn exponential(&mut self, mean: f64) -> f64 {
+    /// Draws from the exponential distribution with this mean; zero if the mean is zero.
+    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// 1 plus a normal deviate of standard deviation `sd` (Box-Muller), cut off at three of them.
-    pub fn around_one(&mut self, sd: f64) -> f64 {
+    /// Draws 1 plus a normal deviate with standard deviation `sd` (Box-Muller), limited to three standard
+    /// deviations.
+    pub(crate) fn around_one(&mut self, sd: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
         1.0 + sd * normal.clamp(-3.0, 3.0)
     }
 
-    /// True with this probability.
-    pub fn chance(&mut self, probability: f64) -> bool {
+    /// Returns true with this probability.
+    pub(crate) fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
 }

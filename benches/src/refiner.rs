@@ -1,8 +1,8 @@
-//! `baton-bench refiner`: what a mask costs beside the prefill that it comes from, which layers and windows find the
-//! gold sentences, and what sending the mask before the first token would save.
+//! `baton-bench refiner`: measures the cost of a mask compared with its prefill. It also shows which layers
+//! and windows find the gold sentences, and how much earlier a mask could be sent.
 //!
-//! Costs are CPU time on a small model of random weights (what it says does not matter) with a context of 32k.
-//! Layers and windows are those of the demo model on generated documents.
+//! Costs are CPU time on a small model with random weights, for prompts of up to 32k tokens. Layers and
+//! windows are tested with the demo model on generated documents.
 
 mod ablation;
 mod early;
@@ -16,14 +16,14 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow};
 use baton_corpus::document;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{Quant, SyntheticModel};
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AttentionScores, Capture, Engine, EngineOptions, HeadId, Model, SeqId, StepSeq, Wanted};
 use baton_protocol::{MaskEvent, Role, Segment, SentenceMap};
 use baton_refine::{
-    AttentionShape, Calibration, CapturePlan, ContentTokens, Evidence, Mode, Needs, RefineInput, Scores,
-    WeightedHead, needs, refine,
+    AttentionShape, Calibration, CapturePlan, ContentTokens, Mode, RefineInput, Scores, WeightedHead,
+    capture_plan, refine,
 };
+use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::json;
 
 use crate::clock::{process_seconds, thread_seconds};
@@ -31,43 +31,43 @@ use crate::report::Report;
 
 /// Options of `baton-bench refiner`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Prompt lengths of the cost table
+pub(crate) struct Args {
+    /// Prompt lengths for the table of costs
     #[arg(long, value_delimiter = ',', default_values_t = [2048, 8192, 32_768], value_name = "TOKENS")]
     tokens: Vec<usize>,
-    /// The model of the ablation, a demo model: its questions are those that the ablation asks
+    /// Model file for the comparison of layers and windows; a demo model, which was trained on such questions
     #[arg(long, default_value = "models/demo-cloud.gguf", value_name = "FILE")]
     model: PathBuf,
-    /// Documents of the ablation, with a question of each kind
+    /// Number of documents for the comparison of layers and windows, with one question of each kind
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=1000))]
     documents: u64,
-    /// Another model to measure the early mask with, beside the demo model
+    /// Another model file for which the early mask is measured, besides the demo model
     #[arg(long, value_name = "FILE")]
     early_model: Option<PathBuf>,
-    /// Prompt lengths of the early mask; those beyond a model's context are left out
+    /// Prompt lengths for the early mask; those longer than a model's context are left out
     #[arg(long, value_delimiter = ',', default_values_t = [512, 1024, 2048, 4096], value_name = "TOKENS")]
     early_tokens: Vec<usize>,
-    /// Threads of the engine; the default is one for each core
+    /// Number of threads of the engine; by default one per core
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
 }
 
-/// The most that a mask may cost, of the prefill.
+/// Maximum cost of a mask, in percent of the prefill.
 const SHARE_PERCENT_MAX: f64 = 2.0;
-/// The most that choosing the sentences may take at 8k tokens.
+/// Maximum time to choose the sentences for 8k tokens.
 const SELECTION_MS_MAX: f64 = 5.0;
 const SELECTION_TOKENS: usize = 8192;
 /// Tokens before and after the content.
 const PREFIX: usize = 16;
 const SUFFIX: usize = 40;
-/// Prompt tokens in one pass, as `baton-cloud serve` takes them.
+/// Prompt tokens per pass, as in `baton-cloud serve`.
 const CHUNK: usize = 512;
-/// The best of so many runs counts.
+/// Number of runs, of which the fastest counts.
 const RUNS: usize = 7;
 const RATIO: f32 = 0.25;
 
 /// Runs the bench.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("refiner");
     costs(&mut report, args)?;
     if args.model.is_file() {
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// What one mask costs, in CPU seconds.
+/// The cost of one mask, in CPU seconds.
 struct Cost {
     prefill: f64,
     capture: f64,
@@ -132,13 +132,13 @@ fn costs(report: &mut Report, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Heads as a calibration names them: four of each of two layers.
+/// Makes a calibration of eight heads: four in each of two layers.
 fn eight_heads() -> Result<Calibration> {
     let head = |at: usize| WeightedHead { layer: 1 + at / 4, head: at % 4, weight: 0.125 };
     Calibration::new(String::new(), (0..8).map(head).collect()).context("make a calibration")
 }
 
-/// An engine with a prompt of `tokens` tokens, of which all but the last window are computed.
+/// An engine with a prompt, of which all but the last window is in the cache.
 struct TestBed {
     engine: Engine,
     seq: SeqId,
@@ -146,7 +146,7 @@ struct TestBed {
     prompt: TimedPrompt,
 }
 
-/// A document between a prefix and a suffix, a token a word.
+/// A document between a prefix and a suffix, with one token per word.
 struct TimedPrompt {
     segments: Vec<Segment>,
     map: SentenceMap,
@@ -172,7 +172,8 @@ impl TestBed {
         Ok(Self { engine, seq, ids, prompt: TimedPrompt::new(tokens) })
     }
 
-    /// Computes the prompt in chunks, the last token with logits; leaves all but the last window in the cache.
+    /// Computes the prompt in chunks, with logits of the last token. Then removes the last window from the
+    /// cache.
     fn prefill(&mut self) -> Result<f64> {
         let started = process_seconds();
         prefill(&mut self.engine, self.seq, &self.ids)?;
@@ -181,7 +182,7 @@ impl TestBed {
         Ok(seconds)
     }
 
-    /// The last tokens once more, with or without scores.
+    /// Computes the last tokens again, with or without scores.
     fn last_pass(&mut self, plan: Option<&CapturePlan>) -> Result<(f64, Option<AttentionScores>)> {
         let held = self.ids.len() - SUFFIX;
         let seq = self.engine.fork(self.seq, held)?;
@@ -195,7 +196,7 @@ impl TestBed {
     }
 
     fn cost(&mut self, prefill: f64, calibration: Option<&Calibration>) -> Result<Cost> {
-        let plan = plan(self.engine.model(), Mode::Attention, SUFFIX, calibration)?;
+        let plan = plan(self.engine.model(), SUFFIX, calibration)?;
         let (mut with, mut without) = (f64::INFINITY, f64::INFINITY);
         let mut scores = None;
         for _ in 0..RUNS {
@@ -247,14 +248,13 @@ impl TimedPrompt {
     ) -> Result<baton_refine::Refined> {
         let heads: Vec<_> = scores.heads.iter().map(|id| (id.layer, id.head)).collect();
         let queries = scores.keys - SUFFIX..scores.keys;
-        let evidence =
-            Evidence::Attention(Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries });
+        let scores = Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries };
         let refined = refine(RefineInput {
             segments: &self.segments,
             map: &self.map,
             content: &[ContentTokens { segment: 0, first: PREFIX, spans: &self.spans }],
             prompt_tokens: self.tokens,
-            evidence,
+            scores: Some(scores),
             calibration,
             question: "",
             ratio: RATIO,
@@ -264,22 +264,15 @@ impl TimedPrompt {
     }
 }
 
-/// The scores that a mode asks a model for.
-fn plan(
-    model: &Arc<Model>,
-    mode: Mode,
-    suffix_tokens: usize,
-    calibration: Option<&Calibration>,
-) -> Result<CapturePlan> {
+/// Returns the scores that the default mode needs.
+fn plan(model: &Arc<Model>, suffix_tokens: usize, calibration: Option<&Calibration>) -> Result<CapturePlan> {
     let config = model.config();
     let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
-    match needs(mode, shape, suffix_tokens, calibration) {
-        Needs::Attention(plan) => Ok(plan),
-        other => Err(anyhow!("mode `{mode}` needs {other:?}, not attention")),
-    }
+    let plan = capture_plan(Mode::Attention, shape, suffix_tokens, calibration);
+    plan.context("the default mode ranks by attention")
 }
 
-/// The plan's window at the end of a pass of `tokens` tokens.
+/// Makes the capture of the plan's window at the end of a pass of `tokens` tokens.
 fn capture(plan: &CapturePlan, tokens: usize) -> Capture {
     Capture {
         window: tokens.saturating_sub(plan.window)..tokens,
@@ -287,7 +280,7 @@ fn capture(plan: &CapturePlan, tokens: usize) -> Capture {
     }
 }
 
-/// Computes `ids` in chunks, the last with logits of its last token.
+/// Computes `ids` in chunks, with logits of the last token.
 fn prefill(engine: &mut Engine, seq: SeqId, ids: &[TokenId]) -> Result<()> {
     let mut chunks = ids.chunks(CHUNK).peekable();
     while let Some(chunk) = chunks.next() {

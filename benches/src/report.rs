@@ -1,7 +1,7 @@
-//! The common end of every bench: tables a person reads, then one JSON object as the last line.
+//! The report of every bench: text tables, then one JSON object as the last line.
 //!
-//! The JSON object has the fields `bench`, `holds` (all checks hold), `checks` (a list of
-//! `{name, value, want, holds}`) and `data` (whatever the bench wants to keep). A report without checks holds.
+//! The JSON object has the fields `bench`, `holds` (whether all checks hold), `checks` (a list of
+//! `{name, value, want, holds}`) and `data` (further figures of the bench). A report without checks holds.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -11,22 +11,22 @@ use baton_terminal::{CLOSED_STATUS, errln, is_closed, out};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// One stated requirement and what was measured for it.
+/// One requirement and its measured value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Check {
-    /// What is measured, with its unit, e.g. `"encode median us"`.
+pub(crate) struct Check {
+    /// The name of the value, with its unit, e.g. `"encode median us"`.
     pub name: String,
     /// The measured value.
     pub value: f64,
-    /// The requirement in words, e.g. `"<= 1000"`.
+    /// The requirement as text, e.g. `"<= 1000"`.
     pub want: String,
     /// Whether the requirement holds.
     pub holds: bool,
 }
 
-/// A bench's result in the making: tables, notes, checks and figures.
+/// The result of a bench: tables, notes, checks and figures.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub(crate) struct Report {
     bench: &'static str,
     text: String,
     checks: Vec<Check>,
@@ -35,25 +35,25 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report of the subcommand `bench`.
-    pub fn new(bench: &'static str) -> Self {
+    /// Makes an empty report of the subcommand `bench`.
+    pub(crate) fn new(bench: &'static str) -> Self {
         Self { bench, text: String::new(), checks: Vec::new(), data: Map::new(), only_json: false }
     }
 
-    /// Leaves out everything but the JSON object when printed.
-    pub fn print_only_json(&mut self) {
+    /// Makes the report print only the JSON object.
+    pub(crate) fn print_only_json(&mut self) {
         self.only_json = true;
     }
 
     /// Adds one line of text.
-    pub fn note(&mut self, line: impl AsRef<str>) {
+    pub(crate) fn note(&mut self, line: impl AsRef<str>) {
         self.text.push_str(line.as_ref());
         self.text.push('\n');
     }
 
-    /// Adds a table with a title line; the first column is set left, the others right. A row shorter than
+    /// Adds a table with a title line. The first column is aligned left, the others right. A row shorter than
     /// the header is padded with empty cells; cells beyond the header are left out.
-    pub fn table(&mut self, title: &str, header: &[&str], rows: &[Vec<String>]) {
+    pub(crate) fn table(&mut self, title: &str, header: &[&str], rows: &[Vec<String>]) {
         let cell = |row: &[String], c: usize| row.get(c).cloned().unwrap_or_default();
         let widths: Vec<usize> = (0..header.len())
             .map(|c| {
@@ -81,38 +81,44 @@ impl Report {
         }
     }
 
-    /// Keeps a figure or a list of them under `data` in the JSON object.
-    pub fn data(&mut self, name: &str, value: impl Into<Value>) {
+    /// Adds a figure or a list of figures to `data` in the JSON object.
+    pub(crate) fn data(&mut self, name: &str, value: impl Into<Value>) {
         self.data.insert(name.to_owned(), value.into());
     }
 
-    /// Adds a check whose outcome the bench decided itself.
-    pub fn check(&mut self, name: impl Into<String>, value: f64, want: impl Into<String>, holds: bool) {
+    /// Adds a check whose result the bench has decided.
+    pub(crate) fn check(
+        &mut self,
+        name: impl Into<String>,
+        value: f64,
+        want: impl Into<String>,
+        holds: bool,
+    ) {
         self.checks.push(Check { name: name.into(), value, want: want.into(), holds });
     }
 
     /// Adds the check `value <= limit` (a NaN fails).
-    pub fn check_at_most(&mut self, name: impl Into<String>, value: f64, limit: f64) {
+    pub(crate) fn check_at_most(&mut self, name: impl Into<String>, value: f64, limit: f64) {
         self.check(name, value, format!("<= {limit}"), value <= limit);
     }
 
     /// Adds the check `value >= limit` (a NaN fails).
-    pub fn check_at_least(&mut self, name: impl Into<String>, value: f64, limit: f64) {
+    pub(crate) fn check_at_least(&mut self, name: impl Into<String>, value: f64, limit: f64) {
         self.check(name, value, format!(">= {limit}"), value >= limit);
     }
 
-    /// Adds the check `value == wanted`, exactly: for counts.
-    pub fn check_equal(&mut self, name: impl Into<String>, value: f64, wanted: f64) {
+    /// Adds the check `value == wanted`, exactly. It is for counts.
+    pub(crate) fn check_equal(&mut self, name: impl Into<String>, value: f64, wanted: f64) {
         self.check(name, value, format!("== {wanted}"), value == wanted);
     }
 
-    /// Whether every check holds.
-    pub fn holds(&self) -> bool {
+    /// Returns whether every check holds.
+    pub(crate) fn holds(&self) -> bool {
         self.checks.iter().all(|check| check.holds)
     }
 
-    /// The whole report as printed: tables, checks, and the JSON object as the last line.
-    pub fn render(&self) -> String {
+    /// Returns the report as printed: tables, checks, and the JSON object as the last line.
+    pub(crate) fn render(&self) -> String {
         let mut out = self.clone();
         if !self.checks.is_empty() {
             let rows: Vec<Vec<String>> = self.checks.iter().map(check_row).collect();
@@ -129,14 +135,14 @@ fn check_row(check: &Check) -> Vec<String> {
     vec![check.name.clone(), number(check.value), check.want.clone(), holds.to_owned()]
 }
 
-/// A figure as a person reads it: whole numbers as such, others with four significant decimals.
+/// Formats a figure: integers without decimals, other numbers with four decimals.
 fn number(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e15 { format!("{value:.0}") } else { format!("{value:.4}") }
 }
 
-/// Prints the report (or the error) and gives the exit status: 0 where all checks hold, 1 where one fails,
-/// 2 where the bench could not run, 141 where the reader of the output has gone (as [`exit`]).
-pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
+/// Prints the report (or the error) and returns the exit status: 0 if all checks hold, 1 if one fails, 2 if
+/// the bench could not run. It is 141 if the reader of the output has closed it (see [`exit`]).
+pub(crate) fn finish(result: anyhow::Result<Report>) -> ExitCode {
     match result {
         Ok(report) => match out!("{}", report.render()) {
             Ok(()) if report.holds() => ExitCode::SUCCESS,
@@ -147,9 +153,9 @@ pub fn finish(result: anyhow::Result<Report>) -> ExitCode {
     }
 }
 
-/// The exit status of a subcommand that reports nothing: 0, or 2 with the error printed, or a shell's status of a
-/// program that was told to stop, or whose reader has gone.
-pub fn exit(result: anyhow::Result<()>) -> ExitCode {
+/// Returns the exit status of a subcommand without a report: 0, or 2 after printing the error. If the program
+/// was told to stop or its output was closed, it is the status that a shell would report.
+pub(crate) fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed(error.as_ref()) => ExitCode::from(CLOSED_STATUS),

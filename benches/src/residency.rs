@@ -1,8 +1,9 @@
-//! `baton-bench residency`: a model that is larger than the memory it may use, streamed beside plainly mapped.
+//! `baton-bench residency`: measures a model that is larger than its memory limit, streamed and
+//! memory-mapped.
 //!
-//! A file of 8 billion weights in a control group with a memory limit; the disk's rate is measured before and after, since
-//! it is not the same from hour to hour. Parts of the scheme are switched off in turn. Needs Linux, root and 8 GB of disk;
-//! is skipped, with the reason, where they are not there.
+//! A model of 8 billion weights runs in a control group with a memory limit. The disk's rate is measured
+//! before and after, because it varies over time. Parts of the streaming scheme are switched off in turn. It
+//! needs Linux, root and 8 GB of disk; if something is missing, the bench is skipped with the reason.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,50 +18,50 @@ use crate::cgroup::{Cgroup, Limits};
 use crate::engine::{subject, target_folder};
 use crate::report::Report;
 
-pub mod worker;
+pub(crate) mod worker;
 
 const SHAPE: &str = "llama-8b";
-/// What the file and the room around it need.
+/// Required disk space, for the model file and some room.
 const DISK_BYTES: u64 = 8_000_000_000;
-/// How much of a control group's memory a device takes: its rule for memory in containers.
+/// Share of a control group's memory that a device uses, by its rule for containers.
 const USED_PERCENT: u64 = 98;
-/// Bytes read a token, of the least possible.
+/// Maximum bytes read per token, as a multiple of the minimum possible.
 const READ_MAX: f64 = 1.15;
-/// Time a token, of the larger of reading and computing.
+/// Maximum time per token, as a multiple of the larger of the times to read and to compute.
 const TIME_MAX: f64 = 1.2;
-/// Unreclaimable memory beside the KV cache, of the limit.
+/// Maximum unreclaimable memory besides the KV cache, as a share of the limit.
 const UNRECLAIMABLE_MAX: f64 = 0.06;
 
 /// Options of `baton-bench residency`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file
+pub(crate) struct Args {
+    /// Model: the name of a shape of `make-model` (made in Q4_K_M with random weights), or a GGUF file
     #[arg(long, default_value = SHAPE)]
     model: String,
-    /// Megabytes of memory
+    /// Memory limit in megabytes
     #[arg(long, default_value_t = 2600)]
     limit_mb: u64,
-    /// Megabytes a second that are read from the disk at most
+    /// Maximum disk read rate in megabytes per second; by default not limited
     #[arg(long)]
     throttle_mb: Option<u64>,
-    /// Tokens that are measured
+    /// Number of tokens that are measured
     #[arg(long, default_value_t = 12)]
     tokens: usize,
-    /// Bytes of one read
+    /// Size of one read in bytes; by default that of the engine
     #[arg(long)]
     read_bytes: Option<usize>,
 }
 
-/// A way to run the model.
+/// A configuration in which the model runs.
 struct Way {
     name: &'static str,
-    /// Whether in the control group.
+    /// Whether it runs in the control group.
     limited: bool,
     options: Vec<String>,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("residency");
     let target = target_folder()?;
     if let Some(reason) = lacks(args, &target) {
@@ -77,7 +78,7 @@ pub fn run(args: &Args) -> Result<Report> {
     measured.map(|()| report)
 }
 
-/// Why this cannot be measured here.
+/// Returns the reason why the bench cannot run here, or `None` if it can.
 fn lacks(args: &Args, target: &Path) -> Option<String> {
     if !args.model.ends_with(".gguf") {
         match free_bytes(target) {
@@ -139,7 +140,7 @@ fn measure(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What the disk gives, or is allowed to.
+/// Measures the disk's read rate in bytes per second, limited to the configured maximum.
 fn rate(args: &Args, path: &Path) -> Result<f64> {
     let found = disk::measure(path).context("measure the disk")?.sequential_bytes_per_s;
     Ok(args.throttle_mb.map_or(found, |mb| found.min(mb as f64 * 1e6)))
@@ -147,7 +148,7 @@ fn rate(args: &Args, path: &Path) -> Result<f64> {
 
 fn run_way(args: &Args, path: &Path, way: &Way) -> Result<Value> {
     let own = std::env::current_exe().context("find the running program")?;
-    // Pages that are there already would be another group's.
+    // Pages that are already cached would count for another group.
     forget(path)?;
     let group = if way.limited { Some(Cgroup::new("baton-residency", &limits(args), path)?) } else { None };
     let mut command = group.as_ref().map_or_else(|| Command::new(&own), |group| group.command(&own));
@@ -232,9 +233,9 @@ fn checks(figures: &[Value], least: f64, bytes_per_s: f64, limit: f64, report: &
     report.check_equal("ways whose logits differ", other as f64, 0.0);
 }
 
-/// Bytes that may be written to the disk with this folder.
+/// Returns the free bytes on the disk with this folder.
 #[cfg(target_os = "linux")]
-pub fn free_bytes(folder: &Path) -> Result<u64> {
+pub(crate) fn free_bytes(folder: &Path) -> Result<u64> {
     let found = rustix::fs::statvfs(folder).with_context(|| format!("look at {}", folder.display()))?;
     Ok(found.f_bavail * found.f_frsize)
 }
@@ -244,9 +245,9 @@ pub fn free_bytes(_folder: &Path) -> Result<u64> {
     anyhow::bail!("memory can be limited on Linux only")
 }
 
-/// Drops what the system keeps of the file.
+/// Drops the file from the page cache.
 #[cfg(target_os = "linux")]
-pub fn forget(path: &Path) -> Result<()> {
+pub(crate) fn forget(path: &Path) -> Result<()> {
     let file = std::fs::File::open(path).with_context(|| format!("open {}", path.display()))?;
     file.sync_all().with_context(|| format!("write {} out", path.display()))?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).context("drop pages of the model")

@@ -1,8 +1,10 @@
-//! `baton-bench ring`: rings of real processes on this machine, beside one device and beside what was predicted.
+//! `baton-bench ring`: measures rings of real processes on this machine, compared with one device and with
+//! predictions.
 //!
-//! Each device is a process that is bound to a CPU or to a control group with a memory limit; ways between them are
-//! loopback, or slow links ([`baton_e2e::link`]). What a part lacks on this machine it says in a line `skipped: ...`,
-//! and measures nothing in its place. Every run that has a prediction is kept for the check of predictions at the end.
+//! Each device is a process that is bound to a CPU or to a control group with a memory limit. They
+//! communicate over loopback, or over simulated slow links ([`baton_e2e::link`]). If this machine lacks
+//! something for a part, the report has a line `skipped: ...` and the part is not measured. All predictions
+//! of runs are checked at the end.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +14,10 @@ use baton_device::ring::planning::Planned as Predicted;
 use baton_device::ring::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
 use baton_e2e::stop::Stop;
+use baton_pacing::refit::median;
 use baton_plan::{Cluster, Costs, ModelShape, Workload};
 use serde_json::{Value, json};
 
-use crate::engine::samples::median;
 use crate::engine::{Subject, subject_in, target_folder};
 use crate::report::Report;
 
@@ -29,41 +31,44 @@ mod prima;
 mod sampler;
 mod sweeps;
 
-/// Predictions that are off: the median and the largest.
+/// Maximum relative errors of predictions: the median and the largest.
 const ERROR_MEDIAN_MAX: f64 = 0.15;
 const ERROR_MAX: f64 = 0.35;
 
 /// Options of `baton-bench ring`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Only these parts
+pub(crate) struct Args {
+    /// Measure only these parts
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Part>,
-    /// A shape as make-model knows it (in Q4_K_M), or a GGUF file, for hops, links and prefill
+    /// Model for hops, links and prefill: the name of a shape of `make-model` (made in Q4_K_M with random
+    /// weights), or a GGUF file
     #[arg(long, default_value = "llama-1b")]
     model: String,
-    /// The same for devices with less memory than it needs
+    /// Model for devices with less memory than it needs: a shape or a GGUF file
     #[arg(long, default_value = "llama-8b")]
     large_model: String,
-    /// Folder with the models' files, which are made where they are missing [default: `models` in the build's folder]
+    /// Folder with the model files; missing files are made [default: `models` in the build folder]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// How often each figure is measured
+    /// Number of measurements of each figure
     #[arg(long, default_value_t = 5)]
     alternations: usize,
-    /// Tokens written in each measurement of hops and links
+    /// Number of tokens written in each measurement of hops and links
     #[arg(long, default_value_t = 32)]
     tokens: usize,
-    /// Megabytes of memory of each device in the part `memory`
+    /// Memory of each device in megabytes, in the parts `memory` and `throttled`
     #[arg(long, default_value_t = 1300)]
     limit_mb: u64,
-    /// Megabytes a second that each device reads at most in the part `throttled`
+    /// Maximum disk read rate of each device in megabytes per second, in the part `throttled`
     #[arg(long, default_value_t = 500)]
     throttle_mb: u64,
-    /// llama.cpp's folder, built in `build` with its RPC, for the part `peers` [default: fetched from PyPI and built]
+    /// Folder of llama.cpp, built in `build` with RPC, for the part `peers` [default: downloaded from PyPI
+    /// and built]
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// prima.cpp's folder, built there with `make llama-cli`, for the parts `peers`, `memory` and `throttled`
+    /// Folder of prima.cpp, built there with `make llama-cli`, for the parts `peers`, `memory` and
+    /// `throttled`
     #[arg(long, value_name = "DIR")]
     prima: Option<PathBuf>,
 }
@@ -71,23 +76,23 @@ pub struct Args {
 /// A part of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// One device's tokens under many plans
+    /// Tokens under many plans, compared with those of one device
     Plans,
-    /// A ring of one beside the engine; what a hop costs
+    /// A ring of one device compared with the engine alone; the cost of a hop
     Overhead,
-    /// Links of 3 to 7 ms
+    /// Links with a latency of 3 to 7 ms
     Links,
     /// A prompt of 512 tokens on two devices
     Prefill,
     /// Two devices, each with less memory than its layers need
     Memory,
-    /// The same with disks that give a set rate
+    /// The same with a limited disk read rate
     Throttled,
     /// Four devices and a model of 32 billion weights
     Large,
-    /// Context, distance, bandwidth, load, requests at a time, speculation
+    /// Effects of context, latency, bandwidth, load, concurrent requests and speculation
     Sweeps,
-    /// llama.cpp's and prima.cpp's rings
+    /// Rings of llama.cpp and prima.cpp
     Peers,
 }
 
@@ -103,13 +108,13 @@ const PARTS: [Part; 9] = [
     Part::Peers,
 ];
 
-/// A run of a ring.
+/// The result of one run of a ring.
 #[derive(Debug, Clone)]
 struct Figure {
     /// Median milliseconds of a step.
     step_ms: f64,
     prefill_tokens_per_s: f64,
-    /// All that its bench printed.
+    /// The whole JSON output of the run.
     answer: Value,
 }
 
@@ -121,18 +126,18 @@ impl Figure {
         Ok(Self { step_ms, prefill_tokens_per_s, answer })
     }
 
-    /// The plan and what it stands on; none of an engine alone.
+    /// Returns the plan with its prediction and the data behind it, or `None` for an engine alone.
     fn predicted(&self) -> Option<Predicted> {
         serde_json::from_value(self.answer["planned"].clone()).ok()
     }
 
-    /// How often the ring lost a device.
+    /// Returns how often the ring lost a device.
     fn recoveries(&self) -> u64 {
         self.answer["ring"]["recoveries"].as_u64().unwrap_or(0)
     }
 }
 
-/// What was predicted of a run, and what it took.
+/// The predicted and measured time of a token in a run.
 #[derive(Debug, Clone)]
 struct Prediction {
     of: String,
@@ -146,20 +151,20 @@ impl Prediction {
     }
 }
 
-/// A measurement under way.
+/// A running measurement.
 struct Bench<'a> {
     args: &'a Args,
     report: Report,
     runtime: tokio::runtime::Runtime,
     stop: Stop,
     models: PathBuf,
-    /// On the disk of the models; for state folders and devices' own parts of models.
+    /// Folder on the disk of the models, for state folders and the devices' parts of models.
     scratch: PathBuf,
     predictions: Vec<Prediction>,
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     if args.alternations == 0 || args.tokens < 2 {
         bail!("--alternations {}, --tokens {}: want at least 1 and 2", args.alternations, args.tokens);
     }
@@ -198,19 +203,19 @@ pub fn run(args: &Args) -> Result<Report> {
 }
 
 impl Bench<'_> {
-    /// The file of a shape, or the file itself.
+    /// Returns the model file of a shape, or the given GGUF file.
     fn subject(&self, model: &str) -> Result<Subject> {
         subject_in(model, &self.models)
     }
 
-    /// Says what cannot be measured here.
+    /// Reports that a part cannot be measured here.
     fn skip(&mut self, part: &str, reason: &str) {
         eprintln!("skipped: {part}: {reason}");
         self.report.note(format!("skipped: ring: {part}: {reason}"));
         self.report.data(&format!("{part} skipped"), reason);
     }
 
-    /// Waits for this, or ends it with an error where the bench is told to stop: whatever was begun is then dropped.
+    /// Waits for `work`, or drops it and returns an error if the bench is told to stop.
     fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.runtime.block_on(self.stop.unless(work))
     }
@@ -220,12 +225,12 @@ impl Bench<'_> {
         Figure::of(self.wait(home.run(task, planned))?)
     }
 
-    /// Runs it on the head alone.
+    /// Runs a task on the head alone.
     fn alone(&self, home: &Home, task: &Task) -> Result<Figure> {
         Figure::of(self.wait(home.alone(task))?)
     }
 
-    /// Keeps what the head predicted of these runs, if it did, beside the median of what they took.
+    /// Adds the head's prediction for these runs, if there is one, with the median of the measured times.
     fn predict(&mut self, of: impl Into<String>, figures: &[Figure]) {
         let predicted = figures.first().and_then(|figure| figure.predicted()?.prediction);
         let measured = median(figures.iter().map(|figure| figure.step_ms));
@@ -235,7 +240,8 @@ impl Bench<'_> {
         }
     }
 
-    /// The same over links whose delay the bench sets, which no head can know: predicted anew with what `really` changes.
+    /// As [`Self::predict`], for links whose delay the bench sets and the head cannot know. The time is
+    /// predicted again after `really` has corrected the cluster.
     fn predict_in(
         &mut self,
         of: impl Into<String>,
@@ -291,31 +297,31 @@ impl Bench<'_> {
     }
 }
 
-/// The shape of a model's file, for predictions.
+/// Reads the shape of a model file, for predictions.
 fn shape(subject: &Subject) -> Result<ModelShape> {
     shape_of(&subject.path).with_context(|| format!("read the shape of {}", subject.path.display()))
 }
 
-/// Milliseconds of a token that a head predicted, where its devices share one disk of this rate in truth: no less than
-/// reading for all of them takes. Each has measured the disk alone.
+/// Returns the predicted milliseconds of a token if all devices share one disk of this rate. Each device has
+/// measured the disk alone, so the time is at least that of all reads together.
 fn on_one_disk(figure: &Figure, bytes_per_s: f64) -> Option<f64> {
     let prediction = figure.predicted()?.prediction?;
     let read: f64 = prediction.devices.iter().map(|device| device.read_bytes).sum();
     Some(1e3 * prediction.token_s.max(read / bytes_per_s))
 }
 
-/// What the disk under this file gives now, in bytes a second.
+/// Measures the read rate of the disk with this file, in bytes per second.
 fn disk_rate(path: &Path) -> Result<f64> {
     Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
 }
 
-/// Layers as evenly as possible over these devices.
+/// Distributes layers as evenly as possible over these devices.
 fn evenly<'a>(names: &[&'a str], layers: usize) -> Vec<(&'a str, usize)> {
     let (each, more) = (layers / names.len(), layers % names.len());
     names.iter().enumerate().map(|(at, name)| (*name, each + usize::from(at < more))).collect()
 }
 
-/// Median milliseconds of a step over runs.
+/// Returns the median milliseconds of a step over runs.
 fn median_ms(figures: &[Figure]) -> f64 {
     median(figures.iter().map(|figure| figure.step_ms)).unwrap_or(f64::NAN)
 }

@@ -1,15 +1,18 @@
-//! `baton-bench segmenter`: how many answers the sentence boundaries cut in two, and how fast they are found.
+//! `baton-bench segmenter`: measures how many answers are cut in two by sentence boundaries, and the speed of
+//! the splitting.
 //!
-//! Answers: those of XQuAD, whose folder the caller names, since it is not part of the project; an answer is cut where
-//! a unit ends inside it. Speed: generated text of several kinds, by the CPU time of one thread.
+//! The answers are those of XQuAD, which is not part of the project; the caller names its folder. An answer
+//! is cut if a unit ends inside it. The speed is measured on generated text of several kinds, by the CPU time
+//! of one thread.
 
 use std::hint::black_box;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use baton_corpus::{Rng, document};
+use baton_corpus::{document, stream};
 use baton_protocol::sentences;
+use baton_random::SplitMix64;
 use serde_json::{Value, json};
 
 use crate::clock::thread_seconds;
@@ -17,8 +20,8 @@ use crate::report::Report;
 
 /// Options of `baton-bench segmenter`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Folder with xquad.en.json and xquad.zh.json; without it that part is skipped
+pub(crate) struct Args {
+    /// Folder with xquad.en.json and xquad.zh.json; without it, the part with answers is skipped
     #[arg(long, env = "BATON_XQUAD_DIR", value_name = "FOLDER")]
     xquad: Option<PathBuf>,
     /// Print every answer that is cut
@@ -26,17 +29,17 @@ pub struct Args {
     show: bool,
 }
 
-/// Languages of XQuAD and the most answers that may be cut, of 1,190: what a prototype reached.
+/// Languages of XQuAD, and the maximum number of cut answers out of 1,190, which a prototype reached.
 const CUTS_MAX: [(&str, usize); 2] = [("en", 3), ("zh", 5)];
 const QUESTIONS: usize = 1190;
 const MB_PER_SECOND_MIN: f64 = 20.0;
-/// Bytes of each generated text.
+/// Minimum length of each generated text in bytes.
 const TEXT_BYTES: usize = 1 << 20;
-/// The best of so many runs counts: what else runs on the machine only ever takes time away.
+/// Number of runs, of which the fastest counts, because other programs can only slow a run down.
 const RUNS: usize = 9;
 
 /// Runs the bench.
-pub fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("segmenter");
     match &args.xquad {
         Some(folder) => cuts(&mut report, folder, args.show)?,
@@ -96,7 +99,7 @@ fn cuts(report: &mut Report, folder: &Path, show: bool) -> Result<()> {
     Ok(())
 }
 
-/// Each paragraph's text, and the bytes of its answers.
+/// Returns the text of each paragraph, and the byte ranges of its answers.
 fn paragraphs_of(json: &Value) -> Result<Vec<(String, Vec<Range<usize>>)>> {
     let list = |value: &Value, what: &str| -> Result<Vec<Value>> {
         value.as_array().cloned().ok_or_else(|| anyhow!("`{what}` is not a list"))
@@ -118,7 +121,7 @@ fn paragraphs_of(json: &Value) -> Result<Vec<(String, Vec<Range<usize>>)>> {
     Ok(paragraphs)
 }
 
-/// Bytes of an answer that is given by its text and the character at which it starts.
+/// Returns the byte range of an answer, which is given by its text and the character at which it starts.
 fn bytes_of(text: &str, answer: &Value) -> Option<Range<usize>> {
     let first = usize::try_from(answer["answer_start"].as_u64()?).ok()?;
     let words = answer["text"].as_str()?.trim_end();
@@ -136,7 +139,7 @@ fn cut_of(text: &str, ends: &[usize], answer: &Range<usize>) -> Option<Cut> {
     })
 }
 
-/// Generated texts: what the segmenter meets, and what is made to be hard for it.
+/// Makes the generated texts: usual kinds of text, and one that is hard to split.
 fn texts() -> [(&'static str, String); 5] {
     let filled = |mut next: Box<dyn FnMut() -> String>| {
         let mut text = String::with_capacity(TEXT_BYTES + (1 << 16));
@@ -151,11 +154,11 @@ fn texts() -> [(&'static str, String); 5] {
         seed += 1;
         document(seed, 1000).text
     });
-    let mut rng = Rng::new(1);
+    let mut rng = stream(1);
     let chinese = Box::new(move || cjk_paragraph(&mut rng, 0x4e00, 3000, ["，", "、", "。", "；"]));
-    let mut rng = Rng::new(2);
+    let mut rng = stream(2);
     let japanese = Box::new(move || cjk_paragraph(&mut rng, 0x3041, 80, ["、", "「", "。", "」"]));
-    let mut rng = Rng::new(3);
+    let mut rng = stream(3);
     let korean = Box::new(move || cjk_paragraph(&mut rng, 0xac00, 8000, [" ", ", ", ". ", "? "]));
     let mut line = 0;
     let marks = [
@@ -179,8 +182,8 @@ fn texts() -> [(&'static str, String); 5] {
     ]
 }
 
-/// Runs of random characters from a block, parted by marks, as long as a paragraph.
-fn cjk_paragraph(rng: &mut Rng, first: u32, count: usize, marks: [&str; 4]) -> String {
+/// Makes a paragraph of random characters from a Unicode block, separated by punctuation marks.
+fn cjk_paragraph(rng: &mut SplitMix64, first: u32, count: usize, marks: [&str; 4]) -> String {
     let mut text = String::new();
     for _ in 0..30 {
         for _ in 0..2 + rng.below(9) {
@@ -192,7 +195,7 @@ fn cjk_paragraph(rng: &mut Rng, first: u32, count: usize, marks: [&str; 4]) -> S
     text
 }
 
-/// Megabytes a second of CPU time.
+/// Returns the speed in megabytes per second of CPU time.
 fn speed(text: &str) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..RUNS {

@@ -1,29 +1,29 @@
-//! What is compared: ways to answer a question.
+//! The arms that are compared: ways to answer a question.
 //!
-//! An arm has a name that reads back to it; results files and reports know arms by these names.
+//! The name of an arm can be parsed back to the arm. Results files and reports identify arms by these names.
 
 use std::fmt;
 use std::str::FromStr;
 
+use baton_baselines::Ranking;
 use baton_protocol::Corrector;
-use baton_refine::Mode;
 
-/// How keys and values are thrown away on a device that prefills the whole prompt.
+/// Policy for evicting keys and values on a device that prefills the whole prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Eviction {
-    /// What the last queries of the prompt look at (Li 2024).
+    /// Keeps what the last queries of the prompt attend to (SnapKV, Li 2024).
     SnapKv,
-    /// What all queries of the prompt have looked at, and the latest (Zhang 2023).
+    /// Keeps what all queries of the prompt attend to, and the latest tokens (H2O, Zhang 2023).
     HeavyHitters,
-    /// The first tokens and the latest (Xiao 2023), at their own positions.
+    /// Keeps the first tokens and the latest (StreamingLLM, Xiao 2023), at their original positions.
     Streaming,
 }
 
 impl Eviction {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::SnapKv, Self::HeavyHitters, Self::Streaming];
 
-    /// Its name: `snapkv`, `h2o` or `streaming`.
+    /// Returns its name: `snapkv`, `h2o` or `streaming`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::SnapKv => "snapkv",
@@ -43,10 +43,10 @@ pub enum Arm {
         /// Name of the device.
         device: String,
     },
-    /// `mask:MODE@R`: no answer, only which sentences are kept.
+    /// `mask:MODE@R`: no answer, only the sentences that are kept.
     Mask {
         /// How sentences are ranked.
-        mode: Mode,
+        ranking: Ranking,
         /// r.
         ratio: f32,
     },
@@ -55,26 +55,26 @@ pub enum Arm {
         /// Name of the device.
         device: String,
         /// How sentences are ranked.
-        mode: Mode,
+        ranking: Ranking,
         /// r.
         ratio: f32,
-        /// L, the cloud's tokens; 1: hardly more than the mask.
+        /// L, the number of the cloud's tokens; at least 1.
         assist_tokens: usize,
-        /// Whose token counts where they differ.
+        /// The side whose token counts if they differ.
         corrector: Corrector,
     },
-    /// `evict:NAME:POLICY@R`: a device over the whole prompt, that then keeps a share r of its keys and values.
+    /// `evict:NAME:POLICY@R`: a device reads the whole prompt, then keeps a share r of its keys and values.
     Evict {
         /// Name of the device.
         device: String,
-        /// Which are kept.
+        /// The policy that chooses them.
         policy: Eviction,
-        /// Kept share.
+        /// The share that is kept.
         ratio: f32,
     },
 }
 
-/// Not the name of an arm.
+/// The text is not the name of an arm.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{name}` is no arm, must be cloud, device:NAME, mask:MODE@R, relay:NAME:MODE@R:L:cloud|device or evict:NAME:POLICY@R"
@@ -84,25 +84,26 @@ pub struct UnknownArm {
 }
 
 impl Arm {
-    /// The relay with the cloud's tokens as they are.
-    pub fn relay(device: &str, mode: Mode, ratio: f32, assist_tokens: usize) -> Self {
-        Self::Relay { device: device.to_owned(), mode, ratio, assist_tokens, corrector: Corrector::Cloud }
+    /// Makes a relay arm in which the cloud's tokens count.
+    pub fn relay(device: &str, ranking: impl Into<Ranking>, ratio: f32, assist_tokens: usize) -> Self {
+        let (device, ranking) = (device.to_owned(), ranking.into());
+        Self::Relay { device, ranking, ratio, assist_tokens, corrector: Corrector::Cloud }
     }
 
-    /// A device alone.
+    /// Makes the arm of a device alone.
     pub fn device(device: &str) -> Self {
         Self::Device { device: device.to_owned() }
     }
 
-    /// The mode of the mask that it needs, if it needs one.
-    pub fn mode(&self) -> Option<Mode> {
+    /// Returns the ranking of the mask that the arm needs, or `None` if it needs no mask.
+    pub fn ranking(&self) -> Option<Ranking> {
         match self {
-            Self::Mask { mode, .. } | Self::Relay { mode, .. } => Some(*mode),
+            Self::Mask { ranking, .. } | Self::Relay { ranking, .. } => Some(*ranking),
             Self::Cloud | Self::Device { .. } | Self::Evict { .. } => None,
         }
     }
 
-    /// r, where it has one.
+    /// Returns r, or `None` if the arm has none.
     pub fn ratio(&self) -> Option<f32> {
         match self {
             Self::Mask { ratio, .. } | Self::Relay { ratio, .. } | Self::Evict { ratio, .. } => Some(*ratio),
@@ -110,12 +111,12 @@ impl Arm {
         }
     }
 
-    /// Whether the cloud has to read the prompt.
+    /// Returns whether the cloud has to read the prompt.
     pub fn needs_cloud(&self) -> bool {
         matches!(self, Self::Cloud | Self::Mask { .. } | Self::Relay { .. })
     }
 
-    /// How many of the cloud's tokens it needs; `None` for all.
+    /// Returns how many of the cloud's tokens the arm needs, or `None` for all.
     pub fn cloud_tokens(&self) -> Option<usize> {
         match self {
             Self::Cloud => None,
@@ -124,7 +125,7 @@ impl Arm {
         }
     }
 
-    /// The device that it runs on.
+    /// Returns the name of the device that the arm runs on, or `None` if it runs on none.
     pub fn device_name(&self) -> Option<&str> {
         match self {
             Self::Device { device } | Self::Relay { device, .. } | Self::Evict { device, .. } => Some(device),
@@ -138,20 +139,20 @@ impl fmt::Display for Arm {
         match self {
             Self::Cloud => f.write_str("cloud"),
             Self::Device { device } => write!(f, "device:{device}"),
-            Self::Mask { mode, ratio } => write!(f, "mask:{mode}@{ratio}"),
-            Self::Relay { device, mode, ratio, assist_tokens, corrector } => {
+            Self::Mask { ranking, ratio } => write!(f, "mask:{ranking}@{ratio}"),
+            Self::Relay { device, ranking, ratio, assist_tokens, corrector } => {
                 let corrector = match corrector {
                     Corrector::Cloud => "cloud",
                     Corrector::Device => "device",
                 };
-                write!(f, "relay:{device}:{mode}@{ratio}:{assist_tokens}:{corrector}")
+                write!(f, "relay:{device}:{ranking}@{ratio}:{assist_tokens}:{corrector}")
             }
             Self::Evict { device, policy, ratio } => write!(f, "evict:{device}:{}@{ratio}", policy.as_str()),
         }
     }
 }
 
-/// `NAME@R` with 0 < R <= 1.
+/// Parses `NAME@R` with 0 < R <= 1.
 fn at_ratio(text: &str) -> Option<(&str, f32)> {
     let (name, ratio) = text.rsplit_once('@')?;
     let ratio: f32 = ratio.parse().ok()?;
@@ -164,8 +165,8 @@ fn parse(text: &str) -> Option<Arm> {
         "cloud" if rest.is_empty() => Some(Arm::Cloud),
         "device" if is_device_name(rest) => Some(Arm::device(rest)),
         "mask" => {
-            let (mode, ratio) = at_ratio(rest)?;
-            Some(Arm::Mask { mode: mode.parse().ok()?, ratio })
+            let (name, ratio) = at_ratio(rest)?;
+            Some(Arm::Mask { ranking: name.parse().ok()?, ratio })
         }
         "evict" => {
             let (device, rest) = rest.split_once(':')?;
@@ -183,16 +184,16 @@ fn parse(text: &str) -> Option<Arm> {
             let (rest, assist_tokens) = rest.rsplit_once(':')?;
             let assist_tokens = assist_tokens.parse().ok().filter(|&tokens: &usize| tokens > 0)?;
             let (device, rest) = rest.split_once(':')?;
-            let (mode, ratio) = at_ratio(rest)?;
-            let mode = mode.parse().ok()?;
+            let (name, ratio) = at_ratio(rest)?;
+            let ranking = name.parse().ok()?;
             let device = is_device_name(device).then(|| device.to_owned())?;
-            Some(Arm::Relay { device, mode, ratio, assist_tokens, corrector })
+            Some(Arm::Relay { device, ranking, ratio, assist_tokens, corrector })
         }
         _ => None,
     }
 }
 
-/// Whether a device may be called so: letters, digits, `-`, `_` and `.`.
+/// Returns whether `name` is a valid device name: letters, digits, `-`, `_` and `.`.
 pub fn is_device_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
@@ -208,6 +209,7 @@ impl FromStr for Arm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_refine::Mode;
 
     #[test]
     fn names_read_back() {

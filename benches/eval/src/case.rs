@@ -1,4 +1,4 @@
-//! One question with what is needed to ask it and to judge the answer.
+//! One test case: a question about a text, and the data to judge the answer.
 
 use std::ops::Range;
 
@@ -17,32 +17,32 @@ pub struct Case {
     pub suite: &'static str,
     /// What is asked within the suite, e.g. `two_hop`.
     pub group: String,
-    /// Length that the text was made for, in tokens; 0 where texts come as they are.
+    /// Target length of a generated text in tokens; 0 for other texts.
     pub length: usize,
-    /// Cases about one text are not independent of each other: intervals resample clusters.
+    /// Id of the text. Cases about one text are not independent, so the bootstrap resamples whole clusters.
     pub cluster: u64,
-    /// System text before everything; empty for none.
+    /// System text; empty for none.
     pub system: String,
-    /// What stands before the text, never refined; empty for nothing.
+    /// Text before the content, never refined; empty for none.
     pub lead: String,
     /// The text that may be refined.
     pub content: String,
-    /// What follows the text, never refined.
+    /// Text after the content, never refined.
     pub question: String,
-    /// Right answers; which of them are wanted is the metric's affair.
+    /// Right answers. The metric decides whether one or all of them must be given.
     pub answers: Vec<String>,
-    /// Sentences that must be read to answer, as byte ranges of `content`; none where that is not known.
+    /// Sentences that contain the answer, as byte ranges of `content`; empty if they are not known.
     pub gold: Vec<Range<usize>>,
     /// How the answer is judged.
     pub metric: Metric,
-    /// Names that a classification chooses from; empty elsewhere.
+    /// Class names of a classification; empty for other tasks.
     pub classes: Vec<String>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens in the answer.
     pub max_tokens: usize,
 }
 
 impl Case {
-    /// The prompt, in the layout that a device sends it in.
+    /// Returns the prompt in the layout that a device sends.
     pub fn segments(&self) -> Vec<Segment> {
         let system = (!self.system.is_empty()).then(|| Segment::fixed(Role::System, self.system.as_str()));
         let lead = (!self.lead.is_empty()).then(|| Segment::fixed(Role::User, self.lead.as_str()));
@@ -53,10 +53,10 @@ impl Case {
         system.into_iter().chain(lead).chain(rest).collect()
     }
 
-    /// Score of an answer, 0 to 1, and what is wrong with it.
+    /// Returns the score of an answer, 0 to 1, and its faults.
     ///
     /// # Errors
-    /// [`ScoreError`] where the data set's own answer cannot be scored against.
+    /// [`ScoreError`] if the right answer of the data set cannot be used for scoring.
     pub fn judge(&self, answer: &str) -> Result<(f64, Faults), ScoreError> {
         let faults = Faults::of(answer, &self.question, &self.content);
         let score = match self.metric {
@@ -67,7 +67,7 @@ impl Case {
         Ok((score, faults))
     }
 
-    /// Units of the map that gold sentences reach into, ascending.
+    /// Returns the units of the map that overlap gold sentences, in ascending order.
     pub fn gold_units(&self, map: &SentenceMap) -> Vec<usize> {
         let touches = |unit: &baton_protocol::Unit| {
             self.gold.iter().any(|gold| gold.start < unit.bytes.end && unit.bytes.start < gold.end)
@@ -75,7 +75,7 @@ impl Case {
         (0..map.len()).filter(|&index| touches(map.unit(index))).collect()
     }
 
-    /// Share of the gold sentences that are kept; `None` where none are known.
+    /// Returns the share of the gold sentences that are kept, or `None` if none are known.
     pub fn recall(&self, map: &SentenceMap, kept: &[bool]) -> Option<f64> {
         let units = self.gold_units(map);
         let found = units.iter().filter(|&&unit| kept[unit]).count();

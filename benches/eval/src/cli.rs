@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::bail;
+use baton_baselines::{Baseline, Ranking};
 use baton_engine::{Model, SlidingWindow};
 use baton_eval::arm::{Arm, Eviction, is_device_name};
 use baton_eval::device::DeviceSpec;
@@ -14,10 +15,18 @@ use baton_protocol::Corrector;
 use baton_refine::Mode;
 use clap::{Args, Parser, Subcommand};
 
-/// Sinks of a sliding window that says nothing of them.
+/// Default number of sinks of a sliding window.
 const SINKS: usize = 4;
+/// Default rankings.
+const DEFAULT_RANKINGS: [Ranking; 4] = [
+    Ranking::Mode(Mode::Attention),
+    Ranking::Mode(Mode::Bm25),
+    Ranking::Baseline(Baseline::Paper),
+    Ranking::Baseline(Baseline::Random { seed: 0 }),
+];
 
-/// How good answers are, by arm: cloud alone, device alone, the relay at any r, L and mode, KV eviction.
+/// Measures the quality of answers by arm: the cloud alone, a device alone, the relay at any r, L and mode,
+/// and KV eviction.
 #[derive(Debug, Parser)]
 #[command(name = "baton-eval", version)]
 pub(crate) struct Cli {
@@ -29,35 +38,36 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Suite {
-    /// Generated documents: values, sections, links, paraphrases, distractors
+    /// Generated documents with known answers: single values, whole sections, two-hop questions, paraphrases,
+    /// distractors
     Facts(FactsArgs),
-    /// Prompts on which answers loop, turn to garbage or answer another question
+    /// Prompts that tempt a model to loop, to write garbage or to answer another question
     Badcases(GeneratedArgs),
-    /// Needles, variable tracking and frequent words, as RULER has them
+    /// The tasks of RULER: needles, variable tracking and frequent words
     Ruler(GeneratedArgs),
-    /// A file in SQuAD's format, its paragraphs mixed to long texts
+    /// Questions from a file in SQuAD's format, with its paragraphs mixed into long texts
     Xquad {
-        /// The file
+        /// The JSON file
         file: PathBuf,
-        /// Paragraphs of one text
+        /// Number of paragraphs in one text
         #[arg(long, default_value_t = 30)]
         paragraphs: usize,
-        /// Most questions about one text; 0: all
+        /// Maximum number of questions about one text; 0 for all
         #[arg(long, default_value_t = 0)]
         questions: usize,
     },
-    /// A folder of LongBench's jsonl files (and its dataset2prompt.json, if it is there)
+    /// Questions from a folder of LongBench's jsonl files; dataset2prompt.json is used if it is in the folder
     Longbench {
         /// The folder
         folder: PathBuf,
-        /// Most cases of each file; 0: all
+        /// Maximum number of cases from each file; 0 for all
         #[arg(long, default_value_t = 0)]
         count: usize,
     },
 }
 
 impl Suite {
-    /// Seed of what is generated.
+    /// Returns the seed of the generated texts; 0 for suites that generate none.
     pub(crate) fn seed(&self) -> u64 {
         match self {
             Self::Facts(args) => args.generated.seed,
@@ -69,13 +79,13 @@ impl Suite {
 
 #[derive(Debug, Args)]
 pub(crate) struct GeneratedArgs {
-    /// Tokens of a text, about
+    /// Approximate lengths of the texts, in tokens
     #[arg(long, value_delimiter = ',', default_values_t = [512, 1024, 2048])]
     pub(crate) lengths: Vec<usize>,
-    /// Texts of each length
+    /// Number of texts of each length
     #[arg(long, default_value_t = 20)]
     pub(crate) documents: usize,
-    /// Seed of the first text
+    /// Seed of the first text; the next texts have the next seeds
     #[arg(long, default_value_t = 2_000_000)]
     pub(crate) seed: u64,
 }
@@ -84,10 +94,11 @@ pub(crate) struct GeneratedArgs {
 pub(crate) struct FactsArgs {
     #[command(flatten)]
     pub(crate) generated: GeneratedArgs,
-    /// Most questions of a kind about one document
+    /// Maximum number of questions of one kind about one document
     #[arg(long, default_value_t = 4)]
     pub(crate) questions: usize,
-    /// short, long, two_hop, paraphrase, distractor
+    /// Kinds of questions: a value in one sentence (short), a whole section (long), a value behind a link
+    /// (two_hop), other words (paraphrase), many similar values (distractor)
     #[arg(long, value_delimiter = ',', value_parser = kind, default_values = ["short", "long", "two_hop", "paraphrase", "distractor"])]
     pub(crate) kinds: Vec<Kind>,
 }
@@ -112,46 +123,48 @@ impl FactsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Models, arms and results")]
 pub(crate) struct RunArgs {
-    /// Model of the cloud
+    /// Model file of the cloud
     #[arg(long, global = true, default_value = "models/demo-cloud.gguf")]
     pub(crate) cloud: PathBuf,
-    /// Heads calibrated for it
+    /// File with the attention heads calibrated for the cloud's model
     #[arg(long, global = true)]
     pub(crate) heads: Option<PathBuf>,
-    /// A device: NAME=FILE, or NAME=FILE,window=TOKENS[,sinks=TOKENS] for sliding-window attention; repeatable
+    /// A device and its model file: NAME=FILE, or NAME=FILE,window=TOKENS[,sinks=TOKENS] for sliding-window
+    /// attention; can be repeated
     #[arg(long = "device", global = true)]
     pub(crate) devices: Vec<DeviceArg>,
-    /// The refiner's modes
-    #[arg(long, global = true, value_delimiter = ',', default_values_t = [Mode::Attention, Mode::Bm25, Mode::Paper, Mode::Random { seed: 0 }])]
-    pub(crate) modes: Vec<Mode>,
-    /// r: shares of the content that are kept
+    /// Rankings of sentences: the refiner's modes attention, bm25 and none; the baselines paper, tokens,
+    /// gemfilter, chunk, streaming, perplexity, random and random:SEED
+    #[arg(long, global = true, value_delimiter = ',', default_values_t = DEFAULT_RANKINGS)]
+    pub(crate) modes: Vec<Ranking>,
+    /// Values of r, the share of the content that is kept
     #[arg(long, global = true, value_delimiter = ',', default_values_t = [0.1, 0.25, 0.5])]
     pub(crate) ratios: Vec<f32>,
-    /// L: the cloud's tokens
+    /// Values of L, the number of the cloud's tokens
     #[arg(long, global = true, value_delimiter = ',', default_values_t = [1, 8])]
     pub(crate) assist: Vec<usize>,
-    /// Whose token counts where cloud and device differ: cloud, device
+    /// The side whose token counts if cloud and device differ: cloud, device
     #[arg(long, global = true, value_delimiter = ',', value_parser = corrector, default_value = "cloud")]
     pub(crate) correctors: Vec<Corrector>,
-    /// KV eviction on the devices without a window: snapkv, h2o, streaming
+    /// Policies of KV eviction on the devices without a window: snapkv, h2o, streaming
     #[arg(long, global = true, value_delimiter = ',', value_parser = eviction)]
     pub(crate) evict: Vec<Eviction>,
-    /// Only these arms, by name, in place of all that the options above give
+    /// Run only these arms, by name, instead of all arms that the options above give
     #[arg(long, global = true, value_delimiter = ',')]
     pub(crate) arms: Vec<Arm>,
-    /// Results file: a run that was interrupted goes on where it ended
+    /// File that keeps all results; an interrupted run continues from it
     #[arg(long, global = true)]
     pub(crate) results: Option<PathBuf>,
-    /// Print the figures as one JSON object in place of tables
+    /// Print the figures as one JSON object instead of tables
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Write a page with tables and plots
+    /// Write an HTML page with tables and plots
     #[arg(long, global = true)]
     pub(crate) html: Option<PathBuf>,
-    /// Write quality over r of the first device, for `baton-cloud scenes fit-xi`
+    /// Write the quality over r on the first device to a file, for `baton-cloud scenes fit-xi`
     #[arg(long, global = true)]
     pub(crate) curves: Option<PathBuf>,
-    /// Workers, a thread each; as many as the machine has CPUs where not given
+    /// Number of worker threads; by default the number of CPUs
     #[arg(long, global = true)]
     workers: Option<NonZeroUsize>,
 }
@@ -169,7 +182,7 @@ fn eviction(name: &str) -> Result<Eviction, String> {
     found.ok_or_else(|| "must be snapkv, h2o or streaming".to_owned())
 }
 
-/// A device as it is given.
+/// A device as given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceArg {
     name: String,
@@ -204,7 +217,7 @@ impl FromStr for DeviceArg {
 }
 
 impl DeviceArg {
-    /// The device, by what opens a model.
+    /// Makes the device; `open` opens a model file.
     pub(crate) fn open(
         &self,
         open: &dyn Fn(&Path) -> anyhow::Result<Arc<Model>>,
@@ -218,7 +231,8 @@ impl RunArgs {
         self.workers.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
     }
 
-    /// All arms that the options give. Curves need the relay over the full prompt, so it is among them.
+    /// Returns all arms that the options give. They include the relay over the full prompt, which curves
+    /// need.
     pub(crate) fn arms(&self, devices: &[DeviceSpec]) -> anyhow::Result<Vec<Arm>> {
         if let Some(ratio) = self.ratios.iter().find(|ratio| !(**ratio > 0.0 && **ratio <= 1.0)) {
             bail!("r is {ratio}, must be over 0 and at most 1");
@@ -229,20 +243,21 @@ impl RunArgs {
         if !self.arms.is_empty() {
             return Ok(self.arms.clone());
         }
-        let mut masks: Vec<(Mode, f32)> = Vec::new();
-        for &mode in self.modes.iter().filter(|mode| **mode != Mode::None) {
-            masks.extend(self.ratios.iter().map(|&ratio| (mode, ratio)));
+        let whole = Ranking::Mode(Mode::None);
+        let mut masks: Vec<(Ranking, f32)> = Vec::new();
+        for &ranking in self.modes.iter().filter(|ranking| **ranking != whole) {
+            masks.extend(self.ratios.iter().map(|&ratio| (ranking, ratio)));
         }
         let mut arms = vec![Arm::Cloud];
-        arms.extend(masks.iter().map(|&(mode, ratio)| Arm::Mask { mode, ratio }));
+        arms.extend(masks.iter().map(|&(ranking, ratio)| Arm::Mask { ranking, ratio }));
         for spec in devices {
             let device = &spec.name;
             arms.push(Arm::device(device));
-            for &(mode, ratio) in std::iter::once(&(Mode::None, 1.0)).chain(&masks) {
+            for &(ranking, ratio) in std::iter::once(&(whole, 1.0)).chain(&masks) {
                 for &assist_tokens in &self.assist {
                     for &corrector in &self.correctors {
                         let device = device.clone();
-                        arms.push(Arm::Relay { device, mode, ratio, assist_tokens, corrector });
+                        arms.push(Arm::Relay { device, ranking, ratio, assist_tokens, corrector });
                     }
                 }
             }

@@ -1,63 +1,63 @@
-//! The cloud's part: one pass over a prompt, whose scores serve every mode and every r.
+//! The cloud's part: it reads a prompt once, and the captured scores serve every ranking and every r.
 //!
-//! Scores are captured as the cloud service does it: the softmax weights of the question's tokens in the pass that ends
-//! the prompt. Modes whose windows differ share everything before the longest window.
+//! Scores are captured as in the cloud service: the softmax weights of the question's tokens in the last
+//! prefill pass. Rankings with different windows share the cache of everything before the longest window.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
+use baton_baselines::{
+    ChoiceError, Chosen, Evidence, Input, LogProbs, Needs, Ranking, choose, needs, rebuild_tokens,
+};
 use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
 use baton_engine::{
     AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
     StepSeq, TokenId, Tokenizer, Wanted,
 };
 use baton_protocol::{Segment, SentenceMap};
-use baton_refine::{
-    AttentionShape, Calibration, CapturePlan, ContentTokens, Evidence, LogProbs, Mode, Needs, RefineError,
-    RefineInput, Refined, Scores, needs, rebuild, rebuild_tokens, refine,
-};
+use baton_refine::{AttentionShape, Calibration, CapturePlan, ContentTokens, Scores, rebuild};
 
 use crate::writer::{Begun, Written, prefill, write};
 
-/// Why a prompt could not be run.
+/// Why a prompt failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The prompt cannot be laid out.
+    /// The prompt cannot be assembled.
     #[error("lay out the prompt")]
     Prompt(#[from] PromptError),
-    /// The engine refused or was stopped.
+    /// The engine failed or was stopped.
     #[error("run the model")]
     Step(#[from] StepError),
-    /// The cache refused.
+    /// The KV cache failed.
     #[error("keep the sequence")]
     Kv(#[from] baton_engine::KvError),
-    /// The prompt does not fit.
+    /// The prompt does not fit into the context.
     #[error("prompt has {tokens} tokens, the model's context leaves room for {limit}")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// The most that it may have.
+        /// The maximum number of tokens.
         limit: usize,
     },
-    /// The refiner refused.
+    /// The ranking failed.
     #[error("refine the prompt")]
-    Refine(#[from] RefineError),
-    /// The device's engine failed, in its words.
+    Refine(#[from] ChoiceError),
+    /// The device's engine failed; its message.
     #[error("device: {0}")]
     Device(String),
 }
 
 impl RunError {
-    /// Whether somebody asked to stop.
+    /// Returns whether the run was stopped on request.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Step(StepError::Cancelled { .. }))
     }
 }
 
-/// The ids of a prompt by a model's own template.
+/// Assembles a prompt with a model's own template.
 ///
 /// # Errors
 /// As [`assemble`].
@@ -67,55 +67,55 @@ pub fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, PromptEr
     assemble(model.tokenizer(), model.template(), &parts)
 }
 
-/// The cloud's model and what belongs to it.
+/// The cloud's engine and calibration.
 #[derive(Debug)]
 pub struct Cloud {
     engine: Engine,
     calibration: Option<Arc<Calibration>>,
-    /// The last prompt whose log-probabilities were asked for, and these.
+    /// The last prompt whose log-probabilities were computed, and these log-probabilities.
     last_log_probs: (Vec<TokenId>, Vec<f32>),
 }
 
-/// One prompt that the cloud has read, and what it answered.
+/// One prompt that the cloud has read, and its answer.
 #[derive(Debug)]
 pub struct CloudRun {
     segments: Vec<Segment>,
     map: SentenceMap,
     prompt: Prompt,
-    /// By first query of the window.
+    /// Captured scores, by first query of the window.
     captured: BTreeMap<usize, AttentionScores>,
-    /// The answer, as far as it was wanted.
+    /// The answer, up to the requested number of tokens.
     pub written: Written,
     tokenizer: Arc<Tokenizer>,
     shape: AttentionShape,
     calibration: Option<Arc<Calibration>>,
-    /// Log-probability of every prompt token, where a mode asked for it; 0 for the first.
+    /// Log-probability of every prompt token (0 for the first), if a ranking asked for it.
     log_probs: Option<Vec<f32>>,
 }
 
-/// The KV cache's room, as a multiple of the model's context: the present prompt, and texts before it.
+/// Size of the KV cache as a multiple of the model's context: for the current prompt and earlier texts.
 const KV_CONTEXTS: usize = 2;
-/// No cache is larger than this, in tokens.
+/// Maximum size of the KV cache in tokens.
 const KV_TOKENS_MAX: usize = 65_536;
 
-/// Tokens of a pass with logits everywhere.
+/// Tokens per pass with logits at every position.
 const LOGITS_TOKENS: usize = 128;
 
-/// Logarithm of the softmax weight of one token.
+/// Returns the logarithm of the softmax probability of one token.
 fn log_prob(logits: &[f32], id: TokenId) -> f32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
     (f64::from(logits[id as usize] - most) - sum.ln()) as f32
 }
 
-/// Options of an engine for one worker.
+/// Returns the engine options for one worker.
 pub fn engine_options(model: &Model, threads: NonZeroUsize) -> EngineOptions {
     let kv_tokens = (KV_CONTEXTS * model.config().context_len).min(KV_TOKENS_MAX);
     EngineOptions { threads: Some(threads), kv_tokens, ..EngineOptions::default() }
 }
 
 impl Cloud {
-    /// A cloud of its own, with the heads calibrated for its model, if there are some.
+    /// Makes a cloud with its own engine, and with the heads calibrated for its model if there are any.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -129,14 +129,14 @@ impl Cloud {
         Ok(Self { engine, calibration, last_log_probs: Default::default() })
     }
 
-    /// Reads the prompt, with the scores that `modes` need, and writes up to `max_tokens` tokens.
+    /// Reads the prompt, captures the scores that `rankings` need, and writes up to `max_tokens` tokens.
     ///
     /// # Errors
     /// [`RunError`].
     pub fn run(
         &mut self,
         segments: Vec<Segment>,
-        modes: &[Mode],
+        rankings: &[Ranking],
         max_tokens: usize,
         control: &mut dyn StepControl,
     ) -> Result<CloudRun, RunError> {
@@ -158,9 +158,9 @@ impl Cloud {
             calibration: self.calibration.clone(),
             log_probs: None,
         };
-        // The widest window first: what it computes before its queries, the others find in the cache.
+        // The widest window comes first. The other windows reuse the cache of the tokens before its queries.
         let mut windows: BTreeMap<usize, Vec<HeadId>> = BTreeMap::new();
-        for plan in modes.iter().filter_map(|&mode| run.plan(mode)) {
+        for plan in rankings.iter().filter_map(|&ranking| run.plan(ranking)) {
             let heads = windows.entry(run.queries(&plan).start).or_default();
             heads.extend(plan.heads.iter().map(|&(layer, head)| HeadId { layer, head }));
         }
@@ -174,20 +174,20 @@ impl Cloud {
             let wanted = if at + 1 == n_windows { max_tokens } else { 0 };
             self.pass(&mut run, start, heads, wanted, control)?;
         }
-        if modes.iter().any(|&mode| run.needs(mode) == Needs::LogProbs) {
+        if rankings.iter().any(|&ranking| run.needs(ranking) == Needs::LogProbs) {
             run.log_probs = Some(self.log_probs(&run.prompt.ids, control)?);
         }
         Ok(run)
     }
 
-    /// How likely the model found every token, given those before it. What the prompt shares with the last one that
-    /// this was asked for is not computed again.
+    /// Returns the log-probability of every token given those before it. The prefix shared with the prompt of
+    /// the last call is not computed again.
     fn log_probs(&mut self, ids: &[TokenId], control: &mut dyn StepControl) -> Result<Vec<f32>, RunError> {
         let (engine, (last_ids, last)) = (&mut self.engine, &mut self.last_log_probs);
         let vocab_len = engine.model().config().vocab_len;
         let shared = ids.iter().zip(last_ids.iter()).take_while(|(a, b)| a == b).count();
         let seq = engine.create();
-        // The first token that is not shared is guessed anew, from the logits of the one before it.
+        // The first token that is not shared gets a new value, from the logits of the token before it.
         let held = engine.reuse_prefix(seq, &ids[..shared]);
         let mut log_probs = match held {
             0 => vec![0.0],
@@ -216,7 +216,7 @@ impl Cloud {
         Ok(log_probs)
     }
 
-    /// One pass over the prompt, with the scores of the queries from `start` on.
+    /// Reads the prompt and captures the scores of the queries from `start` on.
     fn pass(
         &mut self,
         run: &mut CloudRun,
@@ -253,32 +253,32 @@ impl Cloud {
 }
 
 impl CloudRun {
-    /// The prompt.
+    /// Returns the prompt.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The sentences.
+    /// Returns the sentences of the prompt.
     pub fn map(&self) -> &SentenceMap {
         &self.map
     }
 
-    /// Tokens of the prompt.
+    /// Returns the number of tokens in the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt.ids.len()
     }
 
-    /// The cloud's first `n` tokens.
+    /// Returns the cloud's first `n` tokens.
     pub fn first_tokens(&self, n: usize) -> &[TokenId] {
         &self.written.ids[..n.min(self.written.ids.len())]
     }
 
-    /// The text of its first `n` tokens.
+    /// Returns the text of the cloud's first `n` tokens.
     pub fn text(&self, n: usize) -> String {
         crate::writer::text_of(&self.tokenizer, self.first_tokens(n))
     }
 
-    /// Tokens of the content in these units of the map.
+    /// Returns the number of content tokens in these units of the map.
     pub fn content_tokens(&self, units: &[usize]) -> usize {
         let inside = |segment: usize, span: &Range<usize>| {
             units.iter().map(|&unit| self.map.unit(unit)).any(|unit| {
@@ -293,13 +293,13 @@ impl CloudRun {
         self.prompt.segments.last().map_or(self.prompt.ids.len(), |place| place.tokens.end)
     }
 
-    fn needs(&self, mode: Mode) -> Needs {
+    fn needs(&self, ranking: Ranking) -> Needs {
         let suffix_tokens = self.prompt.segments.last().map_or(0, |place| place.tokens.len());
-        needs(mode, self.shape, suffix_tokens, self.calibration.as_deref())
+        needs(ranking, self.shape, suffix_tokens, self.calibration.as_deref())
     }
 
-    fn plan(&self, mode: Mode) -> Option<CapturePlan> {
-        match self.needs(mode) {
+    fn plan(&self, ranking: Ranking) -> Option<CapturePlan> {
+        match self.needs(ranking) {
             Needs::Attention(plan) => Some(plan),
             Needs::Nothing | Needs::LogProbs => None,
         }
@@ -334,21 +334,22 @@ impl CloudRun {
         )
     }
 
-    /// The prompt that is left: whole sentences, or the mode's own tokens where it chooses such.
-    pub fn refined_segments(&self, refined: &Refined) -> Vec<Segment> {
-        match &refined.tokens {
+    /// Returns the refined prompt: the kept sentences, or the kept tokens if the ranking chooses tokens.
+    pub fn refined_segments(&self, chosen: &Chosen) -> Vec<Segment> {
+        match &chosen.tokens {
             Some(tokens) => rebuild_tokens(&self.segments, &self.content(), tokens),
-            None => rebuild(&self.segments, &self.map, &refined.kept),
+            None => rebuild(&self.segments, &self.map, &chosen.refined.kept),
         }
     }
 
-    /// Which sentences this mode keeps at this r; it must be one of the modes that the run was for.
+    /// Returns the sentences that a ranking keeps at this r. It must be one of the rankings passed to
+    /// [`Cloud::run`].
     ///
     /// # Errors
-    /// [`RefineError`].
-    pub fn refine(&self, mode: Mode, ratio: f32) -> Result<Refined, RefineError> {
+    /// [`ChoiceError`].
+    pub fn choose(&self, ranking: Ranking, ratio: f32) -> Result<Chosen, ChoiceError> {
         let content = self.content();
-        let plan = self.plan(mode);
+        let plan = self.plan(ranking);
         let queries = plan.as_ref().map_or(0..0, |plan| self.queries(plan));
         let captured = plan.as_ref().and_then(|plan| Some((plan, self.captured.get(&queries.start)?)));
         let mean = captured.map(|(plan, scores)| rows_of(plan, scores)).unwrap_or_default();
@@ -363,12 +364,12 @@ impl CloudRun {
         let of_content = self.content_log_probs();
         let log_probs =
             of_content.as_deref().map(|ln_p| Evidence::LogProbs(LogProbs { tokens: &content, ln_p }));
-        let evidence = match self.needs(mode) {
+        let evidence = match self.needs(ranking) {
             Needs::Nothing => Evidence::Nothing,
             Needs::Attention(_) => attention.unwrap_or(Evidence::Nothing),
             Needs::LogProbs => log_probs.unwrap_or(Evidence::Nothing),
         };
-        refine(RefineInput {
+        choose(&Input {
             segments: &self.segments,
             map: &self.map,
             content: &content,
@@ -377,12 +378,12 @@ impl CloudRun {
             calibration: self.calibration.as_deref(),
             question: self.segments.last().map_or("", |segment| &segment.text),
             ratio,
-            mode,
+            ranking,
         })
     }
 }
 
-/// The rows that a plan asks for, of scores that hold those of other plans as well.
+/// Selects the rows that a plan asks for from scores that also contain rows of other plans.
 fn rows_of(plan: &CapturePlan, scores: &AttentionScores) -> Vec<f32> {
     let row = |&(layer, head): &(usize, usize)| {
         let at = scores.heads.iter().position(|id| (id.layer, id.head) == (layer, head));

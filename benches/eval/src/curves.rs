@@ -1,10 +1,12 @@
-//! Quality over r, in the file that a scene's xi is fitted from.
+//! Curves of quality over r, from which a scene's xi is fitted.
 //!
-//! A curve needs its reference: the same device, L and corrector over the full prompt (mode `none` at r = 1). Only
-//! cases that every point and the reference have count, so that each loss is a mean of paired differences.
+//! A curve needs its reference: the same device, L and corrector over the full prompt (mode `none` at r = 1).
+//! A case counts only if every point and the reference have a result for it, so that each loss is a mean of
+//! paired differences.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use baton_baselines::Ranking;
 use baton_protocol::Corrector;
 use baton_refine::{CurvePoint, MeanScore, Mode, PairedLoss, QualityCurve};
 
@@ -12,7 +14,7 @@ use crate::arm::Arm;
 use crate::stats::{Estimate, Sample, estimate};
 use crate::store::Row;
 
-/// Names a curve within a subset.
+/// Identifies a curve within a subset.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
     mode: String,
@@ -20,10 +22,10 @@ struct Line {
     corrector: &'static str,
 }
 
-/// Scores by case, with their clusters.
+/// Cluster and score by case.
 type Scores<'a> = BTreeMap<&'a str, (u64, f64)>;
 
-/// All curves of a device that the results give: by suite and subset (`all`, and `GROUP/LENGTH`), mode, L, corrector.
+/// Returns all curves of a device: by suite, subset (`all` and `GROUP/LENGTH`), ranking, L and corrector.
 pub fn curves(rows: &[&Row], device: &str) -> Vec<QualityCurve> {
     let mut subsets: BTreeMap<(String, String, String), Vec<&Row>> = BTreeMap::new();
     for &row in rows.iter().filter(|row| row.score.is_some()) {
@@ -44,11 +46,11 @@ fn of_subset(
     rows: &[&Row],
     device: &str,
 ) -> Vec<QualityCurve> {
-    // r as bits: positive floats keep their order.
+    // r is stored as bits, which have the same order as positive floats.
     let mut lines: BTreeMap<Line, BTreeMap<u32, Scores<'_>>> = BTreeMap::new();
     let mut references: BTreeMap<(usize, &'static str), Scores<'_>> = BTreeMap::new();
     for row in rows {
-        let (Ok(Arm::Relay { device: on, mode, ratio, assist_tokens, corrector }), Some(score)) =
+        let (Ok(Arm::Relay { device: on, ranking, ratio, assist_tokens, corrector }), Some(score)) =
             (row.arm.parse(), row.score)
         else {
             continue;
@@ -60,10 +62,10 @@ fn of_subset(
             Corrector::Cloud => "cloud",
             Corrector::Device => "device",
         };
-        let scores = match mode {
-            Mode::None => references.entry((assist_tokens, corrector)).or_default(),
-            mode => {
-                let line = Line { mode: mode.to_string(), assist_tokens, corrector };
+        let scores = match ranking {
+            Ranking::Mode(Mode::None) => references.entry((assist_tokens, corrector)).or_default(),
+            ranking => {
+                let line = Line { mode: ranking.to_string(), assist_tokens, corrector };
                 lines.entry(line).or_default().entry(ratio.to_bits()).or_default()
             }
         };
@@ -87,7 +89,8 @@ fn of_subset(
     lines.into_iter().filter_map(curve).collect()
 }
 
-/// Reference and points over the cases that all have; `None` where there are none.
+/// Computes the reference and the points over the cases that all of them have, or returns `None` if there are
+/// none.
 fn paired(
     reference: &Scores<'_>,
     points: &BTreeMap<u32, Scores<'_>>,
@@ -108,7 +111,7 @@ fn paired(
     for (bits, scores) in points {
         let score = over(&|case| scores[case].1)?;
         let loss = over(&|case| reference[case].1 - scores[case].1)?;
-        // Printed and read again, so that 0.1 is 0.1 and not the nearest f32.
+        // Printed and parsed again, so that the result is 0.1 and not the f32 nearest to it.
         let r: f64 = f32::from_bits(*bits).to_string().parse().ok()?;
         let loss = PairedLoss { mean: loss.mean, low: loss.low, high: loss.high };
         curve.push(CurvePoint { r, mean: mean(score), loss });

@@ -1,36 +1,36 @@
-//! Bad answers that a score does not show as such: loops, garbage, answers to another question.
+//! Detects faults that a score does not show: loops, garbage, answers to another question.
 //!
-//! Pure functions of texts. They err on the side of silence: each has a bound below which it says nothing.
+//! Pure functions of texts. They avoid false alarms: each has a threshold below which it reports nothing.
 
 use std::collections::HashSet;
 
 use baton_protocol::{is_cjk, sentences};
 use serde::{Deserialize, Serialize};
 
-/// Longest period of a loop that is looked for, in words.
+/// Longest period of a loop that is searched for, in words.
 const PERIOD_MAX: usize = 48;
-/// A loop is a stretch that stands at least so often, one after the other...
+/// Minimum number of consecutive repetitions in a loop.
 const REPEATS_MIN: usize = 3;
-/// ...and has at least so many words in all.
+/// Minimum number of words in a loop, over all repetitions.
 const LOOP_WORDS_MIN: usize = 9;
-/// A run of letters and digits longer than this is no word.
+/// A longer run of letters and digits counts as garbage.
 const WORD_CHARS_MAX: usize = 30;
-/// Share of characters that may be neither letters, digits nor white space.
+/// Maximum share of characters that are neither letters, digits nor white space.
 const MARKS_SHARE_MAX: f64 = 0.4;
-/// Share of the answer's words that must stand in the prompt, in a task that is answered from it.
+/// Minimum share of the answer's words that occur in the prompt.
 const KNOWN_SHARE_MIN: f64 = 0.5;
-/// A word of the question that stands in more than this share of the sentences does not say what it is about.
+/// A word of the question that occurs in more than this share of the sentences is not a key word.
 const KEY_SHARE_MAX: f64 = 0.2;
-/// An answer of fewer words is a value, which need not repeat the question's words.
+/// An answer of fewer words is a value, which does not have to repeat the question's words.
 const STATEMENT_WORDS_MIN: usize = 5;
 
-/// What is wrong with an answer.
+/// The faults of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
-    /// It says the same again and again.
+    /// It repeats the same words again and again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub looped: bool,
-    /// It is no text.
+    /// It is garbage.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub garbled: bool,
     /// It answers another question.
@@ -39,7 +39,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// All detectors on one answer.
+    /// Runs all detectors on one answer.
     pub fn of(answer: &str, question: &str, content: &str) -> Self {
         Self {
             looped: looped(answer),
@@ -48,13 +48,14 @@ impl Faults {
         }
     }
 
-    /// Whether any was found.
+    /// Returns whether there is any fault.
     pub fn any(&self) -> bool {
         self.looped || self.garbled || self.off_question
     }
 }
 
-/// Words in lower case; CJK characters singly, since nothing parts their words.
+/// Splits a text into lower-case words, and CJK text into single characters, because its words are not
+/// separated.
 fn words(text: &str) -> Vec<String> {
     let mut spaced = String::with_capacity(text.len());
     for c in text.chars() {
@@ -67,7 +68,8 @@ fn words(text: &str) -> Vec<String> {
     spaced.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether some stretch of up to 48 words stands at least three times in a row, nine words or more in all.
+/// Returns whether a sequence of up to 48 words occurs at least three times in a row, with at least nine
+/// words in total.
 ///
 /// Cost: `O(48 n)` for `n` words.
 pub fn looped(text: &str) -> bool {
@@ -82,7 +84,7 @@ pub fn looped(text: &str) -> bool {
     })
 }
 
-/// Whether it is no text: broken characters, endless words, or mostly marks.
+/// Returns whether a text is garbage: invalid characters, very long words, or mostly punctuation marks.
 pub fn garbled(text: &str) -> bool {
     let broken = |c: char| c == '\u{fffd}' || (c.is_control() && !c.is_whitespace());
     if text.chars().any(broken) {
@@ -97,10 +99,10 @@ pub fn garbled(text: &str) -> bool {
     all >= 8 && marks as f64 > MARKS_SHARE_MAX * all as f64
 }
 
-/// Whether it answers another question: nothing at all, mostly words that neither text nor question has, or a
-/// statement that names nothing of what the question is about.
+/// Returns whether an answer does not fit the question. It does not if it is empty, or if most of its words
+/// occur in neither text nor question. A statement without any key word of the question does not fit either.
 ///
-/// What a question is about are its words that stand in the text, but in at most a fifth of its sentences.
+/// The key words of a question are those that occur in the text, but in at most a fifth of its sentences.
 pub fn off_question(answer: &str, question: &str, content: &str) -> bool {
     let said = words(answer);
     if said.is_empty() {

@@ -1,8 +1,8 @@
-//! The device's part: the device program's own local engine, given the commands that the relay gives.
+//! The device's part: the local engine of the device program, driven by the same commands as in the relay.
 //!
-//! The cloud's tokens go through the model in the last prefill pass; the corrector then decides as the relay does.
-//! Without a clock nothing has been shown yet but the first token, so the corrector `device` may change as much as
-//! it ever can: its rows are the upper end of what it does.
+//! The last prefill pass verifies the cloud's tokens; then the corrector decides as in the relay. There is no
+//! clock here, so only the first token counts as shown. The corrector `device` can therefore change as many
+//! tokens as possible: its results are an upper bound of its effect.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -17,63 +17,63 @@ use baton_protocol::{Corrector, Segment};
 use crate::cloud::{CloudRun, RunError, engine_options};
 use crate::writer::text_of;
 
-/// A kind of device.
+/// The settings of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceSpec {
     /// Its name in arms.
     pub name: String,
     /// Its model.
     pub model: Arc<Model>,
-    /// Sliding-window attention in every layer; `None`: as the model has it.
+    /// Sliding-window attention in every layer; `None` for the model's own attention.
     pub window: Option<SlidingWindow>,
 }
 
-/// A device at work.
+/// A running device.
 pub struct Device {
     model: Arc<Model>,
-    /// Keeps the whole prompt, for questions about the same text.
+    /// Engine for whole prompts. Its cache is reused for questions about the same text.
     whole: LocalEngine,
-    /// For refined prompts.
+    /// Engine for refined prompts.
     refined: LocalEngine,
 }
 
-/// What a device made of a prompt.
+/// A device's answer to a prompt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeviceAnswer {
-    /// The whole answer, the cloud's part included.
+    /// The whole answer, including the cloud's part.
     pub text: String,
-    /// Its tokens, those of the cloud counted in the cloud's vocabulary.
+    /// Number of its tokens; the cloud's part is counted with the cloud's tokenizer.
     pub tokens: usize,
-    /// Tokens of the prompt that the device read.
+    /// Number of tokens in the prompt that the device read.
     pub prompt_tokens: usize,
-    /// By index of the cloud's tokens: whether the device would have written the same. Empty where the tokenizers
-    /// differ.
+    /// For each of the cloud's tokens, whether the device would have written the same. Empty if the
+    /// tokenizers differ.
     pub agreement: Vec<bool>,
-    /// The model ended the answer, rather than the limit.
+    /// Whether the model ended the answer before the limit.
     pub ended: bool,
 }
 
 /// The cloud's part of one answer.
 #[derive(Debug, Clone, Copy)]
 pub struct CloudPart<'a> {
-    /// The run it comes from.
+    /// The cloud's run.
     pub run: &'a CloudRun,
     /// L.
     pub assist_tokens: usize,
-    /// Whose token counts where they differ.
+    /// The side whose token counts if they differ.
     pub corrector: Corrector,
-    /// Whether both sides have the same tokens.
+    /// Whether both sides have the same tokenizer.
     pub same_tokens: bool,
 }
 
-/// Tokens that have been shown when the device verifies, at least.
+/// Number of tokens that count as shown when the device verifies.
 const SHOWN_TOKENS: usize = 1;
 
 impl Device {
-    /// A device of this kind.
+    /// Makes a device with these settings.
     ///
     /// # Errors
-    /// [`RunError::Device`] where its engine cannot be set up.
+    /// [`RunError::Device`] if its engine cannot be set up.
     pub fn new(spec: &DeviceSpec, threads: NonZeroUsize) -> Result<Self, RunError> {
         let engine = || {
             let mut options = engine_options(&spec.model, threads);
@@ -89,12 +89,12 @@ impl Device {
         Ok(Self { model: spec.model.clone(), whole: engine()?, refined: engine()? })
     }
 
-    /// Its model.
+    /// Returns its model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The device alone over the whole prompt.
+    /// Answers alone from the whole prompt.
     ///
     /// # Errors
     /// [`RunError`].
@@ -108,7 +108,7 @@ impl Device {
         Conversation::new(&mut self.whole, &ask).finish(control)
     }
 
-    /// The device over the refined prompt, going on from the cloud's tokens.
+    /// Answers from the refined prompt, continuing after the cloud's tokens.
     ///
     /// # Errors
     /// [`RunError`].
@@ -219,7 +219,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// The corrector's decision, and on with the answer.
+    /// Applies the corrector's decision, and continues with the answer.
     fn verified(&mut self, verified: &Verified) -> Result<(), RunError> {
         let ids = self.cloud_ids();
         self.answer.agreement = ids.iter().zip(&verified.own).map(|(cloud, own)| cloud == own).collect();
@@ -232,7 +232,7 @@ impl<'a> Conversation<'a> {
         self.command(EngineCommand::Decode { prompt: PROMPT, keep, index: len })
     }
 
-    /// As the relay corrects: how much of the cloud's part stays.
+    /// Decides how much of the cloud's part stays, as the relay does.
     fn correct(&self, verified: &Verified) -> (Keep, usize) {
         let ids = self.cloud_ids();
         let all = (Keep::All, ids.len());

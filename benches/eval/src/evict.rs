@@ -1,8 +1,8 @@
-//! KV eviction on a device: the whole prompt is read, then only a share of its keys and values is kept.
+//! KV eviction on a device: it reads the whole prompt, then keeps only a share of its keys and values.
 //!
-//! The policies are those of the literature, per KV head, with the query heads of a group summed up. What they do
-//! not give is the relay's gain: the device has to read the whole prompt first. The first token comes from the full
-//! cache, as in the original implementations.
+//! The policies are those of the literature, per KV head, with the weights of a group's query heads summed
+//! up. They do not save prefill time as the relay does, because the device has to read the whole prompt
+//! first. The first token comes from the full cache, as in the original implementations.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::cloud::{RunError, assembled, engine_options};
 use crate::device::DeviceAnswer;
 use crate::writer::{Begun, CHUNK_TOKENS, prefill, text_of, write};
 
-/// Queries at the end of the prompt that SnapKV asks, and that it always keeps.
+/// Number of last positions whose queries SnapKV uses, and that it always keeps.
 const WINDOW: usize = 32;
-/// Positions on either side that its max-pooling reaches: a kernel of 7.
+/// Positions on either side that its max-pooling covers: a kernel of 7.
 const POOL_REACH: usize = 3;
-/// First tokens that streaming always keeps.
+/// Number of first tokens that `streaming` always keeps.
 const SINKS: usize = 4;
 
 /// A device that evicts.
@@ -31,7 +31,7 @@ pub struct EvictingDevice {
     engine: Engine,
 }
 
-/// What a policy sees of a prompt: for each KV head of each layer, one weight a token.
+/// The input of a policy: for each KV head of each layer, one weight per token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
     /// `[l g][t]`.
@@ -39,7 +39,7 @@ pub struct Weights {
 }
 
 impl EvictingDevice {
-    /// A device with this model.
+    /// Makes a device with this model.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -87,7 +87,7 @@ impl EvictingDevice {
         })
     }
 
-    /// The whole prompt into the cache; the last logits, and the weights that the policy goes by.
+    /// Reads the whole prompt into the cache. Returns the last logits, and the weights for the policy.
     fn read(
         &mut self,
         seq: SeqId,
@@ -132,7 +132,7 @@ impl EvictingDevice {
     }
 }
 
-/// The positions that each head keeps: `budget` of `tokens`, ascending.
+/// Returns the positions that each head keeps: `budget` of `tokens`, in ascending order.
 fn kept(policy: Eviction, weights: &Weights, tokens: usize, budget: usize) -> Vec<Vec<usize>> {
     let budget = budget.min(tokens);
     let one = |weights: &Vec<f64>| match policy {
@@ -155,7 +155,8 @@ fn kept(policy: Eviction, weights: &Weights, tokens: usize, budget: usize) -> Ve
     weights.heads.iter().map(one).collect()
 }
 
-/// The `newest` last positions, and of those before them the `best` with the largest weights (ties: the earlier).
+/// Returns the `newest` last positions, and the `best` positions before them with the largest weights (ties:
+/// the earlier).
 fn best_and_newest(weights: &[f64], best: usize, newest: usize) -> Vec<usize> {
     let before = weights.len() - newest;
     let mut order: Vec<usize> = (0..before).collect();
@@ -186,7 +187,7 @@ mod tests {
         check(Eviction::Streaming, 3, &[0, 1, 2]);
         check(Eviction::HeavyHitters, 5, &[10, 50, 97, 98, 99]);
         check(Eviction::HeavyHitters, 6, &[10, 50, 51, 97, 98, 99]);
-        // Pooling lifts the neighbours of the largest weight.
+        // Pooling raises the neighbours of the largest weight.
         let window: Vec<usize> = (68..100).collect();
         check(Eviction::SnapKv, 32 + 7, &[(7..14).collect::<Vec<_>>(), window.clone()].concat());
         check(Eviction::SnapKv, 32 + 8, &[(7..14).collect::<Vec<_>>(), vec![47], window].concat());

@@ -1,7 +1,10 @@
-//! The report as one HTML page: figures as tables, curves as inline SVG. No script, no network, no files beside it.
+//! The report as one HTML page: figures as tables, curves as inline SVG. It needs no script, no network and
+//! no other files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+
+use html_escape::encode_double_quoted_attribute as escaped;
 
 use crate::arm::Arm;
 use crate::stats::{Estimate, Sample, estimate};
@@ -12,9 +15,9 @@ mod svg;
 
 use svg::{Chart, Point, Series};
 
-/// Positions over which agreement is drawn.
+/// Number of positions in the chart of agreement.
 const POSITIONS_MAX: usize = 64;
-/// A position of fewer answers says nothing.
+/// Minimum number of answers for a position in the chart.
 const ANSWERS_MIN: usize = 5;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1100px;padding:0 1em;color:#1b1b1f}\
@@ -22,27 +25,12 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;ma
     th:first-child,td:first-child{text-align:left;font-family:ui-monospace,monospace;font-size:.9em}\
     .charts{display:flex;flex-wrap:wrap;gap:1em}svg{background:#fff}h2{margin-top:1.6em}small{color:#666}";
 
-/// Text that cannot become markup.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// The page. `about` says which models and data it is about, a line each.
+/// Makes the page. `about`: lines that name the models and the data.
 pub fn page(rows: &[&Row], figures: &[Figures], about: &[String]) -> String {
     let mut body = String::new();
     let mut add = |text: String| body.push_str(&text);
     add("<h1>Answer quality</h1>\n<p>".to_owned());
-    add(about.iter().map(|line| escaped(line)).collect::<Vec<_>>().join("<br>"));
+    add(about.iter().map(escaped).collect::<Vec<_>>().join("<br>"));
     add("</p>\n<p><small>Means with 95&nbsp;% intervals of a bootstrap over texts. Recall counts cases whose gold \
          sentences fit into the budget.</small></p>\n"
         .to_owned());
@@ -83,7 +71,7 @@ enum Wanted {
     Score,
 }
 
-/// Points by series and x, from rows that `place` puts somewhere.
+/// Groups rows into points by series and x. `place` returns both, or `None` to leave a row out.
 fn series<'a>(
     rows: &[&'a Row],
     place: impl Fn(&'a Row, &Arm) -> Option<(String, f64)>,
@@ -93,7 +81,7 @@ fn series<'a>(
     for &row in rows {
         let Ok(arm) = row.arm.parse::<Arm>() else { continue };
         if let Some((name, x)) = place(row, &arm) {
-            // Bits keep the order of positive floats.
+            // The bits have the same order as positive floats.
             found.entry(name).or_default().entry(x.to_bits()).or_insert((x, Vec::new())).1.push(row);
         }
     }
@@ -112,9 +100,9 @@ fn point(x: f64, estimate: Estimate) -> Point {
 fn over_ratio(title: &str, rows: &[&Row], wanted: Wanted) -> Chart {
     let place = |_: &Row, arm: &Arm| {
         let name = match (arm, wanted) {
-            (Arm::Mask { mode, .. }, Wanted::Recall) => mode.to_string(),
-            (Arm::Relay { device, mode, assist_tokens, .. }, Wanted::Score) => {
-                format!("{device} {mode} L={assist_tokens}")
+            (Arm::Mask { ranking, .. }, Wanted::Recall) => ranking.to_string(),
+            (Arm::Relay { device, ranking, assist_tokens, .. }, Wanted::Score) => {
+                format!("{device} {ranking} L={assist_tokens}")
             }
             (Arm::Evict { device, policy, .. }, Wanted::Score) => format!("{device} {}", policy.as_str()),
             _ => return None,
@@ -127,8 +115,8 @@ fn over_ratio(title: &str, rows: &[&Row], wanted: Wanted) -> Chart {
 
 fn over_assist(title: &str, rows: &[&Row]) -> Chart {
     let place = |_: &Row, arm: &Arm| match arm {
-        Arm::Relay { device, mode, ratio, assist_tokens, .. } => {
-            Some((format!("{device} {mode} r={ratio}"), *assist_tokens as f64))
+        Arm::Relay { device, ranking, ratio, assist_tokens, .. } => {
+            Some((format!("{device} {ranking} r={ratio}"), *assist_tokens as f64))
         }
         _ => None,
     };
@@ -148,12 +136,12 @@ fn over_length(title: &str, rows: &[&Row]) -> Chart {
     }
 }
 
-/// Share of the cloud's tokens that the device would have written too, over their index.
+/// Charts the share of the cloud's tokens that the device would have written too, over their index.
 fn agreement(rows: &[&Row]) -> Chart {
     let mut by_arm: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
     for &row in rows.iter().filter(|row| !row.agreement.is_empty()) {
-        if let Ok(Arm::Relay { device, mode, ratio, .. }) = row.arm.parse() {
-            by_arm.entry(format!("{device} {mode} r={ratio}")).or_default().push(row);
+        if let Ok(Arm::Relay { device, ranking, ratio, .. }) = row.arm.parse() {
+            by_arm.entry(format!("{device} {ranking} r={ratio}")).or_default().push(row);
         }
     }
     let of_arm = |(name, rows): (String, Vec<&Row>)| {

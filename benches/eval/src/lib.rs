@@ -1,13 +1,14 @@
-//! `baton-eval`: how good answers are, by arm: cloud alone, device alone, the relay at any r, L, mode and corrector, and
-//! KV eviction on the device.
+//! `baton-eval`: measures the quality of answers by arm. Arms are the cloud alone, a device alone, the relay
+//! at any r, L, mode and corrector, and KV eviction on the device.
 //!
-//! What it is for: the figures behind "a quarter of the prompt answers better than all of it", on generated documents
-//! and on a user's own data, with any GGUF models. It runs the real engine, the real refiner and the device's real
-//! local engine, in the calls that the relay makes; there is no network and no time in the figures: it measures
-//! quality and never speed. One pass over the prompt in the cloud serves every mode and every r.
+//! It shows how much of the prompt can be left out without a loss of quality, on generated documents and on a
+//! user's own data, with any GGUF models. It runs the real engine, the real refiner and the device's real
+//! local engine, with the same calls as the relay. It measures quality and never speed: there is no network
+//! and no clock. The cloud reads each prompt once for all modes and all r.
 //!
-//! What always holds: decoding is greedy; equal models, cases and arms give equal results, whatever the number of
-//! workers; every result is on disk before the next case begins, so that an interrupted run goes on where it ended.
+//! What always holds: decoding is greedy. Equal models, cases and arms give equal results for any number of
+//! workers. With a results file, every result is on disk as soon as its case is done, so that an interrupted
+//! run can continue.
 
 pub mod arm;
 pub mod case;

@@ -1,4 +1,4 @@
-//! `baton-eval`: runs a suite over arms, keeps every result, and reports.
+//! `baton-eval`: runs a suite over arms, stores every result, and prints a report.
 
 mod cli;
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     baton_terminal::filter_panics();
     match evaluate(&Cli::parse()) {
         Ok(Ended::Whole) => ExitCode::SUCCESS,
-        // As a shell reports a program that Ctrl-C ended.
+        // The status with which a shell reports a program ended by Ctrl-C.
         Ok(Ended::Stopped) => ExitCode::from(130),
         Err(error) if is_closed(error.as_ref()) => ExitCode::from(CLOSED_STATUS),
         Err(error) => {
@@ -100,7 +100,8 @@ fn cases(cli: &Cli, setup: &Setup) -> anyhow::Result<Vec<Case>> {
     })
 }
 
-/// The first Ctrl-C lets the layer under way finish and what is done be reported; the second ends at once.
+/// After the first Ctrl-C, the current layer finishes and the results so far are reported. The second ends
+/// the program at once.
 fn stop_on_interrupt(stop: Arc<AtomicBool>) {
     let wait = move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -113,12 +114,12 @@ fn stop_on_interrupt(stop: Arc<AtomicBool>) {
             }
         });
     };
-    // Without the thread Ctrl-C ends the program at once, which loses one case at most.
+    // If the thread cannot start, Ctrl-C ends the program at once, which loses at most one case per worker.
     let _thread = std::thread::Builder::new().name("interrupt".into()).spawn(wait);
 }
 
 fn report(cli: &Cli, setup: &Setup, store: &Store, cases: &[Case], arms: &[Arm]) -> anyhow::Result<()> {
-    // The file may hold results of other options as well; they are kept, but not of this run.
+    // The file may contain results of other options. They stay in the file but are not reported.
     let names: Vec<String> = arms.iter().map(Arm::to_string).collect();
     let rows: Vec<&Row> =
         cases.iter().flat_map(|case| names.iter().filter_map(|arm| store.get(case, arm))).collect();
@@ -152,7 +153,7 @@ fn report(cli: &Cli, setup: &Setup, store: &Store, cases: &[Case], arms: &[Arm])
     Ok(())
 }
 
-/// Which models took part, a line each.
+/// Describes the models, one line each.
 fn about(setup: &Setup) -> Vec<String> {
     let model = |model: &Model| format!("{} (sha256 {})", model.name(), &model.file_sha256()[..16]);
     let heads = setup

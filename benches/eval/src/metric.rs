@@ -1,7 +1,7 @@
-//! Judging an answer: from what was written and what is right to a score from 0 to 1.
+//! Scores an answer against the right ones, from 0 to 1.
 //!
-//! Pure. SQuAD's normalization and F1 follow its official script (Rajpurkar 2016); for Chinese, characters take the
-//! place of words, as in CMRC. RULER's scores are those of its paper (Hsieh 2024, appendix A).
+//! Pure. SQuAD's normalization and F1 follow its official script (Rajpurkar 2016). For Chinese, characters
+//! are used instead of words, as in CMRC. RULER's scores are those of its paper (Hsieh 2024, appendix A).
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use baton_protocol::is_cjk;
 /// How an answer is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
-    /// Against the right answers.
+    /// A comparison with the right answers.
     Text(TextMetric),
-    /// As LongBench judges this data set.
+    /// The metric of LongBench for this data set.
     LongBench(&'static baton_longbench::DataSet),
-    /// 1 where no detector finds anything wrong.
+    /// 1 if no detector finds a fault, else 0.
     Sound,
 }
 
 impl Metric {
-    /// Its name in reports and curves.
+    /// Returns its name in reports and curves.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text(TextMetric::Exact) => "exact_match",
@@ -34,16 +34,16 @@ impl Metric {
 /// How an answer is compared with the right ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextMetric {
-    /// 1 where the answer, without white space around it, is one of the right ones.
+    /// 1 if the answer, without white space around it, is one of the right ones.
     Exact,
-    /// Share of the right answers that stand in the answer, ignoring case.
+    /// Share of the right answers that occur in the answer, ignoring case.
     ContainsAll,
-    /// F1 over the tokens of the best right answer, after SQuAD's normalization.
+    /// Largest F1 over the right answers, on tokens after SQuAD's normalization.
     SquadF1,
 }
 
 impl TextMetric {
-    /// The score of an answer, 0 to 1; 0 where there is no right answer.
+    /// Returns the score of an answer, 0 to 1; 0 if there is no right answer.
     pub fn score(self, answer: &str, right: &[String]) -> f64 {
         match self {
             Self::Exact => f64::from(u8::from(right.iter().any(|right| right.trim() == answer.trim()))),
@@ -59,7 +59,8 @@ fn contained(answer: &str, right: &[String]) -> f64 {
     if right.is_empty() { 0.0 } else { found as f64 / right.len() as f64 }
 }
 
-/// Words of a text after SQuAD's normalization: lower case, no punctuation, no articles; CJK characters singly.
+/// Returns the words of a text after SQuAD's normalization: lower case, no punctuation, no articles. CJK
+/// characters are single words.
 pub fn squad_tokens(text: &str) -> Vec<String> {
     let mut spaced = String::with_capacity(text.len());
     for c in text.chars() {
@@ -68,7 +69,7 @@ pub fn squad_tokens(text: &str) -> Vec<String> {
         } else if c.is_alphanumeric() || c.is_whitespace() {
             spaced.extend(c.to_lowercase());
         } else if !c.is_ascii_punctuation() {
-            // The official script drops ASCII punctuation only; wide punctuation parts words.
+            // The official script removes only ASCII punctuation; other marks separate words.
             spaced.push(' ');
         }
     }
@@ -76,12 +77,12 @@ pub fn squad_tokens(text: &str) -> Vec<String> {
     spaced.split_whitespace().filter(article).map(str::to_owned).collect()
 }
 
-/// Whether two answers are the same after SQuAD's normalization.
+/// Returns whether two answers are equal after SQuAD's normalization.
 pub fn squad_exact(answer: &str, right: &str) -> bool {
     squad_tokens(answer) == squad_tokens(right)
 }
 
-/// F1 of the tokens of two answers, as multisets.
+/// Returns F1 of the tokens of two answers, as multisets.
 pub fn squad_f1(answer: &str, right: &str) -> f64 {
     let (answer, right) = (squad_tokens(answer), squad_tokens(right));
     if answer.is_empty() || right.is_empty() {

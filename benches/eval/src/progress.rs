@@ -1,15 +1,15 @@
-//! How far a run is, on one line of the terminal.
+//! Shows the progress of a run on one line of the terminal.
 
 use std::time::{Duration, Instant};
 
-/// Cells of the bar.
+/// Width of the bar in characters.
 const WIDTH: usize = 24;
-/// Characters of what was just done: with them the line fits a terminal of 80 columns.
+/// Maximum length of the last case's name, so that the line fits a terminal of 80 columns.
 const WHAT_CHARS: usize = 24;
-/// The line is not drawn more often than this.
+/// Minimum time between two drawings.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// A bar on standard error; silent where that is no terminal.
+/// A progress bar on standard error; it shows nothing if standard error is not a terminal.
 #[derive(Debug)]
 pub struct Bar {
     begun: Instant,
@@ -18,12 +18,12 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar that begins now.
+    /// Makes a bar that starts now.
     pub fn new() -> Self {
         Self { begun: Instant::now(), drawn: None, shown: baton_terminal::stderr_is_terminal() }
     }
 
-    /// Draws `done` of `total`; `what` is what was just done.
+    /// Draws `done` of `total`; `what` names the last case.
     pub fn draw(&mut self, done: usize, total: usize, what: &str) {
         let now = Instant::now();
         let due = self.drawn.is_none_or(|drawn| now - drawn >= EVERY) || done == total;
@@ -34,7 +34,7 @@ impl Bar {
         baton_terminal::status(&line(done, total, self.begun.elapsed(), what));
     }
 
-    /// Removes it.
+    /// Removes the bar from the terminal.
     pub fn clear(&mut self) {
         if self.shown && self.drawn.take().is_some() {
             baton_terminal::clear_status();
@@ -48,7 +48,7 @@ impl Default for Bar {
     }
 }
 
-/// One line: bar, counts, time left (as if the rest took as long each as what is done), what.
+/// Formats the line: bar, counts, time left (if the other cases take the same time on average), `what`.
 fn line(done: usize, total: usize, elapsed: Duration, what: &str) -> String {
     let share = if total == 0 { 1.0 } else { done as f64 / total as f64 };
     let full = (share * WIDTH as f64) as usize;

@@ -1,7 +1,7 @@
-//! Running cases: workers, each with engines of its own, and every result on disk as soon as it is there.
+//! Runs cases on workers, each with its own engines, and writes every result to disk at once.
 //!
-//! Cases about one text go to one worker, one after the other, so that what the engines hold of the text serves them
-//! all. Results do not depend on the number of workers.
+//! Cases about one text go to one worker, one after the other, so that they share the engines' caches.
+//! Results do not depend on the number of workers.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -9,8 +9,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
+use baton_baselines::{Chosen, Ranking};
 use baton_engine::{EngineError, Model, StepControl};
-use baton_refine::{Calibration, Mode, Refined};
+use baton_refine::Calibration;
 
 use crate::arm::Arm;
 use crate::case::Case;
@@ -19,20 +20,20 @@ use crate::device::{CloudPart, Device, DeviceSpec};
 use crate::evict::EvictingDevice;
 use crate::store::{Origin, Row, Store, StoreError, digest_of};
 
-/// Who takes part.
+/// The models and workers of a run.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The cloud's model.
     pub cloud: Arc<Model>,
-    /// Heads calibrated for it.
+    /// The heads calibrated for it.
     pub calibration: Option<Arc<Calibration>>,
     /// The devices, by name.
     pub devices: Vec<DeviceSpec>,
-    /// Workers, one thread each.
+    /// Number of workers, one thread each.
     pub workers: NonZeroUsize,
 }
 
-/// A case and the arms it is wanted in.
+/// A case and the arms to run it with.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The case.
@@ -44,20 +45,20 @@ pub struct Job {
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// All is done.
+    /// All cases are done.
     Whole,
-    /// Somebody asked to stop; what was done is kept.
+    /// The run was stopped on request; its results so far are kept.
     Stopped,
 }
 
-/// Why a run could not go on.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
     /// An engine cannot be set up.
     #[error("set up an engine")]
     Engine(#[from] EngineError),
-    /// A device cannot be set up, or an engine failed in a way that is not the case's.
+    /// A device cannot be set up, or an engine failed for another reason than the case.
     #[error("run case `{case}`")]
     Run {
         /// The case.
@@ -66,10 +67,10 @@ pub enum EvalError {
         #[source]
         err: RunError,
     },
-    /// Results cannot be kept.
+    /// Results cannot be stored.
     #[error("keep results")]
     Store(#[from] StoreError),
-    /// An arm names a device that is not there.
+    /// An arm names a device that was not given.
     #[error("arm `{arm}` names a device that was not given")]
     NoDevice {
         /// The arm.
@@ -78,7 +79,7 @@ pub enum EvalError {
 }
 
 impl Setup {
-    /// What results of this setup are marked with.
+    /// Returns the origin that marks the results of this setup.
     pub fn origin(&self) -> Origin {
         let mut cloud = self.cloud.file_sha256().to_owned();
         if let Some(calibration) = &self.calibration {
@@ -109,10 +110,12 @@ impl StepControl for UntilStopped<'_> {
     }
 }
 
-/// Runs what the store does not have yet. `progress(done, total, what)` is called after each case.
+/// Runs the cases whose results are not in the store. `progress(done, total, what)` is called after each
+/// case.
 ///
 /// # Errors
-/// [`EvalError`]; results before it are kept. A prompt that is too long for a model is no error but a result that says so.
+/// [`EvalError`]; earlier results are kept. A prompt that is too long for a model is not an error: its result
+/// has a message in `error`.
 pub fn run(
     setup: &Setup,
     jobs: Vec<Job>,
@@ -142,7 +145,7 @@ pub fn run(
                     progress(done, total, &what);
                 }
                 Err(err) => {
-                    // The workers end at their next layer.
+                    // The workers stop at their next layer.
                     stop.store(true, Ordering::Relaxed);
                     failed.get_or_insert(err);
                 }
@@ -156,13 +159,13 @@ pub fn run(
     })
 }
 
-/// The job without the arms whose results are there; none where all are.
+/// Removes the arms that have results; returns `None` if no arm is left.
 fn missing(mut job: Job, store: &Store) -> Option<Job> {
     job.arms.retain(|arm| store.get(&job.case, &arm.to_string()).is_none());
     (!job.arms.is_empty()).then_some(job)
 }
 
-/// Neighbours about one text together.
+/// Groups adjacent jobs about the same text.
 fn grouped(jobs: Vec<Job>) -> VecDeque<Vec<Job>> {
     let mut groups: VecDeque<Vec<Job>> = VecDeque::new();
     for job in jobs {
@@ -195,7 +198,7 @@ fn work(setup: &Setup, queue: &Mutex<VecDeque<Vec<Job>>>, stop: &AtomicBool, res
     }
 }
 
-/// One thread's engines, made when they are first needed.
+/// The engines of one thread, made when first needed.
 struct Worker<'a> {
     setup: &'a Setup,
     stop: &'a AtomicBool,
@@ -234,7 +237,7 @@ impl Worker<'_> {
         Ok(rows)
     }
 
-    /// One pass of the cloud for all arms, if any needs it.
+    /// Runs the cloud once for all arms, if any arm needs it.
     fn cloud_run(&mut self, job: &Job) -> Result<Option<CloudRun>, EvalError> {
         if !job.arms.iter().any(Arm::needs_cloud) {
             return Ok(None);
@@ -247,17 +250,17 @@ impl Worker<'_> {
                 NonZeroUsize::MIN,
             )?),
         };
-        let mut modes: Vec<Mode> = Vec::new();
-        for mode in job.arms.iter().filter_map(Arm::mode) {
-            if !modes.contains(&mode) {
-                modes.push(mode);
+        let mut rankings: Vec<Ranking> = Vec::new();
+        for ranking in job.arms.iter().filter_map(Arm::ranking) {
+            if !rankings.contains(&ranking) {
+                rankings.push(ranking);
             }
         }
         let max_tokens = job.case.max_tokens;
         let wanted = job.arms.iter().map(|arm| arm.cloud_tokens().unwrap_or(max_tokens)).max().unwrap_or(0);
         let mut control = UntilStopped(self.stop);
         cloud
-            .run(job.case.segments(), &modes, wanted.min(max_tokens), &mut control)
+            .run(job.case.segments(), &rankings, wanted.min(max_tokens), &mut control)
             .map(Some)
             .map_err(|err| EvalError::Run { case: job.case.id.clone(), err })
     }
@@ -267,15 +270,15 @@ impl Worker<'_> {
         case: &Case,
         arm: &Arm,
         cloud: Option<&CloudRun>,
-        masks: &mut BTreeMap<String, Refined>,
+        masks: &mut BTreeMap<String, Chosen>,
         row: &mut Row,
     ) -> Result<(), RunError> {
         let mut control = UntilStopped(self.stop);
-        let mask = match (arm.mode(), arm.ratio(), cloud) {
-            (Some(mode), Some(ratio), Some(run)) => {
-                let key = format!("{mode}@{ratio}");
+        let mask = match (arm.ranking(), arm.ratio(), cloud) {
+            (Some(ranking), Some(ratio), Some(run)) => {
+                let key = format!("{ranking}@{ratio}");
                 if !masks.contains_key(&key) {
-                    masks.insert(key.clone(), run.refine(mode, ratio)?);
+                    masks.insert(key.clone(), run.choose(ranking, ratio)?);
                 }
                 masks.get(&key).inspect(|mask| note_mask(case, run, mask, ratio, row))
             }
@@ -300,7 +303,7 @@ impl Worker<'_> {
                 let (Some(run), Some(mask)) = (cloud, mask) else { return Ok(()) };
                 let assist_tokens = (*assist_tokens).min(case.max_tokens);
                 if run.written.ended && run.written.ids.len() < assist_tokens {
-                    // The cloud's end token was among its L: nobody takes over.
+                    // The cloud ended the answer within its L tokens, so the device does not take over.
                     row.tokens = run.written.ids.len();
                     judge(case, run.text(usize::MAX), row);
                     return Ok(());
@@ -363,7 +366,8 @@ fn blank(case: &Case, arm: &Arm) -> Row {
     }
 }
 
-fn note_mask(case: &Case, run: &CloudRun, mask: &Refined, ratio: f32, row: &mut Row) {
+fn note_mask(case: &Case, run: &CloudRun, mask: &Chosen, ratio: f32, row: &mut Row) {
+    let mask = &mask.refined;
     row.recall = case.recall(run.map(), &mask.kept);
     row.ratio = Some(mask.ratio);
     row.gold_fits = row.recall.map(|_| {

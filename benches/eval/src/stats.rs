@@ -1,17 +1,17 @@
-//! Means with intervals: the paired bootstrap over clusters.
+//! Means with intervals, by the bootstrap over clusters.
 //!
-//! Questions about one document share its difficulty, so whole documents are drawn, with replacement, and the mean over
-//! their questions is taken; the interval holds the middle 95 % of 2,000 such means (Efron 1979; Koehn 2004 for paired
-//! differences). Pure and seeded: same values, same interval.
+//! Questions about one document share its difficulty. So whole documents are drawn with replacement, and the
+//! mean over their questions is taken. The interval contains the middle 95 % of 2,000 such means (Efron 1979;
+//! Koehn 2004 for paired differences). Pure and seeded: the same values give the same interval.
 
 use std::collections::BTreeMap;
 
-use baton_corpus::Rng;
+use baton_corpus::stream;
 use serde::Serialize;
 
-/// Draws of the bootstrap.
+/// Number of draws of the bootstrap.
 const DRAWS: usize = 2_000;
-/// Seed of the draws; any constant does.
+/// Seed of the draws; an arbitrary constant.
 const SEED: u64 = 20_260_101;
 
 /// A mean with its 95 % interval.
@@ -23,7 +23,7 @@ pub struct Estimate {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// Values that it is the mean of.
+    /// Number of values.
     pub n: usize,
 }
 
@@ -32,11 +32,11 @@ pub struct Estimate {
 pub struct Sample {
     /// Cluster.
     pub cluster: u64,
-    /// Value; for a paired comparison the difference.
+    /// Value; for a paired comparison, the difference.
     pub value: f64,
 }
 
-/// The mean of the samples with its interval; `None` where there are none.
+/// Returns the mean of the samples with its interval, or `None` if there are no samples.
 ///
 /// Cost: `O(2000 clusters)`.
 pub fn estimate(samples: &[Sample]) -> Option<Estimate> {
@@ -50,7 +50,7 @@ pub fn estimate(samples: &[Sample]) -> Option<Estimate> {
         *count += 1.0;
     }
     let clusters: Vec<(f64, f64)> = clusters.into_values().collect();
-    let mut rng = Rng::new(SEED);
+    let mut rng = stream(SEED);
     let mut means: Vec<f64> = (0..DRAWS)
         .map(|_| {
             let drawn = (0..clusters.len()).map(|_| clusters[rng.below(clusters.len())]);

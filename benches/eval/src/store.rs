@@ -1,8 +1,8 @@
-//! The results file: one JSON line a result, written before the next case begins.
+//! The results file: one JSON line per result, written as soon as a case is done.
 //!
-//! The first line says which models the results belong to; a file of other models is refused, never mixed with. What
-//! a killed run left of its last line is dropped. A result counts only for the case it was made for: a case whose
-//! text, question or answers have changed since is done again.
+//! The first line names the models of the results; a file of other models is rejected. An incomplete last
+//! line, left by a killed run, is removed. A result counts only if its case has not changed: a case with
+//! another text, question or answers is run again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -15,15 +15,15 @@ use sha2::{Digest, Sha256};
 use crate::case::Case;
 use crate::detect::Faults;
 
-/// The file's format.
+/// The version of the file's format.
 const VERSION: u32 = 1;
 
-/// What came of one case in one arm.
+/// The result of one case in one arm.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Id of the case.
     pub case: String,
-    /// Digest of what the case asks.
+    /// Digest of the case's content (see [`digest_of`]).
     pub digest: String,
     /// Name of the arm.
     pub arm: String,
@@ -31,20 +31,20 @@ pub struct Row {
     pub suite: String,
     /// Group of the case.
     pub group: String,
-    /// Length bucket of the case, tokens.
+    /// Length bucket of the case, in tokens.
     pub length: usize,
     /// Cluster of the case.
     pub cluster: u64,
     /// Name of the metric.
     #[serde(default)]
     pub metric: String,
-    /// Score of the answer, 0 to 1; none for arms that do not answer.
+    /// Score of the answer, 0 to 1; `None` for arms that do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
     /// Share of the gold sentences that the mask keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
-    /// Whether the gold sentences fit into the mask's budget at all.
+    /// Whether the gold sentences fit into the mask's budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gold_fits: Option<bool>,
     /// Share of the content's tokens that the mask keeps.
@@ -56,10 +56,10 @@ pub struct Row {
     /// Tokens of the answer.
     #[serde(default)]
     pub tokens: usize,
-    /// By index of the cloud's tokens: `1` where the device would have written the same.
+    /// For each of the cloud's tokens, `1` if the device would have written the same, else `0`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub agreement: String,
-    /// What is wrong with the answer.
+    /// The faults of the answer.
     #[serde(default)]
     pub faults: Faults,
     /// The answer.
@@ -70,19 +70,19 @@ pub struct Row {
     pub error: Option<String>,
 }
 
-/// Which models results belong to, as the first line says it.
+/// The models of the results: the first line of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The file's format.
+    /// The version of the file's format.
     pub baton_eval: u32,
-    /// Digest of the cloud's model, and of its calibration where it has one.
+    /// Digest of the cloud's model, and its calibrated heads if there are any.
     pub cloud: String,
-    /// Of each device: name, digest of its model, window.
+    /// For each device: name, digest of its model, window.
     pub devices: Vec<String>,
 }
 
 impl Origin {
-    /// Of these models.
+    /// Makes the origin of these models.
     pub fn new(cloud: String, devices: Vec<String>) -> Self {
         Self { baton_eval: VERSION, cloud, devices }
     }
@@ -92,7 +92,7 @@ impl Origin {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The operating system refuses.
+    /// The operating system reported an error.
     #[error("use results file `{path}`")]
     Io {
         /// The file.
@@ -101,38 +101,38 @@ pub enum StoreError {
         #[source]
         err: io::Error,
     },
-    /// Not a results file.
+    /// The file is not a results file of this format.
     #[error("`{path}` is not a results file of format {VERSION}")]
     Format {
         /// The file.
         path: PathBuf,
     },
-    /// Results of other models.
+    /// The file contains results of other models.
     #[error("`{path}` holds results of other models or devices; name another file")]
     OtherModels {
         /// The file.
         path: PathBuf,
     },
-    /// A line in the middle that is no result.
+    /// A line is not a result.
     #[error("line {line} of `{path}` is no result: {message}")]
     Line {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
 }
 
-/// Results, in memory and (where it was opened on a file) on disk.
+/// Results in memory, and on disk if it was opened on a file.
 #[derive(Debug, Default)]
 pub struct Store {
     rows: HashMap<(String, String), Row>,
     file: Option<(PathBuf, File)>,
 }
 
-/// Digest of everything that a case asks and judges by.
+/// Returns the digest of everything that affects a case's prompt and score.
 pub fn digest_of(case: &Case) -> String {
     let mut digest = Sha256::new();
     let mut add = |text: &str| {
@@ -144,16 +144,16 @@ pub fn digest_of(case: &Case) -> String {
     }
     case.answers.iter().chain(&case.classes).for_each(|answer| add(answer));
     add(&format!("{:?} {:?} {}", case.gold, case.metric, case.max_tokens));
-    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest.finalize()[..8])
 }
 
 impl Store {
-    /// Results that are in memory only.
+    /// Makes a store that is only in memory.
     pub fn in_memory() -> Self {
         Self::default()
     }
 
-    /// Opens a results file, or begins one.
+    /// Opens a results file, or creates it.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -172,7 +172,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads what is there; returns the bytes of whole lines.
+    /// Reads the file; returns the length of all complete lines in bytes.
     fn read(&mut self, path: &Path, file: &File, origin: &Origin) -> Result<u64, StoreError> {
         let mut reader = BufReader::new(file);
         let mut whole = 0;
@@ -182,7 +182,8 @@ impl Store {
                 .read_until(b'\n', &mut line)
                 .map_err(|err| StoreError::Io { path: path.to_owned(), err })?;
             if !line.ends_with(b"\n") {
-                // The end, or what a killed run left of a line; a file that never was one of ours stays as it is.
+                // The end, or an incomplete line of a killed run. A file that is not a results file is left
+                // alone.
                 if number == 1 && !line.is_empty() && !line.starts_with(b"{\"baton_eval\"") {
                     return Err(StoreError::Format { path: path.to_owned() });
                 }
@@ -210,13 +211,13 @@ impl Store {
         Ok(whole)
     }
 
-    /// The result of a case in an arm, if it is there and the case is still the same.
+    /// Returns the result of a case in an arm, or `None` if there is none or the case has changed.
     pub fn get(&self, case: &Case, arm: &str) -> Option<&Row> {
         let row = self.rows.get(&(case.id.clone(), arm.to_owned()))?;
         (row.digest == digest_of(case)).then_some(row)
     }
 
-    /// Keeps the results of one case: on disk first.
+    /// Stores the results of one case, on disk first.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -234,7 +235,7 @@ impl Store {
         Ok(())
     }
 
-    /// All results, by case and arm.
+    /// Returns all results, ordered by case and arm.
     pub fn rows(&self) -> Vec<&Row> {
         let mut rows: Vec<&Row> = self.rows.values().collect();
         rows.sort_by(|a, b| (&a.case, &a.arm).cmp(&(&b.case, &b.arm)));

@@ -1,6 +1,6 @@
-//! The suites: where cases come from.
+//! The suites, which make the cases.
 //!
-//! Generated suites are a function of their seed; those of a user's data are a function of the files.
+//! Generated suites depend only on their seed; suites on a user's data depend only on the files.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ pub mod longbench;
 pub mod ruler;
 pub mod xquad;
 
-/// The system text of the project's own suites, which the demo models know.
+/// The system text of the project's own suites, with which the demo models were trained.
 pub const SYSTEM: &str = "You answer from the document.";
-/// What stands between a text and a question about it.
+/// The separator between a text and a question about it.
 pub const QUESTION_PREFIX: &str = "\n\nQuestion: ";
 
-/// Why a user's data gives no cases.
+/// Why cases cannot be made from a user's data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuiteError {
@@ -28,7 +28,7 @@ pub enum SuiteError {
         #[source]
         err: std::io::Error,
     },
-    /// Not the suite's format.
+    /// The data does not have the suite's format.
     #[error("{suite} data: {message}")]
     Data {
         /// The suite.

@@ -1,4 +1,4 @@
-//! From results to figures: means with intervals by suite, group, length and arm.
+//! Summarizes results: means with intervals by suite, group, length and arm.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,14 +8,14 @@ use serde::Serialize;
 use crate::stats::{Estimate, Sample, estimate};
 use crate::store::Row;
 
-/// What a figure is about.
+/// The results that a figure summarizes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Key {
     /// Suite.
     pub suite: String,
-    /// Group within it.
+    /// Group within the suite.
     pub group: String,
-    /// Length bucket, tokens.
+    /// Length bucket, in tokens.
     pub length: usize,
     /// Arm.
     pub arm: String,
@@ -24,7 +24,7 @@ pub struct Key {
 /// The figures of one key.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figures {
-    /// What they are about.
+    /// The key.
     #[serde(flatten)]
     pub key: Key,
     /// Mean score.
@@ -35,17 +35,17 @@ pub struct Figures {
     pub gold_too_large: usize,
     /// Answers that loop.
     pub looped: usize,
-    /// Answers that are no text.
+    /// Answers that are garbage.
     pub garbled: usize,
-    /// Answers to another question.
+    /// Answers that do not fit the question.
     pub off_question: usize,
-    /// Cases without an answer, because a prompt does not fit.
+    /// Cases with an error instead of an answer, e.g. because the prompt does not fit.
     pub failed: usize,
-    /// Mean tokens of the prompt that answers were written from.
+    /// Mean number of tokens in the prompts that answers were written from.
     pub prompt_tokens: f64,
 }
 
-/// Figures of all results, by key.
+/// Computes the figures of all results, by key.
 pub fn figures(rows: &[&Row]) -> Vec<Figures> {
     let mut by_key: BTreeMap<Key, Vec<&Row>> = BTreeMap::new();
     for row in rows {
@@ -77,17 +77,18 @@ fn figures_of(key: Key, rows: &[&Row]) -> Figures {
     }
 }
 
-/// Recall, where the gold sentences fit into the budget: no mask could keep more than the budget.
+/// Returns the recall if the gold sentences fit into the budget, else `None`, because no mask can keep more
+/// than the budget.
 pub fn fitting_recall(row: &Row) -> Option<f64> {
     row.recall.filter(|_| row.gold_fits != Some(false))
 }
 
-/// Values of rows, with their clusters.
+/// Returns the values of the rows that have one, with their clusters.
 pub fn samples(rows: &[&Row], value: impl Fn(&Row) -> Option<f64>) -> Vec<Sample> {
     rows.iter().filter_map(|row| Some(Sample { cluster: row.cluster, value: value(row)? })).collect()
 }
 
-/// The mean of the differences `a - b` over cases that both arms have, with its interval.
+/// Returns the mean of the differences `a - b` over the cases that both arms have, with its interval.
 pub fn paired(rows: &[&Row], [a, b]: [&str; 2], value: impl Fn(&Row) -> Option<f64>) -> Option<Estimate> {
     let of = |arm: &str| -> BTreeMap<&str, &Row> {
         rows.iter().filter(|row| row.arm == arm).map(|row| (row.case.as_str(), *row)).collect()
@@ -103,7 +104,7 @@ pub fn paired(rows: &[&Row], [a, b]: [&str; 2], value: impl Fn(&Row) -> Option<f
     estimate(&samples)
 }
 
-/// The figures as a table for people.
+/// Formats the figures as a text table.
 pub fn table(figures: &[Figures]) -> String {
     let percent = |value: &Option<Estimate>| match value {
         Some(e) => format!("{:5.1} [{:5.1} {:5.1}]", 100.0 * e.mean, 100.0 * e.low, 100.0 * e.high),

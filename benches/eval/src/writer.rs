@@ -1,6 +1,6 @@
-//! Greedy writing over the engine: prefill in chunks, then token by token, with proposals from earlier text.
+//! Greedy decoding with the engine: prefill in chunks, then decoding with tokens proposed from earlier text.
 //!
-//! Proposed tokens only save time: what is written is what the model alone would write, token for token.
+//! Proposed tokens only save time: the answer is exactly what the model alone would write.
 
 use std::sync::Arc;
 
@@ -11,39 +11,39 @@ use baton_engine::{
     TokenId, Tokenizer, Wanted,
 };
 
-/// Tokens of one prefill pass.
+/// Tokens per prefill pass.
 pub const CHUNK_TOKENS: usize = 512;
 
-/// What a model wrote.
+/// The answer that a model wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// Its tokens, without the end token.
     pub ids: Vec<TokenId>,
-    /// The model ended it before the limit.
+    /// Whether the model ended the answer before the limit.
     pub ended: bool,
 }
 
 /// A prompt whose last logits are known.
 #[derive(Debug, Clone, Copy)]
 pub struct Begun<'a> {
-    /// The sequence, holding the prompt.
+    /// The sequence, which contains the prompt.
     pub seq: SeqId,
     /// The prompt.
     pub prompt: &'a [TokenId],
-    /// `[v]` of its last token.
+    /// Logits of the last token, `[v]`.
     pub logits: &'a [f32],
 }
 
-/// A sampler that takes the likeliest token.
+/// Makes a sampler that takes the most likely token.
 pub fn greedy() -> Sampler {
     Sampler::new(SamplingParams::default()).expect("the default parameters are in range")
 }
 
-/// Appends `ids` to the sequence in chunks; logits and scores are those of the last pass, which holds all of
-/// `ids[window_start..]`.
+/// Appends `ids` to the sequence in chunks. Logits and scores are those of the last pass, which contains all
+/// of `ids[window_start..]`.
 ///
 /// # Errors
-/// [`StepError`], with the sequence as long as it was before the chunk that failed.
+/// [`StepError`]; the sequence then has the length before the failed chunk.
 pub fn prefill(
     engine: &mut Engine,
     seq: SeqId,
@@ -61,7 +61,7 @@ pub fn prefill(
     Ok((output.logits, output.scores))
 }
 
-/// Writes up to `max_tokens` tokens behind a prompt.
+/// Writes up to `max_tokens` tokens after a prompt.
 ///
 /// # Errors
 /// [`StepError`].
@@ -110,7 +110,7 @@ pub fn write(
     }
 }
 
-/// The text of an answer's tokens; a character that is cut off at the end is left out.
+/// Returns the text of an answer's tokens, without an incomplete character at the end.
 pub fn text_of(tokenizer: &Arc<Tokenizer>, ids: &[TokenId]) -> String {
     let mut detokenizer = Detokenizer::new(tokenizer.clone());
     ids.iter().map(|&id| detokenizer.push(id)).collect()

@@ -1,4 +1,5 @@
-//! The whole program on the demo models: arms that must agree, interruptions, and every suite's prompts.
+//! Tests the whole program on the demo models: arms that must agree, interruptions, and the prompts of the
+//! suites.
 
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 
@@ -21,8 +22,8 @@ fn model(name: &str) -> (Arc<Model>, PathBuf) {
     (Model::open(&folder.join(name)).unwrap(), folder)
 }
 
-/// A cloud with its heads; devices with the same model (`same`, and `narrow` with a window), the device model
-/// (`phone`), and one with another tokenizer (`other`).
+/// Makes a cloud with calibrated heads, and four devices: `same` and `narrow` (with a window) have the
+/// cloud's model, `phone` the device model, `other` a model with another tokenizer.
 fn setup(workers: usize) -> Setup {
     let (cloud, folder) = model("demo-cloud.gguf");
     let heads = std::fs::read_to_string(folder.join("demo-cloud.heads.json")).unwrap();
@@ -132,7 +133,7 @@ fn workers_and_interruptions_change_nothing() {
         rounds += 1;
         let mut store = Store::open(&path, &two.origin()).unwrap();
         let stop = AtomicBool::new(false);
-        // Every round is stopped after its fourth new case.
+        // Stop every round after its fourth new case.
         let mut done_now = 0;
         let ended = run(&two, jobs(&cases, &arms), &mut store, &stop, &mut |_, _, _| {
             done_now += 1;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Records what LongBench's own scorer answers on the cases made here; only texts of our own and numbers are kept.
+"""Records the scores of LongBench's own program on cases made here. Only our own texts and numbers are stored.
 
     git clone https://github.com/THUDM/LongBench && git -C LongBench checkout 2e00731f8d0bff23dc4325161044d0ed8af94c1e
     python3 -m venv venv && venv/bin/pip install rouge==1.0.1 jieba==0.42.1 fuzzywuzzy==0.18.0
     venv/bin/python benches/longbench/data/record.py LongBench/LongBench
 
-Writes cases.json and words.json beside itself, the same bytes every time. python-Levenshtein must not be there: LongBench's
-requirements do not name it, and with it fuzzywuzzy computes another ratio.
+Writes cases.json and words.json into its own folder, with the same bytes every time. python-Levenshtein must not be
+installed: it is not in LongBench's requirements, and with it fuzzywuzzy computes another ratio.
 """
 
 import json
@@ -74,12 +74,12 @@ EDGES = ["", " ", "\n", "...", ". . .", "。", "！？", "the", "A", "an the a",
 
 
 def text(pieces):
-    """A text from `[piece, count]` pairs."""
+    """Returns the text of `[piece, count]` pairs."""
     return "".join(piece * count for piece, count in pieces)
 
 
 def plain(pieces):
-    """The text itself where nothing is repeated."""
+    """Returns the text itself if no piece is repeated, else the pairs."""
     return pieces if any(count > 1 for _, count in pieces) else text(pieces)
 
 
@@ -101,7 +101,7 @@ class Draw:
         return glue.join(self.sentence(self.random.choice(pools)) for _ in range(self.random.randrange(1, most)))
 
     def odd(self):
-        """Characters from everywhere, so that no word is known."""
+        """Returns random characters of many scripts, which form no known words."""
         blocks = [(0x4E00, 0x9FFF), (0x4E00, 0x5500), (0x3400, 0x3500), (0x20, 0x7F), (0x3000, 0x3030), (0xFF00, 0xFF60), (0x2000, 0x2030)]
         letters = []
         for _ in range(self.random.randrange(1, 30)):
@@ -110,7 +110,7 @@ class Draw:
         return "".join(letters)
 
     def changed(self, line):
-        """The text with words or characters dropped, doubled, swapped or put in another case."""
+        """Returns the text with words or characters removed, doubled, swapped or in upper case."""
         cjk = any("\u4e00" <= letter <= "\u9fff" for letter in line)
         parts = list(line) if cjk or " " not in line else line.split(" ")
         out = []
@@ -128,7 +128,7 @@ class Draw:
 
 
 def pairs(draw, pools, count, most=6):
-    """Prediction and ground truth: edges against everything, equal texts, changed texts, unrelated texts, very long ones."""
+    """Returns predictions with ground truths: edge cases, changed texts, longer texts, unrelated texts, odd characters."""
     made = [(edge, edge) for edge in EDGES]
     made += [(edge, draw.passage(pools, 3)) for edge in EDGES[:12]] + [(draw.passage(pools, 3), edge) for edge in EDGES[:12]]
     while len(made) < count:
@@ -146,14 +146,14 @@ def pairs(draw, pools, count, most=6):
 
 
 def long_pairs(draw, pools):
-    """Repeated lines and very long texts, some just below and above what Python's recursion limit allows ROUGE-L."""
+    """Returns repeated lines and very long texts; some are just below or above Python's recursion limit in ROUGE-L."""
     line, other = draw.sentence(pools[0]), draw.sentence(pools[-1])
     made = [([[line + "\n", 200]], [[line, 1]]), ([[line, 1]], [[line + " ", 300]]), ([[line + " " + other + ". ", 60]], [[other + ". ", 80]])]
-    # Words of their own, so that the path through the table has a known length.
+    # One repeated word, so that the path through the table has a known length.
     for words in [480, 490, 494, 495, 496, 497, 498, 500, 980, 985, 986, 987, 988, 989, 990, 991, 992, 995, 1000]:
         made.append(([["w ", words]], [["w ", words]]))
     for words in [975, 980, 984, 985, 986, 987, 988, 989, 990, 991, 992, 993, 994, 995, 1010]:
-        # Only the sentences `x x ...` and `y` go deep; where that is not too deep, `q` scores.
+        # Only the sentences `x x ...` and `y` recurse deeply; if the limit is not reached, `q` gives a score.
         made.append(([["q.", 1], ["x ", words]], [["q. y", 1]]))
         made.append(([["q. x", 1]], [["q.", 1], ["y ", words]]))
         made.append(([["q.", 1], ["x ", words]], [["q.", 1], ["y ", words]]))
@@ -169,7 +169,7 @@ def numbered(draw, word, digits):
 
 
 def cases():
-    """Every case as (metric, prediction, ground truth, classes)."""
+    """Yields every case as (metric, prediction, ground truth, classes)."""
     draw = Draw(20240)
     for p, g in pairs(draw, [ENGLISH], 120) + pairs(draw, [ENGLISH, CHINESE, CODE], 70) + long_pairs(draw, [ENGLISH])[:3]:
         yield "qa_f1_score", p, g, []
@@ -197,7 +197,7 @@ def cases():
     code = pairs(draw, [CODE], 110, 4) + pairs(draw, [CODE, CHINESE], 60, 4)
     for p, g in code:
         yield "code_sim_score", p, g, []
-    for n in [99, 100, 199, 200, 201, 300]:  # difflib leaves popular characters out from 200 on
+    for n in [99, 100, 199, 200, 201, 300]:  # difflib ignores frequent characters from length 200 on
         body = "".join(draw.random.choice("abcdefgh    ()=;") for _ in range(n))
         yield "code_sim_score", [[draw.changed(body), 1]], [[body, 1]], []
         yield "code_sim_score", [[body, 1]], [[draw.changed(body) + "zq" * 3, 1]], []
@@ -205,7 +205,7 @@ def cases():
 
 
 def score(metric, prediction, truth, classes):
-    """As deep in calls as eval.py's `scorer`: ROUGE-L ends at Python's recursion limit."""
+    """Has the same call depth as eval.py's `scorer`, because ROUGE-L depends on Python's recursion limit."""
     return metric(prediction, truth, all_classes=classes)
 
 
@@ -219,7 +219,7 @@ def write(name, value):
 if len(sys.argv) != 2:
     sys.exit(__doc__)
 sys.path.insert(0, sys.argv[1])
-warnings.simplefilter("ignore")  # fuzzywuzzy says that it uses difflib
+warnings.simplefilter("ignore")  # fuzzywuzzy warns that it uses difflib
 try:
     import Levenshtein
     sys.exit("python-Levenshtein is installed: fuzzywuzzy would compute another ratio than LongBench's requirements give")

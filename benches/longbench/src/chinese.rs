@@ -1,16 +1,19 @@
-//! Chinese words, as the Python package `jieba` 0.42.1 cuts them in its default mode (with its hidden Markov model).
+//! Splits Chinese text into words like the Python package `jieba` 0.42.1 in its default mode (with its hidden
+//! Markov model).
 //!
-//! `jieba-rs` has the same dictionary and the same model but other edges: it takes more characters for Chinese (CJK
-//! extensions), keeps any character between letters and digits, and its dictionary lacks one repeated line that counts
-//! in the total. So it is asked only for what is equal: the most probable path through one block of characters, and
-//! the model's cut of one run of Chinese characters. Blocks, and what becomes of single characters, are done here.
+//! `jieba-rs` has the same dictionary and the same model, but it treats edge cases differently. It counts
+//! more characters as Chinese (CJK extensions) and keeps any character between letters and digits. Its
+//! dictionary lacks one repeated line that counts in the total frequency. So it is used only for equal parts:
+//! the most probable path through one block of characters, and the model's split of one run of Chinese
+//! characters. Blocks and single characters are handled here.
 
 use std::sync::LazyLock;
 
 use jieba_rs::Jieba;
 use regex::Regex;
 
-/// The frequency of the repeated line, under a character that no block holds: only the total sees it.
+/// The repeated line, as a private-use character with its frequency. No block contains this character, so it
+/// only affects the total frequency.
 const REPEATED_LINE: (&str, usize) = ("\u{E000}", 3);
 
 static DICTIONARY: LazyLock<Jieba> = LazyLock::new(|| {
@@ -18,15 +21,16 @@ static DICTIONARY: LazyLock<Jieba> = LazyLock::new(|| {
     jieba.add_word(REPEATED_LINE.0, Some(REPEATED_LINE.1), None);
     jieba
 });
-/// Without words, all that is left is the model.
+/// Without a dictionary, `jieba-rs` uses only the model.
 static MODEL: LazyLock<Jieba> = LazyLock::new(Jieba::empty);
 /// A number with decimals, a word, or either with a percent sign.
 static LATIN: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"[a-zA-Z0-9]+(?:\.[0-9]+)?%?").expect("the pattern is a constant"));
 
-/// The words of `text`, in order; joined they are `text`. Line breaks, blanks and marks are words of their own.
+/// Returns the words of `text` in order; joined, they give `text`. Line breaks, blanks and punctuation marks
+/// are separate words.
 ///
-/// Cost: linear in the text, but for the first call of the process, which reads the dictionary (350,000 words).
+/// Cost: linear in the text. The first call of the process also reads the dictionary (350,000 words).
 #[must_use]
 pub fn words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
@@ -36,17 +40,17 @@ pub fn words(text: &str) -> Vec<&str> {
     words
 }
 
-/// Characters that are looked up together.
+/// Returns whether a character belongs to a block, which is looked up as a whole.
 fn in_block(c: char) -> bool {
     is_chinese(c) || c.is_ascii_alphanumeric() || matches!(c, '+' | '#' | '&' | '.' | '_' | '%' | '-')
 }
 
-/// The characters that Python's `jieba` takes for Chinese.
+/// Returns whether Python's `jieba` counts a character as Chinese.
 fn is_chinese(c: char) -> bool {
     matches!(c, '\u{4E00}'..='\u{9FD5}')
 }
 
-/// Maximal runs of characters inside and outside a class.
+/// Splits a text into maximal runs of characters inside and outside a class.
 fn runs(text: &str, class: impl Fn(char) -> bool) -> impl Iterator<Item = (&str, bool)> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -58,7 +62,7 @@ fn runs(text: &str, class: impl Fn(char) -> bool) -> impl Iterator<Item = (&str,
     })
 }
 
-/// Every character alone, but a Windows line break together.
+/// Adds every character as a word; a Windows line break is one word.
 fn marks<'t>(block: &'t str, words: &mut Vec<&'t str>) {
     let mut rest = block;
     while let Some(first) = rest.chars().next() {
@@ -69,14 +73,15 @@ fn marks<'t>(block: &'t str, words: &mut Vec<&'t str>) {
     }
 }
 
-/// Words of the most probable path; runs of single characters go through the model where they are no word.
+/// Adds the words of the most probable path. Runs of single characters go through the model, unless they are
+/// a word.
 fn cut_block<'t>(block: &'t str, words: &mut Vec<&'t str>) {
     let mut singles = 0..0;
     let mut at = 0;
     for token in DICTIONARY.cut(block, false) {
         let start = at;
         at += token.len();
-        // `jieba-rs` joins single letters and digits here; no word of the dictionary has nothing but these.
+        // `jieba-rs` joins single letters and digits here; no word of the dictionary consists only of these.
         let is_single =
             token.chars().nth(1).is_none() || token.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if is_single {
@@ -102,13 +107,14 @@ fn cut_singles<'t>(run: &'t str, words: &mut Vec<&'t str>) {
     }
 }
 
-/// Whether the dictionary has `run`, every character of which the most probable path takes alone. Only words of frequent
-/// Chinese characters can be worth less than their characters, so that other ones are not looked for.
+/// Returns whether the dictionary contains `run`, whose characters are all single on the most probable path.
+/// Only words of frequent Chinese characters can be less probable than their single characters, so other runs
+/// are not looked up.
 fn is_word(run: &str) -> bool {
     run.chars().all(is_chinese) && DICTIONARY.cut_all(run).contains(&run)
 }
 
-/// Words and numbers, and whatever stands between them.
+/// Adds words and numbers, and the text between them.
 fn latin<'t>(part: &'t str, words: &mut Vec<&'t str>) {
     let mut end = 0;
     for found in LATIN.find_iter(part) {
@@ -132,7 +138,7 @@ mod tests {
     fn edges_of_blocks_are_those_of_python() {
         check("", &[]);
         check("\r\n \n\r", &["\r\n", " ", "\n", "\r"]);
-        // An extension of CJK and the last characters of the main block stand alone.
+        // Characters of CJK extensions, and the last characters of the main block, are single words.
         check("𠮷野家", &["𠮷", "野家"]);
         check("鿖鿕", &["鿖", "鿕"]);
         check("1.0.3-beta_2", &["1.0", ".", "3", "-", "beta", "_", "2"]);

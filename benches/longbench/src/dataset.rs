@@ -1,15 +1,15 @@
-//! LongBench's data sets: which metric scores each, and how its `eval.py` comes from answers to one figure.
+//! LongBench's data sets: their metrics, and the summary score of its `eval.py`.
 
 use crate::metric::{Metric, ScoreError};
 
 /// One data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataSet {
-    /// Its name: that of its `jsonl` file.
+    /// Its name, which is that of its `jsonl` file.
     pub name: &'static str,
-    /// How its answers are scored.
+    /// The metric of its answers.
     pub metric: Metric,
-    /// Only the first line of an answer counts (leading line breaks aside).
+    /// Whether only the first line of an answer counts, after leading line breaks.
     pub first_line_only: bool,
 }
 
@@ -46,7 +46,7 @@ pub const DATASETS: [DataSet; 21] = [
     set("repobench-p", Metric::CodeSim),
 ];
 
-/// The data set of this name; LongBench-E's files have `_e` behind it and are scored alike.
+/// Returns the data set of this name. The files of LongBench-E have the suffix `_e` and the same metrics.
 #[must_use]
 pub fn dataset(name: &str) -> Option<&'static DataSet> {
     let find = |name: &str| DATASETS.iter().find(|set| set.name == name);
@@ -54,7 +54,7 @@ pub fn dataset(name: &str) -> Option<&'static DataSet> {
 }
 
 impl DataSet {
-    /// The best score of `prediction` against any of the right answers, 0..=1; 0 where there is none.
+    /// Returns the best score of `prediction` over the right answers, 0..=1; 0 if there is no right answer.
     ///
     /// # Errors
     /// As [`Metric::score`].
@@ -71,10 +71,11 @@ impl DataSet {
     }
 }
 
-/// The figure that LongBench prints for a data set: the mean of `scores` in percent, with two decimals; none for none.
+/// Returns the score that LongBench prints for a data set: the mean of `scores` in percent, with two
+/// decimals; `None` if there are no scores.
 #[must_use]
 pub fn percent(scores: &[f64]) -> Option<f64> {
-    // Summed first and scaled then, as `eval.py` does; formatting rounds the exact value, as Python's `round` does.
+    // Summed before scaling, as in `eval.py`. Formatting rounds the exact value, like Python's `round`.
     let mean = 100.0 * scores.iter().sum::<f64>() / scores.len() as f64;
     (!scores.is_empty()).then(|| format!("{mean:.2}").parse().expect("a formatted number is one"))
 }
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn the_mean_has_two_decimals() {
         assert_eq!(percent(&[1.0, 0.0, 0.0]), Some(33.33));
-        // 0.125 % exactly: to the even digit.
+        // Exactly 0.125 %, rounded to the even digit.
         assert_eq!(percent(&[0.00125]), Some(0.12));
         assert_eq!(percent(&[]), None);
     }

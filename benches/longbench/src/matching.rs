@@ -1,15 +1,16 @@
-//! How alike two lines of code are: the ratio of Python's `difflib.SequenceMatcher`, as `fuzzywuzzy` rounds it.
+//! Similarity of two lines of code: the ratio of Python's `difflib.SequenceMatcher`, rounded like
+//! `fuzzywuzzy`.
 //!
-//! Source: Ratcliff and Metzener 1988 (gestalt pattern matching), with `difflib`'s rule that characters are left out as
-//! starting points that make up more than 1 % of a second line of 200 characters or more.
+//! Source: Ratcliff and Metzener 1988 (gestalt pattern matching), with a rule of `difflib`. In a second line
+//! of 200 characters or more, a character that makes up more than 1 % of it never starts a match.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// From this length on, frequent characters are left out.
+/// Minimum length of the second text for which frequent characters are left out.
 const POPULAR_FROM: usize = 200;
 
-/// `fuzzywuzzy.fuzz.ratio`: 0..=100, rounded to a whole number, halves to the even one.
+/// Returns `fuzzywuzzy.fuzz.ratio`: 0..=100, rounded to an integer, halves to the even one.
 pub(crate) fn ratio_percent(first: &str, second: &str) -> f64 {
     if first == second {
         return 100.0;
@@ -25,7 +26,7 @@ pub(crate) fn ratio_percent(first: &str, second: &str) -> f64 {
 struct Matcher {
     first: Vec<char>,
     second: Vec<char>,
-    /// Positions of each character in the second text, rising, without the popular ones.
+    /// Positions of each character in the second text, in ascending order, without frequent characters.
     positions: HashMap<char, Vec<usize>>,
 }
 
@@ -43,7 +44,7 @@ impl Matcher {
         Matcher { first: first.chars().collect(), second, positions }
     }
 
-    /// Characters in matching blocks.
+    /// Returns the number of characters in matching blocks.
     fn matched(&self) -> usize {
         let mut open = vec![(0..self.first.len(), 0..self.second.len())];
         let mut total = 0;
@@ -58,10 +59,11 @@ impl Matcher {
         total
     }
 
-    /// The longest block within both ranges that begins the earliest: its places and its length.
+    /// Returns the start positions and the length of the longest block within both ranges; of equally long
+    /// ones, the earliest.
     fn longest_match(&self, first: Range<usize>, second: Range<usize>) -> (usize, usize, usize) {
         let (mut i, mut j, mut size) = (first.start, second.start, 0);
-        // Lengths of the blocks that end at each position of the second text and the row before.
+        // Lengths of the blocks that end at each position of the second text and at the previous row.
         let mut lengths: HashMap<usize, usize> = HashMap::new();
         for row in first.clone() {
             let mut next = HashMap::new();
@@ -80,7 +82,7 @@ impl Matcher {
             }
             lengths = next;
         }
-        // Popular characters do not begin a block, but they belong to one that touches them.
+        // Frequent characters do not start a block, but they extend a block next to them.
         while i > first.start && j > second.start && self.first[i - 1] == self.second[j - 1] {
             (i, j, size) = (i - 1, j - 1, size + 1);
         }
@@ -101,9 +103,9 @@ mod tests {
         assert_eq!(ratio_percent("abcd", "bcde"), 75.0);
         assert_eq!(ratio_percent("", ""), 100.0);
         assert_eq!(ratio_percent("", "x"), 0.0);
-        // 2 * 1 / 16 = 12.5 %: to the even 12.
+        // 2 * 1 / 16 = 12.5 %, rounded to the even 12.
         assert_eq!(ratio_percent("abcdefgh", "aijklmno"), 12.0);
-        // Only popular characters: nothing to begin with.
+        // All characters are frequent, so no block can start.
         assert_eq!(ratio_percent(&"ab".repeat(100), &"ba".repeat(100)), 0.0);
     }
 }

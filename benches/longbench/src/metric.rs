@@ -11,7 +11,7 @@ use crate::matching::ratio_percent;
 use crate::normalize::{chinese_word, english_words};
 use crate::rouge::{DEPTH_MAX, rouge_l};
 
-/// How one answer is scored; all in 0..=1.
+/// The metric of one answer. All scores are in 0..=1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Metric {
     /// F1 of English words, without articles and punctuation.
@@ -22,15 +22,15 @@ pub enum Metric {
     Rouge,
     /// ROUGE-L of Chinese words.
     RougeZh,
-    /// Whether the class is named, shared among all classes that are.
+    /// 1 divided by the number of named classes if the right class is among them, else 0.
     Classification,
-    /// Share of the numbers written that are the paragraph's.
+    /// Share of the numbers in the answer that are the number of the right paragraph.
     Retrieval,
-    /// The same in Chinese.
+    /// The same for Chinese.
     RetrievalZh,
-    /// Share of the numbers written that are the right one.
+    /// Share of the numbers in the answer that are the right number.
     Count,
-    /// Likeness of the first line of code.
+    /// Similarity of the first line of code.
     CodeSim,
 }
 
@@ -47,12 +47,12 @@ const NAMES: [(Metric, &str); 9] = [
     (Metric::CodeSim, "code_sim_score"),
 ];
 
-/// A name that none of the metrics has.
+/// The name is not that of a metric.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("metric `{0}` is not one of LongBench's")]
 pub struct UnknownMetric(pub String);
 
-/// An answer that cannot be compared with.
+/// A right answer that cannot be used for scoring.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScoreError {
     /// The right answer of a retrieval task names no paragraph.
@@ -60,7 +60,7 @@ pub enum ScoreError {
     NoParagraph {
         /// The right answer, at most 64 characters of it.
         truth: String,
-        /// How it is named.
+        /// The expected form of the name.
         form: &'static str,
     },
 }
@@ -75,23 +75,24 @@ impl FromStr for Metric {
 }
 
 impl Metric {
-    /// Its name in LongBench's `metrics.py`.
+    /// Returns its name in LongBench's `metrics.py`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         let found = NAMES.iter().find(|&&(metric, _)| metric == self);
         found.expect("every metric is in the table").1
     }
 
-    /// The score of `prediction` against one right answer; `classes` are the names that a classification chooses from.
+    /// Returns the score of `prediction` against one right answer. `classes`: the class names of a
+    /// classification.
     ///
     /// # Errors
-    /// [`ScoreError::NoParagraph`] where the right answer of a retrieval task names no paragraph.
+    /// [`ScoreError::NoParagraph`] if the right answer of a retrieval task names no paragraph.
     pub fn score(self, prediction: &str, truth: &str, classes: &[String]) -> Result<f64, ScoreError> {
         Ok(match self {
             Metric::QaF1 => f1(&english_words(prediction), &english_words(truth)),
             Metric::QaF1Zh => f1(&chinese_words_normalized(prediction), &chinese_words_normalized(truth)),
             Metric::Rouge => rouge_l(prediction, truth, DEPTH_MAX),
-            // One call deeper, so that one less is left.
+            // One call deeper, so one call less is left.
             Metric::RougeZh => rouge_l(&words(prediction).join(" "), &words(truth).join(" "), DEPTH_MAX - 1),
             Metric::Classification => classification(prediction, truth, classes),
             Metric::Retrieval => numbers_equal(prediction, paragraph(truth, &PARAGRAPH, "Paragraph N")?),
@@ -114,7 +115,7 @@ fn chinese_words_normalized(text: &str) -> Vec<String> {
     words(text).into_iter().map(chinese_word).filter(|word| !word.is_empty()).collect()
 }
 
-/// F1 of two bags of words.
+/// Returns F1 of two multisets of words.
 fn f1(prediction: &[String], truth: &[String]) -> f64 {
     let mut left: HashMap<&str, usize> = HashMap::new();
     for word in truth {
@@ -138,7 +139,7 @@ fn f1(prediction: &[String], truth: &[String]) -> f64 {
 fn classification(prediction: &str, truth: &str, classes: &[String]) -> f64 {
     let mut named: Vec<&str> =
         classes.iter().map(String::as_str).filter(|&class| prediction.contains(class)).collect();
-    // The list loses names while it is walked, as LongBench's does: what follows a lost name is passed over.
+    // Names are removed during the iteration, as in LongBench: the name after a removed one is skipped.
     let mut at = 0;
     while at < named.len() {
         let name = named[at];
@@ -158,7 +159,7 @@ fn paragraph<'t>(truth: &'t str, named: &Regex, form: &'static str) -> Result<&'
         .ok_or_else(|| ScoreError::NoParagraph { truth: truth.chars().take(64).collect(), form })
 }
 
-/// Share of the numbers in `prediction` that are written exactly as `truth`.
+/// Returns the share of the numbers in `prediction` that are written exactly like `truth`.
 fn numbers_equal(prediction: &str, truth: &str) -> f64 {
     let numbers: Vec<&str> = NUMBER.find_iter(prediction).map(|found| found.as_str()).collect();
     if numbers.is_empty() {
@@ -167,7 +168,7 @@ fn numbers_equal(prediction: &str, truth: &str) -> f64 {
     numbers.iter().filter(|&&number| number == truth).count() as f64 / numbers.len() as f64
 }
 
-/// The first line that neither is a comment nor fences code; empty where there is none.
+/// Returns the first line that is neither a comment nor a code fence; empty if there is none.
 fn first_line_of_code(prediction: &str) -> &str {
     let mut lines = prediction.trim_start_matches('\n').split('\n');
     lines.find(|line| !line.contains('`') && !line.contains('#') && !line.contains("//")).unwrap_or("")

@@ -1,22 +1,24 @@
-//! ROUGE-L as the Python package `rouge` 1.0.1 computes it (summary level, distinct words), as F1 of precision and recall.
+//! ROUGE-L as in the Python package `rouge` 1.0.1 (summary level, distinct words): F1 of precision and
+//! recall.
 //!
-//! Sentences end at every full stop; a sentence is the list of its words. Source: Lin 2004, "ROUGE", section 3.2, with
-//! the package's ways: words are counted once however often they occur, over all sentences together; the smoothing
-//! constant keeps equal texts just below 1; and its recursive walk through the table must stay within Python's limit.
+//! Sentences end at every full stop; a sentence is the list of its words. Source: Lin 2004, "ROUGE", section
+//! 3.2, with three properties of the package. Each distinct word counts once over all sentences. The
+//! smoothing constant keeps the score of equal texts slightly below 1. Its recursion through the table must
+//! stay within Python's limit.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::normalize::is_blank;
 
-/// How deep the package's walk may go in CPython 3.11 (limit 1,000) when `eval.py` asks for `rouge_score`; beyond, an
-/// exception makes the score 0.
+/// Maximum depth of the package's recursion in CPython 3.11 (limit 1,000) when `eval.py` calls `rouge_score`.
+/// Beyond it, an exception makes the score 0.
 pub(crate) const DEPTH_MAX: usize = 991;
-/// Numbers up to here are one object in CPython; comparing larger ones goes one call deeper.
+/// Integers up to this value are shared objects in CPython; comparing larger ones needs one more call.
 const SHARED_NUMBER_MAX: usize = 256;
-/// What keeps the package from dividing by zero.
+/// The constant with which the package avoids a division by zero.
 const SMOOTHING: f64 = 1e-8;
 
-/// F1 of ROUGE-L; 0 where either text has no sentence or the walk goes deeper than `depth_max`.
+/// Returns F1 of ROUGE-L; 0 if either text has no sentence or the recursion is deeper than `depth_max`.
 pub(crate) fn rouge_l(prediction: &str, truth: &str, depth_max: usize) -> f64 {
     let mut ids = HashMap::new();
     let prediction = sentences(prediction, &mut ids);
@@ -37,7 +39,7 @@ pub(crate) fn rouge_l(prediction: &str, truth: &str, depth_max: usize) -> f64 {
     2.0 * ((precision * recall) / (precision + recall + SMOOTHING))
 }
 
-/// Sentences as word numbers. A sentence of blanks alone is one empty word.
+/// Splits a text into sentences of word numbers. A sentence of only blanks is one empty word.
 fn sentences<'t>(text: &'t str, ids: &mut HashMap<&'t str, u32>) -> Vec<Vec<u32>> {
     let mut number = |word| {
         let next = u32::try_from(ids.len()).expect("a text has fewer than 2^32 words");
@@ -56,10 +58,12 @@ fn sentences<'t>(text: &'t str, ids: &mut HashMap<&'t str, u32>) -> Vec<Vec<u32>
         .collect()
 }
 
-/// The words of one longest common subsequence, that of the package; none where its walk goes too deep.
+/// Returns the words of the longest common subsequence that the package finds, or `None` if its recursion is
+/// too deep.
 fn longest_common(wanted: &[u32], written: &[u32], depth_max: usize) -> Option<Vec<u32>> {
     let (n, m) = (wanted.len(), written.len());
-    // Each call takes one word of either at least, and it ends where one is used up.
+    // Each call consumes at least one word of one sentence, and the recursion ends when one sentence is
+    // empty.
     if n.min(m) >= depth_max {
         return None;
     }
@@ -77,7 +81,7 @@ fn longest_common(wanted: &[u32], written: &[u32], depth_max: usize) -> Option<V
     let (mut i, mut j, mut depth) = (n, m, 1);
     let mut path = Vec::new();
     while i > 0 && j > 0 {
-        // Looking a pair of numbers up compares them, one call deeper, and large numbers another.
+        // Looking up a pair of numbers compares them, which is one call deeper; large numbers need one more.
         let compares = if wanted[i - 1] == written[j - 1] {
             path.push(wanted[i - 1]);
             (i, j) = (i - 1, j - 1);
@@ -110,7 +114,7 @@ mod tests {
         assert!((f1 - 2.0 / 3.0).abs() < 1e-7, "{f1}");
         assert_eq!(rouge_l("...", "a", DEPTH_MAX), 0.0);
         assert_eq!(rouge_l("a", "", DEPTH_MAX), 0.0);
-        // Blanks between full stops are an empty word.
+        // Blanks between full stops count as one empty word.
         assert!(rouge_l(" . ", " ", DEPTH_MAX) > 0.99);
     }
 

@@ -1,11 +1,11 @@
-//! Equal to LongBench's own program on every recorded case; `data/record.py` says how they were made.
+//! Compares the scores with LongBench's own program on all recorded cases, which `data/record.py` made.
 
 use std::collections::BTreeMap;
 
 use baton_longbench::{Metric, chinese_words};
 use serde_json::Value;
 
-/// A text as recorded: itself, or `[piece, count]` pairs.
+/// Reads a recorded text: a string, or `[piece, count]` pairs.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

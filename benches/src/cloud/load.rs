@@ -1,4 +1,5 @@
-//! A closed loop: so many clients, each of which asks again as soon as its answer has ended.
+//! A closed loop: a fixed number of clients, each of which sends its next request as soon as its answer has
+//! ended.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,34 +12,40 @@ use crate::engine::letters::Letters;
 
 /// The shape of every request.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    /// Tokens of its prompt.
+pub(super) struct Shape {
+    /// Number of tokens in the prompt.
     pub prompt_tokens: usize,
     /// L.
     pub answer_tokens: usize,
 }
 
 impl Shape {
-    /// A request that no other one shares a prefix with.
-    pub fn ask(self, letters: &mut Letters) -> Ask {
+    /// Makes a request whose prompt shares no prefix with others.
+    pub(super) fn ask(self, letters: &mut Letters) -> Ask {
         let user = letters.prompt(self.prompt_tokens - TEMPLATE_TOKENS);
         Ask { system: None, user, tokens: self.answer_tokens }
     }
 }
 
-/// What a closed loop gave once it had settled.
+/// The result of a closed loop in its steady state.
 #[derive(Debug, Clone)]
-pub struct Settled {
-    /// Requests a second.
+pub(super) struct Settled {
+    /// Requests per second.
     pub per_s: f64,
-    /// The requests counted.
+    /// The counted requests.
     pub took: Vec<Took>,
 }
 
-/// Keeps `clients` requests under way until `counted` have ended after every client's first one.
+/// Keeps `clients` requests running until `clients + counted` requests have ended. The first `clients` of
+/// them do not count.
 ///
-/// All begin together, which no loop does once it runs: the first answers are left out.
-pub fn closed_loop(service: &Service, shape: Shape, clients: usize, counted: usize) -> Result<Settled> {
+/// The first ones are left out because all clients start together, which never happens in the steady state.
+pub(super) fn closed_loop(
+    service: &Service,
+    shape: Shape,
+    clients: usize,
+    counted: usize,
+) -> Result<Settled> {
     let enough = AtomicBool::new(false);
     let ended: Mutex<Vec<(Instant, Took)>> = Mutex::new(Vec::new());
     let client = |at: usize| -> Result<()> {
@@ -71,7 +78,7 @@ pub fn closed_loop(service: &Service, shape: Shape, clients: usize, counted: usi
 }
 
 fn settled(ended: &[(Instant, Took)], clients: usize, counted: usize) -> Option<Settled> {
-    // From the end of the last answer that is left out to that of the last one that counts.
+    // From the end of the last answer that does not count to the end of the last one that counts.
     let begun = ended.get(clients - 1)?.0;
     let last = ended.get(clients + counted - 1)?.0;
     let took = ended[clients..clients + counted].iter().map(|(_, took)| *took).collect();

@@ -1,4 +1,4 @@
-//! `baton-cloud serve` as a process, and one assist request as its client sees it.
+//! Runs `baton-cloud serve` as a process, and measures single assist requests as a client.
 
 use std::path::Path;
 use std::process::Child;
@@ -11,54 +11,54 @@ use serde_json::{Value, json};
 use crate::engine::http;
 use crate::engine::server::baton_cloud;
 
-/// What the chat layout of made models adds to a prompt of one user message: the beginning, the role, the message's
-/// end, the role of the answer.
-pub const TEMPLATE_TOKENS: usize = 4;
-/// The same for a system message in front: its role and its end.
-pub const SYSTEM_TOKENS: usize = 2;
+/// Tokens that the chat template of synthetic models adds to a prompt of one user message: the beginning, the
+/// role, the message's end, the role of the answer.
+pub(crate) const TEMPLATE_TOKENS: usize = 4;
+/// Tokens that the chat template adds for a system message: its role and its end.
+pub(crate) const SYSTEM_TOKENS: usize = 2;
 
 /// A running service, killed when dropped.
-pub struct Service {
+pub(crate) struct Service {
     child: Child,
     address: String,
     asked: AtomicU64,
 }
 
-/// What a request asks for.
+/// A request.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// A system message, if any.
     pub system: Option<String>,
-    /// The user's.
+    /// The user's message.
     pub user: String,
     /// L.
     pub tokens: usize,
 }
 
-/// What one request took.
+/// The times and token counts of one request.
 #[derive(Debug, Clone, Copy)]
-pub struct Took {
-    /// Until its first token was here.
+pub(crate) struct Took {
+    /// Time to the first token, as seen by the client.
     pub ttft: Duration,
-    /// How long it held a slot, as the service says.
+    /// How long it held a slot, as reported by the service.
     pub slot: Duration,
-    /// Its prompt, as the service counted it.
+    /// Tokens of its prompt, as counted by the service.
     pub prompt_tokens: u64,
-    /// Of it, what came from the prefix cache.
+    /// Tokens of its prompt that came from the prefix cache.
     pub cached_tokens: u64,
 }
 
 impl Service {
-    /// Starts the program beside the running one, with `options` of `serve`.
-    pub fn start(model: &Path, options: &[String]) -> Result<Self> {
+    /// Starts `baton-cloud serve` with `options`; the program is in the folder of the running one.
+    pub(crate) fn start(model: &Path, options: &[String]) -> Result<Self> {
         let own = std::env::current_exe().context("find the running program")?;
         let program = own.with_file_name("baton-cloud");
         let (child, address) = baton_cloud(&program, model, options)?;
         Ok(Self { child, address, asked: AtomicU64::new(1) })
     }
 
-    /// Asks without refinement and waits for the whole answer, which must have all its tokens.
-    pub fn assist(&self, ask: &Ask) -> Result<Took> {
+    /// Sends a request without refinement and waits for the whole answer, which must have all its tokens.
+    pub(crate) fn assist(&self, ask: &Ask) -> Result<Took> {
         let body = self.body(ask);
         let begun = Instant::now();
         let (mut first, mut end, mut error) = (None, None, None);
@@ -105,7 +105,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended already, and nothing is left to be done about either.
+        // Errors are ignored, because the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

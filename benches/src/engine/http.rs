@@ -1,7 +1,7 @@
-//! A client for one thing: a POST whose answer is a stream of events, each noted when it arrives.
+//! An HTTP client for POST requests whose answer is an event stream; each event is reported when it arrives.
 //!
-//! Loopback only, one connection a request, HTTP/1.1. Written here so that the client costs the measured programs as
-//! little as possible: a blocking read, no runtime.
+//! It supports loopback, one connection per request, and HTTP/1.1. It uses blocking reads and no async
+//! runtime, so that it takes little CPU time from the measured programs.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// How long nothing may come: a hang guard, not a measurement.
+/// Maximum time without data: a hang guard, not a measurement.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// Posts `body` and hands each event's JSON to `heard` as it arrives; `[DONE]` ends the stream.
-pub fn events(address: &str, path: &str, body: &Value, mut heard: impl FnMut(Value)) -> Result<()> {
+/// Posts `body` and passes each event's JSON to `heard` when it arrives; `[DONE]` ends the stream.
+pub(crate) fn events(address: &str, path: &str, body: &Value, mut heard: impl FnMut(Value)) -> Result<()> {
     let connection = TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
     connection.set_nodelay(true).context("send without delay")?;
     connection.set_read_timeout(Some(SILENCE_MAX)).context("limit the silence")?;
@@ -39,7 +39,7 @@ pub fn events(address: &str, path: &str, body: &Value, mut heard: impl FnMut(Val
     Ok(())
 }
 
-/// Reads status and headers; whether the body comes in chunks.
+/// Reads status and headers; returns whether the body is chunked.
 fn read_head(answer: &mut impl BufRead) -> Result<bool> {
     let mut line = String::new();
     answer.read_line(&mut line).context("read the status")?;
@@ -54,24 +54,24 @@ fn read_head(answer: &mut impl BufRead) -> Result<bool> {
     }
     if status.split(' ').nth(1) != Some("200") {
         let mut message = String::new();
-        // The message is only for the error below; it may be cut.
+        // The message is only used in the error below, and may be cut.
         let _ = answer.take(2000).read_to_string(&mut message);
         bail!("the server answered `{status}`: {message}");
     }
     Ok(chunked)
 }
 
-/// The lines of a body, whole or in chunks.
+/// Reader of the lines of a body, chunked or not.
 struct Lines<R> {
     answer: R,
     chunked: bool,
-    /// Bytes left of the present chunk.
+    /// Bytes left in the current chunk.
     left: usize,
     line: Vec<u8>,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// The next line; `None` at the end of the body.
+    /// Returns the next line, or `None` at the end of the body.
     fn next(&mut self) -> Result<Option<String>> {
         loop {
             if self.chunked && self.left == 0 && !self.next_chunk()? {
@@ -95,7 +95,7 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// Reads the size of the next chunk; false at the last one.
+    /// Reads the size of the next chunk; returns false at the last one.
     fn next_chunk(&mut self) -> Result<bool> {
         let mut size = String::new();
         while size.trim().is_empty() {

@@ -1,18 +1,18 @@
-//! Prompts whose tokens are their letters.
+//! Random prompts in which each letter is one token.
 
-/// Random prompts of letters, each a token of its own in the vocabulary of made models.
+/// A generator of random prompts. Each letter is one token in the vocabulary of synthetic models.
 #[derive(Debug)]
-pub struct Letters(u64);
+pub(crate) struct Letters(u64);
 
 impl Letters {
-    /// The same seed gives the same prompts.
-    pub fn new(seed: u64) -> Self {
+    /// Makes a generator; the same seed gives the same prompts.
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// So many letters.
-    pub fn prompt(&mut self, letters: usize) -> String {
-        // No `h` and no blank: `he` is one token.
+    /// Returns a prompt of `letters` letters.
+    pub(crate) fn prompt(&mut self, letters: usize) -> String {
+        // Without `h`, because `he` is one token, and without a blank.
         const ALPHABET: &[u8] = b"abcdfgijklmnopqrstuvwxyz";
         let mut letter = || {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

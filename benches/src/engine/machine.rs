@@ -1,20 +1,21 @@
-//! What the bench asks of the operating system: threads on CPUs of their own, and how much memory a process holds.
+//! Calls to the operating system: pinning threads to CPUs, and reading the memory and disk reads of a
+//! process.
 //!
-//! Linux only: elsewhere every call says so.
+//! Linux only: on other systems every call fails with an error.
 
 use anyhow::{Context as _, Result, bail};
 
 /// Memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Memory {
-    /// The most that was ever resident, mapped files included.
+pub(crate) struct Memory {
+    /// Peak resident memory, including mapped files.
     pub peak: u64,
-    /// What the system cannot take back by dropping pages of a file: anonymous and shared memory.
+    /// Memory that the system cannot free by dropping pages of a file: anonymous and shared memory.
     pub unreclaimable: u64,
 }
 
 /// Reads the memory of process `pid`.
-pub fn memory(pid: u32) -> Result<Memory> {
+pub(crate) fn memory(pid: u32) -> Result<Memory> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let kilobytes = |key: &str| -> Result<u64> {
@@ -28,8 +29,8 @@ pub fn memory(pid: u32) -> Result<Memory> {
     })
 }
 
-/// Bytes that process `pid` had a disk read, by reading or by touching mapped pages.
-pub fn read_bytes(pid: u32) -> Result<u64> {
+/// Returns the bytes that process `pid` has read from disk, by read calls or through mapped pages.
+pub(crate) fn read_bytes(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/io");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes:"));
@@ -37,14 +38,14 @@ pub fn read_bytes(pid: u32) -> Result<u64> {
     count.trim().parse().with_context(|| format!("read {path}"))
 }
 
-/// Bounds this thread, and the processes and threads it starts, to the first `count` CPUs.
-pub fn bound_to_first_cpus(count: usize) -> Result<()> {
+/// Binds this thread, and the processes and threads that it starts, to the first `count` CPUs.
+pub(crate) fn bound_to_first_cpus(count: usize) -> Result<()> {
     set_cpus(None, 0..count)
 }
 
-/// Pins each of the `count` threads that compute most while `work` runs to a CPU of its own: thread pools do not
-/// tell their threads' names.
-pub fn pin_busiest_threads(count: usize, work: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Pins each of the `count` threads that use most CPU time during `work` to its own CPU. They are found by
+/// CPU time, because thread pools do not name their threads.
+pub(crate) fn pin_busiest_threads(count: usize, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = thread_times()?;
     work()?;
     let mut used: Vec<(u64, i32)> = thread_times()?
@@ -61,7 +62,7 @@ pub fn pin_busiest_threads(count: usize, work: impl FnOnce() -> Result<()>) -> R
     Ok(())
 }
 
-/// Nanoseconds that each thread of this process has run.
+/// Returns the id and the CPU time in nanoseconds of each thread of this process.
 fn thread_times() -> Result<Vec<(i32, u64)>> {
     let mut times = Vec::new();
     for entry in std::fs::read_dir("/proc/self/task").context("list this process's threads")? {

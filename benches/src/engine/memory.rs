@@ -1,6 +1,6 @@
-//! What an 8-billion-weight file costs in memory that the system cannot take back.
+//! Measures the unreclaimable memory of the engine with a model of 8 billion weights.
 //!
-//! The file is made for the run and removed after it, unless it was there before.
+//! The model file is made for the run and removed afterwards, unless it existed before.
 
 use std::path::Path;
 
@@ -16,15 +16,15 @@ use crate::report::Report;
 const SHAPE: &str = "llama-8b";
 const PROMPT_TOKENS: usize = 512;
 const DECODE_TOKENS: usize = 16;
-/// Beside the KV cache.
+/// Maximum unreclaimable memory besides the KV cache.
 const OVERHEAD_MAX_MB: f64 = 128.0;
-/// Of the speed with repacked weights, what decoding from the mapped file must reach.
+/// Minimum speed of decoding from the mapped file, as a share of the speed with repacked weights.
 const MAPPED_MIN: f64 = 0.9;
-/// Measurements of each.
+/// Number of measurements of each layout.
 const LAYOUT_TURNS: usize = 5;
 
-/// Measures and adds the table and the check.
-pub fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
+/// Measures the memory and adds the table and the checks.
+pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
     let kept = target.join("models").join(format!("{SHAPE}-Q4_K_M.gguf")).is_file();
     let subject = subject(SHAPE, target)?;
     let measured = measure_file(args, &subject, report);
@@ -75,7 +75,8 @@ fn measure_file(args: &Args, subject: &Subject, report: &mut Report) -> Result<(
     Ok(())
 }
 
-/// Decoding straight from the mapped file and with repacked weights by turns: median tokens per second of each.
+/// Decodes in turn from the mapped file and with repacked weights; returns the median tokens per second of
+/// both.
 fn layouts(args: &Args, subject: &Subject, mapped: &mut Worker) -> Result<(f64, f64)> {
     let mut repacked = start_own(args, subject, SHIPPED_KV, &["--repack"])?;
     repacked.seconds(&format!("prefill {PROMPT_TOKENS}"))?;

@@ -1,7 +1,7 @@
-//! llama.cpp for comparison: fetched, checked, built, and wrapped in a worker.
+//! llama.cpp for comparison: it is downloaded, checked, built, and wrapped in a worker.
 //!
-//! The source is the one that the PyPI package `llama_cpp_python` carries whole, so that one checked file from a
-//! registry is all that is downloaded. Everything is kept under `target/peers` and made once. Never part of a product.
+//! The PyPI package `llama_cpp_python` contains the whole source, so only one file is downloaded, and its
+//! digest is checked. Everything is kept under `target/peers` and made once. It is never part of a product.
 
 use std::fs;
 use std::io::Read as _;
@@ -14,14 +14,16 @@ const PACKAGE: &str = "llama_cpp_python";
 const VERSION: &str = "0.3.36";
 const SHA256: &str = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e";
 
-/// What is built, and what a finished build says of itself.
+/// The targets that are built.
 const TARGETS: [&str; 4] = ["llama", "llama-server", "llama-bench", "ggml-rpc-server"];
+/// The text of the marker file of a finished build.
 const BUILT: &str = "0.3.36 with rpc";
 
-/// The name of what is compared with, for tables.
-pub const NAME: &str = "llama.cpp of llama_cpp_python 0.3.36";
+/// The name of llama.cpp in reports.
+pub(crate) const NAME: &str = "llama.cpp of llama_cpp_python 0.3.36";
 
-/// Options of pip: the source as it is, from the index, mirror or folder that this machine's pip is set up with.
+/// Options of pip: download only the source package, from the index, mirror or folder that pip is configured
+/// for.
 const FETCH: [&str; 9] = [
     "-m",
     "pip",
@@ -35,16 +37,16 @@ const FETCH: [&str; 9] = [
 ];
 
 /// A built llama.cpp.
-pub struct Peer {
-    /// The top folder of its source; programs and libraries lie in `build/bin`.
+pub(crate) struct Peer {
+    /// The top folder of its source; programs and libraries are in `build/bin`.
     folder: PathBuf,
-    /// Where the bench puts what it compiles itself.
+    /// The folder for programs that the bench compiles itself.
     tools: PathBuf,
 }
 
 impl Peer {
-    /// The build at `given`, or the one under `target`, made if it is not there yet.
-    pub fn ready(given: Option<&Path>, target: &Path) -> Result<Self> {
+    /// Returns the build at `given`, or the one under `target`, which is made if it is missing.
+    pub(crate) fn ready(given: Option<&Path>, target: &Path) -> Result<Self> {
         let tools = target.join("peers");
         fs::create_dir_all(&tools).with_context(|| format!("create {}", tools.display()))?;
         let folder = match given {
@@ -63,16 +65,17 @@ impl Peer {
         self.folder.join("build/bin")
     }
 
-    /// Its HTTP server.
-    pub fn server(&self) -> PathBuf {
+    /// Returns the path of its HTTP server.
+    pub(crate) fn server(&self) -> PathBuf {
         self.bin().join("llama-server")
     }
 
-    /// Its bench of the command line, and the server that computes a part of the layers for it.
+    /// Returns the paths of its command-line benchmark, and of the server that computes a part of the layers
+    /// for it.
     ///
     /// # Errors
-    /// They were not built: only with `-DGGML_RPC=ON`.
-    pub fn ring(&self) -> Result<(PathBuf, PathBuf)> {
+    /// If they are missing. They are built only with `-DGGML_RPC=ON`.
+    pub(crate) fn ring(&self) -> Result<(PathBuf, PathBuf)> {
         let program = |name: &str| {
             let path = self.bin().join(name);
             let wanted = "build the targets llama-bench and ggml-rpc-server with -DGGML_RPC=ON";
@@ -81,8 +84,8 @@ impl Peer {
         Ok((program("llama-bench")?, program("ggml-rpc-server")?))
     }
 
-    /// The worker over its library, compiled now.
-    pub fn driver(&self) -> Result<PathBuf> {
+    /// Compiles the worker that uses its library, and returns its path.
+    pub(crate) fn driver(&self) -> Result<PathBuf> {
         let bin = self.bin();
         let mut flags: Vec<String> = vec!["-O2".to_owned()];
         for folder in ["include", "ggml/include"] {
@@ -95,15 +98,15 @@ impl Peer {
     }
 }
 
-/// The probe of what the machine can do at most, compiled now.
-pub fn probe(target: &Path) -> Result<PathBuf> {
+/// Compiles the probe of the machine's limits, and returns its path.
+pub(crate) fn probe(target: &Path) -> Result<PathBuf> {
     let folder = target.join("peers");
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     let flags = ["-O3", "-march=native", "-pthread"].map(str::to_owned);
     compile("probe", include_str!("../../peers/probe.cpp"), &folder, &flags)
 }
 
-/// Compiles `source` in `folder`; libraries come after it, as linkers want it.
+/// Compiles `source` in `folder`. The flags follow the source file, because linkers need libraries last.
 fn compile(name: &str, source: &str, folder: &Path, flags: &[String]) -> Result<PathBuf> {
     let (text, program) = (folder.join(format!("{name}.cpp")), folder.join(name));
     fs::write(&text, source).with_context(|| format!("write {}", text.display()))?;
@@ -114,7 +117,7 @@ fn compile(name: &str, source: &str, folder: &Path, flags: &[String]) -> Result<
     Ok(program)
 }
 
-/// The folder of a built source under `folder`.
+/// Downloads and builds the source under `folder` if that is not done yet, and returns its folder.
 fn build(folder: &Path) -> Result<PathBuf> {
     let source = folder.join(format!("{PACKAGE}-{VERSION}/vendor/llama.cpp"));
     if !source.join("CMakeLists.txt").is_file() {
@@ -168,10 +171,10 @@ fn sha256(path: &Path) -> Result<String> {
         }
         hash.update(&part[..read]);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(hash.finalize()))
 }
 
-/// Runs to the end with its output on standard error, where progress goes.
+/// Runs a command to its end, with its output on standard error, like other progress output.
 fn finish(command: &mut Command, what: &str) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = command

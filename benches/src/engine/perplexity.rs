@@ -1,11 +1,12 @@
-//! Perplexity by the CPU's best instructions beside that of the scalar code, which defines every result.
+//! Compares the perplexity computed with the CPU's best instructions with that of the scalar code, which is
+//! the reference.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use baton_engine::synthetic::{Quant, SyntheticModel};
+use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::json;
 
 use super::process::Worker;
@@ -16,8 +17,8 @@ const TOKENS: usize = 256;
 const DEMO_MODEL: &str = "models/demo-cloud.gguf";
 const DIFFERENCE_MAX_PERCENT: f64 = 0.1;
 
-/// Measures and adds the table and the checks.
-pub fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
+/// Measures both and adds the table and the checks.
+pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
     let demo = Subject { name: "demo".to_owned(), path: PathBuf::from(DEMO_MODEL) };
     let random = Subject { name: "random".to_owned(), path: random_model(target)? };
     let mut rows = Vec::new();
@@ -55,7 +56,7 @@ fn perplexity(args: &Args, subject: &Subject, level: Option<&str>) -> Result<f64
     Worker::start(&subject.name, &mut command)?.number(&format!("perplexity {TOKENS}"), "perplexity")
 }
 
-/// A small model in the formats of Q4_K_M: the scalar path takes its time.
+/// Makes a model in the formats of Q4_K_M. It is small, because the scalar code is slow.
 fn random_model(target: &Path) -> Result<PathBuf> {
     let path = target.join("peers/random-small.gguf");
     let folder = path.parent().context("a file in a folder")?;

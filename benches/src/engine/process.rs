@@ -1,4 +1,4 @@
-//! Long-lived worker processes: one request a line, one JSON object a line in answer.
+//! Long-lived worker processes: each line is a request, and each answer is a line with a JSON object.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::machine::{self, Memory};
 
 /// A worker that has loaded its model; killed when dropped.
-pub struct Worker {
-    /// What tables call it.
+pub(crate) struct Worker {
+    /// Its name in tables.
     pub name: String,
     child: Child,
     requests: ChildStdin,
@@ -18,8 +18,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the program and waits until it is ready.
-    pub fn start(name: &str, command: &mut Command) -> Result<Self> {
+    /// Starts the worker and waits until it is ready.
+    pub(crate) fn start(name: &str, command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -32,29 +32,29 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Asks, and waits for the answer.
-    pub fn ask(&mut self, request: &str) -> Result<Value> {
+    /// Sends a request and waits for the answer.
+    pub(crate) fn ask(&mut self, request: &str) -> Result<Value> {
         writeln!(self.requests, "{request}").with_context(|| format!("ask {} to {request}", self.name))?;
         self.read().with_context(|| format!("{}: {request}", self.name))
     }
 
-    /// Asks for something that takes a time, in seconds.
-    pub fn seconds(&mut self, request: &str) -> Result<f64> {
+    /// Sends a request and returns the `seconds` of the answer.
+    pub(crate) fn seconds(&mut self, request: &str) -> Result<f64> {
         self.number(request, "seconds")
     }
 
-    /// Asks for the number `key`.
-    pub fn number(&mut self, request: &str, key: &str) -> Result<f64> {
+    /// Sends a request and returns the number `key` of the answer.
+    pub(crate) fn number(&mut self, request: &str, key: &str) -> Result<f64> {
         let answer = self.ask(request)?;
         answer[key].as_f64().with_context(|| format!("{} answered {answer} to `{request}`", self.name))
     }
 
-    /// What the process holds now.
-    pub fn memory(&self) -> Result<Memory> {
+    /// Returns the memory of the process.
+    pub(crate) fn memory(&self) -> Result<Memory> {
         machine::memory(self.child.id())
     }
 
-    /// The exit status or signal of a worker whose output has ended.
+    /// Returns the exit status or signal of a worker whose output has ended.
     fn how_it_ended(&mut self) -> String {
         self.child
             .wait()
@@ -79,7 +79,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended already, and nothing is left to be done about either.
+        // Errors are ignored, because the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,34 +1,36 @@
-//! What was measured, by figure and program, and the medians of it.
+//! Measured rates by figure and program, and their medians.
 
 use std::collections::BTreeMap;
 
-/// Rates by figure and program, one for each alternation in which it was measured.
+use baton_pacing::refit::median;
+
+/// Rates by figure and program, one per alternation; `None` if a program was not measured in an alternation.
 #[derive(Debug, Default)]
-pub struct Samples {
+pub(crate) struct Samples {
     rates: BTreeMap<(String, String), Vec<Option<f64>>>,
 }
 
 impl Samples {
-    /// Notes that `program` reached `rate` at `figure` in alternation `at`.
-    pub fn add(&mut self, figure: &str, program: &str, at: usize, rate: f64) {
+    /// Adds the rate that `program` reached at `figure` in alternation `at`.
+    pub(crate) fn add(&mut self, figure: &str, program: &str, at: usize, rate: f64) {
         let rates = self.rates.entry((figure.to_owned(), program.to_owned())).or_default();
         rates.resize(rates.len().max(at + 1), None);
         rates[at] = Some(rate);
     }
 
-    /// The rate of one alternation.
-    pub fn rate(&self, figure: &str, program: &str, at: usize) -> Option<f64> {
+    /// Returns the rate in one alternation.
+    pub(crate) fn rate(&self, figure: &str, program: &str, at: usize) -> Option<f64> {
         self.rates.get(&(figure.to_owned(), program.to_owned()))?.get(at).copied().flatten()
     }
 
-    /// The median over alternations.
-    pub fn median(&self, figure: &str, program: &str) -> Option<f64> {
+    /// Returns the median over alternations.
+    pub(crate) fn median(&self, figure: &str, program: &str) -> Option<f64> {
         let rates = self.rates.get(&(figure.to_owned(), program.to_owned()))?;
         median(rates.iter().copied().flatten())
     }
 
-    /// The median over alternations of `program`'s rate by the best one of `others`.
-    pub fn ratio(&self, figure: &str, program: &str, others: &[&str]) -> Option<f64> {
+    /// Returns the median over alternations of `program`'s rate divided by the best rate of `others`.
+    pub(crate) fn ratio(&self, figure: &str, program: &str, others: &[&str]) -> Option<f64> {
         let alternations = self.rates.get(&(figure.to_owned(), program.to_owned()))?.len();
         median((0..alternations).filter_map(|at| {
             let best = others.iter().filter_map(|other| self.rate(figure, other, at)).reduce(f64::max)?;
@@ -36,9 +38,9 @@ impl Samples {
         }))
     }
 
-    /// Whether `program` was so far behind one of `others` in the first alternation that measuring it again would
-    /// change nothing.
-    pub fn is_behind(&self, figure: &str, program: &str, others: &[&str]) -> bool {
+    /// Returns whether `program` was so much slower than one of `others` in the first alternation that it
+    /// does not have to be measured again.
+    pub(crate) fn is_behind(&self, figure: &str, program: &str, others: &[&str]) -> bool {
         const MARGIN: f64 = 1.15;
         let first = |name: &str| self.rate(figure, name, 0);
         let Some(own) = first(program) else { return false };
@@ -46,20 +48,9 @@ impl Samples {
     }
 }
 
-/// The middle of the values; the mean of the two middle ones where their number is even.
-pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
-/// The smallest value that at least `share` of the values do not exceed.
-pub fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
+/// Returns the percentile by nearest rank: the smallest value that at least `share` of the values do not
+/// exceed.
+pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let rank = (share * values.len() as f64).ceil() as usize;
     values.get(rank.max(1) - 1).copied()
@@ -68,13 +59,6 @@ pub fn percentile(mut values: Vec<f64>, share: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_are_the_middle() {
-        assert_eq!(median([]), None);
-        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
-    }
 
     #[test]
     fn ratios_pair_what_was_measured_together() {

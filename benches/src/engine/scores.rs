@@ -1,23 +1,24 @@
-//! What handing out attention scores costs, as a share of a prompt's prefill.
+//! Measures the cost of capturing attention scores, as a share of a prompt's prefill time.
 //!
-//! Scores are of the prompt's last tokens only, so every chunk but the last is the same with and without them: the
-//! last one is timed each way, in turn, and the difference set against the whole prompt.
+//! Only the scores of the prompt's last tokens are captured, so all chunks but the last are the same with and
+//! without them. The last chunk is timed in turn with and without scores, and the difference is divided by
+//! the time of the whole prompt.
 
 use anyhow::{Context as _, Result};
+use baton_pacing::refit::median;
 use serde_json::json;
 
-use super::samples::median;
 use super::speed::start_ours;
 use super::worker::SHIPPED_KV;
 use super::{Args, Subject};
 use crate::report::Report;
 
 const PROMPT_TOKENS: usize = 8192;
-/// Measurements of each way within an alternation.
+/// Number of measurements of each variant within an alternation.
 const REPEATS: usize = 3;
 
-/// Measures and adds the table and the checks.
-pub fn measure(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
+/// Measures the cost and adds the table and the checks.
+pub(super) fn measure(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
     let mut worker = start_ours(args, subject, SHIPPED_KV)?;
     let prompt_s = worker.seconds(&format!("prefill {PROMPT_TOKENS}"))?;
     worker.seconds(&format!("scores {PROMPT_TOKENS} none"))?; // Computes the chunks before the last one.

@@ -1,4 +1,4 @@
-//! Both programs as HTTP servers on the loopback interface, and one streamed answer of each.
+//! Runs both programs as HTTP servers on the loopback interface, and streams answers from them.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::http;
 
-/// How long a server may take to load its model: a hang guard.
+/// Maximum time for a server to load its model: a hang guard.
 const START_MAX: Duration = Duration::from_secs(300);
 
 /// The model's name in Baton's API.
 const MODEL_NAME: &str = "bench";
 
 /// A running server, killed when dropped.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     address: String,
     kind: Kind,
@@ -30,8 +30,8 @@ enum Kind {
     LlamaCpp,
 }
 
-/// Starts `baton-cloud serve` on a free port and an empty database; the process, and where it listens.
-pub fn baton_cloud(program: &Path, model: &Path, options: &[String]) -> Result<(Child, String)> {
+/// Starts `baton-cloud serve` on a free port with an empty database. Returns the process and its address.
+pub(crate) fn baton_cloud(program: &Path, model: &Path, options: &[String]) -> Result<(Child, String)> {
     let mut child = Command::new(program)
         .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
         .arg(model)
@@ -48,7 +48,7 @@ pub fn baton_cloud(program: &Path, model: &Path, options: &[String]) -> Result<(
     Ok((child, address?))
 }
 
-/// The address that `baton-cloud` prints once it listens.
+/// Reads the address that `baton-cloud` prints when it listens.
 fn address_of(child: &mut Child) -> Result<String> {
     let stdout = child.stdout.take().context("baton-cloud has no standard output")?;
     let mut line = String::new();
@@ -60,8 +60,8 @@ fn address_of(child: &mut Child) -> Result<String> {
 }
 
 impl Server {
-    /// `baton-cloud serve` beside the running program.
-    pub fn baton(
+    /// Starts `baton-cloud serve`.
+    pub(crate) fn baton(
         program: &Path,
         model: &Path,
         threads: usize,
@@ -80,15 +80,15 @@ impl Server {
         Ok(Self { child, address, kind: Kind::Baton })
     }
 
-    /// `llama-server` with `flags`.
-    pub fn llama_cpp(
+    /// Starts `llama-server` with `flags`.
+    pub(crate) fn llama_cpp(
         program: &Path,
         model: &Path,
         threads: usize,
         tokens: usize,
         flags: &[&str],
     ) -> Result<Self> {
-        // llama-server takes a port but does not print one that it chose.
+        // llama-server takes a port as an option; it would not print a port that it chose itself.
         let free = TcpListener::bind("127.0.0.1:0").and_then(|bound| bound.local_addr());
         let address = free.context("find a free port")?;
         let cpus = format!("0-{}", threads - 1);
@@ -123,9 +123,15 @@ impl Server {
         bail!("llama-server did not answer within {} s", START_MAX.as_secs());
     }
 
-    /// Streams an answer of `tokens` tokens to a prompt whose tokens are its letters; `heard` is called at each piece
-    /// of text. Gives the tokens of the prompt and of the answer as the server counts them.
-    pub fn answer(&self, prompt: &str, tokens: usize, mut heard: impl FnMut(Instant)) -> Result<(u64, u64)> {
+    /// Streams an answer of `tokens` tokens to a prompt in which each letter is one token. `heard` is called
+    /// at each piece of text. Returns the numbers of tokens in the prompt and in the answer as counted by the
+    /// server.
+    pub(crate) fn answer(
+        &self,
+        prompt: &str,
+        tokens: usize,
+        mut heard: impl FnMut(Instant),
+    ) -> Result<(u64, u64)> {
         let mut counts = (None, None);
         let mut error = None;
         let (path, body) = self.request(prompt, tokens);
@@ -174,8 +180,8 @@ impl Server {
         }
     }
 
-    /// Letters to leave out of a prompt of so many tokens, for what the chat template adds.
-    pub fn template_tokens(&self) -> usize {
+    /// Returns the number of tokens that the chat template adds to a prompt.
+    pub(crate) fn template_tokens(&self) -> usize {
         match self.kind {
             Kind::Baton => 4, // The beginning, the role, the end of the message, the role of the answer.
             Kind::LlamaCpp => 0,
@@ -185,7 +191,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already, and nothing is left to be done about either.
+        // Errors are ignored, because the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Prefill, decoding and batched decoding of one model: the alternations, the tables, and what is required.
+//! Measures prefill, decoding and batched decoding of one model: alternations, tables and checks.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,33 +7,34 @@ use anyhow::{Context as _, Result};
 use baton_engine::ModelConfig;
 use baton_engine::gguf::Gguf;
 use baton_engine::weights::vocab_len;
+use baton_pacing::refit::median;
 use serde_json::json;
 
 use super::peer::{self, Peer};
 use super::process::Worker;
-use super::samples::{Samples, median};
+use super::samples::Samples;
 use super::worker::SHIPPED_KV;
 use super::{Args, OURS, Part, Subject};
 use crate::report::Report;
 
-/// Of the engine alone: the programs have no option for it.
+/// Baton with KV format q8. Only the engine has it: the programs have no option for it.
 const OURS_Q8: &str = "baton, q8 KV (engine alone)";
-/// What llama.cpp keeps keys and values as unless told otherwise.
+/// llama.cpp's default format of keys and values.
 const PEER_KV: &str = "f16";
 const PEERS: [&str; 2] = ["llama.cpp repack 0", "llama.cpp repack 1"];
-/// Longest sequence measured, with the tokens decoded after it.
+/// Length of the longest sequence, including the tokens decoded after it.
 const CONTEXT_TOKENS: usize = 8192 + 64;
 const DECODE_TOKENS: usize = 64;
 const BATCH_STEPS: usize = 32;
 
-/// Something measured.
+/// A measured figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Figure {
-    /// Tokens of a prompt.
+    /// Prefill of a prompt of this many tokens.
     Prefill(usize),
-    /// Single tokens after so many.
+    /// Decoding of single tokens after this many tokens.
     Decode(usize),
-    /// One token of each of so many sequences.
+    /// Decoding of one token at a time for this many sequences.
     Batch(usize),
 }
 
@@ -54,7 +55,7 @@ impl Figure {
         }
     }
 
-    /// Tokens of the longest sequence of one request.
+    /// Returns the length of the longest sequence of one request.
     fn longest_tokens(self) -> usize {
         match self {
             Self::Prefill(tokens) => tokens,
@@ -63,7 +64,7 @@ impl Figure {
         }
     }
 
-    /// Tokens of one request, all sequences together.
+    /// Returns the number of timed tokens of one request, over all sequences.
     fn tokens(self) -> usize {
         match self {
             Self::Prefill(tokens) => tokens,
@@ -72,7 +73,7 @@ impl Figure {
         }
     }
 
-    /// The least ratio to llama.cpp that is required of the model, if one is.
+    /// Returns the minimum ratio to llama.cpp for the model, or `None` if there is no check.
     fn least_ratio(self, model: &str) -> Option<f64> {
         match (model, self) {
             ("llama-1b", Self::Prefill(_)) => Some(1.4),
@@ -86,7 +87,8 @@ impl Figure {
     }
 }
 
-/// What is measured, a prompt just before decoding after it, as far as the model's context of so many tokens goes.
+/// Returns the figures to measure that fit into the model's context. A prompt comes just before decoding
+/// after it.
 fn figures(args: &Args, context_tokens: usize) -> Vec<Figure> {
     use Figure::{Batch, Decode, Prefill};
     let all: &[Figure] = if args.quick {
@@ -112,7 +114,7 @@ fn figures(args: &Args, context_tokens: usize) -> Vec<Figure> {
     all.iter().copied().filter(|figure| args.wants(part(figure)) && fits(figure)).collect()
 }
 
-/// What the machine can do, and what a token asks of it.
+/// The limits of the machine, and the work for one token.
 struct Limits {
     read_bytes_per_s: f64,
     int8_ops_per_s: f64,
@@ -121,7 +123,7 @@ struct Limits {
 }
 
 /// Measures one model and adds its tables and checks.
-pub fn measure(
+pub(super) fn measure(
     args: &Args,
     subject: &Subject,
     peer: &Peer,
@@ -134,7 +136,7 @@ pub fn measure(
         return Ok(());
     }
     let mut probe = Worker::start("probe", Command::new(peer::probe(target)?).arg(args.threads.to_string()))?;
-    // A file that was just written lies on small pages: everybody would look addresses up instead of reading.
+    // A file that was just written is on small pages, with which address translation would limit the speed.
     probe.number(&format!("fresh {}", subject.path.display()), "per_second")?;
     let mut programs = Programs::start(args, subject, peer, context_tokens.min(CONTEXT_TOKENS))?;
     let mut samples = Samples::default();
@@ -166,7 +168,7 @@ pub fn measure(
     Ok(())
 }
 
-/// Tokens that the model was made for: nothing longer is measured.
+/// Returns the context length of the model, which is the longest sequence that is measured.
 fn context_tokens(subject: &Subject) -> Result<usize> {
     let read = || format!("read {}", subject.path.display());
     let gguf = Gguf::open(&subject.path).with_context(read)?;
@@ -174,7 +176,8 @@ fn context_tokens(subject: &Subject) -> Result<usize> {
     Ok(ModelConfig::from_gguf(&gguf, vocabulary).with_context(read)?.context_len)
 }
 
-/// The workers that are measured in turn. A variant of the peer that fails is left out from then on, and told.
+/// The workers that are measured in turn. A variant of llama.cpp that fails is reported and not measured
+/// again.
 struct Programs {
     running: Vec<Worker>,
     failed: Vec<(String, String)>,
@@ -205,7 +208,7 @@ impl Programs {
         self.failed.push((name.to_owned(), format!("{err:#}")));
     }
 
-    /// One figure by every program, each alternation beginning with another one.
+    /// Measures one figure with every program. Each alternation starts with another program.
     fn alternate(&mut self, figure: Figure, at: usize, samples: &mut Samples) -> Result<()> {
         let figure_name = figure.name();
         let count = self.running.len();
@@ -232,7 +235,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Without any variant of the peer there is nothing to compare with: ratios are then no numbers, and their checks fail.
+    /// Reports failed variants of llama.cpp. If all variants failed, ratios are NaN and their checks fail.
     fn tell_failures(&self, subject: &Subject, report: &mut Report) {
         for (name, error) in &self.failed {
             report.note(format!("{name} failed on {}: {error}", subject.name));
@@ -251,13 +254,13 @@ fn progress(args: &Args, subject: &Subject, figure: Figure, at: usize, samples: 
     eprintln!("{} {turn}/{turns}: {name}: {} tokens/s", subject.name, rates.join(", "));
 }
 
-/// Baton's worker on the model, with keys and values kept as `kv`.
-pub fn start_ours(args: &Args, subject: &Subject, kv: &str) -> Result<Worker> {
+/// Starts Baton's worker on the model, with the KV format `kv`.
+pub(super) fn start_ours(args: &Args, subject: &Subject, kv: &str) -> Result<Worker> {
     start_own(args, subject, kv, &[])
 }
 
-/// [`start_ours`] with further options.
-pub fn start_own(args: &Args, subject: &Subject, kv: &str, more: &[&str]) -> Result<Worker> {
+/// As [`start_ours`], with further options.
+pub(super) fn start_own(args: &Args, subject: &Subject, kv: &str, more: &[&str]) -> Result<Worker> {
     let own = std::env::current_exe().context("find the running program")?;
     let mut command = Command::new(own);
     command.arg("engine-worker").arg(&subject.path).args(["--kv", kv]);
@@ -315,8 +318,8 @@ impl Figure {
 }
 
 impl Limits {
-    /// The share of the machine's limit that so many tokens a second use; `None` where a batch makes neither limit
-    /// meaningful.
+    /// Returns the share of the machine's limit that `rate` tokens per second use. `None` for batches, for
+    /// which neither limit is meaningful, and if the limit is unknown.
     fn share(&self, figure: Figure, rate: f64) -> Option<f64> {
         match figure {
             Figure::Prefill(_) if self.int8_ops_per_s > 0.0 => {

@@ -1,17 +1,19 @@
-//! Eight answers at once over HTTP: Baton's cloud service and llama-server, as real processes on loopback.
+//! Measures eight answers at once over HTTP from Baton's cloud service and llama-server, as real processes on
+//! loopback.
 //!
-//! llama-server runs with the flags that gave it the highest throughput in a short selection beforehand. Prompts are
-//! random letters, one token each, and differ in their first ones, so that no prefix cache helps. Both are bound to
-//! the same CPUs; the client reads without computing.
+//! llama-server runs with the flags that gave the highest throughput in a short test before. Prompts are
+//! random letters, one token each; they differ in their first letters, so that no prefix cache helps. Both
+//! servers are bound to the same CPUs, and the client uses almost no CPU time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use baton_pacing::refit::median;
 use serde_json::json;
 
 use super::letters::Letters;
 use super::peer::Peer;
-use super::samples::{Samples, median, percentile};
+use super::samples::{Samples, percentile};
 use super::server::Server;
 use super::{Args, OURS, Subject, machine};
 use crate::report::Report;
@@ -20,29 +22,29 @@ const PEER: &str = "llama-server";
 const STREAMS: usize = 8;
 const PROMPT_TOKENS: usize = 512;
 const ANSWER_TOKENS: usize = 64;
-/// KV cache of either server, all streams together, with room for rounding to blocks.
+/// KV cache of each server in tokens, for all streams together, with room for rounding to blocks.
 const KV_TOKENS: usize = STREAMS * 1024;
-/// Flags beside `-np 8`, each set tried with what was best before it.
+/// Flags besides `-np 8`. Each set is tried together with the best flags of the sets before it.
 const FLAG_SETS: [&[&[&str]]; 3] = [
     &[&["--repack"], &["--no-repack"]],
     &[&["--no-kv-unified"], &["--kv-unified"]],
     &[&["-b", "2048", "-ub", "512"], &["-b", "512", "-ub", "512"], &["-b", "256", "-ub", "256"]],
 ];
 
-/// What was seen of all streams of a run.
+/// The figures over all streams of a run.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
-    /// Tokens of prompts and answers by the time from the first request to the last token.
+    /// Tokens of prompts and answers per second, from the first request to the last token.
     tokens_per_s: f64,
     ttft_p50_s: f64,
     ttft_p95_s: f64,
-    /// The longest time a running stream went without a token, in its median steps of decoding only.
+    /// The longest gap between tokens of a stream, as a multiple of its median gap while all streams decode.
     longest_gap_steps: f64,
     longest_gap_s: f64,
 }
 
-/// Measures and adds the table and the checks.
-pub fn measure(args: &Args, subject: &Subject, peer: &Peer, report: &mut Report) -> Result<()> {
+/// Measures both servers and adds the table and the checks.
+pub(super) fn measure(args: &Args, subject: &Subject, peer: &Peer, report: &mut Report) -> Result<()> {
     let threads = args.threads.get();
     machine::bound_to_first_cpus(threads)?;
     let own = std::env::current_exe().context("find the running program")?;
@@ -99,7 +101,7 @@ fn start_peer(subject: &Subject, peer: &Peer, threads: usize, flags: &[&str]) ->
     Server::llama_cpp(&peer.server(), &subject.path, threads, KV_TOKENS, &flags)
 }
 
-/// The flags that give llama-server the highest throughput, one set after another.
+/// Finds the flags that give llama-server the highest throughput, one set after another.
 fn best_flags(subject: &Subject, peer: &Peer, threads: usize) -> Result<Vec<&'static str>> {
     let mut letters = Letters::new(2);
     let mut chosen: Vec<&'static str> = Vec::new();
@@ -109,7 +111,7 @@ fn best_flags(subject: &Subject, peer: &Peer, threads: usize) -> Result<Vec<&'st
         for (at, flags) in set.iter().enumerate() {
             let tried = [before.as_slice(), flags].concat();
             if at == 0 && best > 0.0 {
-                chosen = tried; // Its defaults, measured by the set before.
+                chosen = tried; // These are its defaults, which the previous set has measured.
                 continue;
             }
             let server = start_peer(subject, peer, threads, &tried)?;
@@ -140,7 +142,7 @@ fn run(server: &Server, streams: usize, letters: &mut Letters) -> Result<Seen> {
     seen(&times).context("a stream showed too few tokens")
 }
 
-/// When the tokens of one answer came.
+/// Streams one answer and returns the times at which its tokens came.
 fn one(server: &Server, prompt: &str) -> Result<Vec<Instant>> {
     let mut times = Vec::with_capacity(ANSWER_TOKENS);
     let (prompt_tokens, answer_tokens) = server.answer(prompt, ANSWER_TOKENS, |at| times.push(at))?;
@@ -150,7 +152,8 @@ fn one(server: &Server, prompt: &str) -> Result<Vec<Instant>> {
     Ok(times)
 }
 
-/// The figures of streams whose tokens came at `times` after the first request; `None` where one has no gap.
+/// Computes the figures of streams whose tokens came at `times` after the first request, or returns `None` if
+/// a stream has fewer than two tokens.
 fn seen(times: &[Vec<Duration>]) -> Option<Seen> {
     let firsts: Vec<f64> = times.iter().filter_map(|stream| Some(stream.first()?.as_secs_f64())).collect();
     let end = times.iter().filter_map(|stream| stream.last()).max()?.as_secs_f64();
@@ -159,14 +162,14 @@ fn seen(times: &[Vec<Duration>]) -> Option<Seen> {
         let gap = |pair: &[Duration]| (pair[0].as_secs_f64(), (pair[1] - pair[0]).as_secs_f64());
         stream.windows(2).map(gap).collect()
     };
-    // From when the last stream has begun, every step only decodes.
+    // Once the last stream has started, every step only decodes.
     let decoding = |stream: &[Duration]| -> Vec<f64> {
         gaps(stream).into_iter().filter(|(from, _)| *from >= all_run).map(|(_, gap)| gap).collect()
     };
     let of_all = median(times.iter().flat_map(|stream| decoding(stream)))?;
     let (mut longest_gap_steps, mut longest_gap_s) = (0.0f64, 0.0f64);
     for stream in times {
-        let step = median(decoding(stream)).unwrap_or(of_all); // It may have ended before the last one began.
+        let step = median(decoding(stream)).unwrap_or(of_all); // It may end before the last one starts.
         let longest = gaps(stream).into_iter().map(|(_, gap)| gap).reduce(f64::max)?;
         longest_gap_steps = longest_gap_steps.max(longest / step);
         longest_gap_s = longest_gap_s.max(longest);
@@ -220,7 +223,7 @@ mod tests {
 
     #[test]
     fn gaps_are_counted_in_steps_of_decoding_only() {
-        // The second stream begins at 500 ms; from then on steps take 10 ms. Before, the first one waited 60 ms.
+        // The second stream starts at 500 ms; then steps take 10 ms. Before, the first one waited 60 ms.
         let seen = seen(&[at(&[400, 440, 500, 510, 520]), at(&[500, 510, 520, 530])]).unwrap();
         assert!((seen.longest_gap_steps - 6.0).abs() < 1e-9, "{seen:?}");
         assert!((seen.longest_gap_s - 0.06).abs() < 1e-9, "{seen:?}");

@@ -1,10 +1,14 @@
-//! Baton's engine as a long-lived worker: the counterpart of `peers/llama_cpp.cpp`, with the same requests.
+//! Baton's engine as a long-lived worker, the counterpart of `peers/llama_cpp.cpp` with the same requests.
 //!
-//! One request a line on standard input, one JSON object a line on standard output. Tokens are pseudo-random and
-//! the same in every run; no request of this worker finds anything in the prefix cache.
+//! It reads one request per line from standard input and writes one JSON object per line to standard output.
+//! Tokens are pseudo-random and the same in every run. No request finds anything in the prefix cache.
 //!
-//! Beyond the peer's requests: `batch N STEPS CONTEXT` (decoding behind longer prompts), `info` (sizes), `scores N WHICH` (a prompt's last chunk that hands out attention
-//! scores), `perplexity N` (of the first N tokens of a text).
+//! Requests that llama.cpp's worker does not have:
+//!
+//! - `batch N STEPS CONTEXT`: decoding after longer prompts;
+//! - `info`: sizes;
+//! - `scores N WHICH`: a prompt's last chunk with captured attention;
+//! - `perplexity N`: perplexity of the first N tokens of a text.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, Write as _};
@@ -21,38 +25,38 @@ use serde_json::{Value, json};
 
 use super::machine;
 
-/// Tokens of a prefill step: as many as llama.cpp's default micro-batch.
+/// Tokens per prefill step, as many as in llama.cpp's default micro-batch.
 const CHUNK_TOKENS: usize = 512;
-/// Tokens of each sequence before a batched step where the request does not say.
+/// Default number of tokens in each sequence before a batched step.
 const SMALL_CONTEXT: usize = 16;
-/// Heads that a calibration chooses, as many as the demo model's.
+/// Number of heads in a calibration, as in that of the demo model.
 const CHOSEN_HEADS: usize = 8;
-/// Queries whose attention is handed out: a question's length.
+/// Number of queries whose attention is captured: the length of a question.
 const WINDOW_TOKENS: usize = 32;
 
-/// Options of the hidden subcommand.
+/// Options of the hidden subcommand `engine-worker`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The model file
     model: PathBuf,
-    /// Threads, pinned to the first CPUs
+    /// Number of threads, pinned to the first CPUs
     #[arg(long)]
     threads: NonZeroUsize,
-    /// How keys and values are kept
+    /// Format of keys and values: f32 or q8
     #[arg(long, default_value = SHIPPED_KV)]
     kv: String,
-    /// Longest sequence
+    /// Length of the longest sequence in tokens
     #[arg(long)]
     context: usize,
-    /// Repack all weights at load
+    /// Repack all weights when the model is loaded
     #[arg(long)]
     repack: bool,
 }
 
 /// Answers requests until standard input ends.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let mut worker = Worker::new(args)?;
-    worker.prefill(64)?; // Warms up, touches every weight, and shows which threads compute.
+    worker.prefill(64)?; // Warms up and reads every weight once.
     machine::pin_busiest_threads(args.threads.get(), || worker.prefill(64).map(drop))?;
     worker.forget();
     say(&json!({ "ready": true }))?;
@@ -76,7 +80,7 @@ struct Worker {
     path: PathBuf,
     kv_format: KvFormat,
     drawn: u32,
-    /// The last prefill, kept so that decoding after it need not compute it again; by its length.
+    /// The last prefill of each length, kept so that decoding after it does not compute it again.
     kept: HashMap<usize, SeqId>,
 }
 
@@ -134,7 +138,7 @@ impl Worker {
         Ok(seq)
     }
 
-    /// Appends `ids` in chunks; logits of the last one, scores of the last chunk.
+    /// Appends `ids` in chunks, with the logits of the last token and the scores of the last chunk.
     fn extend(&mut self, seq: SeqId, ids: &[TokenId], capture: Option<&Capture>) -> Result<()> {
         let chunks = ids.len().div_ceil(CHUNK_TOKENS);
         for (at, chunk) in ids.chunks(CHUNK_TOKENS).enumerate() {
@@ -152,7 +156,7 @@ impl Worker {
         }
     }
 
-    /// Replaces what is kept of this length.
+    /// Keeps a sequence, and releases the previous one of this length.
     fn keep(&mut self, tokens: usize, seq: SeqId) {
         if let Some(old) = self.kept.insert(tokens, seq) {
             self.engine.release(old);
@@ -205,8 +209,9 @@ impl Worker {
         Ok(seconds)
     }
 
-    /// The last chunk of a prompt of so many tokens, handing out the attention of its last tokens: of `none`, of
-    /// `all` heads, or of [`CHOSEN_HEADS`] spread over the layers. The chunks before it are the same either way.
+    /// Times the last chunk of a prompt of `tokens` tokens with captured attention of its last tokens.
+    /// `which` selects the heads: `none`, `all`, or `chosen` for [`CHOSEN_HEADS`] heads spread over the
+    /// layers. The chunks before it are the same in all cases.
     fn timed_scores(&mut self, tokens: usize, which: &str) -> Result<f64> {
         let config = self.model.config();
         let (n_layers, n_heads) = (config.n_layers, config.n_heads);
@@ -233,8 +238,8 @@ impl Worker {
         Ok(seconds)
     }
 
-    /// `exp` of the mean negative log-probability of each token of the project's own architecture document, after
-    /// the first.
+    /// Returns the perplexity of the first tokens of the project's architecture document: `exp` of the mean
+    /// negative log-probability of every token after the first.
     fn perplexity(&mut self, tokens: usize) -> Result<f64> {
         let mut ids = self.model.tokenizer().encode(include_str!("../../../ARCHITECTURE.md"));
         ids.truncate(tokens);
@@ -250,7 +255,7 @@ impl Worker {
         Ok((sum / (ids.len() - 1) as f64).exp())
     }
 
-    /// What one decoded token reads and what one prefilled token multiplies.
+    /// Returns the bytes that one decoded token reads and the weights that one prefilled token multiplies.
     fn info(&self) -> Result<Value> {
         let gguf = Gguf::open(&self.path).context("read the directory of the model file")?;
         let untied = gguf.has_tensor("output.weight");
@@ -279,8 +284,8 @@ impl Worker {
     }
 }
 
-/// How the programs keep keys and values.
-pub const SHIPPED_KV: &str = "f32";
+/// The programs' format of keys and values.
+pub(crate) const SHIPPED_KV: &str = "f32";
 
 fn kv_format(name: &str) -> Result<KvFormat> {
     match name {
@@ -290,7 +295,7 @@ fn kv_format(name: &str) -> Result<KvFormat> {
     }
 }
 
-/// The negative logarithm of the probability that `logits` give to `id`.
+/// Returns the negative logarithm of the probability that `logits` give to `id`.
 fn surprise(logits: &[f32], id: TokenId) -> f64 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();

@@ -1,4 +1,5 @@
-//! What streams cost whose readers have asked for as much as they may, to be kept, and went away.
+//! Measures the cost of streams of maximum length whose readers disconnect while the service keeps the
+//! streams for a reconnection.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -10,8 +11,9 @@ use serde_json::{Value, json};
 
 use crate::report::Report;
 
-/// Slots of the service, and streams for each of them.
+/// Number of slots of the service.
 const SLOTS: usize = 4;
+/// Number of abandoned streams.
 const STREAMS: u64 = 8;
 
 /// Measures and adds to the report.
@@ -42,7 +44,7 @@ pub(super) async fn run(report: &mut Report) -> Result<()> {
     );
     report
         .data("abandoned", json!({ "parked": parked, "held_s": held_s, "kept_s": kept_s, "slot_s": slot_s }));
-    // An answer may end by itself before it is so far ahead.
+    // An answer may end by itself before it is far enough ahead of its reader to be parked.
     report.check_at_least("abandoned streams that give their slot up before they end", parked as f64, 1.0);
     report.check_equal("slots that they hold in the end", count(&ended, "slots_used") as f64, 0.0);
     Ok(())

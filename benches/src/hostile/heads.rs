@@ -1,7 +1,9 @@
-//! Half-sent heads: what 1,100 of them cost another client, of the cloud service and of the local API.
+//! Measures how much 1,100 half-sent request heads delay another client, at the cloud service and at the
+//! local API.
 //!
-//! Each attacker sends the beginning of a head and waits; one that is cut off begins anew. The other client asks on a new
-//! connection each time, quiet and under attack by turns, from a thread that attackers do not share.
+//! Each attacker sends the beginning of a head and waits; when it is disconnected, it starts again. The other
+//! client uses a new connection for each request, in turn with and without an attack. It runs on its own
+//! thread.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,18 +22,18 @@ use super::attackers_runtime;
 use crate::engine::samples::percentile;
 use crate::report::Report;
 
-/// The largest p95 under attack, in that of quiet times.
+/// Maximum p95 under attack, as a multiple of the p95 without attack.
 const GROWTH_MAX: f64 = 1.5;
 const HEADS: usize = 1100;
-/// Requests of the other client, quiet and under attack each, in turns.
+/// Number of the other client's requests without attack, and as many under attack.
 const REQUESTS: usize = 60;
 const TURNS: usize = 4;
-/// Before somebody who was cut off begins anew.
+/// Pause of an attacker after it was disconnected.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// So that the system's queue of new connections holds them.
+/// Pause between new connections, so that the system's queue of new connections does not overflow.
 const BETWEEN: Duration = Duration::from_millis(2);
 
-/// Whom the other client asks.
+/// The program that the other client calls.
 #[derive(Debug, Clone, Copy)]
 enum Asked {
     Cloud,
@@ -40,7 +42,7 @@ enum Asked {
 
 /// Measures both programs.
 pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
-    // The attackers' own ends are open files as well.
+    // The attackers' ends of the connections need open files, too.
     let own = baton_edge::HttpLimits { connections_max: HEADS, ..Default::default() }.within_open_files();
     ensure!(own.connections_max >= HEADS, "{HEADS} connections need as many open files");
     let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &[]).await?;
@@ -72,7 +74,7 @@ pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds of each request, quiet and beside the heads.
+/// Returns the milliseconds of each request, without and under attack.
 async fn measure(asked: Asked, address: SocketAddr, quick: bool) -> Result<(Vec<f64>, Vec<f64>)> {
     let (requests, turns) = if quick { (5, 1) } else { (REQUESTS / TURNS, TURNS) };
     let elsewhere = attackers_runtime()?;
@@ -92,7 +94,7 @@ async fn measure(asked: Asked, address: SocketAddr, quick: bool) -> Result<(Vec<
     Ok((quiet, attacked))
 }
 
-/// Begins a head and leaves it, again and again until told to stop.
+/// Sends the beginning of a head and waits, again and again until `stop` is set.
 async fn half_heads(address: SocketAddr, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         if let Ok(mut stream) = TcpStream::connect(address).await
@@ -125,7 +127,7 @@ async fn ask(asked: Asked, address: SocketAddr, first: usize, requests: usize) -
     tokio::task::spawn_blocking(thread).await.context("the other client's thread")?
 }
 
-/// A short answer of the local API, on a connection of its own.
+/// Requests a short answer from the local API on a new connection.
 async fn chat(address: SocketAddr, turn: usize) -> Result<()> {
     let text = format!("Letter {turn}. {}", "The harbour keeps a list of all ships. ".repeat(20));
     let body = json!({ "messages": [{ "role": "user", "content": text }], "max_tokens": 2 });

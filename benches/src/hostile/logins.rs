@@ -1,4 +1,5 @@
-//! What a flood of wrong passwords at the console costs: memory, hashes, and the time of somebody who knows the password.
+//! Measures the cost of many wrong passwords at the console: memory, hashes, and the delay of a user with the
+//! right password.
 
 use std::time::Instant;
 
@@ -8,16 +9,16 @@ use serde_json::json;
 
 use crate::report::Report;
 
-/// Wrong passwords at once.
+/// Number of wrong passwords at once.
 const FLOOD: usize = 300;
-/// What the service may grow by, in MiB.
+/// Maximum growth of the service's memory, in MiB.
 const GROWTH_MIB_MAX: f64 = 64.0;
-/// How long somebody who knows the password may wait, in seconds, with every wait that is asked of them.
+/// Maximum time to log in with the right password, in seconds, including all waits that the service demands.
 const WAIT_S_MAX: f64 = 30.0;
-/// Passwords that may be looked at: as one user from one address, and as one user from anywhere.
+/// Maximum number of passwords that are checked for one user: from one address, and from all addresses.
 const LOOKED_AT_MAX: [f64; 2] = [5.0, 100.0];
 
-/// Measures and adds to the report.
+/// Measures the cost and adds it to the report.
 pub(super) async fn run(report: &mut Report) -> Result<()> {
     let door = Door::open().await?;
     let known = door.get_in(3, None).await?;
@@ -28,7 +29,7 @@ pub(super) async fn run(report: &mut Report) -> Result<()> {
         Ok(begun.elapsed().as_secs_f64())
     };
     let (one, known_s) = tokio::join!(flood(&door, FLOOD, 66, 1), get_in(3, Some(&device)));
-    // A new device gets in as long as strangers have not used the name's hundred failures up.
+    // A new device can log in until the user name has had a hundred failed attempts.
     let (many, new_s) = tokio::join!(flood(&door, FLOOD, 100, 18), get_in(4, None));
     let (one, many, known_s, new_s) = (one?, many?, known_s?, new_s?);
     let mib = |flood: &Flood| flood.growth_bytes as f64 / f64::from(1 << 20);

@@ -1,8 +1,8 @@
-//! What request bodies of every kind take in memory: alone and four at once, plain and packed.
+//! Measures the memory that request bodies of every kind take: alone and four at once, plain and compressed.
 //!
-//! The real service as a process, once with the demo model and once with one of a long context and long tokens, whose
-//! bodies may be as long as the service reads at all. Each figure is the growth of the process at its worst moment over
-//! what it took before the body came.
+//! The real service runs as a process, once with the demo model and once with a model of a long context and
+//! long tokens. With the latter, bodies may have the maximum length of any service. Each figure is the peak
+//! memory of the process minus its memory before the request.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,24 +10,24 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use baton_e2e::hostile::bodies::{BULKS, Bulk, PeakMemory, packed, reply};
 use baton_e2e::process::{CloudProcess, models_folder};
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::report::Report;
 
-/// What one request may take beyond its KV, and four at once, in MiB.
+/// Maximum memory of one request besides its KV cache, and of four at once, in MiB.
 const ALONE_MIB_MAX: f64 = 64.0;
 const FOUR_MIB_MAX: f64 = 160.0;
-/// Lengths of bodies: one whose schema is compiled, one whose values are not too many, one that a service with the demo
-/// model reads whole, and the longest that any service reads.
+/// Lengths of bodies. With the first, a schema is compiled; with the second, the number of values is allowed.
+/// A service with the demo model reads the third completely. The last is the longest that any service reads.
 const LENGTHS: [usize; 4] = [60 << 10, 160 << 10, 1 << 20, 24 << 20];
-/// The long model's context and longest token: together the longest text that a request may have.
+/// Context and longest token of the long model. Together they allow the longest text that a request may have.
 const CONTEXT: u32 = 131_072;
 const TOKEN_BYTES: u32 = 128;
 
-/// What one kind of body took.
+/// The results for one kind of body.
 #[derive(Debug)]
 struct Taken {
     model: &'static str,
@@ -37,7 +37,7 @@ struct Taken {
     ms: f64,
 }
 
-/// Measures and adds to the report.
+/// Measures the memory and adds it to the report.
 pub(super) async fn run(report: &mut Report) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let long = folder.path().join("long.gguf");
@@ -69,7 +69,7 @@ pub(super) async fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A tiny model whose longest prompt has as much text as the service takes at all.
+/// Makes a tiny model whose longest prompt has the maximum length of text that a service accepts.
 fn long_model() -> Result<Vec<u8>> {
     let model = SyntheticModel {
         n_layers: 1,
@@ -109,7 +109,7 @@ async fn measure(model: &'static str, path: &Path) -> Result<Vec<Taken>> {
     Ok(taken)
 }
 
-/// Growth in MiB and milliseconds of so many of these requests at once.
+/// Sends `count` of these requests at once. Returns the growth in MiB and the milliseconds.
 async fn send(
     server: SocketAddr,
     memory: &mut PeakMemory,

@@ -1,41 +1,42 @@
-//! Whether a tenant learns from times what another tenant has asked: guesses at a code in its prompts, right and wrong ones
-//! by turns.
+//! Tests whether a tenant can learn another tenant's prompts from response times. It guesses a code in these
+//! prompts, in turn rightly and wrongly.
 //!
-//! A right guess would be answered sooner if the other's prompt were found again. Times of right and wrong guesses are
-//! compared by their ranks, with chance as the null hypothesis: shuffled labels. Chance alone gives one p in twenty
-//! below 0.05, so the median of three rounds counts. The same guesses by the tenant itself show what there would be to see.
+//! A right guess would be answered faster if the other tenant's prompt were found in the cache. The times of
+//! right and wrong guesses are compared by a permutation test on their ranks. By chance, one p-value in
+//! twenty is below 0.05, so the median of three rounds counts. The same guesses by the tenant itself show
+//! that the test detects a cached prompt.
 
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use baton_e2e::hostile::streams::{form, look, two_tenants};
+use baton_pacing::refit::median;
 use serde_json::json;
 
-use crate::engine::samples::median;
 use crate::random::Random;
 use crate::report::Report;
 
-/// Guesses of one round, half of them right.
+/// Number of guesses in one round; half of them are right.
 const GUESSES: usize = 200;
 const ROUNDS: usize = 3;
 const SHUFFLES: usize = 10_000;
-/// What chance gives often enough.
+/// Minimum p-value for another tenant's guesses: no effect is detected.
 const P_MIN: f64 = 0.05;
-/// What chance hardly ever gives.
+/// Maximum p-value for the tenant's own guesses: the effect is detected.
 const P_SEEN: f64 = 0.001;
 
-/// What one round of guesses shows.
+/// The results of one round of guesses.
 #[derive(Debug)]
 struct Round {
-    /// Milliseconds to the first token.
+    /// Milliseconds to the first token for right guesses.
     right: Vec<f64>,
     wrong: Vec<f64>,
-    /// Tokens that the service said to have found.
+    /// Tokens that the service reported as cached.
     cached: u64,
     p: f64,
 }
 
-/// Measures and adds to the report.
+/// Runs the test and adds it to the report.
 pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let (cloud, [victim, stranger]) = two_tenants(folder.path(), &[]).await?;
@@ -80,7 +81,8 @@ pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// One round: for each guess, `victim` sends a form with a code, then `guesser` the same form with this or another code.
+/// Runs one round: for each guess, `victim` sends a form with a code, then `guesser` sends the same form with
+/// this code or another one.
 async fn guess(
     server: SocketAddr,
     [victim, guesser]: [&str; 2],
@@ -103,7 +105,8 @@ async fn guess(
     Ok(round)
 }
 
-/// How often shuffled labels give ranks of `sooner` that are as low as they are: one-sided.
+/// Returns the one-sided p-value of a permutation test: the share of shuffled labels with a rank sum of
+/// `sooner` at most as large as the measured one.
 fn p_sooner(sooner: &[f64], later: &[f64], random: &mut Random) -> f64 {
     let mut all: Vec<(f64, bool)> =
         sooner.iter().map(|&ms| (ms, true)).chain(later.iter().map(|&ms| (ms, false))).collect();

@@ -1,4 +1,5 @@
-//! Whether requests that come at the same time pass a day's tokens together, and what one request sent again costs.
+//! Checks that concurrent requests together stay within a daily quota of tokens, and that a request that is
+//! sent again is charged once.
 
 use std::net::SocketAddr;
 
@@ -9,14 +10,14 @@ use tokio::task::JoinSet;
 
 use crate::report::Report;
 
-/// Tokens of the day.
+/// The daily quota of tokens.
 const TOKENS: u64 = 500;
-/// Requests at the same time.
+/// Number of concurrent requests.
 const AT_ONCE: usize = 40;
-/// How often one request is sent.
+/// Number of times that one request is sent.
 const AGAIN: usize = 3;
 
-/// Measures and adds to the report.
+/// Runs the checks and adds them to the report.
 pub(super) async fn run(report: &mut Report) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let cloud = limited_service(folder.path(), TOKENS, &[]).await?;

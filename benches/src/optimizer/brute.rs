@@ -1,20 +1,21 @@
-//! Brute force: every breakpoint of `r`, every `L`, each constraint as it is written.
+//! Brute force: tries every breakpoint of `r` and every `L`, and checks each constraint directly.
 //!
-//! Inverses are found by bisection, bounds by trying. Only between breakpoints is nothing tried: there the largest `L`
-//! that the cloud may write stays the same while the work on the device grows, so that the left end is the best.
+//! Inverses are found by bisection, and bounds by trial. Values of `r` between breakpoints are not tried.
+//! There, the largest `L` that the cloud may write is constant and the work on the device grows, so the left
+//! end is best.
 
 use baton_pacing::OptimizerInput;
 
-/// What constraints may be missed by: rounding.
+/// Tolerance of the constraints for rounding errors.
 const ROUNDING: f64 = 1.0 + 1e-9;
 const HALVINGS: usize = 80;
 
-/// The answer of P.
+/// The solution of P.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Best {
-    /// Not even `r = xi` is prefilled earlier than the whole prompt from t = 0.
+pub(super) enum Best {
+    /// Even with `r = xi`, prefill ends later than for the whole prompt from t = 0.
     NoInterval,
-    /// No `L` fits, whatever `r`.
+    /// No `L` fits for any `r`.
     Infeasible,
     /// The smallest `r` for which an `L` fits.
     At {
@@ -22,7 +23,7 @@ pub enum Best {
         ratio: f64,
         /// The smallest `L` that fits.
         least: u32,
-        /// The largest.
+        /// The largest `L` that fits.
         most: u32,
         /// `TTFT_d`.
         ttft_d_ms: f64,
@@ -37,7 +38,7 @@ struct Problem<'a> {
 }
 
 /// Solves P.
-pub fn solve(input: &OptimizerInput) -> Best {
+pub(super) fn solve(input: &OptimizerInput) -> Best {
     let problem = Problem::new(input);
     let xi = input.scene.xi;
     let in_time = |ratio: f64| problem.ttft_c_ms + problem.work_ms(ratio) <= problem.alone_ms;
@@ -53,7 +54,7 @@ pub fn solve(input: &OptimizerInput) -> Best {
         if let Some((least, most)) = problem.fitting(ratio) {
             return Best::At { ratio, least, most, ttft_d_ms: problem.ttft_c_ms + problem.work_ms(ratio) };
         }
-        // The next r at which the cloud may write one token more.
+        // The next r at which the cloud may write one more token.
         let gaps = (problem.work_ms(ratio) * ROUNDING / input.cloud.decode_ms).floor() + 1.0;
         let enough = |ratio: f64| problem.work_ms(ratio) >= gaps * input.cloud.decode_ms;
         if !enough(most_ratio) {
@@ -63,7 +64,8 @@ pub fn solve(input: &OptimizerInput) -> Best {
     }
 }
 
-/// The smallest value in `low..=high` for which `reached` answers, where it answers from some value on.
+/// Returns the smallest value in `low..=high` for which `reached` is true. It must be false below some value
+/// and true above it.
 fn bisect(mut low: f64, mut high: f64, reached: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(low, high);
@@ -87,7 +89,7 @@ impl<'a> Problem<'a> {
         problem
     }
 
-    /// Prefill of so many tokens from nothing.
+    /// Returns the time to prefill `tokens` tokens with an empty cache.
     fn full_ms(&self, tokens: f64) -> f64 {
         let device = &self.input.device;
         device.prefill_ms_per_token * tokens + device.prefill_ms_per_token2 * tokens * tokens
@@ -97,12 +99,13 @@ impl<'a> Problem<'a> {
         f64::from(self.input.prompt.fixed_tokens) + ratio * f64::from(self.input.prompt.content_tokens)
     }
 
-    /// From the mask's arrival to the KV cache of the refined prompt.
+    /// Returns the time from the mask's arrival until the KV cache of the refined prompt is complete.
     fn work_ms(&self, ratio: f64) -> f64 {
         self.input.device.decompress_ms + self.full_ms(self.kept(ratio)) - self.full_ms(self.held)
     }
 
-    /// The smallest and the largest `L` that the cloud may write; none where no such `L` keeps tau.
+    /// Returns the smallest `L` that keeps tau and the largest `L` that the cloud may write, or `None` if no
+    /// such `L` keeps tau.
     fn fitting(&self, ratio: f64) -> Option<(u32, u32)> {
         let (work_ms, kept) = (self.work_ms(ratio), self.kept(ratio));
         let cloud_done = |count: u32| f64::from(count - 1) * self.input.cloud.decode_ms <= work_ms * ROUNDING;

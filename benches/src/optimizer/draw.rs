@@ -1,13 +1,11 @@
-//! Random requests: devices, clouds, prompts and scenes over wider ranges than real ones have.
+//! Draws random requests: devices, clouds, prompts and scenes, from wider ranges than real ones have.
 
-use baton_pacing::{
-    CloudCost, DeviceCost, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification,
-};
+use baton_pacing::{CloudCost, DeviceCost, OptimizerInput, PromptShape, ScenePolicy, SlowDevice};
 
 use crate::random::Random;
 
-/// A request; `quadratic`: with attention's part of prefill.
-pub fn draw(random: &mut Random, quadratic: bool) -> OptimizerInput {
+/// Draws a request. `quadratic`: prefill has the quadratic term of attention.
+pub(super) fn draw(random: &mut Random, quadratic: bool) -> OptimizerInput {
     let fixed_tokens = random.count((20, 400));
     let prefix_tokens = random.count((0, fixed_tokens));
     let cached_tokens = if random.chance(0.3) { random.count((0, prefix_tokens)) } else { 0 };
@@ -41,7 +39,6 @@ pub fn draw(random: &mut Random, quadratic: bool) -> OptimizerInput {
             answer_tokens_max: u32::MAX,
             slow_device: SlowDevice::AcceptGap,
         },
-        verification: Verification::Batched,
         load: 0.0,
     }
 }

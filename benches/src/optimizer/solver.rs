@@ -1,4 +1,4 @@
-//! The second opinion: HiGHS on P as a mixed integer programme, where prefill is linear.
+//! Solves P as a mixed integer program with HiGHS, for linear prefill, to check the closed form.
 
 use anyhow::ensure;
 use baton_pacing::{BoundBy, OptimizerInput, Verdict, optimize};
@@ -8,8 +8,8 @@ use super::draw::draw;
 use crate::random::Random;
 use crate::report::Report;
 
-/// Compares the closed form with HiGHS on `requests` requests for which refining pays.
-pub fn against_programme(requests: usize, seed: u64, report: &mut Report) -> anyhow::Result<()> {
+/// Compares the closed form with HiGHS on `requests` requests for which refining saves time.
+pub(super) fn against_programme(requests: usize, seed: u64, report: &mut Report) -> anyhow::Result<()> {
     let (mut worst, mut solved, mut infeasible, mut index) = (0.0_f64, 0_usize, 0_usize, 0_u64);
     while solved + infeasible < requests {
         ensure!(index < 100 * requests as u64, "too few requests for which refining pays");
@@ -37,17 +37,18 @@ pub fn against_programme(requests: usize, seed: u64, report: &mut Report) -> any
     Ok(())
 }
 
-/// A request with linear prefill and nothing held, as the programme states it.
+/// Draws a request with linear prefill and an empty cache, as the integer program assumes.
 fn linear(random: &mut Random) -> OptimizerInput {
     let mut input = draw(random, false);
     (input.prompt.prefix_tokens, input.prompt.cached_tokens) = (0, 0);
     input
 }
 
-/// The smallest `r` of P, as a mixed integer programme over `r` and `L`; `None` where there is none.
+/// Returns the smallest `r` of P, from a mixed integer program over `r` and `L`, or `None` if it is
+/// infeasible.
 fn integer_programme(input: &OptimizerInput, ttft_c_ms: f64, alone_ms: f64) -> anyhow::Result<Option<f64>> {
     let per_ratio = input.device.prefill_ms_per_token * f64::from(input.prompt.content_tokens);
-    // A(r) = base + per_ratio r: the fixed part without a prefix, since nothing is held here.
+    // A(r) = base + per_ratio r. The base includes the whole fixed part, because the cache is empty.
     let base =
         input.device.decompress_ms + input.device.prefill_ms_per_token * f64::from(input.prompt.fixed_tokens);
     let mut problem = RowProblem::new();

@@ -1,29 +1,28 @@
-//! Eq. (4) as printed, (4') corrected, and the batched takeover side by side: the `L` each asks for, the pace it
-//! promises, and the worst gap when somebody follows it; estimates exact, no jitter.
+//! Compares three equations: Eq. (4) as printed, the corrected (4'), and the batched takeover. For each, it
+//! computes the smallest `L`, the gap that it promises, and the worst gap if the text is shown at that pace.
+//! Estimates are exact and there is no jitter.
 
-use baton_pacing::equations::{
-    Takeover, gap_batched, lower_bound_as_printed, lower_bound_batched, lower_bound_step_by_step,
-    smooth_tpot_as_printed, smooth_tpot_step_by_step,
-};
+use baton_pacing::equations::{Takeover, gap_ms, lower_bound};
 use baton_pacing::{AssistBounds, BoundBy, DeviceCost, KeepsTau, Millis, Plan, Predicted, Verdict};
 
 use super::PARAMS;
 use super::play::play;
+use super::printed::{self, lower_bound_step_by_step, smooth_tpot_step_by_step};
 use super::trace::{Event, Trace};
 use crate::random::Random;
 use crate::report::Report;
 
-/// Prompts of these lengths give TTFT_c 460 .. 3,260 ms at k_c 0.1 and 60 ms.
+/// Lengths of prompts. They give a TTFT_c of 460 to 3,260 ms, with k_c = 0.1 and a fixed part of 60 ms.
 const PROMPT_TOKENS: [u32; 4] = [4_000, 8_000, 16_000, 32_000];
 const RATIO: f64 = 0.25;
 const CLOUD_DECODE_MS: f64 = 30.0;
 const DEVICE: DeviceCost =
     DeviceCost { prefill_ms_per_token: 2.5, prefill_ms_per_token2: 0.0, decode_ms: 45.0, decompress_ms: 0.0 };
-/// Tokens that the device writes in these comparisons.
+/// Number of tokens that the device writes.
 const OWN_TOKENS: u32 = 100;
 
 /// Adds both tables and their checks.
-pub fn side_by_side(report: &mut Report) -> anyhow::Result<()> {
+pub(super) fn side_by_side(report: &mut Report) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for tokens in PROMPT_TOKENS {
         rows.extend(one_prompt(tokens, report)?);
@@ -37,7 +36,7 @@ pub fn side_by_side(report: &mut Report) -> anyhow::Result<()> {
     for (prefill_ms, step, batched) in [(2_500.0, 47, 26), (5_000.0, 92, 52)] {
         let takeover = takeover(460.0, prefill_ms);
         let by_step = lower_bound_step_by_step(&takeover, PARAMS.tau_ms).unwrap_or(0);
-        let at_once = lower_bound_batched(&takeover, PARAMS.tau_ms).unwrap_or(0);
+        let at_once = lower_bound(&takeover, PARAMS.tau_ms).unwrap_or(0);
         rows.push(vec![
             format!("{:.0} tokens to prefill", prefill_ms / 2.5),
             by_step.to_string(),
@@ -79,14 +78,14 @@ fn one_prompt(tokens: u32, report: &mut Report) -> anyhow::Result<Vec<Vec<String
     let prefill_ms = DEVICE.prefill_ms(0.0, RATIO * f64::from(tokens));
     let one = takeover(ttft_c_ms, prefill_ms);
     let tau_ms = PARAMS.tau_ms;
-    let bounds = lower_bound_as_printed(prefill_ms, ttft_c_ms, DEVICE.decode_ms, tau_ms)
+    let bounds = printed::lower_bound(prefill_ms, ttft_c_ms, DEVICE.decode_ms, tau_ms)
         .zip(lower_bound_step_by_step(&one, tau_ms))
-        .zip(lower_bound_batched(&one, tau_ms));
+        .zip(lower_bound(&one, tau_ms));
     let Some(((printed, by_step), batched)) = bounds else { anyhow::bail!("tau {tau_ms} leaves no L") };
     let wanted = (batched * 13).div_ceil(10);
-    let ours_ms = gap_batched(&one, batched);
+    let ours_ms = gap_ms(&one, batched);
     let by_step_ms = smooth_tpot_step_by_step(&one, by_step);
-    let printed_ms = smooth_tpot_as_printed(prefill_ms, ttft_c_ms, DEVICE.decode_ms, printed);
+    let printed_ms = printed::smooth_tpot(prefill_ms, ttft_c_ms, DEVICE.decode_ms, printed);
     let own_at = |count: u32| one.ttft_d_ms() + DEVICE.decode_ms * f64::from(count);
     let worst_printed = follow(&one, printed, printed_ms, own_at(printed));
     let worst_by_step = follow(&one, by_step, by_step_ms, own_at(by_step));
@@ -116,11 +115,11 @@ fn one_prompt(tokens: u32, report: &mut Report) -> anyhow::Result<Vec<Vec<String
         row("(4) as printed", printed, printed_ms, worst_printed),
         row("(4') step by step", by_step, by_step_ms, worst_by_step),
         row("ours, batched", batched, ours_ms, worst_ours),
-        row("ours, L x 1.3, controller", wanted, gap_batched(&one, wanted), controlled),
+        row("ours, L x 1.3, controller", wanted, gap_ms(&one, wanted), controlled),
     ])
 }
 
-/// The worst gap when the cloud's tokens are shown every `gap_ms` and the device's as they come.
+/// Returns the worst gap if the cloud's tokens are shown every `gap_ms` and the device's when they arrive.
 fn follow(takeover: &Takeover, count: u32, gap_ms: f64, own_from_ms: f64) -> f64 {
     let mut worst = 0.0_f64;
     let mut shown = takeover.ttft_c_ms;
@@ -137,7 +136,7 @@ fn follow(takeover: &Takeover, count: u32, gap_ms: f64, own_from_ms: f64) -> f64
     worst
 }
 
-/// The worst gap by the real controller.
+/// Returns the worst gap with the real controller.
 fn controlled(takeover: &Takeover, count: u32) -> f64 {
     let prompt_tokens = takeover.prompt_tokens.round() as usize;
     let target_tokens = prompt_tokens + count as usize;
@@ -158,7 +157,7 @@ fn controlled(takeover: &Takeover, count: u32) -> f64 {
         ttft_c_ms: takeover.ttft_c_ms,
         ttft_d_ms: takeover.ttft_d_ms(),
         takeover_ms: ready_at.as_f64(),
-        gap_ms: gap_batched(takeover, count),
+        gap_ms: gap_ms(takeover, count),
         device_alone_ms: takeover.remaining_ms / RATIO,
     };
     let trace = Trace {

@@ -9,24 +9,24 @@ use super::PARAMS;
 use super::trace::{Event, Trace};
 use crate::random::Random;
 
-/// What a person saw of one answer.
+/// The display of one answer, as a user would see it.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub(super) struct Seen {
     /// When each token was shown.
     pub shown_at: Vec<Millis>,
-    /// Its gaps.
+    /// Statistics of its gaps.
     pub gaps: GapStats,
-    /// The best largest gap in hindsight.
+    /// The minimum of the largest gap in hindsight.
     pub hindsight_ms: f64,
-    /// Tokens shown again, or though they were not there.
+    /// Number of steps that took tokens back or showed tokens that had not arrived.
     pub repeats: usize,
-    /// Tokens never shown, or shown out of turn.
+    /// Number of tokens that were never shown.
     pub skips: usize,
-    /// From the last token's arrival to its showing.
+    /// Time from the last token's arrival until it is shown.
     pub lag_ms: f64,
 }
 
-/// The controller, its estimate and what was shown so far.
+/// The controller, its estimate and the tokens shown so far.
 struct Display {
     pacer: Pacer,
     estimate: TakeoverEstimate,
@@ -38,8 +38,8 @@ struct Display {
     repeats: usize,
 }
 
-/// Drives the controller through all events of `trace` and on until it asks for no more.
-pub fn play(trace: &Trace, random: &mut Random) -> Seen {
+/// Runs the controller over all events of `trace`, and then until it asks for no more wake-ups.
+pub(super) fn play(trace: &Trace, random: &mut Random) -> Seen {
     let planned = trace.plan.assist_tokens as usize;
     let mut display = Display {
         pacer: Pacer::new(PacerConfig {
@@ -70,7 +70,7 @@ pub fn play(trace: &Trace, random: &mut Random) -> Seen {
 }
 
 impl Display {
-    /// Wakes the controller as it asked, a little late as timers are, until the next event.
+    /// Wakes the controller at the times it asked for, slightly late like real timers, until the next event.
     fn wake_until(&mut self, until: Millis, random: &mut Random) {
         while let Some(due) = self.wake_at {
             let now = due + Millis::new(random.uniform(PARAMS.timer_late_ms));
@@ -112,7 +112,7 @@ impl Display {
         }
     }
 
-    /// The newest estimate; after the takeover there is nothing to estimate.
+    /// Returns the newest estimate of the takeover, or a tick after the takeover.
     fn handover(&self, now: Millis) -> PaceEvent {
         if self.available > self.cloud_tokens {
             PaceEvent::Tick

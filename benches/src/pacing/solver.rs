@@ -1,11 +1,11 @@
-//! The second opinion: HiGHS on the linear programme of the best gap in hindsight.
+//! Solves the linear program of the best gap in hindsight with HiGHS, to check the closed form.
 
 use anyhow::ensure;
 use baton_pacing::Millis;
 use highs::{HighsModelStatus, RowProblem, Sense};
 
-/// `min G` subject to `s_0 = a_0`, `s_i >= a_i`, `0 <= s_i - s_(i-1) <= G`, in milliseconds.
-pub fn hindsight_ms(available_at: &[Millis]) -> anyhow::Result<f64> {
+/// Returns `min G` subject to `s_0 = a_0`, `s_i >= a_i`, `0 <= s_i - s_(i-1) <= G`, in milliseconds.
+pub(super) fn hindsight_ms(available_at: &[Millis]) -> anyhow::Result<f64> {
     let Some(&first) = available_at.first() else { return Ok(0.0) };
     let mut problem = RowProblem::new();
     let gap = problem.add_column(1.0, 0.0..);

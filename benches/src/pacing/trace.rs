@@ -1,53 +1,53 @@
-//! One simulated answer before anybody shows it: a request, what the optimizer makes of it, when each cloud
-//! token arrives and what the device really does. Neither depends on the pace at which text is shown.
+//! One simulated answer before it is shown: a request, the optimizer's plan, the arrival of each cloud token,
+//! and the real times of the device. None of them depends on the pace at which text is shown.
 
 use baton_pacing::{
-    DeviceCost, Millis, OptimizerInput, Plan, PromptShape, ScenePolicy, SlowDevice, Verdict, Verification,
-    optimize,
+    DeviceCost, Millis, OptimizerInput, Plan, PromptShape, ScenePolicy, SlowDevice, Verdict, optimize,
 };
 
 use super::{Class, Kind, PARAMS};
 use crate::random::Random;
 
-/// What the device learns, and when.
+/// An event on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Event {
-    /// Tokens `0..count` are there.
+pub(super) enum Event {
+    /// Tokens `0..count` have arrived.
     Available(usize),
-    /// The device's KV cache holds so many tokens.
+    /// The device's KV cache contains this many tokens.
     Progress(usize),
-    /// The cloud writes no token from this index on: cut off, or cancelled for an early takeover.
+    /// The cloud writes no token from this index on, because the connection broke or an early takeover
+    /// cancelled it.
     CloudEnds(usize),
 }
 
 /// One answer.
 #[derive(Debug, Clone)]
-pub struct Trace {
-    /// The optimizer's answer for the estimates.
+pub(super) struct Trace {
+    /// The optimizer's plan for the estimates.
     pub plan: Plan,
-    /// What the device believes of itself.
+    /// The device's estimated costs.
     pub estimate: DeviceCost,
-    /// When prefill towards the takeover begins, and the tokens held then.
+    /// When prefill for the takeover begins.
     pub prefill_start: Millis,
-    /// Tokens in the KV cache at that moment.
+    /// Tokens in the KV cache at that time.
     pub held_tokens: usize,
-    /// Tokens there at the takeover as planned.
+    /// Tokens in the KV cache at the planned takeover.
     pub target_tokens: usize,
-    /// Sorted by time.
+    /// The events, sorted by time.
     pub events: Vec<(Millis, Event)>,
-    /// When token `i` is there, for the whole answer.
+    /// When token `i` arrives, for the whole answer.
     pub available_at: Vec<Millis>,
     /// Tokens that the cloud wrote.
     pub cloud_tokens: usize,
-    /// Real over estimated: prefill, decoding.
+    /// Ratios of real to estimated time: prefill, decoding.
     pub factors: (f64, f64),
-    /// The longest time without the cloud (stall, or cut off until the takeover).
+    /// The longest time without the cloud: a stall, or from a broken connection to the takeover.
     pub stall_ms: f64,
-    /// What follows a stall at most: the token under way, and the jitter of its packet.
+    /// Maximum delay after a stall: the next token, and the jitter of its packet.
     pub recovery_ms: f64,
 }
 
-/// What the device really is, against its estimate.
+/// The real device, relative to its estimate.
 struct RealDevice {
     cost: DeviceCost,
     prefill_factor: f64,
@@ -57,8 +57,8 @@ struct RealDevice {
 }
 
 impl Trace {
-    /// Draws one answer; `None` where the optimizer sees no relay, or the whole prompt is there first.
-    pub fn draw(class: &Class, random: &mut Random) -> anyhow::Result<Option<Self>> {
+    /// Draws one answer. `None` if the optimizer chooses no relay, or if the whole prompt is prefilled first.
+    pub(super) fn draw(class: &Class, random: &mut Random) -> anyhow::Result<Option<Self>> {
         let input = draw_request(class, random);
         let plan = optimize(&input)?;
         if !matches!(plan.verdict, Verdict::Relay | Verdict::NoRefinement) {
@@ -76,7 +76,7 @@ impl Trace {
         Ok(trace.filter(|trace| trace.held_tokens < trace.target_tokens))
     }
 
-    /// Runs the device against the arrivals, up to the last token.
+    /// Simulates the device with these arrivals, up to the last token.
     fn run(
         input: &OptimizerInput,
         plan: Plan,
@@ -105,7 +105,7 @@ impl Trace {
         let mut available_at = network.at;
         available_at.truncate(cloud_tokens);
         if cloud_tokens < planned {
-            // Cut off, or cancelled by a device that is ready.
+            // The connection broke, or a device that was ready cancelled the cloud.
             let known_at = cut_at.unwrap_or(ready_at).min(ready_at);
             events.push((Millis::new(known_at), Event::CloudEnds(cloud_tokens)));
         }
@@ -118,7 +118,7 @@ impl Trace {
         for (index, &at) in available_at.iter().enumerate() {
             events.push((Millis::new(at), Event::Available(index + 1)));
         }
-        // Stable: what was pushed first comes first at equal times.
+        // The sort is stable: at equal times, the event pushed first comes first.
         events.sort_by(|a, b| a.0.as_f64().total_cmp(&b.0.as_f64()));
         let stall_ms = cut_at.map_or(network.stall_ms, |cut_at| (ready_at - cut_at).max(0.0));
         Some(Self {
@@ -137,10 +137,10 @@ impl Trace {
     }
 }
 
-/// Prefill in `PARAMS.chunks` chunks; the last one takes the cloud's tokens in. Tokens that are not there yet
-/// are verified as they come; the device takes over early where the next one keeps it waiting.
+/// Simulates prefill in `PARAMS.chunks` chunks; the last one includes the cloud's tokens. Tokens that have
+/// not arrived yet are verified when they come. The device takes over early if the next token takes too long.
 ///
-/// Returns when the device's own first token is there, and how many cloud tokens count.
+/// Returns the time of the device's own first token, and the number of cloud tokens that are used.
 fn prefill(
     device: &RealDevice,
     (start, held, prompt): (f64, usize, usize),
@@ -164,7 +164,7 @@ fn prefill(
         done = next;
         events.push((Millis::new(now), Event::Progress(done)));
     }
-    // Before the first cloud token there is nothing to take over from.
+    // The takeover cannot come before the first cloud token.
     now = now.max(network.at[0]);
     loop {
         let there = network.at.partition_point(|&at| at <= now);
@@ -174,7 +174,8 @@ fn prefill(
             events.push((Millis::new(now), Event::Progress(done)));
         }
         if there == network.at.len() {
-            // The device knows of the cut when it happens; until then it waits as for any token.
+            // The device learns of the broken connection when it happens. Until then it waits as for any
+            // token.
             let known_at = network.cut_at.unwrap_or(now).min(now + PARAMS.patience_ms);
             return (now.max(known_at), there);
         }
@@ -185,9 +186,9 @@ fn prefill(
     }
 }
 
-/// The cloud's tokens as they arrive.
+/// The arrivals of the cloud's tokens.
 struct Arrivals {
-    /// Milliseconds, in order; all `L`, or those before the cut.
+    /// Milliseconds, in order: all `L` tokens, or those before the connection broke.
     at: Vec<f64>,
     /// `L`.
     planned: usize,
@@ -257,7 +258,6 @@ fn draw_request(class: &Class, random: &mut Random) -> OptimizerInput {
             answer_tokens_max: 4_096,
             slow_device: SlowDevice::AcceptGap,
         },
-        verification: Verification::Batched,
         load: 0.0,
     }
 }

@@ -1,5 +1,5 @@
-//! A plain forward pass in candle-core: f32 tensors, full attention matrices, nothing cached, every expert run
-//! on every token. It reads the model through candle's own GGUF reader and dequantizes by candle's own code.
+//! A plain forward pass in candle-core: f32 tensors, full attention matrices, no cache, and every expert on
+//! every token. It reads and dequantizes the model with candle's own code.
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -9,13 +9,13 @@ use baton_kernels_cpu::Format;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{D, DType, Device, Tensor};
 
-/// Whether candle has the format.
-pub fn reads(format: Format) -> bool {
+/// Returns whether candle supports the format.
+pub(super) fn reads(format: Format) -> bool {
     !format.name().starts_with("IQ")
 }
 
 /// The dequantized model.
-pub struct Reference {
+pub(super) struct Reference {
     tensors: HashMap<String, Tensor>,
     metadata: HashMap<String, Value>,
     family: String,
@@ -28,7 +28,7 @@ pub struct Reference {
 
 impl Reference {
     /// Reads and dequantizes a GGUF file.
-    pub fn open(bytes: &[u8]) -> Result<Self> {
+    pub(super) fn open(bytes: &[u8]) -> Result<Self> {
         let mut reader = Cursor::new(bytes);
         let content = Content::read(&mut reader)?;
         let mut tensors = HashMap::new();
@@ -55,8 +55,8 @@ impl Reference {
         })
     }
 
-    /// Logits of every position.
-    pub fn logits(&self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+    /// Returns the logits of every position.
+    pub(super) fn logits(&self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
         let ids = Tensor::new(ids, &Device::Cpu)?;
         let mut x = self.tensor("token_embd.weight")?.index_select(&ids, 0)?;
         if self.family.starts_with("gemma") {
@@ -103,7 +103,7 @@ impl Reference {
         Ok(Tensor::cat(&heads, 1)?)
     }
 
-    /// Minus infinity where a query does not see a key, `[t, t]`.
+    /// Returns the attention mask, `[t, t]`: minus infinity if a query does not see a key, else 0.
     fn hidden(&self, t: usize, layer: usize) -> Result<Tensor> {
         let whole = self.family == "gemma3" && !self.is_local(layer);
         let window = self.number("attention.sliding_window").filter(|_| !whole).unwrap_or(f64::INFINITY);
@@ -114,13 +114,13 @@ impl Reference {
         Ok(Tensor::from_vec((0..t * t).map(hidden).collect::<Vec<f32>>(), (t, t), &Device::Cpu)?)
     }
 
-    /// Gemma 3: all but each sixth layer, or as the file says.
+    /// Returns whether a layer of Gemma 3 has local attention: all except every sixth, or as the file says.
     fn is_local(&self, layer: usize) -> bool {
         let period = self.number("attention.sliding_window_pattern").unwrap_or(6.0) as usize;
         self.family == "gemma3" && layer % period < period - 1
     }
 
-    /// Turns `[t, heads, d]` by position.
+    /// Applies rotary embeddings to `[t, heads, d]`.
     fn rotate(&self, x: &Tensor, layer: usize) -> Result<Tensor> {
         let (t, heads, d) = x.dims3()?;
         let dims = self.number("rope.dimension_count").map_or(d, |dims| dims as usize);
@@ -145,7 +145,7 @@ impl Reference {
         Ok(if dims == d { turned } else { Tensor::cat(&[&turned, &kept], 2)? })
     }
 
-    /// Radians per position of every pair.
+    /// Returns the radians per position of every pair of dimensions.
     fn frequencies(&self, layer: usize, dims: usize) -> Result<Vec<f64>> {
         let local = self.is_local(layer);
         let base = if local { 10_000.0 } else { self.number("rope.freq_base").unwrap_or(10_000.0) };
@@ -206,7 +206,7 @@ impl Reference {
         Ok((active * up)?)
     }
 
-    /// Every expert on every token, most of them times zero.
+    /// Runs every expert on every token; the shares of most experts are zero.
     fn mixture(&self, x: &Tensor, name: &impl Fn(&str) -> String) -> Result<Tensor> {
         let used = self.number("expert_used_count").context("experts used")? as usize;
         let shares = softmax(&self.linear(x, &name("gate_inp"))?)?;
@@ -247,12 +247,12 @@ impl Reference {
         Ok(scaled.broadcast_mul(self.tensor(name)?)?)
     }
 
-    /// The norm where the file has its weight.
+    /// Applies the norm if the file has its weight.
     fn norm_if(&self, x: Tensor, name: &str) -> Result<Tensor> {
         if self.tensors.contains_key(name) { self.norm(&x, name) } else { Ok(x) }
     }
 
-    /// `x W^T`, plus the bias where there is one.
+    /// Returns `x W^T`, plus the bias if there is one.
     fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
         let out = x.matmul(&self.tensor(&format!("{name}.weight"))?.t()?)?;
         match self.tensors.get(&format!("{name}.bias")) {
@@ -265,17 +265,17 @@ impl Reference {
         self.tensors.get(name).with_context(|| format!("tensor `{name}`"))
     }
 
-    /// A number of the metadata, where it is there.
+    /// Returns a number of the metadata, or `None` if it is missing.
     fn number(&self, key: &str) -> Option<f64> {
         let value = self.metadata.get(&format!("{}.{key}", self.family))?;
         value.to_f32().map(f64::from).or_else(|_| value.to_u32().map(f64::from)).ok()
     }
 }
 
-/// The families whose definition is written above.
+/// The families that are implemented here.
 const FAMILIES: [&str; 8] = ["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"];
 
-/// Over the last dimension.
+/// Computes the softmax over the last dimension.
 fn softmax(x: &Tensor) -> Result<Tensor> {
     let exps = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
     Ok(exps.broadcast_div(&exps.sum_keepdim(D::Minus1)?)?)

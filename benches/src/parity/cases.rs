@@ -1,12 +1,12 @@
-//! The models and prompts of the comparison: decided by seeds, the same on every machine.
+//! The models and prompts of the comparison. Seeds decide them, so that they are the same on every machine.
 
 use anyhow::{Context as _, Result};
-use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_kernels_cpu::Format;
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 
-/// A model of random weights.
-pub struct Case {
-    /// Family and format, also the stem of its file.
+/// A model with random weights.
+pub(super) struct Case {
+    /// Family and format; also the stem of its file name.
     pub name: String,
     /// Format of its matrices.
     pub format: Format,
@@ -14,24 +14,24 @@ pub struct Case {
 }
 
 impl Case {
-    /// The model as a GGUF file.
-    pub fn bytes(&self) -> Result<Vec<u8>> {
+    /// Returns the model as the bytes of a GGUF file.
+    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
         self.shape.to_gguf().with_context(|| format!("make model {}", self.name))
     }
 }
 
-/// The formats that both first families are recorded in.
+/// The formats of plain llama and qwen2.
 const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Q8_0, Format::Q4K, Format::Q6K];
 
-/// Family members beside plain llama and qwen2, each with what is particular to it.
+/// Variants of model families besides plain llama and qwen2.
 const MEMBERS: [&str; 9] =
     ["mixtral", "qwen2moe", "qwen2-yarn", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3", "phi3-short"];
 
-/// Llama with an output matrix of its own and qwen2 with tied embeddings, in the first formats; every other family
-/// in a float format and a quantized one; llama in every other format.
-pub fn random_models() -> Vec<Case> {
+/// Makes the models: llama with its own output matrix and qwen2 with tied embeddings, in [`FORMATS`]. Every
+/// other variant has a float and a quantized format, and llama also has every other format.
+pub(super) fn random_models() -> Vec<Case> {
     let mut cases = Vec::new();
-    // A case's seed never changes: the record names files by their bytes.
+    // The seed of a case never changes, because the record identifies files by their digest.
     let mut add = |name: &str, format: Format, seed: u64, change: &dyn Fn(&mut SyntheticModel)| {
         let mut shape = SyntheticModel {
             n_layers: 4,
@@ -56,7 +56,8 @@ pub fn random_models() -> Vec<Case> {
         add(member, Format::F32, seed, &|shape| particular(member, shape));
         add(member, Format::Q4K, seed + 1, &|shape| {
             particular(member, shape);
-            // Rounded activations move the choice of an expert near a tie, which says nothing of the arithmetic.
+            // All experts are used. Otherwise rounded activations could change the choice of an expert near a
+            // tie.
             shape.experts.iter_mut().for_each(|experts| experts.used = experts.count);
         });
     }
@@ -66,7 +67,8 @@ pub fn random_models() -> Vec<Case> {
     cases
 }
 
-/// Makes the shape that of a member. Positions of the prompts reach past every window and every first context.
+/// Turns the shape into that of a variant. Prompts are longer than every attention window and every original
+/// context.
 fn particular(member: &str, shape: &mut SyntheticModel) {
     let experts = Some(SyntheticExperts { count: 8, used: 2, d_ff: 256, shared_d_ff: 512 });
     let number = |key, value| (key, ExtraValue::F32(value));
@@ -95,7 +97,8 @@ fn particular(member: &str, shape: &mut SyntheticModel) {
                 number("rope.scaling.factor", 8.0),
             ];
         }
-        // Half of the dimensions turn. Llama.cpp leaves phi3's window out: its prompts are shorter than it.
+        // Half of the dimensions are rotated. llama.cpp ignores the window of phi3, so its prompts are
+        // shorter than the window.
         _ => {
             let factors = |more: f32| (0..8).map(|pair| 1.0 + more * pair as f32).collect();
             shape.family = "phi3";
@@ -110,12 +113,12 @@ fn particular(member: &str, shape: &mut SyntheticModel) {
     }
 }
 
-/// Token ids of the comparison with candle: bytes, each prompt of its own.
-pub fn prompts() -> Vec<Vec<u32>> {
+/// Returns the prompts of the comparison with candle: different sequences of byte tokens.
+pub(super) fn prompts() -> Vec<Vec<u32>> {
     (0..4).map(|seed| prompt(seed, 128)).collect()
 }
 
-/// A prompt of byte tokens.
-pub fn prompt(seed: u32, len: u32) -> Vec<u32> {
+/// Returns a prompt of byte tokens.
+pub(super) fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 7_368_787) >> 9) % 256).collect()
 }

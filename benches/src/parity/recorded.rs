@@ -1,8 +1,8 @@
-//! Against log-probabilities that llama.cpp gave once, kept in `benches/data/llama_cpp_logits.json`.
+//! Compares with log-probabilities recorded from llama.cpp in `benches/data/llama_cpp_logits.json`.
 //!
-//! The record names every model file by its SHA-256: a model that is not the recorded one fails its check, until
-//! `record_logits.py` has made the record again. A demo model that is not there, or was never recorded, is named
-//! as left out.
+//! The record identifies every model file by its SHA-256. If a model has changed, its check fails until
+//! `record_logits.py` makes the record again. A demo model that is missing, or was never recorded, is
+//! reported as left out.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ use super::cases::{self, Case};
 use super::{EPSILON, FLOAT_ERROR_MAX, Tally, best, logits, relative_error};
 use crate::report::Report;
 
-/// Largest relative error of BF16: llama.cpp rounds the activations to eight bits of mantissa too.
+/// Maximum relative error of BF16, because llama.cpp also rounds the activations to eight bits of mantissa.
 const BF16_ERROR_MAX: f64 = 2e-2;
 
-/// What was recorded.
+/// The built-in record.
 const RECORD: &str = include_str!("../../data/llama_cpp_logits.json");
 
-/// The demo models, by the stem of their files.
+/// The demo models, by the stem of their file names.
 const DEMO_MODELS: [&str; 3] = ["demo-cloud", "demo-device", "demo-device-b"];
 
 /// The prompt of the demo models.
@@ -31,10 +31,10 @@ const TEXT: &str = "Aurora station\n\nHistory\nThe Aurora station was built in 1
     The harbour of Veld has two piers. The harbour of Veld is closed in January.\n\nQuestion: What is the Aurora \
     station's roof made of?";
 
-/// Numbers of one build of llama.cpp.
+/// The record of one build of llama.cpp.
 #[derive(Debug, Deserialize)]
-pub struct Record {
-    /// Which build of it.
+pub(super) struct Record {
+    /// The build.
     llama_cpp: String,
     models: Vec<Entry>,
 }
@@ -44,12 +44,12 @@ struct Entry {
     name: String,
     sha256: String,
     prompt: Vec<u32>,
-    /// Of every position: the best token, and how far it is above the second in standard deviations.
+    /// For every position, the best token and its distance from the second in standard deviations.
     tops: Vec<(usize, f64)>,
     rows: Vec<Row>,
 }
 
-/// All log-probabilities after the first `tokens` of the prompt.
+/// All log-probabilities after the first `tokens` tokens of the prompt.
 #[derive(Debug, Deserialize)]
 struct Row {
     tokens: usize,
@@ -64,8 +64,8 @@ struct Task {
     prompt: Vec<u32>,
 }
 
-/// Writes the models of random weights and `tasks.json` into `folder`.
-pub fn write(folder: &Path, cases: &[Case], models: &Path) -> Result<()> {
+/// Writes the models with random weights and `tasks.json` into `folder`.
+pub(super) fn write(folder: &Path, cases: &[Case], models: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("make folder {}", folder.display()))?;
     let mut tasks = Vec::new();
     for case in cases {
@@ -90,8 +90,8 @@ fn absolute(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("`{}` is not UTF-8", path.display()))
 }
 
-/// The record at `path`, or the one built in.
-pub fn read(path: Option<&Path>) -> Result<Record> {
+/// Reads the record at `path`, or the built-in one.
+pub(super) fn read(path: Option<&Path>) -> Result<Record> {
     let text = match path {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?,
         None => RECORD.to_owned(),
@@ -100,7 +100,7 @@ pub fn read(path: Option<&Path>) -> Result<Record> {
 }
 
 /// Compares every recorded model.
-pub fn compare(report: &mut Report, record: &Record, cases: &[Case], models: &Path) -> Result<()> {
+pub(super) fn compare(report: &mut Report, record: &Record, cases: &[Case], models: &Path) -> Result<()> {
     let mut rows = Vec::new();
     for case in cases {
         let model = Model::from_gguf(Gguf::from_bytes(case.bytes()?)?)?;
@@ -120,7 +120,7 @@ pub fn compare(report: &mut Report, record: &Record, cases: &[Case], models: &Pa
     Ok(())
 }
 
-/// The format of most of a model's arithmetic.
+/// Returns the format of most of a model's matrices.
 fn format_of(model: &Model) -> Result<Format> {
     use baton_engine::weights::Part;
     Ok(model.weights().acquire(0, Part::Attention)?.attention()?.o.format())
@@ -161,7 +161,7 @@ fn compare_one(
     Ok(Some(tally.row(name)))
 }
 
-/// Log-probabilities are logits less one number a row; with the row's mean taken off, both are the same.
+/// Subtracts the mean of a row. Log-probabilities are logits minus a constant per row, so both become equal.
 fn centred(row: &[f32]) -> Vec<f32> {
     let mean = row.iter().map(|v| f64::from(*v)).sum::<f64>() / row.len() as f64;
     row.iter().map(|v| (f64::from(*v) - mean) as f32).collect()

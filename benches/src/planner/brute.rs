@@ -1,19 +1,19 @@
-//! Brute force: all numbers of layers, of GPU layers and of rounds, in the cluster's order.
+//! Brute force: tries all numbers of layers, GPU layers and rounds, in the cluster's order.
 //!
-//! It asks the planner's cost what one set of shares takes, and nothing else of it.
+//! It uses only the planner's cost function.
 
 use baton_plan::search::ROUNDS_MAX;
 use baton_plan::{Cluster, Costs, ModelShape, Plan, Share};
 
-/// The least seconds of a token over all plans; infinite where there is none.
-pub fn least(costs: &Costs<'_>, cluster: &Cluster, model: &ModelShape) -> f64 {
+/// Returns the smallest time of a token in seconds over all plans, or infinity if there is no plan.
+pub(super) fn least(costs: &Costs<'_>, cluster: &Cluster, model: &ModelShape) -> f64 {
     let mut layers = vec![0; cluster.devices.len()];
     let mut best = f64::INFINITY;
     shares(costs, cluster, model.layers, 0, &mut layers, &mut best);
     best
 }
 
-/// All ways to give what is `left` to the devices from `at` on.
+/// Tries all ways to give the layers that are `left` to the devices from `at` on.
 fn shares(
     costs: &Costs<'_>,
     cluster: &Cluster,
@@ -39,7 +39,7 @@ fn shares(
     }
 }
 
-/// All ways to split each device's layers between its CPU and its GPU.
+/// Tries all ways to split each device's layers between its CPU and its GPU.
 fn splits(
     costs: &Costs<'_>,
     cluster: &Cluster,

@@ -1,23 +1,23 @@
-//! Random clusters: Linux, Android and macOS, with and without GPUs, with too little, just enough or plenty of memory,
-//! fast and slow disks, near and far from each other; a third of them of the kind where several rounds win: alike, with
-//! little memory, fast disks and short hops.
+//! Draws random clusters: Linux, Android and macOS, with and without GPUs, with too little, just enough or
+//! plenty of memory, fast and slow disks, short and long latencies. In a third of them several rounds are
+//! likely to win: the devices are similar, with little memory, fast disks and short latencies.
 
 use baton_plan::{Cluster, Device, Disk, Edge, Gpu, GpuKind, ModelShape, Network, Os, Processor, Workload};
 
 use crate::random::Random;
 
-/// One description to plan with.
+/// The input of one plan.
 #[derive(Debug)]
-pub struct Problem {
+pub(super) struct Problem {
     pub cluster: Cluster,
     pub model: ModelShape,
     pub workload: Workload,
 }
 
 impl Problem {
-    /// One to four devices, 2 to 32 layers: fewer layers where there are more devices, so that all plans can be gone
-    /// through.
-    pub fn small(seed: u64, index: u64) -> Self {
+    /// Draws one to four devices and 2 to 32 layers. More devices have fewer layers, so that brute force can
+    /// try all plans.
+    pub(super) fn small(seed: u64, index: u64) -> Self {
         let mut random = Random::new(seed, 7, index);
         let devices = random.count((1, 4)) as usize;
         let most = [32, 32, 20, 12][devices - 1];
@@ -25,8 +25,8 @@ impl Problem {
         Self::of(seed, index, devices, layers)
     }
 
-    /// So many devices and layers.
-    pub fn of(seed: u64, index: u64, devices: usize, layers: usize) -> Self {
+    /// Draws a problem with the given numbers of devices and layers.
+    pub(super) fn of(seed: u64, index: u64, devices: usize, layers: usize) -> Self {
         let mut random = Random::new(seed, 8, index);
         let rounds_win = index.is_multiple_of(3);
         let model = model(&mut random, layers);

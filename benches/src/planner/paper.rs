@@ -1,5 +1,5 @@
-//! The devices of prima.cpp's Table 3, with models of the sizes of its Table 4: what the search gives them, beside
-//! Halda and the split in proportion to memory that exo makes.
+//! Plans for the devices of prima.cpp's Table 3, with models of the sizes in its Table 4. The search is
+//! compared with Halda and with exo's split in proportion to memory.
 
 use anyhow::{Context as _, Result};
 use baton_plan::baselines::Baseline;
@@ -11,16 +11,17 @@ use crate::report::Report;
 
 const DEVICES: &str = include_str!("../../../shared/plan/data/paper-table-3.json");
 const MODELS: &str = include_str!("../../../shared/plan/data/paper-models.json");
-/// The paper runs its Table 4 on these.
+/// The devices that the paper used for its Table 4.
 const USED: [&str; 4] = ["D1", "D2", "D3", "D4"];
-/// Tokens of context. The paper does not say with how many it measured; its times to the first token are those of a prompt of
-/// a few tokens.
+/// Tokens of context. The paper does not state its context; its times to the first token fit a prompt of a
+/// few tokens.
 const CONTEXT: usize = 512;
-/// Contexts at which the order of the models is looked at.
+/// Contexts for which the order of the models is checked.
 const CONTEXTS: [usize; 4] = [128, 512, 2048, 4096];
-/// How far from the paper's times a prediction may be, in percent: rates of processors are assumed.
+/// Maximum difference between a prediction and the paper's time, in percent. The rates of processors are
+/// assumed.
 const OFF_MAX: f64 = 35.0;
-/// The paper's own times of a token, in ms: with Halda, and split by memory.
+/// The paper's measured times of a token in ms: with Halda, and split by memory.
 const TABLE_4: [(f64, f64); 7] = [
     (15.0, 78.0),
     (20.0, 131.0),
@@ -32,7 +33,7 @@ const TABLE_4: [(f64, f64); 7] = [
 ];
 
 /// Plans all sizes and adds the table and its checks.
-pub fn table_3(report: &mut Report) -> Result<()> {
+pub(super) fn table_3(report: &mut Report) -> Result<()> {
     let whole: Cluster = serde_json::from_str(DEVICES).context("read paper-table-3.json")?;
     let models: Vec<ModelShape> = serde_json::from_str(MODELS).context("read paper-models.json")?;
     let unused: Vec<String> = whole
@@ -84,8 +85,8 @@ pub fn table_3(report: &mut Report) -> Result<()> {
     in_order(&cluster, &models, report)
 }
 
-/// What a token takes with more and more context: Llama 1 keeps eight times as much KV as Llama 3 of its size, so that
-/// with a long one it is the larger model.
+/// Predicts the time of a token for longer and longer contexts. Llama 1 has eight times as much KV cache as a
+/// Llama 3 of its size, so with a long context it is the larger model.
 fn in_order(cluster: &Cluster, models: &[ModelShape], report: &mut Report) -> Result<()> {
     let (mut rows, mut turned) = (Vec::new(), 0);
     let mut by_context = Vec::new();
@@ -132,7 +133,7 @@ fn described(plan: &Plan, prediction: &Prediction) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// What the paper says of each size.
+/// Checks the paper's statements about each size.
 fn checks(
     model: &ModelShape,
     cluster: &Cluster,

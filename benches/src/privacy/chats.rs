@@ -1,14 +1,16 @@
-//! Conversations of several turns over real HTTP: the agent as `baton chat` calls it, and the program `baton serve`,
-//! both before a cloud that repeats what it is sent. No value that a person gave may stand in what the cloud got.
+//! Conversations of several turns over real HTTP: the agent as `baton chat` calls it, and the program
+//! `baton serve`. Both use a cloud that sends back what it receives. No value that the user gave may occur in
+//! the requests to the cloud.
 
 use anyhow::{Context, ensure};
 use baton_device::agent::{Agent, Question};
 use baton_device::client::CloudClient;
 use baton_device::relay::RelayMode;
 use baton_device::scene::built_in;
-use baton_device::segments::{ChatMessage, mark};
+use baton_device::segments::mark;
 use baton_e2e::process::{AgentProcess, models_folder, program};
 use baton_engine::Model;
+use baton_openai::ChatMessage;
 use baton_pacing::PaceMode;
 use baton_protocol::{RefineOptions, Role, Sampling};
 use serde_json::{Value, json};
@@ -24,31 +26,31 @@ use super::values::pick;
 use crate::random::Random;
 
 const TURNS: usize = 4;
-/// Values with fewer letters and digits stand in ids and times of the wire by chance.
+/// Minimum number of letters and digits in a value. Shorter values can occur by chance in ids and times.
 const CANARY_CHARS_MIN: usize = 7;
 const TOKENS_MAX: usize = 4096;
-/// Text events that may wait.
+/// Maximum number of waiting text events.
 const EVENTS_MAX: usize = 256;
 
-/// What came of the conversations.
+/// The results of the conversations.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub(super) struct Outcome {
     pub conversations: usize,
     pub requests: usize,
     pub canaries: usize,
-    /// Answers in which the person saw a value again: without these the check would be empty.
+    /// Number of answers that showed a value to the user again. Without them the check would prove nothing.
     pub restored: usize,
     pub leaks: Vec<String>,
 }
 
-/// One conversation in the making.
+/// A running conversation.
 struct Talk {
     random: Random,
     canaries: Vec<String>,
     messages: Vec<ChatMessage>,
 }
 
-/// What a person says about a value that they gave before, without any word for what it is.
+/// Sentences about a value given before, without a word that names its kind.
 const AGAIN: &[&str] =
     &["Is {} right?", "Once more: {}", "{}", "so {}, not another?", "Compare \"{}\" with it.", "({})"];
 
@@ -57,7 +59,7 @@ impl Talk {
         Self { random: Random::new(seed, 0xc4a7, index as u64), canaries: Vec::new(), messages: Vec::new() }
     }
 
-    /// The person's next message.
+    /// Adds the user's next message.
     fn say(&mut self, corpus: &[Line], turn: usize) {
         let mut text = String::new();
         for _ in 0..if turn == 0 { 3 } else { 1 } {
@@ -75,12 +77,12 @@ impl Talk {
             let at = self.random.count((0, self.canaries.len() as u32 - 1)) as usize;
             text.push_str(&pick(&mut self.random, AGAIN).replace("{}", &self.canaries[at]));
         }
-        self.messages.push(ChatMessage { role: Role::User, text });
+        self.messages.push(ChatMessage::new(Role::User, text));
     }
 
     fn heard(&mut self, answer: String, outcome: &mut Outcome) {
         outcome.restored += usize::from(self.canaries.iter().any(|canary| answer.contains(canary)));
-        self.messages.push(ChatMessage { role: Role::Assistant, text: answer });
+        self.messages.push(ChatMessage::new(Role::Assistant, answer));
     }
 
     fn end(self, recorder: &Recorder, outcome: &mut Outcome) -> anyhow::Result<()> {
@@ -98,8 +100,8 @@ impl Talk {
     }
 }
 
-/// Lines whose values are found when they stand alone: what the detectors do not know is counted as recall elsewhere, here
-/// it is asked where else a value goes once it was found.
+/// Returns the lines whose values the detectors find if a line stands alone. Here the question is whether a
+/// value that was found once appears elsewhere; recall is measured in [`super::score`].
 fn corpus(seed: u64) -> anyhow::Result<Vec<Line>> {
     let mut all = lines(&SEEN, seed);
     all.extend(lines(&UNSEEN, seed));
@@ -114,13 +116,13 @@ fn corpus(seed: u64) -> anyhow::Result<Vec<Line>> {
     Ok(known)
 }
 
-/// Conversations as `baton chat` has them: the history grows, every turn sends all of it.
-pub async fn chat(conversations: usize, seed: u64) -> anyhow::Result<Outcome> {
+/// Runs conversations as in `baton chat`: every turn sends the whole history.
+pub(super) async fn chat(conversations: usize, seed: u64) -> anyhow::Result<Outcome> {
     let recorder = Recorder::start().await?;
     let model = Model::open(&models_folder().join("demo-device.gguf")).context("open the demo model")?;
     let (corpus, mut outcome) = (corpus(seed)?, Outcome::default());
     for index in 0..conversations {
-        // A program of its own for each: nothing is known from the one before.
+        // A new agent for each conversation, which knows nothing of the earlier ones.
         let cloud = CloudClient::new(recorder.url(), None).context("make a client")?;
         let agent = Agent::new(None, model.tokenizer().clone(), Some(cloud), "bench");
         let mut talk = Talk::new(seed, index);
@@ -156,8 +158,9 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
     Ok(report.answer)
 }
 
-/// Conversations with one `baton serve`, whose clients keep the whole history, its end, or a quotation of it.
-pub async fn api(conversations: usize, seed: u64) -> anyhow::Result<Outcome> {
+/// Runs conversations with one `baton serve`. Its clients send the whole history, its end, or a quotation of
+/// it.
+pub(super) async fn api(conversations: usize, seed: u64) -> anyhow::Result<Outcome> {
     let recorder = Recorder::start().await?;
     let folder = std::env::temp_dir().join(format!("baton-bench-privacy-{}", std::process::id()));
     let model = models_folder().join("demo-device.gguf");
@@ -183,18 +186,18 @@ pub async fn api(conversations: usize, seed: u64) -> anyhow::Result<Outcome> {
         talk.end(&recorder, &mut outcome)?;
     }
     drop(agent);
-    // A folder of settings that cannot be removed does no harm.
+    // An error is ignored: a folder of settings that stays does no harm.
     let _left = std::fs::remove_dir_all(&folder);
     Ok(outcome)
 }
 
-/// A request as one of three applications would send it.
+/// Makes a request as one of three applications would send it.
 fn body(talk: &mut Talk, index: usize) -> Value {
     let message = |m: &ChatMessage| json!({ "role": m.role.as_str(), "content": m.text });
     let last = talk.messages.len() - 1;
     let messages: Vec<Value> = match index % 3 {
         0 => talk.messages.iter().map(message).collect(),
-        // Keeps the last answer only.
+        // Sends only the last answer and the new message.
         1 => talk.messages[last.saturating_sub(1)..].iter().map(message).collect(),
         _ => {
             let so_far: String = talk.messages[..last]
@@ -208,7 +211,7 @@ fn body(talk: &mut Talk, index: usize) -> Value {
         }
     };
     let mut body = json!({ "model": "baton", "messages": messages, "max_tokens": TOKENS_MAX });
-    // A stop string that never comes, with a value in it.
+    // A stop string that contains a value and never occurs in an answer.
     if let Some(canary) = talk.canaries.first().filter(|canary| canary.len() < 60) {
         body["stop"] = json!([format!("STOP {canary} HERE")]);
     }

@@ -1,4 +1,4 @@
-//! Lines with private values in known places, and harmless ones, made from templates and a seed.
+//! Makes lines with private values at known positions, and harmless lines, from templates and a seed.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::values::{self, Kind, Value, draw, fill, pick};
 use crate::random::Random;
 
 /// Templates of one part of the corpus; `{}` stands for the value.
-pub struct Templates {
+pub(super) struct Templates {
     pub carriers: &'static [(&'static str, &'static [&'static str])],
     pub markup: &'static [&'static str],
     pub phones: &'static [PhoneLines],
@@ -26,21 +26,21 @@ pub struct Templates {
     pub forms: &'static [Form],
 }
 
-/// National ways to write a number, and lines that say what it is.
-pub struct PhoneLines {
+/// National formats of phone numbers, and lines that name them as such.
+pub(super) struct PhoneLines {
     pub language: &'static str,
     pub formats: &'static [&'static str],
     pub lines: &'static [&'static str],
 }
 
-pub struct IdLines {
+pub(super) struct IdLines {
     pub country: Country,
     pub lines: &'static [&'static str],
 }
 
-/// A way to write a value that a reader still knows and a plain pattern does not.
+/// A way to write a value that a reader still recognizes but a simple pattern does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(super) enum Form {
     Plain,
     FullWidth,
     NoBreakSpace,
@@ -65,9 +65,9 @@ pub enum Form {
     ParenAt,
 }
 
-/// A private value in a line: `must` has to be replaced whole, `may` may be.
+/// A private value in a line: all of `must` has to be replaced; `may` is the range that may be replaced.
 #[derive(Debug, Clone)]
-pub struct Planted {
+pub(super) struct Planted {
     pub kind: Kind,
     pub must: Range<usize>,
     pub may: Range<usize>,
@@ -75,7 +75,7 @@ pub struct Planted {
 
 /// One line of the corpus.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub(super) struct Line {
     pub text: String,
     pub planted: Vec<Planted>,
     pub language: &'static str,
@@ -87,8 +87,8 @@ struct Lines<'a> {
     lines: Vec<Line>,
 }
 
-/// The corpus of these templates and this seed; the same arguments give the same lines.
-pub fn lines(templates: &Templates, seed: u64) -> Vec<Line> {
+/// Makes the corpus of these templates and this seed. The same arguments give the same lines.
+pub(super) fn lines(templates: &Templates, seed: u64) -> Vec<Line> {
     let mut all = Lines { random: Random::new(seed, 0x70, 1), templates, lines: Vec::new() };
     all.in_prose_and_markup();
     all.in_other_forms();
@@ -110,7 +110,7 @@ impl Lines<'_> {
         self.lines.push(Line { text, planted: vec![Planted { kind, must, may }], language });
     }
 
-    /// A value of a kind that needs no word beside it, as it is usually written.
+    /// Draws a value that is recognizable without a word beside it, in its usual form.
     fn value(&mut self, kind: Kind, hard: bool) -> Value {
         let random = &mut self.random;
         let separator = pick(random, &["", " ", "-"]);
@@ -169,7 +169,7 @@ impl Lines<'_> {
         }
     }
 
-    /// The text in another form; `None` if the form does not apply.
+    /// Returns the text in another form, or `None` if the form does not apply.
     fn formed(&mut self, text: &str, form: Form, kind: Kind) -> Option<String> {
         let spaced = |to: &str| text.contains(' ').then(|| text.replace(' ', to));
         let dashed = |to: &str| text.contains('-').then(|| text.replace('-', to));
@@ -319,7 +319,7 @@ impl Lines<'_> {
             }
         }
         for _ in 0..20 {
-            // Long numbers that fail the checksum of cards.
+            // Long numbers whose card checksum is wrong.
             let body = format!("4{}", draw(&mut self.random, values::DIGITS, 14));
             let wrong = (values::luhn_digit(&body) + 5) % 10;
             let text = format!("tracking code {body}{wrong} left the hub");
@@ -329,7 +329,7 @@ impl Lines<'_> {
 }
 
 fn phone(random: &mut Random, format: &str) -> Value {
-    // The scheme of a link and an extension may go with the number.
+    // The scheme of a link and an extension may be replaced together with the number.
     let (before, rest) = format.strip_prefix("tel:").map_or(("", format), |rest| ("tel:", rest));
     let (number, extension) = rest.split_once(" ext").map_or((rest, None), |(n, e)| (n, Some(e)));
     Value {

@@ -1,11 +1,11 @@
-//! National identity numbers, drawn by the published rules of their issuers, with their check digits.
+//! Draws national identity numbers by the published rules of their issuers, with check digits.
 
 use super::values::{DIGITS, UPPER, draw, fill, luhn_digit, pick};
 use crate::random::Random;
 
-/// Who issues the number, and in which form it is written.
+/// The issuer of a number, and its form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Country {
+pub(super) enum Country {
     UnitedStates,
     UnitedKingdom,
     China,
@@ -34,7 +34,7 @@ fn two(value: u32) -> String {
     format!("{value:02}")
 }
 
-/// Day, month, two digits of the year, all valid.
+/// Draws a valid day, month, and two digits of the year.
 fn date(random: &mut Random) -> (String, String, String) {
     (two(random.count((1, 28))), two(random.count((1, 12))), two(random.count((40, 99))))
 }
@@ -43,8 +43,8 @@ fn weighted(digits: &str, weights: &[u32]) -> u32 {
     digits.chars().filter_map(|c| c.to_digit(10)).zip(weights).map(|(d, w)| d * w).sum()
 }
 
-/// Draws a number; where its form has two ways of writing, the one with separators.
-pub fn draw_id(random: &mut Random, country: Country) -> String {
+/// Draws a number, with separators if its form allows them.
+pub(super) fn draw_id(random: &mut Random, country: Country) -> String {
     match country {
         Country::UnitedStates => {
             let area = loop {
@@ -92,7 +92,7 @@ pub fn draw_id(random: &mut Random, country: Country) -> String {
     }
 }
 
-/// The rest of [`draw_id`].
+/// Draws a number for the other countries of [`draw_id`].
 fn draw_other(random: &mut Random, country: Country) -> String {
     match country {
         Country::Netherlands => loop {
@@ -169,7 +169,8 @@ fn france(random: &mut Random) -> String {
     format!("{sex} {year} {month} {department} {town} {order} {:02}", 97 - number % 97)
 }
 
-/// One digit of the first ten stands twice, another not at all; the last is by ISO 7064, MOD 11,10.
+/// Draws a German tax number. Among the first ten digits, one occurs twice and another is missing; the last
+/// is the check digit of ISO 7064, MOD 11,10.
 fn germany(random: &mut Random) -> String {
     let mut digits: Vec<u32> = (0..10).collect();
     for at in (1..10).rev() {
@@ -205,7 +206,7 @@ fn italy(random: &mut Random) -> String {
     format!("{body}{}", char::from(b'A' + (sum % 26) as u8))
 }
 
-/// Verhoeff's check digit: multiplication in the dihedral group of order ten.
+/// Draws an Aadhaar number, with Verhoeff's check digit: multiplication in the dihedral group of order ten.
 fn aadhaar(random: &mut Random) -> String {
     let times = |a: u32, b: u32| match (a < 5, b < 5) {
         (true, true) => (a + b) % 5,

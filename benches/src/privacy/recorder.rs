@@ -1,5 +1,6 @@
-//! A cloud that is curious: keeps every byte it is sent and repeats each placeholder, so that the device restores the
-//! values and its application sends them back as history. Speaks the real protocol over real HTTP.
+//! A recording cloud: it stores every byte that it receives and repeats each placeholder in its answer. So
+//! the device restores the values, and its application sends them again as history. It uses the real protocol
+//! over real HTTP.
 
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +11,12 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Most bytes of a request; a conversation of the bench has far fewer.
+/// Maximum length of a request in bytes; a conversation of the bench has far fewer.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 
 /// A listening recorder.
 #[derive(Debug)]
-pub struct Recorder {
+pub(super) struct Recorder {
     url: String,
     seen: Arc<Mutex<Vec<String>>>,
     task: tokio::task::JoinHandle<()>,
@@ -28,7 +29,7 @@ impl Drop for Recorder {
 }
 
 impl Recorder {
-    pub async fn start() -> anyhow::Result<Self> {
+    pub(super) async fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("bind the recorder")?;
         let url = format!("http://{}", listener.local_addr().context("read the recorder's address")?);
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -46,12 +47,13 @@ impl Recorder {
         Ok(Self { url, seen, task })
     }
 
-    pub fn url(&self) -> &str {
+    pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// What has come since the last call: head and body of each request, inflated, with JSON's escapes read.
-    pub fn take(&self) -> Vec<String> {
+    /// Returns the requests since the last call: head and decompressed body of each, and its strings without
+    /// JSON escapes.
+    pub(super) fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -91,7 +93,7 @@ async fn serve(mut socket: TcpStream, log: &Mutex<Vec<String>>) -> anyhow::Resul
     }
     let response = if head.starts_with("POST ") {
         let request = AssistRequest::parse(&body).context("a request of another form")?;
-        // Escapes of JSON would hide a value from whoever searches the bytes.
+        // JSON escapes would hide a value from a search in the bytes.
         let value: serde_json::Value = serde_json::from_slice(&body).context("a body that is no JSON")?;
         keep(log, format!("{head}\n{}\n{}", String::from_utf8_lossy(&body), plain(&value)));
         answer(&request)
@@ -107,7 +109,7 @@ fn keep(log: &Mutex<Vec<String>>, text: String) {
     log.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// Every string of a JSON value, one a line.
+/// Returns every string of a JSON value, one per line.
 fn plain(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::String(text) => format!("{text}\n"),
@@ -119,7 +121,8 @@ fn plain(value: &serde_json::Value) -> String {
     }
 }
 
-/// A stream that names every placeholder of the prompt, in pieces that split them.
+/// Makes an answer stream that contains every placeholder of the prompt, in pieces that split the
+/// placeholders.
 fn answer(request: &AssistRequest) -> String {
     let mut named: Vec<&str> = Vec::new();
     for segment in &request.segments {

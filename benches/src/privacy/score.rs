@@ -1,4 +1,4 @@
-//! What the device's redactor makes of the corpus: values covered, and findings that cover nothing private.
+//! Scores the device's redactor on the corpus: covered values, and findings that cover nothing private.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use baton_device::privacy::Redactor;
 use super::corpus::Line;
 use super::values::Kind;
 
-/// Counts of one kind.
+/// The counts of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counts {
+pub(super) struct Counts {
     pub values: u32,
     pub covered: u32,
     pub findings: u32,
@@ -18,37 +18,37 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub fn recall(&self) -> f64 {
+    pub(super) fn recall(&self) -> f64 {
         f64::from(self.covered) / f64::from(self.values)
     }
 
-    pub fn precision(&self) -> f64 {
+    pub(super) fn precision(&self) -> f64 {
         f64::from(self.right) / f64::from(self.findings)
     }
 }
 
 /// The score of a part of the corpus.
 #[derive(Debug, Default)]
-pub struct Score {
+pub(super) struct Score {
     pub kinds: Vec<(Kind, Counts)>,
-    /// Language, values, values covered.
+    /// Language, number of values, number of covered values.
     pub languages: Vec<(&'static str, u32, u32)>,
     pub lines: usize,
     pub harmless: u32,
     pub harmless_changed: u32,
-    /// Lines that went wrong, for whoever improves the detectors.
+    /// Lines with wrong results, for improving the detectors.
     pub wrong: Vec<String>,
 }
 
-/// One replaced stretch of a text.
+/// A replaced range of a text.
 #[derive(Debug, Clone)]
-pub struct Finding {
+pub(super) struct Finding {
     pub range: Range<usize>,
     pub label: String,
 }
 
-/// What the redactor replaces in `text`, found by laying its output beside the text.
-pub fn findings(text: &str) -> anyhow::Result<Vec<Finding>> {
+/// Returns the ranges that the redactor replaces in `text`, found by comparing its output with the text.
+pub(super) fn findings(text: &str) -> anyhow::Result<Vec<Finding>> {
     let mut redactor = Redactor::default();
     let redacted = redactor.redact(text).context("redact a line")?;
     let table = redactor.table();
@@ -74,7 +74,7 @@ pub fn findings(text: &str) -> anyhow::Result<Vec<Finding>> {
 }
 
 impl Score {
-    pub fn of(lines: &[Line]) -> anyhow::Result<Score> {
+    pub(super) fn of(lines: &[Line]) -> anyhow::Result<Score> {
         let mut score =
             Score { kinds: Kind::ALL.map(|kind| (kind, Counts::default())).to_vec(), ..Score::default() };
         score.lines = lines.len();
@@ -109,7 +109,7 @@ impl Score {
                     && finding.range.end <= planted.may.end
                     && planted.kind.labels().contains(&finding.label.as_str())
             });
-            // A wrong finding counts against the kind that its placeholder names.
+            // A wrong finding counts for the kind that its placeholder names.
             let named = || Kind::ALL.into_iter().find(|kind| kind.labels().contains(&finding.label.as_str()));
             let kind = right.map(|planted| planted.kind).or_else(named).unwrap_or(Kind::Key);
             let counts = self.counts(kind);

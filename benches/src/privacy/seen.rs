@@ -1,9 +1,9 @@
-//! Templates of the lines that the detectors may be improved on. `{}` stands for the value.
+//! Templates of the lines that may be used to improve the detectors. `{}` stands for the value.
 
 use super::corpus::{Form, IdLines, PhoneLines, Templates};
 use super::ids::Country;
 
-pub const SEEN: Templates = Templates {
+pub(super) const SEEN: Templates = Templates {
     carriers: &[
         (
             "en",

@@ -1,9 +1,9 @@
-//! Templates that nobody looked at while the detectors were written: other carriers, other words, other forms.
+//! Templates that were not used to write the detectors: other sentences, other words, other forms.
 
 use super::corpus::{Form, IdLines, PhoneLines, Templates};
 use super::ids::Country;
 
-pub const UNSEEN: Templates = Templates {
+pub(super) const UNSEEN: Templates = Templates {
     carriers: &[
         ("en", &["Our clerk entered {} by mistake", "Reply: {}; thanks!", "They kept {} since May."]),
         ("de", &["Der Kunde nannte {} am Schalter.", "Eingetragen wurde {} gestern"]),

@@ -1,16 +1,16 @@
-//! Made-up private values: drawn from a seed in the published formats, with checksums computed here.
+//! Draws artificial private values in their published formats, with checksums computed here.
 //!
-//! Nothing here is shared with the detectors of the device. No value is a real person's: numbers are random, names are
-//! invented, domains are reserved for examples where the form allows it.
+//! It shares no code with the detectors of the device. No value belongs to a real person: numbers are random,
+//! names are invented, and domains are reserved for examples if the form allows it.
 
 use sha2::{Digest, Sha256};
 
 use super::ids;
 use crate::random::Random;
 
-/// Kind of a private value, as the bench counts.
+/// A kind of private value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub(super) enum Kind {
     Email,
     Phone,
     Card,
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 12] = [
+    pub(super) const ALL: [Kind; 12] = [
         Kind::Email,
         Kind::Phone,
         Kind::Card,
@@ -41,7 +41,7 @@ impl Kind {
         Kind::Path,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Email => "e-mail address",
             Kind::Phone => "phone number",
@@ -58,8 +58,8 @@ impl Kind {
         }
     }
 
-    /// The words of placeholders that name this kind.
-    pub fn labels(self) -> &'static [&'static str] {
+    /// Returns the placeholder labels for this kind.
+    pub(super) fn labels(self) -> &'static [&'static str] {
         match self {
             Kind::Email => &["EMAIL"],
             Kind::Phone => &["PHONE"],
@@ -76,22 +76,22 @@ impl Kind {
     }
 }
 
-/// A private value: `must` has to be replaced, `before` and `after` may be.
+/// A private value: `must` has to be replaced; `before` and `after` may be replaced.
 #[derive(Debug, Clone, Default)]
-pub struct Value {
+pub(super) struct Value {
     pub before: String,
     pub must: String,
     pub after: String,
 }
 
 impl Value {
-    pub fn plain(must: impl Into<String>) -> Self {
+    pub(super) fn plain(must: impl Into<String>) -> Self {
         Self { must: must.into(), ..Self::default() }
     }
 }
 
-pub const DIGITS: &str = "0123456789";
-pub const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+pub(super) const DIGITS: &str = "0123456789";
+pub(super) const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const LOWER: &str = "abcdefghijklmnopqrstuvwxyz";
 const HEX: &str = "0123456789abcdef";
 const ALNUM: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -99,18 +99,18 @@ const BASE64: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 const BASE58: &str = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
 const BECH32: &[u8] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 
-pub fn pick<'a, T: ?Sized>(random: &mut Random, from: &[&'a T]) -> &'a T {
+pub(super) fn pick<'a, T: ?Sized>(random: &mut Random, from: &[&'a T]) -> &'a T {
     from[random.count((0, from.len() as u32 - 1)) as usize]
 }
 
-/// Characters drawn from an ASCII alphabet.
-pub fn draw(random: &mut Random, alphabet: &str, count: usize) -> String {
+/// Draws characters from an ASCII alphabet.
+pub(super) fn draw(random: &mut Random, alphabet: &str, count: usize) -> String {
     let bytes = alphabet.as_bytes();
     (0..count).map(|_| char::from(bytes[random.count((0, bytes.len() as u32 - 1)) as usize])).collect()
 }
 
-/// A pattern in which `#` is a digit, `N` a digit from 2 to 9, every other character itself.
-pub fn fill(random: &mut Random, pattern: &str) -> String {
+/// Fills a pattern: `#` becomes a digit, `N` a digit from 2 to 9; other characters stay.
+pub(super) fn fill(random: &mut Random, pattern: &str) -> String {
     let mut out = String::new();
     for c in pattern.chars() {
         match c {
@@ -145,8 +145,8 @@ const LAST: &[&str] = &[
     "tran",
 ];
 
-/// An invented user name.
-pub fn user(random: &mut Random) -> String {
+/// Draws an invented user name.
+pub(super) fn user(random: &mut Random) -> String {
     let (first, last) = (pick(random, FIRST), pick(random, LAST));
     match random.count((0, 4)) {
         0 => first.to_owned() + last,
@@ -189,21 +189,21 @@ const DOMAINS: &[&str] = &[
 const DOMAINS_HARD: &[&str] =
     &["bücher.example", "例え.テスト", "почта.рф", "example.公司", "münchen.example.de"];
 
-pub fn email(random: &mut Random, hard: bool) -> Value {
+pub(super) fn email(random: &mut Random, hard: bool) -> Value {
     let local = if hard && random.chance(0.6) { pick(random, LOCAL_HARD).to_owned() } else { user(random) };
     let domains = if hard && random.chance(0.5) { DOMAINS_HARD } else { DOMAINS };
     let domain = pick(random, domains);
     Value::plain(format!("{local}@{domain}"))
 }
 
-/// Check digit by Luhn for the digits before it.
-pub fn luhn_digit(digits: &str) -> u32 {
+/// Returns the Luhn check digit for the digits before it.
+pub(super) fn luhn_digit(digits: &str) -> u32 {
     let doubled = |(at, d): (usize, u32)| if at % 2 == 0 { (2 * d) / 10 + (2 * d) % 10 } else { d };
     let sum: u32 = digits.chars().rev().filter_map(|c| c.to_digit(10)).enumerate().map(doubled).sum();
     (10 - sum % 10) % 10
 }
 
-/// Issuer prefix, digits in all, grouping.
+/// Issuer prefix, total number of digits, and grouping.
 const CARDS: &[(&str, usize, &[usize])] = &[
     ("4", 16, &[4, 4, 4, 4]),
     ("51", 16, &[4, 4, 4, 4]),
@@ -221,7 +221,7 @@ const CARDS: &[(&str, usize, &[usize])] = &[
     ("6759", 16, &[4, 4, 4, 4]),
 ];
 
-pub fn card(random: &mut Random, separator: &str) -> Value {
+pub(super) fn card(random: &mut Random, separator: &str) -> Value {
     let (prefix, len, groups) = CARDS[random.count((0, CARDS.len() as u32 - 1)) as usize];
     let body = format!("{prefix}{}", draw(random, DIGITS, len - 1 - prefix.len()));
     let digits = format!("{body}{}", luhn_digit(&body));
@@ -238,7 +238,7 @@ fn grouped(digits: &str, groups: &[usize], separator: &str) -> String {
     parts.join(separator)
 }
 
-/// Country and the form of its account number: `#` a digit, `A` a letter, `*` either.
+/// Country and form of its account number: `#` is a digit, `A` a letter, `*` either of them.
 const IBANS: &[(&str, &str)] = &[
     ("DE", "##################"),
     ("FR", "##########***********##"),
@@ -257,7 +257,7 @@ const IBANS: &[(&str, &str)] = &[
     ("MT", "AAAA#####******************"),
 ];
 
-pub fn iban(random: &mut Random, separator: &str) -> Value {
+pub(super) fn iban(random: &mut Random, separator: &str) -> Value {
     let (country, form) = IBANS[random.count((0, IBANS.len() as u32 - 1)) as usize];
     let account: String = form
         .chars()
@@ -280,12 +280,12 @@ pub fn iban(random: &mut Random, separator: &str) -> Value {
     Value::plain(parts.join(separator))
 }
 
-pub fn ipv4(random: &mut Random) -> Value {
+pub(super) fn ipv4(random: &mut Random) -> Value {
     let prefix = pick(random, &["192.0.2", "198.51.100", "203.0.113", "10.20.30", "172.16.5", "192.168.178"]);
     Value::plain(format!("{prefix}.{}", random.count((1, 254))))
 }
 
-pub fn ipv6(random: &mut Random) -> Value {
+pub(super) fn ipv6(random: &mut Random) -> Value {
     let group = |random: &mut Random| draw(random, HEX, 4);
     let text = match random.count((0, 4)) {
         0 => {
@@ -306,7 +306,7 @@ pub fn ipv6(random: &mut Random) -> Value {
     Value::plain(text)
 }
 
-pub fn mac(random: &mut Random) -> Value {
+pub(super) fn mac(random: &mut Random) -> Value {
     let octets: Vec<String> = (0..6).map(|_| draw(random, HEX, 2)).collect();
     let text = match random.count((0, 3)) {
         0 => octets.join(":"),
@@ -339,12 +339,12 @@ fn base58check(payload: &[u8]) -> String {
     String::from_utf8(out).expect("ASCII")
 }
 
-/// Source: BIP 173 and BIP 350.
+/// Draws a segwit address. Source: BIP 173 and BIP 350.
 fn segwit(random: &mut Random, prefix: &str, version: u8, program: usize) -> String {
     let mut data = vec![version];
     let bits = program * 8;
     data.extend((0..bits.div_ceil(5)).map(|_| random.count((0, 31)) as u8));
-    // The bits that fill the last group are zero.
+    // The padding bits of the last group are zero.
     let spare = bits.div_ceil(5) * 5 - bits;
     if let Some(last) = data.last_mut() {
         *last = (*last >> spare) << spare;
@@ -366,7 +366,7 @@ fn segwit(random: &mut Random, prefix: &str, version: u8, program: usize) -> Str
     format!("{prefix}1{text}")
 }
 
-pub fn wallet(random: &mut Random) -> Value {
+pub(super) fn wallet(random: &mut Random) -> Value {
     let mut versioned = |version: u8| {
         let mut payload = vec![version];
         payload.extend((0..20).map(|_| random.count((0, 255)) as u8));
@@ -389,12 +389,12 @@ pub fn wallet(random: &mut Random) -> Value {
     Value::plain(text)
 }
 
-pub fn national_id(random: &mut Random, country: ids::Country) -> Value {
+pub(super) fn national_id(random: &mut Random, country: ids::Country) -> Value {
     Value::plain(ids::draw_id(random, country))
 }
 
-/// A key whose form alone says what it is.
-pub fn known_key(random: &mut Random) -> Value {
+/// Draws a key that is recognizable by its form alone.
+pub(super) fn known_key(random: &mut Random) -> Value {
     let upper_digits = format!("{UPPER}{DIGITS}");
     let url64 = format!("{ALNUM}-_");
     let text = match random.count((0, 21)) {
@@ -432,8 +432,8 @@ pub fn known_key(random: &mut Random) -> Value {
     Value::plain(text)
 }
 
-/// A key that only its surroundings tell.
-pub fn bare_key(random: &mut Random) -> Value {
+/// Draws a key that is recognizable only by the text around it.
+pub(super) fn bare_key(random: &mut Random) -> Value {
     let text = match random.count((0, 3)) {
         0 => draw(random, HEX, 32),
         1 => draw(random, ALNUM, 40),
@@ -443,7 +443,7 @@ pub fn bare_key(random: &mut Random) -> Value {
     Value::plain(text)
 }
 
-pub fn pem(random: &mut Random) -> Value {
+pub(super) fn pem(random: &mut Random) -> Value {
     let kind = pick(random, &["RSA PRIVATE KEY", "PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY"]);
     let lines: Vec<String> = (0..3).map(|_| draw(random, BASE64, 64)).collect();
     Value::plain(format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----", lines.join("\n")))
@@ -452,7 +452,7 @@ pub fn pem(random: &mut Random) -> Value {
 const WORDS: &[&str] =
     &["sunshine", "dragonfly", "moonlight", "raspberry", "butterfly", "trombone", "penguin"];
 
-pub fn password(random: &mut Random) -> Value {
+pub(super) fn password(random: &mut Random) -> Value {
     let text = match random.count((0, 6)) {
         0 => format!("{}{}", pick(random, WORDS), random.count((10, 9999))),
         1 => format!("Tr0ub4dor&{}", random.count((1, 99))),
@@ -465,23 +465,23 @@ pub fn password(random: &mut Random) -> Value {
     Value::plain(text)
 }
 
-pub fn word_password(random: &mut Random) -> Value {
+pub(super) fn word_password(random: &mut Random) -> Value {
     Value::plain(pick(random, WORDS))
 }
 
-pub fn pin(random: &mut Random) -> Value {
+pub(super) fn pin(random: &mut Random) -> Value {
     let digits = random.count((4, 6)) as usize;
     Value::plain(draw(random, DIGITS, digits))
 }
 
-/// `user:password@` of a URL: the password must go, the rest may.
-pub fn url_credential(random: &mut Random) -> Value {
+/// Draws `user:password@` of a URL: the password has to be replaced, the rest may be.
+pub(super) fn url_credential(random: &mut Random) -> Value {
     let secret = password(random).must.replace(['#', '@', '/'], "%40");
     let before = if random.chance(0.2) { ":".to_owned() } else { format!("{}:", user(random)) };
     Value { before, must: secret, after: "@".to_owned() }
 }
 
-pub fn path_user(random: &mut Random) -> Value {
+pub(super) fn path_user(random: &mut Random) -> Value {
     let name = if random.chance(0.2) {
         let (first, last) = (pick(random, FIRST), pick(random, LAST));
         let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
@@ -500,7 +500,7 @@ mod tests {
     fn checksums_of_published_examples() {
         assert_eq!(luhn_digit("411111111111111"), 1);
         assert_eq!(luhn_digit("37828224631000"), 5);
-        // The payload of the address in the first block of Bitcoin, by its public key's hash.
+        // The payload of the address in the first block of Bitcoin: the hash of its public key.
         let payload = [
             0x00, 0x62, 0xe9, 0x07, 0xb1, 0x5c, 0xbf, 0x27, 0xd5, 0x42, 0x53, 0x99, 0xeb, 0xf6, 0xf0, 0xfb,
             0x50, 0xeb, 0xb8, 0x8f, 0x18,

@@ -1,31 +1,33 @@
-//! What the results are held to.
+//! The checks on the results.
 
+use baton_baselines::Ranking;
 use baton_eval::stats::{Estimate, estimate};
 use baton_eval::store::Row;
 use baton_eval::suite::facts::Kind;
 use baton_eval::summary::{fitting_recall, paired, samples};
-use baton_refine::Mode;
 
-use super::{ASSIST_TOKENS, FULL, JUDGED, LENGTHS, OTHER, PHONE, RATIOS, WINDOWED};
+use super::{
+    ASSIST_TOKENS, BM25, DEFAULT, FULL, JUDGED, LENGTHS, OTHER, PAPER, PHONE, RANDOM, RATIOS, WINDOWED,
+};
 use crate::report::Report;
 
-/// Gold recall of the default mode that each r must reach.
+/// Minimum gold recall of the default mode for each r.
 const RECALL_MIN: [f64; 3] = [0.90, 0.98, 0.995];
-/// Sets on which BM25 reaches no more than this at r = 0.1: words do not match there.
+/// BM25 is weak on a set if its recall at r = 0.1 is at most this, because words do not match.
 const BM25_WEAK: f64 = 0.85;
-/// Kinds whose answers are held to checks: those that models of this size can give.
+/// Kinds whose answers are checked: those that models of this size can answer.
 const ANSWERED: [Kind; 3] = [Kind::Short, Kind::Long, Kind::Distractor];
-/// What a full-attention device may lose at r = 0.25.
+/// Maximum loss of a device with full attention at r = 0.25.
 const LOSS_MAX: f64 = 0.01;
-/// What it may gain, where a windowed one gains [`WINDOW_GAIN_MIN`].
+/// Maximum gain of a device with full attention at lengths for which [`WINDOW_GAIN_MIN`] is checked.
 const GAIN_MAX: f64 = 0.02;
-/// What a windowed device must gain.
+/// Minimum gain of a device with a window.
 const WINDOW_GAIN_MIN: f64 = 0.15;
-/// Length from which on a window must lose by the full prompt.
+/// Minimum length for which the gain of a device with a window is checked.
 const WINDOW_LOSES_FROM: usize = 2048;
 
-fn mask(mode: Mode, ratio: f32) -> String {
-    format!("mask:{mode}@{ratio}")
+fn mask(ranking: Ranking, ratio: f32) -> String {
+    format!("mask:{ranking}@{ratio}")
 }
 
 fn relay(device: &str, ratio: f32, tokens: usize) -> String {
@@ -36,7 +38,7 @@ fn of_arm<'a>(rows: &[&'a Row], arm: &str) -> Vec<&'a Row> {
     rows.iter().copied().filter(|row| row.arm == arm).collect()
 }
 
-/// The rows of one group and length.
+/// Returns the rows of one group and length.
 fn subset<'a>(rows: &[&'a Row], kind: Kind, length: usize) -> Vec<&'a Row> {
     rows.iter().copied().filter(|row| row.group == kind.as_str() && row.length == length).collect()
 }
@@ -47,13 +49,13 @@ fn percent(value: Option<Estimate>) -> String {
     })
 }
 
-fn recall(rows: &[&Row], mode: Mode, ratio: f32) -> Option<Estimate> {
-    estimate(&samples(&of_arm(rows, &mask(mode, ratio)), fitting_recall))
+fn recall(rows: &[&Row], ranking: Ranking, ratio: f32) -> Option<Estimate> {
+    estimate(&samples(&of_arm(rows, &mask(ranking, ratio)), fitting_recall))
 }
 
-/// Recall of gold sentences.
+/// Checks the recall of gold sentences.
 pub(super) fn masks(report: &mut Report, rows: &[&Row]) {
-    let names: Vec<String> = JUDGED.iter().map(Mode::to_string).collect();
+    let names: Vec<String> = JUDGED.iter().map(Ranking::to_string).collect();
     let mut header = vec!["questions, tokens, r", "cases"];
     header.extend(names.iter().map(String::as_str));
     let mut lines = Vec::new();
@@ -61,11 +63,11 @@ pub(super) fn masks(report: &mut Report, rows: &[&Row]) {
     for kind in Kind::ALL {
         for length in LENGTHS {
             let own = subset(rows, kind, length);
-            let weak = recall(&own, Mode::Bm25, RATIOS[0]).is_some_and(|bm25| bm25.mean <= BM25_WEAK);
+            let weak = recall(&own, BM25, RATIOS[0]).is_some_and(|bm25| bm25.mean <= BM25_WEAK);
             for ratio in RATIOS {
-                let Some(default) = recall(&own, Mode::Attention, ratio) else { continue };
+                let Some(default) = recall(&own, DEFAULT, ratio) else { continue };
                 let mut line = vec![format!("{}, {length}, {ratio}", kind.as_str()), default.n.to_string()];
-                line.extend(JUDGED.iter().map(|&mode| percent(recall(&own, mode, ratio))));
+                line.extend(JUDGED.iter().map(|&ranking| percent(recall(&own, ranking, ratio))));
                 lines.push(line);
                 let words_fail = weak && matches!(kind, Kind::TwoHop | Kind::Paraphrase);
                 failed.count(&own, ratio, default, words_fail);
@@ -74,7 +76,7 @@ pub(super) fn masks(report: &mut Report, rows: &[&Row]) {
     }
     report.table("recall of gold sentences, %", &header, &lines);
     for (ratio, least) in RATIOS.into_iter().zip(RECALL_MIN) {
-        let all = recall(rows, Mode::Attention, ratio).map_or(f64::NAN, |e| e.mean);
+        let all = recall(rows, DEFAULT, ratio).map_or(f64::NAN, |e| e.mean);
         report.check_at_least(format!("gold recall at r = {ratio}"), all, least);
     }
     report.check_equal("sets below bm25 by more than the interval", failed.below_bm25, 0.0);
@@ -93,27 +95,27 @@ struct Failed {
 }
 
 impl Failed {
-    /// One set at one r. `words_fail`: BM25 is weak on it at the smallest r.
+    /// Counts the failures of one set at one r. `words_fail`: BM25 is weak on it at the smallest r.
     fn count(&mut self, rows: &[&Row], ratio: f32, default: Estimate, words_fail: bool) {
-        let arm = mask(Mode::Attention, ratio);
-        let over = |other: Mode| paired(rows, [&arm, &mask(other, ratio)], fitting_recall);
+        let arm = mask(DEFAULT, ratio);
+        let over = |other: Ranking| paired(rows, [&arm, &mask(other, ratio)], fitting_recall);
         let add = |count: &mut f64, failed: bool| *count += f64::from(u8::from(failed));
         let perfect = default.mean >= 1.0;
-        if let Some(gap) = over(Mode::Bm25) {
+        if let Some(gap) = over(BM25) {
             add(&mut self.below_bm25, gap.high < 0.0);
             if words_fail && ratio == RATIOS[0] {
                 self.weak_sets += 1.0;
                 add(&mut self.not_above_bm25, gap.mean <= 0.0);
             }
         }
-        for (count, other) in self.not_over.iter_mut().zip([Mode::Paper, Mode::Random { seed: 0 }]) {
-            // Where everything is found there is nothing to be over.
+        for (count, other) in self.not_over.iter_mut().zip([PAPER, RANDOM]) {
+            // If all gold sentences are found, no better result is possible.
             add(count, over(other).is_some_and(|gap| gap.mean <= 0.0) && !perfect);
         }
     }
 }
 
-/// Exact match of answers.
+/// Checks the exact match of answers.
 pub(super) fn answers(report: &mut Report, rows: &[&Row]) {
     table(report, rows);
     let rows: Vec<&Row> =
@@ -143,7 +145,7 @@ pub(super) fn answers(report: &mut Report, rows: &[&Row]) {
     larger_cloud(report, &rows);
 }
 
-/// A smaller model on the device than in the cloud.
+/// Checks the answers of devices with a smaller model than the cloud's, and with another tokenizer.
 fn larger_cloud(report: &mut Report, rows: &[&Row]) {
     let score =
         |arm: &str| estimate(&samples(&of_arm(rows, arm), |row| row.score)).map_or(f64::NAN, |e| e.mean);

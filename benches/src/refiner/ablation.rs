@@ -1,4 +1,4 @@
-//! Gold sentences that stay, over the layers that are looked at and the queries that look.
+//! Measures the share of kept gold sentences over the choice of layers and the number of queries.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use baton_corpus::{Document, Question, QuestionKind, document};
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::{AttentionScores, Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
 use baton_protocol::{Role, Segment, SentenceMap};
-use baton_refine::{Calibration, CapturePlan, ContentTokens, Evidence, Mode, RefineInput, Scores, refine};
+use baton_refine::{Calibration, CapturePlan, ContentTokens, Mode, RefineInput, Scores, refine};
 use serde_json::json;
 
 use super::{Args, capture, plan, prefill};
@@ -16,21 +16,21 @@ use crate::report::Report;
 const WINDOWS: [usize; 5] = [1, 4, 8, 16, 32];
 const RATIOS: [f32; 2] = [0.1, 0.25];
 const KINDS: [QuestionKind; 3] = [QuestionKind::Short, QuestionKind::Long, QuestionKind::TwoHop];
-/// Seeds of an evaluation start here; training uses others.
+/// The first seed of the evaluation; training uses other seeds.
 const SEED: u64 = 5_000_000;
-/// Words of a document: about 2,000 tokens.
+/// Number of words in a document, which gives about 2,000 tokens.
 const WORDS: usize = 1500;
 const SYSTEM: &str = "You answer from the document.";
 const QUESTION_PREFIX: &str = "\n\nQuestion: ";
 
-/// Which heads rank.
+/// A choice of heads.
 struct Choice {
     name: String,
     heads: Vec<(usize, usize)>,
     calibration: Option<Calibration>,
 }
 
-/// Gold sentences kept and asked for, by ratio and window.
+/// Numbers of kept gold sentences and of all gold sentences, by ratio and window.
 type Tally = [[(usize, usize); WINDOWS.len()]; RATIOS.len()];
 
 pub(super) fn run(report: &mut Report, model: &Arc<Model>, args: &Args) -> Result<()> {
@@ -81,7 +81,8 @@ pub(super) fn run(report: &mut Report, model: &Arc<Model>, args: &Args) -> Resul
     Ok(())
 }
 
-/// Each layer alone, all, the uncalibrated default, and the calibrated heads where there is their file.
+/// Returns the choices: each layer alone, all layers, the uncalibrated default, and the calibrated heads if
+/// their file exists.
 fn choices(model: &Arc<Model>, args: &Args) -> Result<Vec<Choice>> {
     let config = model.config();
     let layer = |layer: usize| (0..config.n_heads).map(move |head| (layer, head));
@@ -89,19 +90,19 @@ fn choices(model: &Arc<Model>, args: &Args) -> Result<Vec<Choice>> {
     let mut choices: Vec<Choice> =
         (0..config.n_layers).map(|at| uncalibrated(format!("layer {at}"), layer(at).collect())).collect();
     choices.push(uncalibrated("all layers".to_owned(), (0..config.n_layers).flat_map(layer).collect()));
-    let uniform = plan(model, Mode::Attention, 32, None)?.heads;
+    let uniform = plan(model, 32, None)?.heads;
     choices.push(uncalibrated("0.3 to 0.8 of the depth".to_owned(), uniform));
     let path = args.model.with_extension("heads.json");
     if path.is_file() {
         let json = std::fs::read_to_string(&path).with_context(|| format!("read `{}`", path.display()))?;
         let calibration = Calibration::from_json(&json)?;
-        let heads = plan(model, Mode::Attention, 32, Some(&calibration))?.heads;
+        let heads = plan(model, 32, Some(&calibration))?.heads;
         choices.push(Choice { name: "calibrated".to_owned(), heads, calibration: Some(calibration) });
     }
     Ok(choices)
 }
 
-/// One question about one document, as the cloud gets it.
+/// One question about one document, as the cloud receives it.
 struct Asked<'a> {
     segments: Vec<Segment>,
     map: SentenceMap,
@@ -122,7 +123,7 @@ impl<'a> Asked<'a> {
         Ok(Self { map: SentenceMap::new(&segments), segments, prompt, question })
     }
 
-    /// One prefill serves every choice of heads and every window.
+    /// Counts gold sentences for every choice of heads and every window, with one prefill.
     fn tally(&self, engine: &mut Engine, choices: &[Choice], tallies: &mut [Tally]) -> Result<()> {
         let end = self.prompt.segments[2].tokens.end;
         let held = end - WINDOWS[WINDOWS.len() - 1];
@@ -142,7 +143,7 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
-    /// Scores of all heads by the last `window` tokens of the question.
+    /// Captures the scores of all heads from the last `window` tokens of the question.
     fn scores(&self, engine: &mut Engine, seq: SeqId, held: usize, window: usize) -> Result<AttentionScores> {
         let config = engine.model().config();
         let heads = (0..config.n_layers).flat_map(|l| (0..config.n_heads).map(move |h| (l, h))).collect();
@@ -155,7 +156,7 @@ impl<'a> Asked<'a> {
         outputs.remove(0).scores.context("the engine gives the scores that it is asked for")
     }
 
-    /// Gold sentences kept, and all of them.
+    /// Returns the number of kept gold sentences, and of all gold sentences.
     fn recall(&self, scores: &AttentionScores, choice: &Choice, ratio: f32) -> Result<(usize, usize)> {
         let rows: Vec<usize> = (0..scores.heads.len())
             .filter(|&row| choice.heads.contains(&(scores.heads[row].layer, scores.heads[row].head)))
@@ -174,7 +175,7 @@ impl<'a> Asked<'a> {
             map: &self.map,
             content: &[ContentTokens { segment: 1, first: place.tokens.start, spans: &place.spans }],
             prompt_tokens: self.prompt.ids.len(),
-            evidence: Evidence::Attention(Scores { heads: &heads, keys: scores.keys, mean: &mean, queries }),
+            scores: Some(Scores { heads: &heads, keys: scores.keys, mean: &mean, queries }),
             calibration: choice.calibration.as_ref(),
             question: &self.question.text,
             ratio,

@@ -1,7 +1,7 @@
-//! What sending the mask before the first token would save.
+//! Measures how much earlier the mask could be sent, if it did not wait for the first token.
 //!
-//! The scores are complete when the last chosen layer of the last chunk is done; today the mask leaves with the first
-//! token, when that chunk's logits are there. The rest of that pass is what a mask of its own would come earlier.
+//! The scores are complete when the last chosen layer of the last chunk is done. Today the mask is sent with
+//! the first token, after the logits of that chunk. The time in between is what a separate mask would save.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,14 +9,13 @@ use std::sync::Arc;
 use anyhow::Result;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Engine, EngineOptions, Model, StepControl, StepSeq, Wanted};
-use baton_refine::Mode;
 use serde_json::json;
 
 use super::{Args, CHUNK, SUFFIX, capture, plan, prefill};
 use crate::clock::process_seconds;
 use crate::report::Report;
 
-/// Notes the time when a layer is done.
+/// Records the time at which a layer is done.
 struct LayerWatch {
     layers: usize,
     at: f64,
@@ -32,7 +31,7 @@ impl StepControl for LayerWatch {
 }
 
 pub(super) fn run(report: &mut Report, name: &str, model: &Arc<Model>, args: &Args) -> Result<()> {
-    let plan = plan(model, Mode::Attention, SUFFIX, None)?;
+    let plan = plan(model, SUFFIX, None)?;
     let layers = plan.heads.last().map_or(0, |head| head.0 + 1);
     let (mut rows, mut figures) = (Vec::new(), Vec::new());
     let vocab = model.tokenizer().vocab_len();

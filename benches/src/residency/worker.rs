@@ -1,4 +1,4 @@
-//! Decodes some tokens with a model of which a part stays in memory, and says what it cost in one JSON object.
+//! Decodes some tokens with a model of which a part stays in memory, and prints the costs as one JSON object.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -11,33 +11,33 @@ use serde_json::{Value, json};
 
 use crate::engine::machine;
 
-/// Options of the hidden subcommand.
+/// Options of the hidden subcommand `residency-worker`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The model file
     model: PathBuf,
-    /// Threads
+    /// Number of threads
     #[arg(long, default_value = "2")]
     threads: NonZeroUsize,
-    /// Bytes of weights that stay in memory; the file is mapped as a whole where not given
+    /// Bytes of weights that stay in memory; by default the whole file is memory-mapped
     #[arg(long)]
     budget: Option<u64>,
-    /// Wait for each read
+    /// Wait for each read instead of reading ahead
     #[arg(long)]
     no_read_ahead: bool,
-    /// Bytes of one read
+    /// Size of one read in bytes
     #[arg(long)]
     read_bytes: Option<usize>,
-    /// Tokens that are measured
+    /// Number of tokens that are measured
     #[arg(long, default_value_t = 12)]
     tokens: usize,
-    /// Tokens before them
+    /// Number of tokens before them, which are not measured
     #[arg(long, default_value_t = 3)]
     warm: usize,
 }
 
-/// Decodes and prints.
-pub fn run(args: &Args) -> Result<()> {
+/// Decodes the tokens and prints the costs.
+pub(crate) fn run(args: &Args) -> Result<()> {
     if args.tokens == 0 {
         bail!("0 tokens to measure, must be at least 1");
     }
@@ -65,14 +65,14 @@ struct Decoder {
     engine: Engine,
     seq: SeqId,
     drawn: u32,
-    /// Of the bits of all logits so far: FNV-1a.
+    /// FNV-1a digest of the bits of all logits so far.
     digest: u64,
 }
 
-/// Readings of counters.
+/// Values of the counters at one time.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
-    /// Bytes that this process had the disk read.
+    /// Bytes that this process has read from disk.
     disk: u64,
     waited_ms: f64,
     reading_ms: f64,

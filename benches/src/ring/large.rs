@@ -1,5 +1,5 @@
-//! A model of 32 billion weights on four devices whose memory together does not hold it: it answers, and no process is
-//! killed for memory.
+//! Runs a model of 32 billion weights on four devices whose total memory is smaller than the model. It must
+//! answer, and no process may be killed for exceeding its memory.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,18 +16,19 @@ use crate::residency::free_bytes;
 
 const SHAPE: &str = "llama-30b";
 const NAMES: [&str; 4] = ["head", "desk", "phone", "tablet"];
-/// Bytes of memory of each.
+/// Memory of each device in bytes.
 const MEMORY: u64 = 3_000_000_000;
-/// What the file, the workers' parts of it and the room around them need.
+/// Required disk space, for the model file, the workers' parts of it, and some room.
 const DISK_BYTES: u64 = 42_000_000_000;
 const TOKENS: usize = 5;
 
-/// Runs it and adds the table and the checks. Each worker has fetched its layers from the head, and reads its own file.
+/// Runs the model and adds the table and the checks. Each worker fetches its layers from the head and reads
+/// its own file.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let limits = Limits { memory: MEMORY, reads_per_s: None };
     let kept = bench.models.join(format!("{SHAPE}-Q4_K_M.gguf")).is_file();
     match free_bytes(&bench.scratch) {
-        // The file is little more than half of it.
+        // The model file needs little more than half of this space.
         Ok(free) if free < if kept { DISK_BYTES / 2 } else { DISK_BYTES } => {
             bench.skip("large", &format!("{free} bytes are free on the disk, {DISK_BYTES} are needed"));
             return Ok(());

@@ -1,28 +1,29 @@
-//! Rings whose links take 3 to 7 ms each way: what one more hop takes beyond its link.
+//! Measures rings whose links have a latency of 3 to 7 ms each way: the time of one more hop minus the
+//! latency of its link.
 //!
-//! Ways to run take turns, and of each turn the slope over the hops counts: what a machine does faster or slower for a
-//! while is in all of a turn's runs alike.
+//! Configurations take turns, and the slope over the number of hops is computed for each turn. So a drift of
+//! the machine's speed affects all runs of a turn equally.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use baton_e2e::home::{Planned, Task};
+use baton_pacing::refit::median;
 use baton_plan::Cluster;
 use serde_json::{Value, json};
 
 use super::overhead::{HOP_MAX_MS, NAMES, ROUNDS, home, slope_ms};
 use super::{Bench, Figure, evenly, median_ms, shape};
-use crate::engine::samples::median;
 
 const DELAYS_MS: [u64; 3] = [3, 5, 7];
 
-/// Runs over links of one delay, by rounds and turns.
+/// Runs over links with one delay, by rounds and turns.
 struct Delayed {
     delay_ms: u64,
     figures: Vec<Vec<Figure>>,
 }
 
-/// Measures and adds the table and the check.
+/// Measures the runs and adds the table and the check.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     if !cfg!(target_os = "linux") {
         bench.skip("links", "links lead over loopback addresses that only Linux has");
@@ -39,7 +40,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         home.links.iter().for_each(|link| link.set(Duration::from_millis(delay_ms), None));
     };
     let mut alone = Vec::new();
-    // Without delay, too: what the processes that stand for the links take of their own is theirs.
+    // Runs without delay are included, to show the cost of the processes that simulate the links.
     let none = |delay_ms| Delayed { delay_ms, figures: vec![Vec::new(); rounds.len()] };
     let mut delayed: Vec<Delayed> = std::iter::once(0).chain(DELAYS_MS).map(none).collect();
     for turn in 1..=bench.args.alternations {

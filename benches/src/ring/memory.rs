@@ -1,9 +1,10 @@
-//! Two devices whose layers need more memory than each has: a control group for each, a part of the model's file for
-//! the worker, and what a token then reads and takes beside the least possible.
+//! Measures two devices whose layers need more memory than they have, each in its own control group. The
+//! worker has its part of the model file. Bytes read and time per token are compared with the minimum
+//! possible.
 //!
-//! The planner's plan first; then rounds, reading ahead and what stays in memory are switched off in turn, and last the
-//! files are plainly mapped. prima.cpp follows in the same groups, where it is given. The disk's rate is measured before
-//! and after each of them: it is not the same from minute to minute.
+//! The planner's plan runs first. Then rounds, reading ahead and resident weights are switched off in turn,
+//! and last the files are only memory-mapped. If prima.cpp is given, it runs in the same groups. The disk's
+//! rate is measured before and after each run, because it varies over time.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task, answer};
+use baton_pacing::refit::median;
 use baton_plan::{ModelShape, Plan};
 use serde_json::{Value, json};
 
@@ -19,28 +21,27 @@ use super::sampler::{Sampler, Seen};
 use super::{Bench, Figure, Prediction, disk_rate, on_one_disk, peers, shape};
 use crate::cgroup::{Cgroup, Limits};
 use crate::engine::Subject;
-use crate::engine::samples::median;
 use crate::residency::{forget, free_bytes};
 
 const NAMES: [&str; 2] = ["head", "desk"];
-/// What the model's file, the worker's part of it and the room around them need.
+/// Required disk space, for the model file, the worker's part of it, and some room.
 const DISK_BYTES: u64 = 9_000_000_000;
 const TOKENS: usize = 14;
-/// Tokens that are not measured: what stays in memory is read with them.
+/// Tokens before the measurement, during which the resident weights are read.
 const WARM: usize = 4;
-/// Time a token, of the larger of reading and computing.
+/// Maximum time per token, as a multiple of the larger of the times to read and to compute.
 const TIME_MAX: f64 = 1.2;
-/// Bytes read a token, of the least possible.
+/// Maximum bytes read per token, as a multiple of the minimum possible.
 const READ_MAX: f64 = 1.15;
-/// Unreclaimable memory beside the KV cache, of the limit.
+/// Maximum unreclaimable memory besides the KV cache, as a share of the limit.
 const UNRECLAIMABLE_MAX: f64 = 0.06;
-/// Bytes of a key or value in a device's cache (f32), by those that a shape counts (f16).
+/// Size of a key or value in a device's cache (f32) divided by its size in a model shape (f16).
 const KV_FACTOR: f64 = 2.0;
 
-/// `--memory` of a device that maps its files, whatever memory there is.
+/// Value of `--memory` for a device that always memory-maps its files.
 const MAPPED: &str = "all";
 
-/// A way to run the ring.
+/// A configuration in which the ring runs.
 struct Way {
     name: String,
     memory: &'static str,
@@ -49,38 +50,39 @@ struct Way {
 }
 
 impl Way {
-    /// Whether it is what the planner's cost describes.
+    /// Returns whether the planner's cost model describes this configuration.
     fn is_planned_for(&self) -> bool {
         self.reads_ahead && self.memory != MAPPED
     }
 }
 
-/// What one way took.
+/// The results of one configuration.
 struct Outcome {
     figure: Figure,
-    /// Bytes a second of the disk, around this way.
+    /// Read rate of the disk in bytes per second, averaged from before and after the run.
     disk: f64,
-    /// Median milliseconds of a token, the first ones left out.
+    /// Median milliseconds of a token, without the first tokens.
     token_ms: f64,
-    /// Bytes read a token, of each device.
+    /// Bytes read per token by each device.
     read: Vec<f64>,
-    /// Bytes that cannot be taken back, the KV cache left out, of each device.
+    /// Unreclaimable bytes of each device, without the KV cache.
     beside: Vec<f64>,
-    /// Processes that were killed for memory.
+    /// Number of processes that were killed for exceeding their memory.
     kills: u64,
 }
 
-/// What the ways run on.
+/// The setting that all configurations share.
 struct Setting<'a> {
     subject: &'a Subject,
     shape: ModelShape,
     limits: Limits,
-    /// The worker's parts of models.
+    /// Folder with the worker's parts of models.
     parts: PathBuf,
     task: Task,
 }
 
-/// Measures with disks that give what they have, or so many bytes a second, and adds the table and the checks.
+/// Measures all configurations, with the disk read rate limited to `reads_per_s` if given, and adds the table
+/// and the checks.
 pub(super) fn measure(bench: &mut Bench<'_>, reads_per_s: Option<u64>) -> Result<()> {
     let part = if reads_per_s.is_some() { "throttled" } else { "memory" };
     let limits = Limits { memory: bench.args.limit_mb * 1_000_000, reads_per_s };
@@ -99,7 +101,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, reads_per_s: Option<u64>) -> Result
     measured
 }
 
-/// Why this cannot be measured here.
+/// Returns the reason why this part cannot run here, or `None` if it can.
 fn lacks(bench: &Bench<'_>, limits: &Limits) -> Option<String> {
     match free_bytes(&bench.scratch) {
         Ok(free) if free < DISK_BYTES => {
@@ -121,7 +123,7 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     let plan = planned(bench, setting)?;
     let ways = variants(&plan);
     let mut outcomes = Vec::new();
-    // What came before the ways took its time.
+    // Measure again, because the steps above took some time.
     around()?;
     for way in &ways {
         let outcome = run(bench, setting, way).with_context(|| format!("run the ring: {}", way.name))?;
@@ -169,7 +171,8 @@ fn ways(bench: &mut Bench<'_>, setting: &Setting<'_>, part: &str) -> Result<()> 
     Ok(())
 }
 
-/// Milliseconds of a token on one device whose memory holds the model, with one thread as each device of the ring.
+/// Measures the milliseconds of a token on one device that holds the whole model in memory, with one thread
+/// like each device of the ring.
 fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
     let worker = Seat::new(NAMES[1]).with("--relay");
     let head = Seat::new(NAMES[0]).with("--memory").with("all");
@@ -180,7 +183,8 @@ fn computing(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<f64> {
     Ok(figure.step_ms)
 }
 
-/// The planner's plan for two devices of this much memory; after this the worker has its part of the model.
+/// Returns the planner's plan for two devices with this memory. Afterwards the worker has its part of the
+/// model.
 fn planned(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Plan> {
     let (_groups, home) = home(bench, setting, "auto", true)?;
     let task = Task { tokens: 2, ..setting.task };
@@ -189,7 +193,7 @@ fn planned(bench: &mut Bench<'_>, setting: &Setting<'_>) -> Result<Plan> {
     Ok(planned.plan)
 }
 
-/// The plan, and what is switched off in turn.
+/// Returns the planned configuration, and those with one part of the scheme switched off.
 fn variants(plan: &Plan) -> Vec<Way> {
     let way = |name: &str, memory, plan| Way { name: name.to_owned(), memory, reads_ahead: true, plan };
     let mut without = plan.clone();
@@ -207,7 +211,7 @@ fn variants(plan: &Plan) -> Vec<Way> {
     ways
 }
 
-/// Both devices in their groups.
+/// Starts both devices in their control groups.
 fn home(
     bench: &Bench<'_>,
     setting: &Setting<'_>,
@@ -231,7 +235,7 @@ fn home(
 
 fn run(bench: &Bench<'_>, setting: &Setting<'_>, way: &Way) -> Result<Outcome> {
     let (groups, mut home) = home(bench, setting, way.memory, way.reads_ahead)?;
-    // Pages that are there already would be another group's.
+    // Pages that are already cached would count for another group.
     forget(&setting.subject.path)?;
     for entry in std::fs::read_dir(&setting.parts).context("list the worker's parts of models")? {
         forget(&entry.context("list the worker's parts of models")?.path())?;
@@ -273,16 +277,16 @@ fn outcome(
     Ok(Outcome { beside: beside.collect(), figure, disk: f64::NAN, token_ms, read, kills })
 }
 
-/// What another program takes in groups like these.
+/// The results of another program in the same kind of groups.
 #[derive(Debug, serde::Serialize)]
 struct Other {
     name: String,
     token_ms: f64,
-    /// Bytes a second of the disk, around this.
+    /// Read rate of the disk in bytes per second, averaged from before and after the run.
     disk: f64,
 }
 
-/// prima.cpp, in one round and in four; none where it is not given.
+/// Measures prima.cpp in one round and in four; returns an empty list if it is not given.
 fn prima(
     bench: &mut Bench<'_>,
     setting: &Setting<'_>,
@@ -312,7 +316,7 @@ fn prima_ms(bench: &Bench<'_>, setting: &Setting<'_>, prima: &Prima, rounds: usi
     token_ms.with_context(|| format!("prima.cpp in {rounds} rounds; {kills} of it were killed for memory"))
 }
 
-/// The least that is possible.
+/// The lower bounds on reads and time.
 struct Bounds<'a> {
     setting: &'a Setting<'a>,
     plan: &'a Plan,
@@ -320,7 +324,7 @@ struct Bounds<'a> {
 }
 
 impl Bounds<'_> {
-    /// Bytes read a token, of each device.
+    /// Returns the minimum bytes that each device must read per token.
     fn least(&self) -> Vec<f64> {
         let shape = &self.setting.shape;
         let least = self.plan.shares.iter().enumerate().map(|(at, share)| {
@@ -330,8 +334,8 @@ impl Bounds<'_> {
         least.collect()
     }
 
-    /// Milliseconds of a token, where the disk gives so much. Both devices share it, and each may have a bound of its
-    /// own on it.
+    /// Returns the minimum milliseconds of a token for a disk of this rate. Both devices share the disk, and
+    /// each may have its own limit.
     fn token_ms(&self, disk: f64) -> f64 {
         let least = self.least();
         let each = self.setting.limits.reads_per_s.map_or(disk, |rate| disk.min(rate as f64));
@@ -348,10 +352,10 @@ fn layers(plan: &Plan) -> String {
     format!("{} in {} rounds, {:.0} MB for reading ahead", each.join(", "), plan.rounds, ahead / 1e6)
 }
 
-/// What was measured of one part.
+/// The measurements of one part.
 struct Measured<'a> {
     part: &'a str,
-    /// Bytes of memory of each device.
+    /// Memory of each device in bytes.
     limit: u64,
     ways: &'a [Way],
     outcomes: &'a [Outcome],
@@ -430,7 +434,8 @@ impl Measured<'_> {
         report.check_equal(format!("{part}: processes killed and devices lost"), kills as f64, 0.0);
     }
 
-    /// Keeps what the head predicted of the ways that its planner knows. Disks with a bound of their own do not share one.
+    /// Adds the head's predictions for the configurations that its planner describes. Devices with a limited
+    /// read rate do not compete for the disk.
     fn predict(&self, bench: &mut Bench<'_>) {
         let shares = self.bounds.setting.limits.reads_per_s.is_none();
         let known = self.ways.iter().zip(self.outcomes).filter(|(way, _)| way.is_planned_for());

@@ -1,29 +1,30 @@
-//! What a ring costs beside its links: a ring of one beside the engine alone, a hop on loopback, and what two devices
-//! gain on a prompt.
+//! Measures the overhead of a ring: a ring of one device compared with the engine alone, a hop on loopback,
+//! and the speed-up of prefill on two devices.
 //!
-//! Each device has one thread on a CPU of its own. Ways to run take turns, and each ratio is one of the same turn.
+//! Each device has one thread on its own CPU. Configurations take turns, and every ratio is taken within one
+//! turn.
 
 use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task, alone};
+use baton_pacing::refit::median;
 use serde_json::json;
 
 use super::{Bench, Figure, evenly, median_ms, shape};
 use crate::engine::Subject;
-use crate::engine::samples::median;
 
-/// Both devices.
+/// The two devices.
 pub(super) const NAMES: [&str; 2] = ["head", "desk"];
-/// Rounds that are compared.
+/// The numbers of rounds that are compared.
 pub(super) const ROUNDS: [usize; 4] = [1, 2, 4, 8];
-/// A ring of one, of the engine alone.
+/// Maximum time of a ring of one device, as a multiple of the engine alone.
 const ONE_MAX: f64 = 1.02;
-/// Milliseconds of a hop beyond its link.
+/// Maximum milliseconds of a hop without the latency of its link.
 pub(super) const HOP_MAX_MS: f64 = 0.3;
 const PROMPT: usize = 512;
-/// Two devices' rate of a prompt by one's.
+/// Minimum prefill rate of two devices, as a multiple of one device's.
 const PREFILL_MIN: f64 = 1.6;
 
-/// Two devices with one thread each, on a CPU of its own each, which both have the model's file.
+/// Makes a ring of two devices with one thread and one CPU each. Both have the model file.
 pub(super) fn home(bench: &Bench<'_>, subject: &Subject) -> Result<Home> {
     let worker =
         Seat::new(NAMES[1]).on_cpu(1).with("--threads").with("1").with("--model").with(&subject.path);
@@ -33,7 +34,7 @@ pub(super) fn home(bench: &Bench<'_>, subject: &Subject) -> Result<Home> {
     bench.wait(made).context("make a ring of two devices")
 }
 
-/// Measures ring of one and hops, and adds the tables and the checks.
+/// Measures a ring of one device and hops, and adds the table and the checks.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let subject = bench.subject(&bench.args.model)?;
     let layers = shape(&subject)?.layers;
@@ -85,7 +86,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds that one more hop takes: the slope of least squares through all turns, each less its own mean.
+/// Returns the milliseconds of one more hop: the median over turns of the least-squares slope.
 pub(super) fn slope_ms(rounds: &[usize], figures: &[Vec<Figure>]) -> f64 {
     let turns = figures.first().map_or(0, Vec::len);
     let hops: Vec<f64> = rounds.iter().map(|rounds| (NAMES.len() * rounds) as f64).collect();
@@ -98,8 +99,8 @@ pub(super) fn slope_ms(rounds: &[usize], figures: &[Vec<Figure>]) -> f64 {
     median(slopes).unwrap_or(f64::NAN)
 }
 
-/// Measures a prompt and adds the table and the check; with one device of as many threads as both have beside it, which
-/// is what these two CPUs give at most.
+/// Measures a prompt and adds the table and the check. One device with as many threads as both is measured
+/// for comparison; it shows the maximum of these two CPUs.
 pub(super) fn prefill(bench: &mut Bench<'_>) -> Result<()> {
     let subject = bench.subject(&bench.args.model)?;
     let layers = shape(&subject)?.layers;
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn a_hop_is_the_slope_over_hops() {
         let figure = |step_ms| Figure { step_ms, prefill_tokens_per_s: 1.0, answer: json!({}) };
-        // 50 ms and 0.2 ms a hop; one turn is slower as a whole.
+        // 50 ms plus 0.2 ms per hop; the whole second turn is slower.
         let at = |rounds: f64| vec![figure(50.0 + 0.4 * rounds), figure(60.0 + 0.4 * rounds)];
         let figures: Vec<_> = [1.0, 2.0, 4.0, 8.0].map(at).into();
         assert!((slope_ms(&ROUNDS, &figures) - 0.2).abs() < 1e-9);

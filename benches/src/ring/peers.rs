@@ -1,6 +1,8 @@
-//! llama.cpp's and prima.cpp's rings beside this one: two devices of one thread each, whose memory holds all.
+//! Compares this ring with those of llama.cpp and prima.cpp: two devices with one thread each and enough
+//! memory.
 //!
-//! llama.cpp is fetched and built as for the bench of the engine; prima.cpp where a folder with a build of it is given.
+//! llama.cpp is downloaded and built as in the bench `engine`. prima.cpp is measured if a folder with a build
+//! of it is given.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use baton_e2e::home::{Planned, Task};
+use baton_pacing::refit::median;
 use serde_json::{Value, json};
 
 use super::overhead::{NAMES, home};
 use super::prima::{Prima, Run};
 use super::{Bench, evenly, median_ms, shape};
 use crate::engine::peer::Peer;
-use crate::engine::samples::median;
 use crate::engine::{Subject, target_folder};
 
-/// How long llama.cpp's server may take to listen: a hang guard.
+/// Maximum time until llama.cpp's server listens: a hang guard.
 const START: Duration = Duration::from_secs(60);
 
 /// A process that is killed when dropped.
@@ -27,19 +29,19 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Errors are ignored, because the process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Milliseconds of a token, in each turn.
+/// Another program's milliseconds of a token in each turn.
 struct Peered {
     name: &'static str,
     token_ms: Vec<f64>,
 }
 
-/// Measures one token at a time on two devices and adds the table.
+/// Measures decoding on two devices, and adds the table and the checks.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let llama = Peer::ready(bench.args.peer.as_deref(), &target_folder()?).and_then(|peer| peer.ring());
     let llama = or_skipped(bench, "llama.cpp", llama);
@@ -76,12 +78,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is there, or a line that says why it is not.
+/// Returns what was found; if it is missing, reports the part as skipped and returns `None`.
 fn or_skipped<T>(bench: &mut Bench<'_>, name: &str, found: Result<T>) -> Option<T> {
     found.map_err(|err| bench.skip(name, &format!("{err:#}"))).ok()
 }
 
-/// prima.cpp, where a folder of it is given.
+/// Returns prima.cpp if a folder with a build of it is given.
 pub(super) fn prima(bench: &mut Bench<'_>) -> Option<Prima> {
     let folder = bench.args.prima.clone();
     let folder = folder.context("no --prima DIR with a build of it (make llama-cli; needs ZeroMQ)");
@@ -103,7 +105,7 @@ fn report(bench: &mut Bench<'_>, model: &str, own_ms: f64, theirs: &[Peered]) {
     bench.report.data("peers", Value::Array(data));
 }
 
-/// Milliseconds of a token of llama.cpp with half of the layers on a server of its own.
+/// Measures the milliseconds of a token of llama.cpp with half of the layers on a separate server.
 async fn llama_ms(
     (llama_bench, server): &(PathBuf, PathBuf),
     subject: &Subject,

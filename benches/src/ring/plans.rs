@@ -1,4 +1,5 @@
-//! The ring's tokens beside one device's, under plans of one to four devices and one to eight rounds.
+//! Compares the ring's tokens with those of one device, under plans of one to four devices and one to eight
+//! rounds.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -6,13 +7,14 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task};
-use baton_engine::synthetic::{Quant, SyntheticModel};
+use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::json;
 
 use super::Bench;
 use crate::random::Random;
 
-/// Enough for eight rounds of four devices with windows that differ, and small: what is shown is equality.
+/// Enough layers for eight rounds of four devices with different windows. The model is small, because only
+/// the tokens are compared.
 const LAYERS: u32 = 34;
 const ROUNDS_MAX: usize = 8;
 const WORKERS: [&str; 3] = ["desk", "phone", "tablet"];
@@ -20,7 +22,7 @@ const TOKENS: usize = 24;
 const PLANS_MIN: f64 = 20.0;
 const SEED: u64 = 6;
 
-/// Measures and adds the table and the checks.
+/// Runs all plans and adds the table and the checks.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let path = bench.scratch.join("plans.gguf");
     write_model(&path)?;
@@ -70,14 +72,14 @@ fn write_model(path: &Path) -> Result<()> {
     model.write_to(BufWriter::new(file), |_, _| {}).with_context(|| format!("write {}", path.display()))
 }
 
-/// Numbers of devices and of rounds.
+/// Returns the pairs of numbers of devices and of rounds.
 fn cases() -> impl Iterator<Item = (usize, usize)> {
     let several =
         (2..=WORKERS.len() + 1).flat_map(|devices| (1..=ROUNDS_MAX).map(move |rounds| (devices, rounds)));
     std::iter::once((1, 1)).chain(several)
 }
 
-/// Drawn shares: the head may have none, every worker at least one layer in each round.
+/// Draws shares: the head may have no layers; every worker has at least one layer in each round.
 fn shares(devices: usize, rounds: usize) -> Vec<(&'static str, usize)> {
     let mut random = Random::new(SEED, devices as u64, rounds as u64);
     let mut workers = WORKERS.to_vec();

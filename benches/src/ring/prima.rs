@@ -1,7 +1,8 @@
-//! prima.cpp's ring of two devices, from a folder in which it was built: one process for each, over loopback.
+//! Runs prima.cpp's ring of two devices from a folder with a build of it: one process per device, over
+//! loopback.
 //!
-//! Its windows are given to it: its profiler knows the memory of a container by the system's first process alone, not by
-//! the control group that a process is in.
+//! The layer windows are set by options. prima.cpp's profiler reads the memory of a container from the
+//! system's first process, not from the control group of its own process.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,11 +13,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tokio::process::{Child, Command};
 
-/// How long one run may take: a hang guard.
+/// Maximum time of one run: a hang guard.
 const LIMIT: Duration = Duration::from_secs(600);
 const PROMPT: &str = "Which of the harbours that the report names lies furthest to the north of all of them?";
 
-/// A build of it.
+/// A build of prima.cpp.
 pub(super) struct Prima {
     program: PathBuf,
 }
@@ -24,17 +25,17 @@ pub(super) struct Prima {
 /// One run on two devices.
 pub(super) struct Run<'a> {
     pub model: &'a Path,
-    /// Layers of a round on each.
+    /// Layers per round on each device.
     pub windows: [usize; 2],
-    /// Tokens that it writes; it leaves the first five out of what it measures.
+    /// Number of tokens that it writes; its own figure leaves out the first five.
     pub tokens: usize,
-    /// The words that start each process.
+    /// The command-line words before the program, for each process.
     pub launchers: [Vec<OsString>; 2],
 }
 
 impl Prima {
     /// # Errors
-    /// There is no program there.
+    /// If the program is missing.
     pub(super) fn ready(folder: &Path) -> Result<Self> {
         let program = folder.join("llama-cli");
         if !program.is_file() {
@@ -43,10 +44,10 @@ impl Prima {
         Ok(Self { program: program.canonicalize().context("find prima.cpp's program")? })
     }
 
-    /// Milliseconds of a token as its head prints them.
+    /// Returns the milliseconds of a token that its head prints.
     ///
     /// # Errors
-    /// A process does not start, the head fails, takes longer than it may, or prints no such figure.
+    /// If a process does not start, or the head fails, takes too long, or does not print the figure.
     pub(super) async fn token_ms(&self, run: &Run<'_>) -> Result<f64> {
         let ports = [free_pair()?, free_pair()?];
         let _worker = self.start(run, 1, ports)?;
@@ -84,14 +85,14 @@ impl Prima {
     }
 }
 
-/// The figure behind `eval time`, which is another line than `prompt eval time`.
+/// Reads the figure in the line `eval time`, which is not the line `prompt eval time`.
 fn printed_ms(text: &str) -> Option<f64> {
     let line = text.lines().rev().find(|line| line.contains("eval time") && !line.contains("prompt"))?;
     let (before, _) = line.split_once(" ms per token")?;
     before.rsplit(['(', ' ']).next()?.parse().ok()
 }
 
-/// Two ports in a row that are free now; it counts devices up from the first.
+/// Finds two free consecutive ports. prima.cpp adds the number of the device to the first port.
 fn free_pair() -> Result<u16> {
     let bind = |port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
     for _ in 0..100 {

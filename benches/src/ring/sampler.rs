@@ -1,5 +1,5 @@
-//! What processes read and hold, looked at all the time: so that what they did between two moments is known after
-//! they have ended.
+//! Samples the disk reads and memory of processes periodically, so that the values between two times are
+//! known after the processes have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, anyhow};
 
 use crate::engine::machine;
 
-/// Between two looks: far less than a token takes where anything is read.
+/// Time between two samples: far less than the time of a token that reads from disk.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// One process at one moment.
+/// One sample of a process.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     at: Instant,
@@ -21,17 +21,17 @@ struct Look {
     unreclaimable: u64,
 }
 
-/// One process, as long as it was looked at.
+/// All samples of a process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen(Vec<Look>);
 
 impl Seen {
-    /// Bytes that it had disks read between two moments; 0 where nothing was seen.
+    /// Returns the bytes that the process read from disk between two times; 0 if there are no samples.
     pub(super) fn read_between(&self, from: Instant, to: Instant) -> f64 {
         self.read_until(to) - self.read_until(from)
     }
 
-    /// Bytes until a moment, between two looks in proportion.
+    /// Returns the bytes read until a time, with linear interpolation between samples.
     fn read_until(&self, at: Instant) -> f64 {
         let behind = self.0.partition_point(|look| look.at <= at);
         let Some(before) = behind.checked_sub(1).and_then(|before| self.0.get(before)) else {
@@ -42,20 +42,20 @@ impl Seen {
         before.read_bytes as f64 + share * (after.read_bytes - before.read_bytes) as f64
     }
 
-    /// The most bytes that it held and the system could not take back.
+    /// Returns the peak of unreclaimable memory in bytes.
     pub(super) fn unreclaimable(&self) -> u64 {
         self.0.iter().map(|look| look.unreclaimable).max().unwrap_or(0)
     }
 }
 
-/// A thread that looks at some processes.
+/// A thread that samples processes.
 pub(super) struct Sampler {
     ended: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Seen>>,
 }
 
 impl Sampler {
-    /// Begins to look.
+    /// Starts sampling.
     pub(super) fn start(pids: Vec<u32>) -> Result<Self> {
         let ended = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&ended);
@@ -63,7 +63,7 @@ impl Sampler {
             let mut seen = vec![Seen::default(); pids.len()];
             while !asked.load(Ordering::Acquire) {
                 for (pid, seen) in pids.iter().zip(&mut seen) {
-                    // Of a process that has ended there is nothing more to see.
+                    // A process that has ended gives no more samples.
                     if let (Ok(read_bytes), Ok(memory)) = (machine::read_bytes(*pid), machine::memory(*pid)) {
                         let unreclaimable = memory.unreclaimable;
                         seen.0.push(Look { at: Instant::now(), read_bytes, unreclaimable });
@@ -77,7 +77,7 @@ impl Sampler {
         Ok(Self { ended, thread: thread.context("start a thread that looks at processes")? })
     }
 
-    /// What was seen, in the order of the processes.
+    /// Stops sampling, and returns the samples in the order of the processes.
     pub(super) fn finish(self) -> Result<Vec<Seen>> {
         self.ended.store(true, Ordering::Release);
         self.thread.join().map_err(|_| anyhow!("the thread that looks at processes has ended before"))

@@ -1,5 +1,6 @@
-//! How a ring of two devices does as one thing changes: context, distance, bandwidth, other programs, requests at a
-//! time, speculation. Tables to look at; what is required is that nothing that changes speed changes a token.
+//! Measures how the speed of a ring of two devices changes with one parameter: context, latency, bandwidth,
+//! other programs, concurrent requests, speculation. The speeds are only shown in a table. The checks require
+//! that no parameter changes a token.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task, model};
 use baton_e2e::process::models_folder;
-use baton_engine::synthetic::{Quant, SyntheticModel};
+use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::{Value, json};
 
 use super::overhead::NAMES;
@@ -22,10 +23,10 @@ const LAYERS: u32 = 4;
 const CONTEXT: u32 = 33_000;
 const CONTEXTS: [usize; 4] = [1024, 4096, 8192, 32_768];
 const ROUND_TRIPS_MS: [u64; 5] = [1, 5, 20, 50, 200];
-/// Bytes a second.
+/// Bytes per second.
 const BANDWIDTHS: [u64; 4] = [500_000, 2_000_000, 10_000_000, 100_000_000];
 const SEQUENCES: [usize; 5] = [1, 2, 4, 8, 16];
-/// The worker's memory where another program takes some of it, and how much that takes.
+/// The worker's memory in the test with another program, and the memory that this program takes.
 const MEMORY: u64 = 800_000_000;
 const TAKEN: &str = "450M";
 const QUESTION: &str = "What do the models have in common?";
@@ -35,13 +36,13 @@ struct Other(Child);
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Errors are ignored, because the process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Measures and adds tables and checks.
+/// Measures all sweeps, and adds the table and the checks.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     if !cfg!(target_os = "linux") {
         bench.skip("sweeps", "links lead over loopback addresses that only Linux has");
@@ -78,7 +79,7 @@ fn two(bench: &Bench<'_>, path: &Path, worker: Seat) -> Result<Home> {
     bench.wait(Home::below(&bench.scratch, path.to_owned(), head, &[worker]))
 }
 
-/// One run: a row of the table, and what was written.
+/// Runs one task and adds a row to the table. Returns the tokens that were written.
 fn row(
     bench: &mut Bench<'_>,
     home: &Home,
@@ -150,7 +151,7 @@ fn sequences(bench: &mut Bench<'_>, home: &Home, rows: &mut Vec<Vec<String>>) ->
     Ok(())
 }
 
-/// Another program computes on the worker's CPU.
+/// Measures with another program that computes on the worker's CPU.
 fn processor(bench: &mut Bench<'_>, home: &Home, rows: &mut Vec<Vec<String>>) -> Result<()> {
     let task = Task::of_tokens(16);
     let alone = row(bench, home, "the worker's CPU for itself", &task, rows)?;
@@ -163,7 +164,7 @@ fn processor(bench: &mut Bench<'_>, home: &Home, rows: &mut Vec<Vec<String>>) ->
     Ok(())
 }
 
-/// Another program takes memory of the worker's group while the ring computes.
+/// Measures with another program that takes memory of the worker's group.
 fn memory(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()> {
     let subject = bench.subject(&bench.args.model)?;
     let limits = Limits { memory: MEMORY, reads_per_s: None };
@@ -205,7 +206,7 @@ fn memory(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()> {
     Ok(())
 }
 
-/// A program that holds memory until it is ended: a buffer that nobody takes from it.
+/// Starts a program that holds memory until it is ended: its output buffer is never read completely.
 fn take(group: &Cgroup) -> Result<Other> {
     let mut command = group.command(Path::new("dd"));
     command.args(["if=/dev/zero", "count=1", &format!("bs={TAKEN}")]);
@@ -216,14 +217,14 @@ fn take(group: &Cgroup) -> Result<Other> {
         .spawn()
         .context("start a program that takes memory")?;
     let mut first = [0; 1];
-    // When a byte of it arrives the whole buffer is there.
+    // When the first byte arrives, the whole buffer is filled.
     let out = child.stdout.as_mut().context("dd has no output")?;
     let read = out.read_exact(&mut first).context("wait for a program that takes memory");
     let other = Other(child);
     read.map(|()| other)
 }
 
-/// What the ring's own agent writes with and without speculation, over links of 5 ms.
+/// Compares the answers of the ring's agent with and without speculation, over links of 5 ms.
 fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()> {
     let path = bench.scratch.join("speculation.gguf");
     std::fs::copy(model(), &path).context("copy the demo's model")?;
@@ -260,7 +261,7 @@ fn shape_layers(path: &Path) -> Result<usize> {
     Ok(baton_device::ring::shape::shape_of(path).context("read the demo model's shape")?.layers)
 }
 
-/// Requires that all of these are the first.
+/// Checks that all outputs equal the first one.
 fn equal(bench: &mut Bench<'_>, what: &str, written: &[Value]) {
     let differ = written.iter().filter(|other| **other != written[0] || other.is_null()).count();
     bench.report.check_equal(format!("sweeps: {what}: runs whose tokens differ"), differ as f64, 0.0);

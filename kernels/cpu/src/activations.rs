@@ -1,11 +1,12 @@
 //! Activation rows in the forms that the weight formats are multiplied with.
 //!
-//! Float weights meet floats; weights in short blocks meet signed bytes with one scale per 32 values; weights in
-//! super-blocks meet signed bytes with one scale per 256 values. The byte forms are made once, when first asked for, and shared by all
-//! matrices that read the same activations.
+//! Float weights are multiplied with floats. Weights in short blocks are multiplied with signed bytes that
+//! have one scale per 32 values. Weights in super-blocks are multiplied with signed bytes that have one scale
+//! per 256 values. Each byte form is made once, on first use, and shared by all matrices that read the same
+//! activations.
 //!
-//! A row's form depends on nothing but the row: rounding is to nearest, ties to even, of `x * (1 / scale)` with
-//! `scale = max|x| / 127` kept as `f32`. A block that holds a NaN or an infinity gets the scale NaN, so that the
+//! The form of a row depends only on that row: `x * (1 / scale)` is rounded to nearest, ties to even, with
+//! `scale = max|x| / 127` kept as `f32`. A block that holds a NaN or an infinity gets the scale NaN. So the
 //! fault shows in every output of its row instead of being rounded away.
 
 use std::sync::OnceLock;
@@ -25,7 +26,7 @@ pub struct Activations<'a> {
     long: OnceLock<QuantizedRows>,
 }
 
-/// Rows of signed bytes with scales, and what the dot products need of their sums.
+/// Rows of signed bytes with their scales, and the sums of bytes that the dot products need.
 #[derive(Debug)]
 pub(crate) struct QuantizedRows {
     /// `[t, cols]`: the bits of signed bytes in -127..=127.
@@ -34,16 +35,17 @@ pub(crate) struct QuantizedRows {
     pub scale: Vec<f32>,
     /// `[t, cols / group]`: -128 times the sums of groups of 32 values in the short form, 16 in the long one.
     pub bias: Vec<i32>,
-    /// `[t, cols / 256]`, long form only.
+    /// `[t, cols / 256]`, long form only; empty in the short form.
     pub words: Vec<SumWords>,
 }
 
-/// Sums of a super-block's groups as pairs of words, the first low: groups 0 and 2, 1 and 3, 4 and 6, and so on.
+/// Sums of the groups of a super-block as pairs of words, low word first: groups 0 and 2, 1 and 3, 4 and 6,
+/// ...
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SumWords {
-    /// Of 16 values each.
+    /// Sums of 16 values each.
     pub of_16: [i32; 8],
-    /// Of 32 values each.
+    /// Sums of 32 values each.
     pub of_32: [i32; 4],
 }
 
@@ -60,49 +62,49 @@ impl SumWords {
     }
 }
 
-/// Below this many values rows are quantized on the calling thread.
+/// Rows with fewer values in total are quantized on the calling thread.
 const PARALLEL_MIN: usize = 1 << 16;
 
 /// Rows that a thread quantizes at a time.
 const ROWS_EACH: usize = 8;
 
 impl<'a> Activations<'a> {
-    /// Borrows `x` as rows of `cols` values. Cost: nothing until a byte form is asked for, then `O(t cols)`.
+    /// Borrows `x` as rows of `cols` values. Cost: nothing until a byte form is needed, then `O(t cols)`.
     ///
     /// # Panics
-    /// Where `cols` is 0 or `x` is not whole rows.
+    /// If `cols` is 0, or `x` does not hold whole rows.
     pub fn new(x: &'a [f32], cols: usize) -> Self {
         assert!(cols > 0, "activation rows of 0 columns");
         assert!(x.len().is_multiple_of(cols), "{} activations are not rows of {cols}", x.len());
         Self { x, cols, rows: x.len() / cols, short: OnceLock::new(), long: OnceLock::new() }
     }
 
-    /// Rows: tokens.
+    /// Returns the number of rows (tokens).
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns of each row.
+    /// Returns the number of columns of each row.
     pub const fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The floats, `[t, cols]`.
+    /// Returns the floats, `[t, cols]`.
     pub const fn as_slice(&self) -> &'a [f32] {
         self.x
     }
 
-    /// The form for weights in short blocks; `cols` is whole blocks of 32.
+    /// Returns the form for weights in short blocks; `cols` is a multiple of 32.
     pub(crate) fn short(&self) -> &QuantizedRows {
         self.made_short(None)
     }
 
-    /// The form for weights in super-blocks; `cols` is whole blocks of 256.
+    /// Returns the form for weights in super-blocks; `cols` is a multiple of 256.
     pub(crate) fn long(&self) -> &QuantizedRows {
         self.made_long(None)
     }
 
-    /// Makes the form for weights in blocks of `block_len`, by all threads of the pool.
+    /// Makes the form for weights in blocks of `block_len`, on all threads of the pool.
     pub(crate) fn prepare(&self, pool: &Pool, block_len: usize) {
         match block_len {
             SHORT_LEN => _ = self.made_short(Some(pool)),
@@ -128,9 +130,10 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// The value of `cell`, made by `make` if there is none yet.
+/// Returns the value of `cell`; calls `make` if it has none yet.
 ///
-/// Two threads may both make it (the same bits; one is dropped), but none ever waits inside a cell.
+/// Two threads may both call `make`. Their results are equal bit for bit and one is dropped, but no thread
+/// ever waits for a cell.
 fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRows) -> &QuantizedRows {
     match cell.get() {
         Some(rows) => rows,
@@ -170,14 +173,14 @@ fn quantize_rows(
 }
 
 versions! {
-    /// Bytes, scales and biases of the short form.
+    /// Writes the bytes, scales and biases of the short form.
     fn quantize_row_32 / quantize_row_32_at(x: &[f32], q: &mut [u8], scale: &mut [f32], bias: &mut [i32]) {
         quantize_blocks::<SHORT_LEN, 32>(x, q, scale, bias);
     }
 }
 
 versions! {
-    /// Bytes, scales and biases of the long form.
+    /// Writes the bytes, scales and biases of the long form.
     fn quantize_row_256 / quantize_row_256_at(x: &[f32], q: &mut [u8], scale: &mut [f32], bias: &mut [i32]) {
         quantize_blocks::<K_LEN, 16>(x, q, scale, bias);
     }
@@ -198,8 +201,8 @@ fn quantize_blocks<const BLOCK: usize, const GROUP: usize>(
     }
 }
 
-/// The sum of signed bytes: each raised by 128 to be unsigned and summed in the halves of words, which cannot
-/// overflow for up to 64 bytes.
+/// Returns the sum of signed bytes. Each byte is raised by 128 to be unsigned; the sums run in 16-bit words,
+/// which cannot overflow for up to 64 bytes.
 #[inline(always)]
 pub(crate) fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
     const EVEN: u64 = 0x00ff_00ff_00ff_00ff;
@@ -213,10 +216,11 @@ pub(crate) fn sum_bytes<const N: usize>(bytes: &[u8; N]) -> i32 {
     total as i32 - 128 * N as i32
 }
 
-/// Quantizes one block to signed bytes and gives its scale.
+/// Quantizes one block to signed bytes and returns its scale.
 #[inline(always)]
 pub(crate) fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> f32 {
-    // The bits of absolute floats order like the floats, NaN above infinity: no fault slips through the maximum.
+    // The bits of absolute floats order like the floats, with NaN above infinity, so the maximum finds every
+    // NaN.
     let top = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
     let largest = f32::from_bits(top);
     // Such small scales have no finite inverse.
@@ -231,8 +235,8 @@ pub(crate) fn quantize_block<const BLOCK: usize>(x: &[f32; BLOCK], q: &mut [u8; 
     let scale = largest / 127.0;
     let inverse = 1.0 / scale;
     for (q, &v) in q.iter_mut().zip(x) {
-        // `|v| * inverse` exceeds 127 by rounding alone, never by half a step; the integer is in the low bits, and the
-        // low byte of `ROUND` is 0.
+        // Rounding can lift `|v| * inverse` above 127, but never by half a step. The integer is in the low
+        // bits, and the low byte of `ROUND` is 0.
         *q = (v * inverse + ROUND).to_bits() as u8;
     }
     scale

@@ -1,18 +1,20 @@
 //! Attention of query rows to a KV cache kept in blocks, with an online softmax.
 //!
-//! Blocks of up to [`CHUNK`] keys are taken in the order given. For one query and one block with at least one visible
-//! key (`fma` rounds once, hidden keys have score -inf and weight 0):
+//! Blocks of up to [`CHUNK`] keys are taken in the order given. The steps for one query and one block with at
+//! least one visible key are as follows. `fma` rounds once; hidden keys have score -inf and weight 0.
 //!
-//! 1. `s[i] = scale * dot(q, k[i])`, the dot as in [`mod@crate::matmul`]: per 32 elements `p = fma(q, k, p)` in order,
-//!    then `dot += p`; with keys in bytes per 32 elements `z = (Σ q k) * dk`, then `dot = fma(z, dq, dot)`, the query in
-//!    bytes with scale `dq` as activations are;
-//! 2. `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`;
-//! 3. `sum = fma(sum, c, Σ w)`: lanes sixteen apart, then eight, four, two, one;
-//! 4. `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
+//! 1. Scores: `s[i] = scale * dot(q, k[i])`, with the dot product of [`mod@crate::matmul`]. For keys in
+//!    floats: per 32 elements `p = fma(q, k, p)` in order, then `dot += p`. For keys in bytes: per 32
+//!    elements `z = (Σ q k) * dk`, then `dot = fma(z, dq, dot)`; the query is in bytes with scale `dq`, as
+//!    activations are.
+//! 2. Weights: `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`.
+//! 3. Sum: `sum = fma(sum, c, Σ w)`, adding lanes sixteen apart, then eight, four, two, one.
+//! 4. Output: `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
 //!
-//! At the end `out / sum`, and `lse = top + ln(sum)`. So a query's result depends on its own values, the visible keys
-//! and where blocks begin, never on which other queries are computed with it: chunked prefill, several queries
-//! at once and one at a time are equal bit for bit as long as blocks begin at the same positions.
+//! The result is `out / sum`, and `lse = top + ln(sum)`. A query's result depends only on its own values, the
+//! visible keys and the positions at which blocks begin, never on other queries of the same call. Chunked
+//! prefill, several queries at once and one query at a time are equal bit for bit as long as blocks begin at
+//! the same positions.
 //! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1.
 
 mod lanes;
@@ -30,14 +32,14 @@ use crate::dispatch::Dispatch;
 use crate::simd::run;
 
 thread_local! {
-    /// Buffers of this thread's calls, kept to be filled again.
+    /// Buffers for the calls of this thread, reused from call to call.
     static SCRATCH: RefCell<lanes::Scratch> = RefCell::default();
 }
 
-/// Keys of a block: of one step of the online softmax.
+/// Keys of a block. One block is one step of the online softmax.
 pub const CHUNK: usize = 32;
 
-/// How the vectors of a group of heads lie in a buffer: token `i`, head `j` at `i * stride + j * d`.
+/// How the vectors of a group of heads lie in a buffer: token `i`, head `j` starts at `i * stride + j * d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowLayout {
     /// Query tokens, at consecutive positions.
@@ -81,12 +83,12 @@ pub struct Visible {
 }
 
 impl Visible {
-    /// Every key up to the query's own.
+    /// Every key up to the query's own is visible.
     pub const fn causal(position: usize) -> Self {
         Self { position, sinks: 0, window: usize::MAX }
     }
 
-    /// Bit `i` is set where key `first + i` is seen by query token `token`, for `n <= 32` keys.
+    /// Bit `i` is set if query token `token` sees key `first + i`, for `n <= 32` keys.
     fn mask(self, token: usize, first: usize, n: usize) -> u32 {
         let query = self.position + token;
         let up_to = |position: usize| ones(position.saturating_sub(first).min(n));
@@ -95,7 +97,7 @@ impl Visible {
     }
 }
 
-/// The lowest `n <= 32` bits.
+/// A mask with the lowest `n <= 32` bits set.
 const fn ones(n: usize) -> u32 {
     if n >= 32 { u32::MAX } else { (1 << n) - 1 }
 }
@@ -126,17 +128,18 @@ impl Queries<'_> {
 
 /// Attends all query rows to the keys of the blocks that each may see.
 ///
-/// Shapes: `out` as `queries.rows` says, `lse: [tokens, heads]`, the log-sum-exp of each row's scores (`-inf` and an
-/// output of 0 where a row sees no key). Cost: `O(tokens heads keys d)` on the calling thread; each block is read
-/// once for all rows, so several rows at once are much faster than one by one.
+/// Shapes: `out` as `queries.rows` says, `lse: [tokens, heads]`. `lse` gets the log-sum-exp of each row's
+/// scores. A row that sees no key gets `-inf` there and an output of 0. Cost: `O(tokens heads keys d)` on the
+/// calling thread. Each block is read once for all rows, so several rows at once are much faster than one by
+/// one.
 ///
 /// # Panics
-/// Where a buffer is shorter than its shape says.
+/// If a buffer is shorter than its shape says.
 pub fn attend_rows(queries: &Queries<'_>, blocks: &[KvBlock<'_>], out: &mut [f32], lse: &mut [f32]) {
     attend_rows_at(Dispatch::current(), queries, blocks, out, lse);
 }
 
-/// [`attend_rows`] at a given level; one that the CPU lacks falls back to the scalar definition.
+/// [`attend_rows`] at a given level. If the CPU lacks that level, the scalar definition runs.
 ///
 /// # Panics
 /// As [`attend_rows`].
@@ -156,18 +159,19 @@ pub fn attend_rows_at(
     });
 }
 
-/// Adds all query rows' attention weights, per head: `acc[head, i] += Σ_tokens exp(scale * q.k[i] - lse)`, tokens in
-/// order, hidden keys left as they are.
+/// Adds the attention weights of all query rows, per head:
+/// `acc[head, i] += Σ_tokens exp(scale * q.k[i] - lse)`. Tokens are added in order; the sums of hidden keys
+/// do not change.
 ///
 /// Shapes: `lse: [tokens, heads]` from [`attend_rows`], `acc: [heads, keys]`.
 ///
 /// # Panics
-/// Where a buffer's length does not fit its shape.
+/// If a buffer's length does not fit its shape.
 pub fn score_rows(queries: &Queries<'_>, blocks: &[KvBlock<'_>], lse: &[f32], acc: &mut [f32]) {
     score_rows_at(Dispatch::current(), queries, blocks, lse, acc);
 }
 
-/// [`score_rows`] at a given level; one that the CPU lacks falls back to the scalar definition.
+/// [`score_rows`] at a given level. If the CPU lacks that level, the scalar definition runs.
 ///
 /// # Panics
 /// As [`score_rows`].

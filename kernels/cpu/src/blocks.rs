@@ -1,9 +1,9 @@
-//! Decoding of ggml's blocks: the one place that knows which bit belongs to which weight.
+//! Decoding of ggml's blocks: the only module that knows which bit belongs to which weight.
 //!
-//! A format is a row of facts (how large a block, what is raised by how much) and a few functions from a block's bytes
-//! to small integers and float units. Dequantization, the definition of the dot products and the packing for the vector
-//! levels all start from these, so that they cannot disagree about a layout. Adding a format is implementing one of
-//! the two traits and naming it in [`visit`].
+//! A format is a set of constants (block size, raise) and a few functions that read small integers and float
+//! units from a block. Dequantization, the definition of the dot products and the packing for the vector
+//! levels all use these functions, so they cannot disagree about a layout. To add a format, implement one of
+//! the two traits and add it to [`visit`].
 //! Source: the block layouts of ggml (`ggml-common.h`).
 
 mod iq1;
@@ -28,26 +28,28 @@ pub(crate) const K_LEN: usize = 256;
 pub(crate) trait Short {
     /// The format.
     const FORMAT: Format;
-    /// What is added to each quant to make it a byte: at most 63 after raising, or 128 for quants of all eight bits.
+    /// Added to each quant to make it a byte: at most 63 after raising, or 128 for quants of all eight bits.
     const RAISE: u8;
     /// Whether the format has minima.
     const MINIMUM: bool;
 
-    /// The scale of a block, as the bits of a binary16.
+    /// Returns the scale of a block as the bits of a binary16.
     fn scale(block: &[u8]) -> u16;
 
-    /// What is added to every weight of a block, as the bits of a binary16; 0 where the format has none.
+    /// Returns the number added to every weight of a block as the bits of a binary16; 0 if the format has
+    /// none.
     fn minimum(_block: &[u8]) -> u16 {
         0
     }
 
-    /// The raised quants of a block, in the order of the weights.
+    /// Writes the raised quants of a block, in the order of the weights.
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]);
 }
 
-/// A format in super-blocks of 256: weight `i` is `d * scales[i / 16] * (quants[i] - RAISE) - dmin * minima[i / 16]`.
+/// A format in super-blocks of 256. Weight `i` is
+/// `d * scales[i / 16] * (quants[i] - RAISE) - dmin * minima[i / 16]`.
 ///
-/// `scales[g] * Σ (quants - RAISE) * q` over a super-block and activations `q` in -127..=127 stays inside `i32`.
+/// `scales[g] * Σ (quants - RAISE) * q` over a super-block fits `i32`, for activations `q` in -127..=127.
 pub(crate) trait Long {
     /// The format.
     const FORMAT: Format;
@@ -57,41 +59,41 @@ pub(crate) trait Long {
     const GROUP: usize;
     /// Whether the format has minima.
     const MINIMA: bool;
-    /// How many parts of a super-block, of equal length, have `|Σ scale * dot| <= 2^24` each, so that floats hold them
-    /// exactly: 1 or 2; 0 where integers are needed.
+    /// The number of equal parts of a super-block that have `|Σ scale * dot| <= 2^24` each, so that floats
+    /// hold them exactly: 1 or 2; 0 if integers are needed.
     const FLOAT_PARTS: usize;
 
-    /// A power of two that `d` is multiplied with: below 1 where the quants are multiples of ggml's own.
+    /// A power of two that `d` is multiplied with; below 1 if the quants are multiples of ggml's own.
     const UNIT: f32 = 1.0;
 
-    /// `d / UNIT` and `dmin` (0 where the format has no minima), as the bits of binary16 numbers.
+    /// Returns `d / UNIT` and `dmin` (0 if the format has no minima) as the bits of binary16 numbers.
     fn units(block: &[u8]) -> [u16; 2];
 
-    /// Integer scales of 16 weights each; neighbours are equal where [`Self::GROUP`] is 32.
+    /// Returns one integer scale per 16 weights; scales 2 i and 2 i + 1 are equal if [`Self::GROUP`] is 32.
     fn scales(block: &[u8]) -> [i8; 16];
 
-    /// Integer minima of 16 weights each, as [`Self::scales`].
+    /// Returns one integer minimum per 16 weights, as [`Self::scales`] does.
     fn minima(_block: &[u8]) -> [i8; 16] {
         [0; 16]
     }
 
-    /// The raised quants of a block, in the order of the weights.
+    /// Writes the raised quants of a block, in the order of the weights.
     fn quants(block: &[u8], out: &mut [u8; K_LEN]);
 }
 
-/// Something done once for the format at hand, compiled for each.
+/// An operation that is compiled for each format and runs for one of them.
 pub(crate) trait Visitor {
-    /// What it gives.
+    /// The result.
     type Output;
-    /// For IEEE binary32.
+    /// Runs for IEEE binary32.
     fn f32(self) -> Self::Output;
-    /// For IEEE binary16.
+    /// Runs for IEEE binary16.
     fn f16(self) -> Self::Output;
-    /// For bfloat16.
+    /// Runs for bfloat16.
     fn bf16(self) -> Self::Output;
-    /// For a format of short blocks.
+    /// Runs for a format of short blocks.
     fn short<B: Short>(self) -> Self::Output;
-    /// For a format of super-blocks.
+    /// Runs for a format of super-blocks.
     fn long<B: Long>(self) -> Self::Output;
 }
 
@@ -119,8 +121,9 @@ pub(crate) fn visit<V: Visitor>(format: Format, visitor: V) -> V::Output {
     }
 }
 
-/// Where the binary16 numbers of a block lie, for tests that make arbitrary bytes valid: clearing bit `0x40` of the
-/// byte after each offset leaves a finite number. IQ1_M has its number in four nibbles, the highest in the last byte.
+/// Returns the offsets of the binary16 numbers in a block, for tests that make arbitrary bytes valid.
+/// Clearing bit `0x40` of the byte after each offset leaves a finite number. IQ1_M keeps its number in four
+/// nibbles, the highest in the last byte.
 #[cfg(test)]
 pub(crate) const fn halves(format: Format) -> &'static [usize] {
     match format {
@@ -135,27 +138,27 @@ pub(crate) const fn halves(format: Format) -> &'static [usize] {
     }
 }
 
-/// The value of bfloat16 bits; exact.
+/// Returns the value of bfloat16 bits; exact.
 #[inline(always)]
 pub(crate) const fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
-/// The bits of the binary16 number at a place in a block.
+/// Returns the bits of the binary16 number at `at`.
 #[inline(always)]
 pub(crate) fn half_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Writes the floats of one stored row: exactly the values that ggml's dequantization gives.
+/// Writes the floats of one stored row: exactly the values that ggml's dequantization returns.
 ///
-/// A scale of 11 bits, an integer scale and a quant make a product of at most 24 bits: every product is exact in
-/// whatever order, and only the last sum of the formats with minima rounds.
+/// A scale of 11 bits times an integer scale times a quant has at most 24 bits, so every product is exact in
+/// any order. Only the last sum of the formats with minima rounds.
 ///
-/// Shapes: `src` whole blocks, `dst: [cols]`.
+/// Shapes: `src` holds whole blocks, `dst: [cols]`.
 ///
 /// # Errors
-/// [`KernelError::PartialBlock`] where `dst` is not whole blocks, [`KernelError::Length`] where `src` does not
+/// [`KernelError::PartialBlock`] if `dst` is not whole blocks, [`KernelError::Length`] if `src` does not
 /// have the bytes of `dst.len()` values.
 pub fn dequantize_row(format: Format, src: &[u8], dst: &mut [f32]) -> Result<(), KernelError> {
     let want = format.checked_row_bytes(dst.len())?;

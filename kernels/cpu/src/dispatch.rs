@@ -1,6 +1,6 @@
-//! Which instruction set the loops use: chosen once at run time, or forced.
+//! The instruction set that the loops use: chosen once at run time, or forced.
 //!
-//! Levels never change a result, only its speed; forcing one serves tests and fault finding.
+//! A level never changes a result, only its speed. Forcing one helps tests and fault finding.
 
 pub(crate) mod versions;
 
@@ -16,7 +16,7 @@ pub enum Dispatch {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, VL, DQ, VNNI).
     Avx512Vnni,
-    /// 64-bit ARM with NEON, as every such CPU that runs an operating system has it.
+    /// 64-bit ARM with NEON, which every such CPU that runs an operating system has.
     Neon,
     /// 64-bit ARM with NEON and byte dot products (Armv8.2 dotprod).
     NeonDotprod,
@@ -29,7 +29,7 @@ impl Dispatch {
     pub const ALL: [Self; 6] =
         [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
 
-    /// Whether this CPU has the level.
+    /// Returns whether this CPU has the level.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -41,19 +41,20 @@ impl Dispatch {
         }
     }
 
-    /// The best level of this CPU.
+    /// Returns the best level of this CPU.
     pub fn best() -> Self {
         Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
     }
 
-    /// The level in use: the one that the environment variable `BATON_CPU` names, read once (`scalar`, `avx2`,
-    /// `avx512`, `neon`, `neon-dotprod`, `neon-i8mm`), where the CPU has it; else [`Self::best`].
+    /// Returns the level in use. If the environment variable `BATON_CPU` names one (`scalar`, `avx2`,
+    /// `avx512`, `neon`, `neon-dotprod`, `neon-i8mm`) and the CPU has it, that one; else [`Self::best`]. The
+    /// variable is read once.
     pub fn current() -> Self {
         static CURRENT: OnceLock<Dispatch> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(std::env::var("BATON_CPU").ok().as_deref()))
     }
 
-    /// The name as `BATON_CPU` takes it.
+    /// Returns the name as `BATON_CPU` takes it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",

@@ -6,7 +6,7 @@ use crate::format::Format;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A row of a quantized format must be whole blocks.
+    /// A row of a quantized format is not whole blocks.
     #[error("a row of {} has {cols} columns, not a multiple of {block_len}", format.name())]
     PartialBlock {
         /// The format of the row.
@@ -16,14 +16,14 @@ pub enum KernelError {
         /// Values in one block of the format.
         block_len: usize,
     },
-    /// The byte size of rows x columns does not fit the address space.
+    /// The byte size of `rows` x `cols` values does not fit the address space.
     #[error("{rows} x {cols} values of {} do not fit the address space", format.name())]
     TooLarge {
         /// The format of the matrix.
         format: Format,
-        /// Rows asked for.
+        /// Rows requested.
         rows: usize,
-        /// Columns asked for.
+        /// Columns requested.
         cols: usize,
     },
     /// A buffer is shorter or longer than its shape says.
@@ -39,7 +39,7 @@ pub enum KernelError {
     /// A value that cannot be quantized.
     #[error("value {index} of a row for {} is not finite", format.name())]
     NotFinite {
-        /// The format that was asked for.
+        /// The format requested.
         format: Format,
         /// Index of the first such value.
         index: usize,

@@ -1,8 +1,8 @@
 //! The exponential function of every kernel: one polynomial, one sequence of IEEE operations.
 //!
-//! The platform's `expf` differs between machines and cannot be vectorized; this one is the same everywhere.
-//! Largest error against the exact value on [-87, 88]: below 1.5 units in the last place (tested). Arguments
-//! below -87 give 0, above 88 infinity, NaN gives NaN.
+//! The platform's `expf` differs between machines and cannot be vectorized; this function gives the same bits
+//! everywhere. The largest error on [-87, 88] is below 1.5 units in the last place (tested). Arguments below
+//! -87 give 0, above 88 infinity; NaN gives NaN.
 
 /// Below this the result is 0.
 pub(crate) const LOW: f32 = -87.0;
@@ -11,15 +11,15 @@ pub(crate) const HIGH: f32 = 88.0;
 /// Adding 1.5 x 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts; the first has few bits, so that its product with the integer is exact.
+/// ln 2 in two parts. The first has few bits, so that its product with the integer is exact.
 pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Coefficients of e^r on |r| <= ln(2)/2, highest power first: the Taylor series, whose remainder of order eight is
-/// below 2^-27 there.
+/// Coefficients of e^r on |r| <= ln(2)/2, highest power first: the Taylor series. Its remainder of order
+/// eight is below 2^-27 there.
 pub(crate) const POLY: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
-/// `e^x`; see the module for its error and range.
+/// Returns `e^x`; the module's documentation gives its error and range.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     let shifted = x.mul_add(LOG2_E, ROUND);
@@ -29,7 +29,7 @@ pub fn exp(x: f32) -> f32 {
     for c in &POLY[1..] {
         p = p.mul_add(r, *c);
     }
-    // The integer sits in the low bits of `shifted`; as an exponent it needs the bias of 127.
+    // The integer is in the low bits of `shifted`; as an exponent it needs the bias of 127.
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     let value = p * power;
     if x < LOW {

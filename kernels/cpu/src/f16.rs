@@ -1,9 +1,9 @@
 //! IEEE binary16 as bits (`u16`): exact widening, and narrowing to nearest, ties to even.
 //!
-//! Pure integer and float arithmetic with one result on every machine, so that no level of the crate depends on
-//! whether a CPU has conversion instructions; written without branches where rows are converted.
+//! Pure integer and float arithmetic with the same result on every machine, so no level of the crate depends
+//! on conversion instructions of the CPU. Written without branches, so that loops over rows vectorize.
 
-/// The value of binary16 bits; exact. NaNs stay NaNs.
+/// Returns the value of binary16 bits; exact. NaNs stay NaNs.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     const TWO_POW_112: f32 = f32::from_bits(0x7780_0000);
@@ -14,7 +14,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(scaled | special | (u32::from(bits & 0x8000) << 16))
 }
 
-/// The nearest binary16 of `value`, ties to even; overflow gives infinity, NaN a quiet NaN.
+/// Returns the nearest binary16 of `value`, ties to even. Overflow gives infinity, NaN a quiet NaN.
 #[inline(always)]
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -38,7 +38,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
 /// Widens a row: `dst[i] = src[i]`.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 pub fn f16_to_f32_row(src: &[u16], dst: &mut [f32]) {
     assert_eq!(src.len(), dst.len(), "lengths of a binary16 row and its floats");
     for (out, &bits) in dst.iter_mut().zip(src) {
@@ -49,7 +49,7 @@ pub fn f16_to_f32_row(src: &[u16], dst: &mut [f32]) {
 /// Narrows a row: `dst[i] = nearest(src[i])`.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 pub fn f32_to_f16_row(src: &[f32], dst: &mut [u16]) {
     assert_eq!(src.len(), dst.len(), "lengths of a float row and its binary16");
     for (out, &value) in dst.iter_mut().zip(src) {

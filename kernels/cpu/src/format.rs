@@ -1,6 +1,6 @@
-//! Weight formats in ggml's block layouts, and a borrowed matrix of one of them.
+//! Weight formats in ggml's block layouts, and a borrowed matrix in one of them.
 //!
-//! Only shapes and sizes live here; `blocks` decodes, `quantize` encodes. A [`Matrix`] checks its length once,
+//! Only shapes and sizes are here: `blocks` decodes, `quantize` encodes. A [`Matrix`] checks its length once,
 //! so that the loops over it need no further checks.
 
 use crate::error::KernelError;
@@ -35,17 +35,19 @@ pub enum Format {
     Q5K,
     /// 256 values: low nibbles, high bit pairs, sixteen signed 8-bit scales, binary16 scale.
     Q6K,
-    /// 256 values: binary16 scale, ternary vectors of eight by 11-bit codes, eight 3-bit scales, eight signs of an offset.
+    /// 256 values: binary16 scale, ternary vectors of eight by 11-bit codes, eight 3-bit scales, eight signs
+    /// of an offset.
     Iq1S,
-    /// 256 values: as [`Self::Iq1S`] with sixteen scales and 32 signs; the binary16 scale is scattered among them.
+    /// 256 values: as [`Self::Iq1S`], with sixteen scales and 32 signs; the binary16 scale is spread among
+    /// them.
     Iq1M,
-    /// 32 values: binary16 scale, 32 nibbles that are places in a table of values.
+    /// 32 values: binary16 scale, 32 nibbles that are indices into a table of values.
     Iq4Nl,
     /// 256 values: binary16 scale, eight signed 6-bit scales, nibbles as in [`Self::Iq4Nl`].
     Iq4Xs,
 }
 
-/// What is known of a format: ggml's name and type number, values and bytes of a block.
+/// The constants of a format: ggml's name and type number, values and bytes of a block.
 struct Facts {
     name: &'static str,
     ggml_type: u32,
@@ -98,17 +100,18 @@ impl Format {
         Facts { name, ggml_type, block_len, block_bytes }
     }
 
-    /// Values in one block (1 for the float formats).
+    /// Returns the number of values in one block (1 for the float formats).
     pub const fn block_len(self) -> usize {
         self.facts().block_len
     }
 
-    /// Bytes of one block.
+    /// Returns the bytes of one block.
     pub const fn block_bytes(self) -> usize {
         self.facts().block_bytes
     }
 
-    /// Bytes of a row of `cols` values; `None` where the row is not whole blocks or the size overflows.
+    /// Returns the bytes of a row of `cols` values, or `None` if the row is not whole blocks or the size
+    /// overflows.
     pub const fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block_len()) {
             return None;
@@ -116,22 +119,22 @@ impl Format {
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// The format with ggml's type number, where this crate has it.
+    /// Returns the format with ggml's type number, or `None` if this crate does not have it.
     pub fn from_ggml_type(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.ggml_type() == number)
     }
 
-    /// ggml's type number.
+    /// Returns ggml's type number.
     pub const fn ggml_type(self) -> u32 {
         self.facts().ggml_type
     }
 
-    /// ggml's name of the format.
+    /// Returns ggml's name of the format.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// [`Self::row_bytes`] with the reason where there is none.
+    /// As [`Self::row_bytes`], with an error that says why the row has no size.
     pub(crate) fn checked_row_bytes(self, cols: usize) -> Result<usize, KernelError> {
         if !cols.is_multiple_of(self.block_len()) {
             return Err(KernelError::PartialBlock { format: self, cols, block_len: self.block_len() });
@@ -151,15 +154,15 @@ pub struct Matrix<'a> {
     data: &'a [u8],
 }
 
-/// Rows of a strip of a repacked matrix; as many as are multiplied side by side.
+/// Rows of a strip of a repacked matrix: as many as are multiplied together.
 pub(crate) const STRIP_ROWS: usize = 16;
 
 impl<'a> Matrix<'a> {
-    /// Borrows `data` as `[rows, cols]` in `format`. No alignment is asked for.
+    /// Borrows `data` as `[rows, cols]` in `format`; any alignment will do.
     ///
     /// # Errors
-    /// [`KernelError::PartialBlock`] where `cols` is not whole blocks, [`KernelError::TooLarge`] where the size
-    /// overflows, [`KernelError::Length`] where `data` is not exactly as long as the shape says.
+    /// [`KernelError::PartialBlock`] if `cols` is not whole blocks, [`KernelError::TooLarge`] if the size
+    /// overflows, [`KernelError::Length`] if `data` is not exactly as long as the shape says.
     pub fn new(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self, KernelError> {
         let row_bytes = format.checked_row_bytes(cols)?;
         let want = row_bytes.checked_mul(rows).ok_or(KernelError::TooLarge { format, rows, cols })?;
@@ -169,7 +172,7 @@ impl<'a> Matrix<'a> {
         Ok(Self { format, rows, cols, row_bytes, strips: false, data })
     }
 
-    /// Borrows `data` as [`Self::repack`] made it from a matrix of this shape.
+    /// Borrows data that [`Self::repack`] made from a matrix of this shape.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -177,8 +180,9 @@ impl<'a> Matrix<'a> {
         Ok(Self { strips: format.block_len() > 1, ..Self::new(format, rows, cols, data)? })
     }
 
-    /// The same numbers with the blocks of sixteen rows in the order in which they are multiplied, so that they are read
-    /// as one stream instead of sixteen; float formats stay as they are. As many bytes; for [`Self::repacked`].
+    /// Returns the same bytes with the blocks of sixteen rows in the order in which they are multiplied. They
+    /// are then read as one stream instead of sixteen. Float formats stay as they are. For
+    /// [`Self::repacked`].
     pub fn repack(&self) -> Vec<u8> {
         if self.strips || self.format.block_len() == 1 {
             return self.data.to_vec();
@@ -194,13 +198,13 @@ impl<'a> Matrix<'a> {
         to
     }
 
-    /// Blocks of a row.
+    /// Returns the number of blocks of a row.
     #[inline]
     pub(crate) const fn blocks(&self) -> usize {
         self.cols / self.format.block_len()
     }
 
-    /// Bytes from a block of a row to the next one.
+    /// Returns the bytes from a block of a row to the row's next block.
     #[inline]
     pub(crate) fn block_stride(&self, row: usize) -> usize {
         let first = row / STRIP_ROWS * STRIP_ROWS;
@@ -208,16 +212,16 @@ impl<'a> Matrix<'a> {
         beside * self.format.block_bytes()
     }
 
-    /// Bytes from a row's first block to that of the next row of the strip.
+    /// Returns the bytes from a row's first block to that of the next row of the strip.
     #[inline]
     pub(crate) fn row_step(&self) -> usize {
         if self.strips { self.format.block_bytes() } else { self.row_bytes }
     }
 
-    /// The bytes from the first block of row `row` on, up to the end of the matrix.
+    /// Returns the bytes from the first block of row `row` to the end of the matrix.
     ///
     /// # Panics
-    /// Where `row` is not below [`Self::rows`].
+    /// If `row` is not below [`Self::rows`].
     #[inline]
     pub(crate) fn row_onward(&self, row: usize) -> &'a [u8] {
         assert!(row < self.rows, "row {row} of a matrix of {} rows", self.rows);
@@ -229,38 +233,38 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Block `b` of row `row`.
+    /// Returns block `b` of row `row`.
     ///
     /// # Panics
-    /// Where there is no such row or block.
+    /// If there is no such row or block.
     #[inline]
     pub(crate) fn block(&self, row: usize, b: usize) -> &'a [u8] {
         assert!(b < self.blocks(), "block {b} of a row of {}", self.blocks());
         &self.row_onward(row)[b * self.block_stride(row)..][..self.format.block_bytes()]
     }
 
-    /// The storage format.
+    /// Returns the storage format.
     pub const fn format(&self) -> Format {
         self.format
     }
 
-    /// Rows: the length of an output vector.
+    /// Returns the number of rows: the length of an output vector.
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns: the length of an activation row.
+    /// Returns the number of columns: the length of an activation row.
     pub const fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Writes row `row` as floats into `dst` (`[cols]`); the lookup of an embedding table.
+    /// Writes row `row` as floats into `dst` (`[cols]`), as the lookup in an embedding table needs it.
     ///
     /// # Errors
-    /// [`KernelError::Length`] where `dst` is not `cols` long.
+    /// [`KernelError::Length`] if `dst` is not `cols` long.
     ///
     /// # Panics
-    /// Where `row` is not below [`Self::rows`].
+    /// If `row` is not below [`Self::rows`].
     pub fn dequantize_row(&self, row: usize, dst: &mut [f32]) -> Result<(), KernelError> {
         if dst.len() != self.cols {
             return Err(KernelError::Length { what: "row of floats", have: dst.len(), want: self.cols });
@@ -308,7 +312,7 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::from_ggml_type(format.ggml_type()), Some(format));
         }
-        // Q8_1, which is for activations, and IQ2_XXS.
+        // Q8_1 (an activation format) and IQ2_XXS.
         assert_eq!(Format::from_ggml_type(9), None);
         assert_eq!(Format::from_ggml_type(16), None);
     }

@@ -1,20 +1,21 @@
 //! Quantized formats and the hot loops of a transformer on a CPU.
 //!
-//! What it is for: everything that touches every weight or every cached key once per token. It knows blocks,
-//! rows and matrices; it never knows models, files, sequences or clocks, and does no I/O. Threads are those of the
-//! [`Pool`] that the caller gives.
+//! This crate does everything that touches every weight or every cached key once per token. It knows blocks,
+//! rows and matrices. It never knows models, files, sequences or clocks, and does no I/O. Its loops run on
+//! the threads of the [`Pool`] that the caller gives.
 //!
 //! What always holds:
-//! - **One value, one order.** An output element depends only on its own weight row and its own activation row
-//!   (or on its own query and the visible keys), reduced in one fixed order. Batch size, thread count and
+//! - **One value, one order.** An output element depends only on its own weight row and activation row, or on
+//!   its own query and the visible keys. It is reduced in one fixed order, so batch size, thread count and
 //!   dispatch level do not change a bit of it. [`mod@matmul`] and [`attention`] state these orders.
-//! - **Scalar code is the definition.** [`Dispatch::Scalar`] is written plainly; the vector levels do the same
-//!   IEEE operations (fused multiply-add where the definition says `mul_add`), so that they are equal bit for bit.
-//! - Lengths are checked before a loop starts: data from outside gives a [`KernelError`], a caller's own mistake
-//!   a panic that names the limit and the value.
+//! - **Scalar code is the definition.** [`Dispatch::Scalar`] is written plainly. The vector levels do the
+//!   same IEEE operations (fused multiply-add if the definition says `mul_add`), so they are equal bit for
+//!   bit.
+//! - Lengths are checked before a loop starts. Wrong data from outside gives a [`KernelError`]; a caller's
+//!   own mistake panics with the limit and the value.
 //!
-//! `unsafe` is confined to calling code of a CPU level that was detected, to disjoint writes of one output, and to handing
-//! a borrowed task to the pool's threads.
+//! `unsafe` is confined to three uses: calls of code for a CPU level that was detected, disjoint writes of
+//! one output, and handing a borrowed task to the pool's threads.
 
 pub mod activations;
 pub mod attention;

@@ -3,15 +3,16 @@
 //! The definition of one output element, the same for every number of tokens, threads and dispatch level
 //! (`fma` rounds once; integers are exact):
 //!
-//! | weights | activations | element |
-//! |---|---|---|
-//! | floats | `f32` | per 32 columns `s = fma(w, x, s)` from 0 in order, then `y += s` |
-//! | blocks of 32 | bytes, scale `dx` per 32 | per block `z = (Σ w q) * d`, with a minimum `m` then `z = fma(Σ q, m, z)`, and `y = fma(z, dx, y)` |
-//! | super-blocks | bytes, scale `dx` per 256 | per super-block `z = (Σ scale Σ w q) * d`, with minima then `z = fma(Σ min Σ q, -dmin, z)`, and `y = fma(z, dx, y)`; sums over its groups |
+//! - Float weights, activations in `f32`: per 32 columns `s = fma(w, x, s)` from 0 in order, then `y += s`.
+//! - Blocks of 32, activations in bytes with a scale `dx` per 32: per block `z = (Σ w q) * d`; with a minimum
+//!   `m` then `z = fma(Σ q, m, z)`; at last `y = fma(z, dx, y)`.
+//! - Super-blocks, activations in bytes with a scale `dx` per 256: per super-block, with sums over its
+//!   groups, `z = (Σ scale Σ w q) * d`; with minima then `z = fma(Σ min Σ q, -dmin, z)`; at last
+//!   `y = fma(z, dx, y)`.
 //!
-//! `scalar` is that table in code. Sums of integers are exact, so only the order of blocks is fixed. Two ways lead
-//! there at the vector levels, both ending with sixteen rows in the lanes of a register: `panel` and `tile` pack rows
-//! side by side (many tokens), `along` takes blocks as they are stored (up to three).
+//! `scalar` is this definition in code. Sums of integers are exact, so only the order of blocks is fixed. The
+//! vector levels compute it in two ways, both with sixteen rows in the lanes of a register. `panel` and
+//! `tile` pack rows side by side (many tokens); `along` reads blocks as they are stored (up to three tokens).
 
 mod along;
 mod heads;
@@ -38,39 +39,40 @@ use panel::{Panel, ROWS};
 pub(crate) use scalar::FLOAT_BLOCK;
 use strip::Strip;
 
-/// Multiplies every activation row with every weight row, at [`Dispatch::current`].
+/// Multiplies every activation row by every weight row, at [`Dispatch::current`].
 ///
-/// Shapes: `w: [rows, cols]`, `x: [t, cols]`, `out: [t, rows]`. Cost: `O(t rows cols)`, parallel over ranges of rows.
+/// Shapes: `w: [rows, cols]`, `x: [t, cols]`, `out: [t, rows]`. Cost: `O(t rows cols)`, parallel over ranges
+/// of rows.
 ///
 /// # Panics
-/// Where `w` and `x` differ in columns, or `out` is not `t * rows` long.
+/// If `w` and `x` differ in columns, or `out` is not `t * rows` long.
 pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
     matmul_at(Dispatch::current(), pool, w, x, out);
 }
 
-/// Some rows of a matrix `[rows, cols]`, and the output of all of it.
+/// Some rows of a matrix `[rows, cols]`, and the output for the whole matrix.
 #[derive(Debug)]
 pub struct RowsInto<'a> {
     /// Rows `first..first + w.rows()`.
     pub w: Matrix<'a>,
-    /// The first of them.
+    /// Index of the first of them in the whole matrix.
     pub first: usize,
     /// Rows of the whole matrix.
     pub rows: usize,
-    /// `[t, rows]`, of which only columns `first..first + w.rows()` are written.
+    /// `[t, rows]`; only columns `first..first + w.rows()` are written.
     pub out: &'a mut [f32],
 }
 
-/// [`matmul`] with several matrices that read the same activations, as one job, and of which only some rows may be at
-/// hand: an element is the same bits as in a product with all of them.
+/// As [`matmul`], for several matrices that read the same activations, as one job. Each product may have only
+/// some rows of its matrix: its elements are the same bits as in a product with all rows.
 ///
 /// # Panics
-/// Where a matrix and `x` differ in columns, or its rows do not lie in an output of `t * rows` numbers.
+/// If a matrix and `x` differ in columns, or its rows do not lie in an output of `t * rows` numbers.
 pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>) {
     matmuls_at(Dispatch::current(), pool, x, products);
 }
 
-/// [`matmul`] at a given level; one that the CPU lacks falls back to the scalar definition.
+/// [`matmul`] at a given level. If the CPU lacks that level, the scalar definition runs.
 ///
 /// # Panics
 /// As [`matmul`].
@@ -93,7 +95,7 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
         if out.is_empty() || w.rows() == 0 {
             continue;
         }
-        // The byte form is made before the work is split, by all threads together.
+        // All threads together make the byte form before the work is split.
         x.prepare(pool, w.format().block_len());
         let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols());
         jobs.push((Product { level, w: &*w, x, out: Output::new(out, *rows, *first_row) }, tasks, first));
@@ -109,7 +111,7 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
 /// Rows of a pair of panels: the unit in which rows are split.
 const UNIT: usize = 2 * ROWS;
 
-/// How a product is cut into rectangles of rows and tokens; no two overlap and together they are all of it.
+/// How a product is cut into rectangles of rows and tokens. They do not overlap, and together they cover it.
 #[derive(Debug, Clone, Copy)]
 struct Tasks {
     rows: usize,
@@ -119,19 +121,20 @@ struct Tasks {
 }
 
 impl Tasks {
-    /// Multiplications below which handing a piece to another thread costs more than doing it.
+    /// Below this many multiplications, handing a piece to another thread costs more than computing it.
     const PIECE_MIN: usize = 1 << 18;
-    /// Packing a weight costs about as much as this many multiplications with it.
+    /// Packing a weight costs about as much as this many multiplications.
     const PACK_COST: usize = 3;
 
-    /// Tasks of a product that is `rows` of the `total` rows of a job.
+    /// Splits a product whose `rows` are part of the `total` rows of a job.
     fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
         let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
-        // Many pieces a thread, so that a late thread leaves little to wait for.
+        // Many pieces per thread, so that a late thread leaves little to wait for.
         let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 24 * threads) };
         let units = rows.div_ceil(UNIT);
         let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
-        // Too few rows for the pieces wanted: cut tokens too, though each cut packs the weights again.
+        // If there are too few rows for the pieces wanted, tokens are cut too, though each cut packs the
+        // weights again.
         let wanted = pieces.min(4 * threads);
         let token_pieces = (wanted / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
         Self { rows, tokens, rows_each: units_each * UNIT, tokens_each: tokens.div_ceil(token_pieces) }
@@ -148,7 +151,7 @@ impl Tasks {
     }
 }
 
-/// One matrix product and where its results go.
+/// One matrix product and its output.
 struct Product<'a> {
     level: Dispatch,
     w: &'a Matrix<'a>,
@@ -157,11 +160,11 @@ struct Product<'a> {
 }
 
 thread_local! {
-    /// Buffers of this thread's products, kept to be filled again.
+    /// Buffers for the products of this thread, reused from product to product.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The panels of a pair, and the partial sums of every token with them.
+/// The two panels of a pair, and the partial sums of every token with them.
 #[derive(Default)]
 struct Scratch {
     panels: [Panel; 2],
@@ -169,7 +172,7 @@ struct Scratch {
 }
 
 impl Product<'_> {
-    /// Computes a rectangle of the output; calls at one time are for disjoint ones.
+    /// Computes a rectangle of the output. Calls that run at the same time must have disjoint rectangles.
     fn compute(&self, rows: Range<usize>, tokens: Range<usize>) {
         let vectors = SCRATCH.with_borrow_mut(|scratch| {
             let rectangle = Rectangle { product: self, rows: rows.clone(), tokens: tokens.clone(), scratch };
@@ -245,12 +248,13 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
 
 /// How rows of a kind of format are packed and multiplied.
 trait Packed {
-    /// Columns that are packed at a time: two panels of them stay in the first cache.
+    /// Columns packed at a time; two panels of them fit the L1 cache.
     const COLS: usize;
 
     fn pack<S: Simd>(s: S, panel: &mut Panel, rows: &Strip<'_>, cols: Range<usize>);
 
-    /// Adds the products of the packed columns with rows `t..t + T` of the activations to the sums of panels `side..`.
+    /// Adds the products of the packed columns with rows `t..t + T` of the activations to the sums of panels
+    /// from `side` on.
     fn tile<S: Simd, const P: usize, const T: usize>(
         s: S,
         panels: [&Panel; P],
@@ -278,7 +282,7 @@ struct Bf16Rows;
 struct ShortRows<B>(PhantomData<B>);
 struct LongRows<B>(PhantomData<B>);
 
-/// Columns `cols` of activation rows `t..t + T`.
+/// Returns columns `cols` of activation rows `t..t + T`.
 #[inline(always)]
 fn float_columns<'a, const T: usize>(x: &Activations<'a>, t: usize, cols: Range<usize>) -> [&'a [f32]; T] {
     let row = |i: usize| &x.as_slice()[(t + i) * x.cols() + cols.start..(t + i) * x.cols() + cols.end];
@@ -403,7 +407,7 @@ impl<S: Simd> AtLevel<'_, S> {
                         kind: PhantomData,
                     });
                 }
-                // The last columns complete the elements.
+                // With the last columns the elements are complete.
                 let done = (cols.end == product.x.cols()).then_some(first);
                 if pair && S::WIDE {
                     self.tokens::<K, 2>(0, cols, done);
@@ -417,8 +421,9 @@ impl<S: Simd> AtLevel<'_, S> {
         }
     }
 
-    /// The products of `P` panels from `side` on with all tokens, as many at a time as the registers hold. Elements
-    /// that are `done` are written to rows from there on, between tiles, so that stores hide behind products.
+    /// Computes the products of `P` panels from `side` on with all tokens, as many tokens at a time as the
+    /// registers hold. If `done` is set, elements are complete and are written to rows from there on. Writing
+    /// between tiles hides the stores behind products.
     #[inline(always)]
     fn tokens<K: Packed, const P: usize>(&mut self, side: usize, cols: Range<usize>, done: Option<usize>) {
         let n = self.work.tokens.len();
@@ -486,7 +491,7 @@ impl<K: Packed> Kernel for PackTask<'_, K> {
     }
 }
 
-/// One tile: `P` panels from `side` on, activation rows `token..token + T`.
+/// One tile: `P` panels from `side` on, and activation rows `token..token + T`.
 struct TileTask<'a, K, const P: usize, const T: usize> {
     product: &'a Product<'a>,
     panels: &'a [Panel; 2],
@@ -494,7 +499,7 @@ struct TileTask<'a, K, const P: usize, const T: usize> {
     token: usize,
     cols: Range<usize>,
     sums: &'a mut tile::Sums<T>,
-    /// The row of the first panel's first element, where the elements are complete with these columns.
+    /// The row of the first panel's first element, if these columns complete the elements.
     done: Option<usize>,
     kind: PhantomData<K>,
 }
@@ -508,7 +513,8 @@ impl<K: Packed, const P: usize, const T: usize> Kernel for TileTask<'_, K, P, T>
             *panel = &self.panels[side + p];
         }
         if let Some(first) = self.done {
-            // Else the stores wait for their pages and lines, and everything behind them too.
+            // Without this prefetch the stores wait for page table entries and cache lines, and stall what
+            // follows.
             for t in 0..T {
                 for p in side..side + P {
                     s.prefetch(product.out.address(token + t, first + p * ROWS));
@@ -526,7 +532,7 @@ impl<K: Packed, const P: usize, const T: usize> Kernel for TileTask<'_, K, P, T>
     }
 }
 
-/// Sixteen rows from `first` on as they are stored, activation rows `token..token + T`.
+/// Sixteen rows from `first` on as they are stored, and activation rows `token..token + T`.
 struct StripTask<'a, K, const T: usize> {
     product: &'a Product<'a>,
     first: usize,
@@ -546,14 +552,14 @@ impl<K: Along, const T: usize> Kernel for StripTask<'_, K, T> {
 }
 
 impl Product<'_> {
-    /// Writes the elements of sixteen rows from `first` on, those that there are.
+    /// Writes the elements of up to sixteen rows from `first` on; rows past the matrix's last are skipped.
     #[inline(always)]
     fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
         let mut lanes = [0.0; ROWS];
         s.store(y, &mut lanes);
         let n = self.w.rows() - first;
         if n >= ROWS {
-            // A length that the compiler knows makes this one store.
+            // With a length known at compile time this is one store.
             self.out.write(t, first, &lanes);
         } else {
             self.out.write(t, first, &lanes[..n]);

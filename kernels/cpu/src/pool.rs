@@ -1,13 +1,14 @@
-//! The threads that the loops of this crate run on.
+//! The threads that run the loops of this crate.
 //!
-//! One job at a time: the calling thread and those workers that are awake each take a share of its tasks, by counters,
-//! and then what is left of the others'. Nobody waits for a worker that has not joined, so a worker that the machine
-//! has put aside costs nothing; one that has is waited for.
-//! Between jobs workers spin for some microseconds, since the next product of a pass follows at once, then give way
-//! to other programs at every look, then sleep.
+//! One job runs at a time. The calling thread and the workers that are awake each take a share of its tasks
+//! by counters, then the tasks that are left of other shares. The caller waits only for workers that have
+//! joined the job, so a worker that the operating system has descheduled costs nothing.
 //!
-//! What always holds: when [`Pool::run`] returns, every task has run exactly once and no thread touches the job any
-//! more; a task that panics makes the [`Pool::run`] of its own job panic, and no other.
+//! Between jobs a worker first spins for some microseconds, since the next product of a pass follows at once.
+//! Then it yields to other programs between looks at the state, and at last it sleeps.
+//!
+//! What always holds: when [`Pool::run`] returns, every task has run exactly once and no thread touches the
+//! job any more. A task that panics makes the [`Pool::run`] of its own job panic, and no other.
 
 use std::cell::UnsafeCell;
 use std::num::NonZeroUsize;
@@ -17,20 +18,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, yield_now};
 use std::{any::Any, hint, io};
 
-/// Looks at the state between which a waiting thread only pauses.
+/// Number of looks at the state after which a waiting thread stops pausing and starts yielding.
 const SPINS: u32 = 2_000;
-/// Looks between which it gives way, before it sleeps.
+/// Number of looks with a yield between them, before the thread sleeps.
 const YIELDS: u32 = 200;
 
-/// Set while workers may join the job at hand.
+/// Set while workers may join the current job.
 const OPEN: u64 = 1 << 31;
-/// Added for each new job; below it are [`OPEN`] and the number of workers in the job.
+/// Added for each new job. The lower bits hold [`OPEN`] and the number of workers in the job.
 const JOB: u64 = 1 << 32;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 type Panic = Box<dyn Any + Send>;
 
-/// A fixed number of threads for one caller at a time.
+/// A fixed number of threads that serve one caller at a time.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -38,7 +39,7 @@ pub struct Pool {
     busy: AtomicBool,
 }
 
-/// The job at hand; valid while workers are in it.
+/// The current job; valid while workers are in it.
 struct Job {
     task: *const Task<'static>,
     total: usize,
@@ -49,22 +50,23 @@ struct Job {
 struct Next(AtomicUsize);
 
 struct Shared {
-    /// [`JOB`]s so far, [`OPEN`], workers in the job.
+    /// The number of jobs so far in units of [`JOB`], the [`OPEN`] bit, and the number of workers in the job.
     state: AtomicU64,
     job: UnsafeCell<Job>,
-    /// For each thread the next task of its own share.
+    /// For each thread, the next task of its share.
     next: Box<[Next]>,
     panic: Mutex<Option<Panic>>,
     stop: AtomicBool,
-    /// Workers that sleep on `wake`.
+    /// Number of workers that sleep on `wake`.
     sleeping: Mutex<usize>,
     wake: Condvar,
 }
 
-// SAFETY: `job` is written only by `Pool::run` while the state is closed and no worker is in a job, and read by workers
-// that have joined an open one; the state's release and acquire order the two. The task is `Sync`.
+// SAFETY: `job` is written only by `Pool::run` while the state is closed and no worker is in a job. It is
+// read only by workers that have joined an open job. Release and acquire on the state order the two. The task
+// is `Sync`.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed as said above, whichever thread owns the pool.
+// SAFETY: the pointer in `job` is followed only as said above, whichever thread owns the pool.
 unsafe impl Send for Shared {}
 
 impl std::fmt::Debug for Shared {
@@ -74,10 +76,10 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's own included.
+    /// Starts a pool of `threads` threads, the caller's own included.
     ///
     /// # Errors
-    /// Where the operating system gives no thread.
+    /// If the operating system cannot start a thread.
     pub fn new(threads: NonZeroUsize) -> io::Result<Self> {
         let idle: &Task<'static> = &|_| {};
         let shared = Arc::new(Shared {
@@ -97,21 +99,21 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A pool of the calling thread alone.
+    /// Returns a pool of the calling thread alone.
     pub fn single() -> Self {
         Self::new(NonZeroUsize::MIN).expect("a pool of one starts no thread")
     }
 
-    /// Threads, the caller's own included.
+    /// Returns the number of threads, the caller's own included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `task(i)` once for each `i` below `total`, on any thread and in any order. A call from inside a task, or
-    /// while another thread runs a job, runs on the calling thread alone.
+    /// Calls `task(i)` once for each `i` below `total`, on any thread and in any order. A call from inside a
+    /// task, or while another thread runs a job, runs on the calling thread alone.
     ///
     /// # Panics
-    /// Where a task panics, after all others have ended.
+    /// If a task panics; all other tasks have ended by then.
     pub fn run(&self, total: usize, task: impl Fn(usize) + Sync) {
         if total <= 1 || self.workers.is_empty() || self.busy.swap(true, Ordering::Acquire) {
             (0..total).for_each(task);
@@ -121,7 +123,7 @@ impl Pool {
         self.shared.open(task, total);
         self.shared.take_tasks(0, task, total);
         self.shared.close();
-        // Before another thread's job may begin, whose panic this must not be.
+        // Taken before another thread's job may begin, so that this is never the panic of that job.
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
         if let Some(panic) = panic {
@@ -141,7 +143,7 @@ impl Pool {
         });
     }
 
-    /// `f(i)` for each `i` below `total`, in order.
+    /// Returns `f(i)` for each `i` below `total`, in order.
     ///
     /// # Panics
     /// As [`Self::run`].
@@ -162,18 +164,19 @@ impl Drop for Pool {
         drop(self.shared.sleeping.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches what its tasks throw, and has nothing else to fail at.
+            // A worker catches the panics of its tasks and cannot fail otherwise.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// Lets workers join a job. The caller has seen the end of the one before.
+    /// Lets workers join a job. The caller knows that the previous job has ended.
     fn open(&self, task: &Task<'_>, total: usize) {
-        // SAFETY: only lengthens the lifetime in the type: `close` returns after the last worker has left the job.
+        // SAFETY: this only lengthens the lifetime in the type; `close` returns after the last worker has
+        // left the job.
         let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
-        // SAFETY: the state is closed and no worker is in a job, so none reads this.
+        // SAFETY: the state is closed and no worker is in a job, so nobody reads this.
         unsafe { *self.job.get() = Job { task, total } };
         for (thread, next) in self.next.iter().enumerate() {
             next.0.store(self.share(thread, total), Ordering::Relaxed);
@@ -185,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Lets no more workers join, and waits for those that have.
+    /// Lets no more workers join, and waits until those that have joined leave.
     fn close(&self) {
         self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0u32;
@@ -199,13 +202,13 @@ impl Shared {
         }
     }
 
-    /// The first task of a thread's share.
+    /// Returns the first task of a thread's share.
     fn share(&self, thread: usize, total: usize) -> usize {
         thread * total / self.next.len()
     }
 
-    /// Runs the tasks of a thread's share in order, since what lies side by side in memory is read fastest one after
-    /// the other, then those that other threads have not come to.
+    /// Runs the tasks of a thread's own share in order, since neighbours in memory are read fastest one after
+    /// the other. Then it runs tasks of other shares that are left.
     fn take_tasks(&self, own: usize, task: &Task<'_>, total: usize) {
         let threads = self.next.len();
         for thread in (own..threads).chain(0..own) {
@@ -222,12 +225,13 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// Joins job after job until the pool ends.
     fn work(&self, thread: usize) {
         let mut done = 0;
         while let Some(job) = self.join(done) {
             done = job;
-            // SAFETY: this worker has joined the job, which ends only after it has left; it was written before that.
+            // SAFETY: this worker has joined the job, which was written before and ends only after the worker
+            // leaves.
             let job = unsafe { &*self.job.get() };
             // SAFETY: the borrow of the task lasts until the job has ended (see `close`).
             let task = unsafe { &*job.task };
@@ -236,7 +240,8 @@ impl Shared {
         }
     }
 
-    /// Waits for an open job other than `done` and joins it; gives its number, or `None` where the pool ends.
+    /// Waits for an open job other than `done` and joins it. Returns the job's number, or `None` if the pool
+    /// ends.
     fn join(&self, done: u64) -> Option<u64> {
         let mut looks = 0u32;
         loop {
@@ -270,7 +275,7 @@ impl Shared {
     fn sleep(&self, done: u64) {
         let mut sleeping = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
         *sleeping += 1;
-        // Whoever opens a job looks at the number of sleepers afterwards, under the lock held here.
+        // A thread that opens a job reads the number of sleepers afterwards, under the lock held here.
         while !self.stop.load(Ordering::Acquire) {
             let state = self.state.load(Ordering::SeqCst);
             if state & OPEN != 0 && state / JOB != done {
@@ -381,7 +386,7 @@ mod tests {
             while done.load(Ordering::Acquire) < 2 {
                 yield_now();
             }
-            // Long enough for the job to end but for what waits here.
+            // Long enough for the job to end if it did not wait for this lock.
             std::thread::sleep(std::time::Duration::from_millis(50));
             assert_eq!(done.load(Ordering::Acquire), 2);
             assert!(pool.busy.load(Ordering::Acquire));

@@ -1,8 +1,8 @@
-//! Reference quantizers: floats to ggml's blocks, for making test data and small models.
+//! Reference quantizers: floats to ggml's blocks, for test data and small models.
 //!
-//! The formats in blocks of 32 give the bytes of ggml's own reference. The k-quants take each group's range as it is,
-//! without ggml's search for a better scale, and the ternary formats try few scales: valid blocks, slightly larger
-//! error. Not a fast path.
+//! Formats in blocks of 32 give the same bytes as ggml's own reference. The k-quants use each group's range
+//! as it is, without ggml's search for a better scale, and the ternary formats try few scales. Their blocks
+//! are valid, with a slightly larger error. Not built for speed.
 
 mod iq1;
 mod long;
@@ -12,11 +12,11 @@ use crate::error::KernelError;
 use crate::f16::f32_to_f16;
 use crate::format::Format;
 
-/// Appends one row of `src` in `format` to `dst`.
+/// Quantizes the row `src` to `format` and appends it to `dst`.
 ///
 /// # Errors
-/// [`KernelError::PartialBlock`] where `src` is not whole blocks; [`KernelError::NotFinite`] where a quantized
-/// format is asked for a NaN or an infinity.
+/// [`KernelError::PartialBlock`] if `src` does not hold whole blocks; [`KernelError::NotFinite`] if the
+/// format is quantized and `src` holds a NaN or an infinity.
 pub fn quantize_row(format: Format, src: &[f32], dst: &mut Vec<u8>) -> Result<(), KernelError> {
     let bytes = format.checked_row_bytes(src.len())?;
     if format.block_len() > 1
@@ -48,7 +48,7 @@ pub fn quantize_row(format: Format, src: &[f32], dst: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// The nearest bfloat16, ties to even; overflow gives infinity, NaN a quiet NaN.
+/// Returns the nearest bfloat16, ties to even. Overflow gives infinity, NaN a quiet NaN.
 fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -57,18 +57,19 @@ fn f32_to_bf16(value: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// `1 / x`, or 0 where there is nothing to scale by.
+/// Returns `1 / x`, or 0 if that is not finite.
 fn inverse(x: f32) -> f32 {
     let inverse = 1.0 / x;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// The first value of the largest magnitude, with its sign.
+/// Returns the first value of the largest magnitude, with its sign.
 fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(0.0f32, |most, &v| if v.abs() > most.abs() { v } else { most })
 }
 
-/// The place in [`IQ4_VALUES`](crate::blocks::IQ4_VALUES) of the value nearest to `x`; the higher of two as near.
+/// Returns the index in [`IQ4_VALUES`](crate::blocks::IQ4_VALUES) of the value nearest to `x`; of two equally
+/// near, the higher.
 fn nearest_iq4(x: f32) -> u8 {
     let values = crate::blocks::IQ4_VALUES.map(f32::from);
     match values.iter().position(|&v| x < v) {

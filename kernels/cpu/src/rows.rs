@@ -1,7 +1,8 @@
 //! The small operations between matrix products: norms, activations, rotary positions, softmax, dot product.
 //!
-//! Each works on whole rows in place or into a given output, allocates nothing and starts no threads. Sums run in
-//! sixteen lanes (value `i` in lane `i % 16`) that are added by [`tree_sum`], so their order is fixed.
+//! Each function works on whole rows, in place or into a given output. It allocates nothing and starts no
+//! threads. Sums run in sixteen lanes (value `i` in lane `i % 16`) that [`tree_sum`] adds, so their order is
+//! fixed.
 
 use crate::dispatch::versions::versions;
 use crate::exp::exp;
@@ -9,9 +10,9 @@ use crate::exp::exp;
 /// Lanes of the sums of this module.
 const LANES: usize = 16;
 
-/// `2 sqrt(2 / pi)` of the hyperbolic-tangent form of GELU.
+/// The factor `2 sqrt(2 / pi)` of the tanh form of GELU.
 const GELU_SLOPE: f32 = 1.595_769;
-/// Its factor of the cube.
+/// The factor of the cube in GELU.
 const GELU_CUBE: f32 = 0.044_715;
 
 /// Which elements of a head a rotation pairs.
@@ -24,7 +25,7 @@ pub enum RopeStyle {
     Halves,
 }
 
-/// Adds sixteen lanes: lanes eight apart, then four, two, one.
+/// Adds sixteen lanes: first lanes eight apart, then four, two and one.
 #[inline(always)]
 pub(crate) fn tree_sum(lanes: [f32; 16]) -> f32 {
     let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
@@ -32,13 +33,13 @@ pub(crate) fn tree_sum(lanes: [f32; 16]) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// The larger of two, the second where they are equal or either is NaN (what the vector instructions do).
+/// Returns the larger of two; the second if they are equal or either is NaN, as the vector instructions do.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// `Σ a[i] b[i]` over sixteen lanes of fused multiply-adds, the last lanes padded with zeros.
+/// Returns `Σ a[i] b[i]` over sixteen lanes of fused multiply-adds, the last lanes padded with zeros.
 #[inline(always)]
 fn dot_body(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -55,20 +56,20 @@ fn dot_body(a: &[f32], b: &[f32]) -> f32 {
 }
 
 versions! {
-    /// The dot product of two rows of one length, in sixteen lanes.
+    /// Returns the dot product of two rows of one length, in sixteen lanes.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn dot_f32 / dot_f32_at(a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len(), "lengths of the two rows of a dot product");
         dot_body(a, b)
     }
 }
 
-/// What an RMS norm multiplies a row by: `1 / sqrt(mean(x²) + eps)`.
+/// Returns the factor of an RMS norm, `1 / sqrt(mean(x²) + eps)`.
 ///
-/// NaN where the mean is beyond what an `f32` holds: its root would be infinite, and the row would turn into zeros,
-/// which nobody downstream could tell from a row in order.
+/// Returns NaN if the mean overflows an `f32`. Its root would be infinite and the row would become zeros,
+/// which no later step could tell from a valid row.
 #[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     let square = dot_body(x, x) / x.len() as f32 + eps;
@@ -76,12 +77,12 @@ fn inverse_rms(x: &[f32], eps: f32) -> f32 {
 }
 
 versions! {
-    /// `out = x / sqrt(mean(x²) + eps) * weight`, one row. Source: Zhang and Sennrich 2019, RMSNorm.
+    /// Sets `out = x / sqrt(mean(x²) + eps) * weight`, one row. Source: Zhang and Sennrich 2019, RMSNorm.
     ///
-    /// Where the sum of the squares overflows, every value of `out` is NaN.
+    /// If the sum of the squares overflows, every value of `out` is NaN.
     ///
     /// # Panics
-    /// Where `x`, `weight` and `out` differ in length.
+    /// If `x`, `weight` and `out` differ in length.
     pub fn rms_norm / rms_norm_at(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), weight.len(), "lengths of a row and its norm's weight");
         assert_eq!(x.len(), out.len(), "lengths of a row and its norm");
@@ -93,10 +94,10 @@ versions! {
 }
 
 versions! {
-    /// `x += y`, for residuals and biases.
+    /// Adds `x += y`, for residuals and biases.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn add_assign / add_assign_at(x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "lengths of the two rows of a sum");
         for (x, y) in x.iter_mut().zip(y) {
@@ -106,10 +107,10 @@ versions! {
 }
 
 versions! {
-    /// `gate = gate / (1 + e^-gate) * up`. Source: Shazeer 2020, SwiGLU.
+    /// Sets `gate = gate / (1 + e^-gate) * up`. Source: Shazeer 2020, SwiGLU.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn swiglu / swiglu_at(gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "lengths of gate and up");
         for (gate, up) in gate.iter_mut().zip(up) {
@@ -119,12 +120,12 @@ versions! {
 }
 
 versions! {
-    /// `gate = gelu(gate) * up`, with the hyperbolic-tangent form of GELU: `gelu(x) = x / (1 + e^-2u)`,
-    /// `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x (1 + tanh u) / 2`. Source: Hendrycks and Gimpel 2016,
-    /// GELU; Shazeer 2020, GEGLU.
+    /// Sets `gate = gelu(gate) * up` with the tanh form of GELU: `gelu(x) = x / (1 + e^-2u)` with
+    /// `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which equals `x (1 + tanh u) / 2`. Source: Hendrycks and Gimpel
+    /// 2016, GELU; Shazeer 2020, GEGLU.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn geglu / geglu_at(gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "lengths of gate and up");
         for (gate, up) in gate.iter_mut().zip(up) {
@@ -136,13 +137,13 @@ versions! {
 }
 
 versions! {
-    /// RMS norm of each head of one row, in place; `weight` is as long as a head, and one head may be the row.
-    /// Source: Henry et al. 2020, query-key normalization; Zhang and Sennrich 2019, RMSNorm.
+    /// Applies an RMS norm to each head of one row, in place. `weight` is as long as a head; a row may be a
+    /// single head. Source: Henry et al. 2020, query-key normalization; Zhang and Sennrich 2019, RMSNorm.
     ///
-    /// Where the sum of a head's squares overflows, every value of that head is NaN.
+    /// If the sum of a head's squares overflows, every value of that head is NaN.
     ///
     /// # Panics
-    /// Where `x` is not whole heads.
+    /// If `x` does not hold whole heads.
     pub fn rms_norm_heads / rms_norm_heads_at(x: &mut [f32], weight: &[f32], eps: f32) {
         let d = weight.len();
         assert!(d > 0 && x.len().is_multiple_of(d), "{} values are not heads of {d}", x.len());
@@ -156,7 +157,7 @@ versions! {
 }
 
 versions! {
-    /// `x *= factor`.
+    /// Multiplies `x *= factor`.
     pub fn scale / scale_at(x: &mut [f32], factor: f32) {
         for x in x {
             *x *= factor;
@@ -165,10 +166,11 @@ versions! {
 }
 
 versions! {
-    /// `x += factor * y`, the product rounded before the sum: experts of a mixture into their row.
+    /// Adds `x += factor * y`, with the product rounded before the sum. Used to add experts of a mixture to
+    /// their row.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn add_scaled / add_scaled_at(x: &mut [f32], y: &[f32], factor: f32) {
         assert_eq!(x.len(), y.len(), "lengths of the two rows of a sum");
         for (x, y) in x.iter_mut().zip(y) {
@@ -197,11 +199,13 @@ versions! {
 
 /// Rotates the heads of one token by its position.
 ///
-/// Shapes: `x: [h, d]`, `cos, sin: [rot_dims / 2]` of that position; elements from `rot_dims` on stay as they are.
+/// Shapes: `x: [h, d]`; `cos, sin: [rot_dims / 2]` of that position. Elements from `rot_dims` on do not
+/// change.
 /// Source: Su et al. 2021, RoFormer, section 3.2.2.
 ///
 /// # Panics
-/// Where `x` is not whole heads, `rot_dims` is odd or above `d`, or the tables are not `rot_dims / 2` long.
+/// If `x` does not hold whole heads, `rot_dims` is odd or above `d`, or the tables are not `rot_dims / 2`
+/// long.
 pub fn rope(x: &mut [f32], d: usize, rot_dims: usize, cos: &[f32], sin: &[f32], style: RopeStyle) {
     let half = rot_dims / 2;
     assert!(d > 0 && x.len().is_multiple_of(d), "{} values are not heads of {d}", x.len());

@@ -1,12 +1,13 @@
-//! Sixteen lanes: the operations that the fast kernels are written in, and how a level is entered.
+//! Sixteen lanes: the operations that fast kernels are written in, and the entry to a level.
 //!
-//! A kernel is generic over [`Simd`], so each is written once. A value of a type that implements it is a witness that
-//! the CPU has the level: it can only be had from `detect`, which is what makes the methods safe to call.
-//! Every float operation is the IEEE one of the same name per lane, and sums over lanes have the fixed order of
-//! [`crate::rows::tree_sum`]; nothing here may change a result.
+//! A kernel is generic over [`Simd`], so each is written once. A value of a type that implements it proves
+//! that the CPU has the level: only `detect` returns one, and that makes the methods safe to call. Every
+//! float operation is the IEEE operation of the same name per lane. Sums over lanes have the fixed order of
+//! [`crate::rows::tree_sum`]. Nothing here may change a result.
 //!
-//! Kernels handle lanes in plain loops, not in closures (`array::from_fn`, `map`, `with_borrow_mut`): a closure that is
-//! not inlined is compiled without the level's features, and every lane operation in it becomes a call.
+//! Kernels handle lanes in plain loops, not in closures (`array::from_fn`, `map`, `with_borrow_mut`). A
+//! closure that is not inlined is compiled without the level's features, and every lane operation in it
+//! becomes a call.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -34,16 +35,17 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
     /// Sixteen 32-bit units: integers, or sixteen rows of four bytes.
     type I: Copy;
-    /// Whether there are 32 registers of sixteen lanes, rather than sixteen of eight.
+    /// Whether there are 32 registers of sixteen lanes instead of 16 registers of fewer.
     const WIDE: bool;
-    /// Whether signed weight bytes are packed plus 128, since the level multiplies unsigned by signed.
+    /// Whether signed weight bytes are packed plus 128, because the level multiplies unsigned by signed
+    /// bytes.
     const RAISES_SIGNED: bool;
 
-    /// Whether [`Simd::dot_pairs`] beats step after step.
+    /// Whether [`Simd::dot_pairs`] is faster than going step by step.
     const PAIRS: bool;
 
-    /// Runs a kernel as a function of its own, compiled for the level. Kernels are kept small by entering smaller ones:
-    /// in a very large function the compiler stops inlining what must be inlined.
+    /// Runs a kernel as a function of its own, compiled for the level. A kernel stays small by entering
+    /// smaller ones: in a very large function the compiler stops inlining what must be inlined.
     fn enter<K: Kernel>(self, kernel: K);
 
     fn splat(self, v: f32) -> Self::F;
@@ -55,86 +57,91 @@ pub(crate) trait Simd: Copy {
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// The lanes' sum in the order of [`crate::rows::tree_sum`].
+    /// Returns the sum of the lanes in the order of [`crate::rows::tree_sum`].
     fn tree_sum(self, v: Self::F) -> f32;
-    /// [`crate::rows::larger`] per lane.
+    /// Applies [`crate::rows::larger`] per lane.
     fn larger(self, a: Self::F, b: Self::F) -> Self::F;
-    /// The largest lane, compared in the order of [`Simd::tree_sum`].
+    /// Returns the largest lane, compared in the order of [`Simd::tree_sum`].
     fn tree_largest(self, v: Self::F) -> f32;
-    /// Lane `i` of `v` where bit `i` of `mask` is set, else of `other`.
+    /// Takes lane `i` from `v` if bit `i` of `mask` is set, else from `other`.
     fn keep(self, mask: u16, v: Self::F, other: Self::F) -> Self::F;
-    /// `then` in the lanes where `a < b`, else `other`.
+    /// Takes the lane from `then` if `a < b`, else from `other`.
     fn where_less(self, a: Self::F, b: Self::F, then: Self::F, other: Self::F) -> Self::F;
-    /// 2 to the integer in the low bits of [`ROUND`] plus that integer.
+    /// Returns 2 to the power of the integer in the low bits of `shifted`, which is [`ROUND`] plus that
+    /// integer.
     fn power_of_two(self, shifted: Self::F) -> Self::F;
 
     fn splat_int(self, v: i32) -> Self::I;
     fn to_float(self, v: Self::I) -> Self::F;
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn mul_int(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Lanes divided by two to the `N`, rounded down.
+    /// Divides lanes by two to the power of `N`, rounded down.
     fn shift_down<const N: u32>(self, v: Self::I) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     fn load_units(self, line: &Line) -> Self::I;
     fn store_units(self, v: Self::I, line: &mut Line);
-    /// Lane `i` plus the dot product of four bytes of `w`, unsigned up to 63, and four signed bytes of `x`.
+    /// Adds to lane `i` the dot product of four bytes of `w`, unsigned up to 63, and four signed bytes of
+    /// `x`.
     fn dot_small(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// Lane `i` plus the dot product of four bytes of `w`, signed (packed as [`Simd::RAISES_SIGNED`] says, the raise
-    /// still to be taken off), and four bytes of `x` in -127..=127.
+    /// Adds to lane `i` the dot product of four signed bytes of `w` and four bytes of `x` in -127..=127. The
+    /// bytes of `w` are packed as [`Simd::RAISES_SIGNED`] says; the caller subtracts the raise.
     fn dot_signed(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// Adds to lane `i` of `dot[t]` the dot product of row `i` of `w`, a line a step, and as many times four bytes of
-    /// `x[t]`, as [`Simd::dot_signed`]. Both the steps and the activation rows are even in number.
+    /// Adds to lane `i` of `dot[t]` the dot product of row `i` of `w` with `x[t]`, as [`Simd::dot_signed`]
+    /// does. Each line of `w` is a step of four bytes. The number of steps and the number of activation rows
+    /// are even.
     #[inline(always)]
     fn dot_pairs<const T: usize>(self, dot: [Self::I; T], w: &[Line], x: [&[u8]; T]) -> [Self::I; T] {
         in_steps(self, dot, w, x)
     }
-    /// Lane `i` plus the dot product of [`Simd::dot_small`] times the lane's scale, as [`Simd::spread`] gives it.
+    /// Adds to lane `i` the dot product of [`Simd::dot_small`] times the lane's scale, as [`Simd::spread`]
+    /// returns it.
     fn dot_scaled(self, acc: Self::I, w: Self::I, x: Self::I, scale: Self::I) -> Self::I;
-    /// Lane `i` plus the dot product of two signed 16-bit words.
+    /// Adds to lane `i` the dot product of two signed 16-bit words.
     fn dot_words(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
-    /// Four signed bytes as words: byte `A` twice in each of lanes 0..4, `B` in 4..8, `C` in 8..12, `D` in 12..16.
+    /// Spreads four signed bytes as words: byte `A` twice in each of lanes 0..4, `B` in 4..8, `C` in 8..12,
+    /// `D` in 12..16.
     fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> Self::I;
-    /// The low word of each lane, sign-extended.
+    /// Returns the low word of each lane, sign-extended.
     fn low_word(self, v: Self::I) -> Self::I;
-    /// Byte `AT` of each lane, sign-extended.
+    /// Returns byte `AT` of each lane, sign-extended.
     fn byte<const AT: u32>(self, v: Self::I) -> Self::I;
-    /// Bytes 0 and 2 of each lane as signed words.
+    /// Returns bytes 0 and 2 of each lane as signed words.
     fn even_bytes(self, v: Self::I) -> Self::I;
-    /// Bytes 1 and 3 of each lane as signed words.
+    /// Returns bytes 1 and 3 of each lane as signed words.
     fn odd_bytes(self, v: Self::I) -> Self::I;
-    /// Lane `i` becomes the sum of all lanes of `rows[i]`.
+    /// Sets lane `i` to the sum of all lanes of `rows[i]`.
     fn reduce(self, rows: [Self::I; 16]) -> Self::I;
-    /// [`Simd::reduce`] of lanes 0..8, and of lanes 8..16.
+    /// As [`Simd::reduce`], for lanes 0..8 and for lanes 8..16.
     fn reduce_halves(self, rows: [Self::I; 16]) -> [Self::I; 2];
-    /// Sixteen 4-byte units.
+    /// Loads sixteen 4-byte units.
     fn units(self, bytes: &[u8; 64]) -> Self::I;
-    /// Sixteen 4-byte units from two places.
+    /// Loads sixteen 4-byte units from two places.
     fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> Self::I;
-    /// The low halves of all bytes.
+    /// Returns the low half of every byte.
     fn low_nibbles(self, v: Self::I) -> Self::I;
-    /// The high halves of all bytes.
+    /// Returns the high half of every byte.
     fn high_nibbles(self, v: Self::I) -> Self::I;
-    /// Bits `AT` and `AT + 1` of each byte as bits 4 and 5 (`AT` is 0, 2, 4 or 6).
+    /// Moves bits `AT` and `AT + 1` of each byte to bits 4 and 5 (`AT` is 0, 2, 4 or 6).
     fn two_bits<const AT: u32>(self, v: Self::I) -> Self::I;
-    /// [`Simd::two_bits`] 0 of 32 bytes, then 2 of the same; and 4, then 6.
+    /// Returns [`Simd::two_bits`] 0 of 32 bytes, then 2 of the same bytes; and 4, then 6.
     fn bit_pairs(self, bytes: &[u8; 32]) -> [Self::I; 2];
-    /// The low halves of 16 bytes, then their high halves; the same of 16 others.
+    /// Returns the low halves of 16 bytes, then their high halves; then the same of 16 others.
     fn nibble_pair(self, a: &[u8; 16], b: &[u8; 16]) -> Self::I;
-    /// Adds 16 to the bytes whose bit is set.
+    /// Adds 16 to every byte whose bit is set.
     fn fifth_bits(self, v: Self::I, bits: u64) -> Self::I;
-    /// Signed bytes as [`Simd::dot_signed`] takes them.
+    /// Converts signed bytes to the form that [`Simd::dot_signed`] takes.
     fn raised(self, v: Self::I) -> Self::I;
-    /// The bits of sixteen floats.
+    /// Returns the bits of sixteen floats.
     fn bits(self, v: Self::F) -> Self::I;
-    /// The floats of sixteen 32-bit patterns.
+    /// Returns the floats of sixteen 32-bit patterns.
     fn floats_of(self, v: Self::I) -> Self::F;
-    /// Sixteen binary16 values as floats, exactly.
+    /// Converts sixteen binary16 values to floats, exactly.
     fn widen(self, halves: &[u16; 16]) -> Self::F;
-    /// Sixteen signed bytes as floats.
+    /// Converts sixteen signed bytes to floats.
     fn widen_bytes(self, bytes: &[u8; 16]) -> Self::F;
-    /// Turns sixteen rows of sixteen units into sixteen columns: unit `i` of result `j` is unit `j` of `rows[i]`.
+    /// Transposes sixteen rows of sixteen units: unit `i` of result `j` is unit `j` of `rows[i]`.
     fn transpose(self, rows: [Self::I; 16]) -> [Self::I; 16];
-    /// The first four columns of [`Simd::transpose`], of rows of four units.
+    /// Transposes rows of four units: the first four columns of [`Simd::transpose`].
     #[inline(always)]
     fn transpose_four(self, rows: &[[u8; 16]; 16]) -> [Self::I; 4] {
         let mut units = [self.splat_int(0); 16];
@@ -146,12 +153,12 @@ pub(crate) trait Simd: Copy {
         let [a, b, c, d, ..] = self.transpose(units);
         [a, b, c, d]
     }
-    /// Asks for the cache line at an address that need not be valid.
+    /// Prefetches the cache line at an address, which need not be valid.
     fn prefetch(self, at: *const u8);
-    /// As [`Simd::prefetch`], but no nearer than the second cache.
+    /// As [`Simd::prefetch`], but only into the L2 cache.
     fn prefetch_far(self, at: *const u8);
 
-    /// [`crate::exp()`] per lane, the same operations in the same order.
+    /// Computes [`crate::exp()`] per lane: the same operations in the same order.
     #[inline(always)]
     fn exp(self, x: Self::F) -> Self::F {
         let round = self.splat(ROUND);
@@ -168,7 +175,7 @@ pub(crate) trait Simd: Copy {
     }
 }
 
-/// [`Simd::dot_pairs`], step after step.
+/// [`Simd::dot_pairs`], one step after another.
 #[inline(always)]
 fn in_steps<S: Simd, const T: usize>(s: S, mut dot: [S::I; T], w: &[Line], x: [&[u8]; T]) -> [S::I; T] {
     for (k, line) in w.iter().enumerate() {
@@ -180,13 +187,13 @@ fn in_steps<S: Simd, const T: usize>(s: S, mut dot: [S::I; T], w: &[Line], x: [&
     dot
 }
 
-/// A computation that a level runs; `run` must be `#[inline(always)]` to be compiled for the level.
+/// A computation that a level runs. `run` must be `#[inline(always)]` to be compiled for the level.
 pub(crate) trait Kernel {
-    /// Computes with the level that `s` witnesses.
+    /// Computes with the level that `s` stands for.
     fn run<S: Simd>(self, s: S);
 }
 
-/// Runs `kernel` at `level` if the level has vectors and the CPU has the level; else gives it back.
+/// Runs `kernel` at `level` if it is a vector level that the CPU has; else returns the kernel.
 pub(crate) fn run<K: Kernel>(level: Dispatch, kernel: K) -> Result<(), K> {
     match level {
         #[cfg(target_arch = "x86_64")]

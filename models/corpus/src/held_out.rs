@@ -1,17 +1,19 @@
-//! What no training row holds: questions in other words, and documents that state the same few attributes everywhere.
+//! Text that no training row holds: questions in other words, and documents whose sections all state the same
+//! few attributes.
 //!
-//! Evaluation only: the trainer's program never calls this. Equal arguments give equal results.
+//! For evaluation only; the trainer's program never calls this. Equal arguments give equal results.
 
 use crate::words::{NUMBER_ATTRIBUTES, PARAPHRASE_FRAMES, PERSON_ATTRIBUTES, PHRASE_ATTRIBUTES, SYNONYMS};
 use crate::{Document, Question, QuestionKind, Source, write_document};
 
-/// Attributes of phrases that a crowded document states.
+/// Number of phrase attributes that a crowded document states.
 const CROWDED_PHRASES: usize = 5;
 
-/// The question in words that neither the document nor a training question has: a synonym of the attribute, in
-/// another frame. Only the subject's name is left of the sentence that answers. `pick` chooses the frame.
+/// Rewrites a question with a synonym of the attribute and another frame, so that its words are in neither
+/// the document nor a training question. It shares only the subject's name with the sentence that answers it.
+/// `pick` chooses the frame.
 ///
-/// `None` for questions that do not ask for one attribute of the subject they name.
+/// Returns `None` for questions that do not ask for one attribute of the subject they name.
 pub fn paraphrased(question: &Question, pick: u64) -> Option<Question> {
     let asked = question.asked.as_ref().filter(|_| question.kind == QuestionKind::Short)?;
     let (_, synonym) = SYNONYMS.iter().find(|(attribute, _)| *attribute == asked.attribute)?;
@@ -20,8 +22,8 @@ pub fn paraphrased(question: &Question, pick: u64) -> Option<Question> {
     Some(Question { text, kind: QuestionKind::Paraphrase, ..question.clone() })
 }
 
-/// Like [`crate::document`], but all sections state the same seven attributes of their subjects, so that each fact has
-/// a distractor in most other sections.
+/// Writes a document like [`crate::document`], but all sections state the same seven attributes of their
+/// subjects. So each fact has a distractor in most other sections.
 pub fn crowded(seed: u64, words: usize) -> Document {
     let mut source = Source::new(seed);
     let phrases = source.rng.permutation(PHRASE_ATTRIBUTES.len());

@@ -1,38 +1,42 @@
-//! The one generator of documents: the trainer, the tests, the benches and the demo all ask about its texts.
+//! The only generator of documents. The trainer, the tests, the benches and the demo all ask about its texts.
 //!
-//! A document is readable English in Markdown: a title, then sections of a heading and a paragraph. A section has one
-//! subject, whose invented name stands in every sentence of it; other sections state the same attributes of other
-//! subjects, so an answer needs the name and the attribute. Answers are a value (short), the whole paragraph word for
-//! word (long), or a value behind a link to another section (two hops).
+//! A document is readable English in Markdown: a title, then sections of a heading and a paragraph. A section
+//! has one subject, and each of its sentences holds the subject's invented name. Other sections state the
+//! same attributes of other subjects, so an answer needs the name and the attribute. An answer is a value
+//! (short), the whole paragraph word for word (long), or a value in a section that another section links to
+//! (two hops).
 //!
-//! Pure: reads no clock, file or environment. Invariants: equal arguments give equal documents; every sentence ends in
-//! `.` and holds the name of its section's subject; a short answer is `The` and the end of its gold sentence word for
-//! word, a long one is the join of its gold sentences, so that answers have the same tokens as the document.
+//! Pure: reads no clock, file or environment. What always holds:
+//!
+//! - Equal arguments give equal documents.
+//! - Every sentence ends in `.` and holds the name of its section's subject.
+//! - A short answer is `The` and then the end of its gold sentence, word for word; a long answer is its gold
+//!   sentences joined. So answers have the same tokens as the document.
 
 mod held_out;
 mod refined;
-mod rng;
 mod words;
 
 pub use held_out::{crowded, paraphrased};
 pub use refined::{Refined, refined};
-pub use rng::Rng;
 
 use std::ops::Range;
+
+use baton_random::SplitMix64;
 use words::{
     ADJECTIVES, FAMILY_NAMES, FILLER_HEADS, FILLER_TAILS, FIRST_NAMES, KINDS, LEADS, NAME_HEADS, NAME_TAILS,
     NOUNS, NUMBER_ATTRIBUTES, PERSON_ATTRIBUTES, PHRASE_ATTRIBUTES,
 };
 
-/// Set in every seed that the trainer uses and in no seed that an evaluation uses.
+/// A bit that is set in every seed that the trainer uses, and in no seed that an evaluation uses.
 pub const TRAINING_SEED_BIT: u64 = 1 << 63;
 
-/// A generated document and what can be asked about it.
+/// A generated document and the questions about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     /// The title without its `# ` mark.
     pub title: String,
-    /// The whole text: title line, then the sections, parted by blank lines; no newline at the end.
+    /// The whole text: title line, then the sections, separated by blank lines; no newline at the end.
     pub text: String,
     /// The sections in order.
     pub sections: Vec<Section>,
@@ -41,7 +45,7 @@ pub struct Document {
 }
 
 impl Document {
-    /// The first question of a kind, if there is one: the natural pick for a demo or a test.
+    /// Returns the first question of a kind, if there is one.
     pub fn question(&self, kind: QuestionKind) -> Option<&Question> {
         self.questions.iter().find(|question| question.kind == kind)
     }
@@ -67,15 +71,15 @@ pub enum QuestionKind {
     Short,
     /// A whole section, word for word.
     Long,
-    /// A value from a second section that a sentence of a first one names.
+    /// A value from a second section, which a sentence of the first section names.
     TwoHop,
-    /// A value from one sentence, asked for in other words than it has; in no document's own questions (see
-    /// [`paraphrased`]).
+    /// A value from one sentence, asked for in other words. A document's own questions never have this kind
+    /// (see [`paraphrased`]).
     Paraphrase,
 }
 
 impl QuestionKind {
-    /// The kind's name in files: `short`, `long`, `two_hop` or `paraphrase`.
+    /// Returns the kind's name in files: `short`, `long`, `two_hop` or `paraphrase`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Short => "short",
@@ -86,25 +90,25 @@ impl QuestionKind {
     }
 }
 
-/// A question with its only right answer.
+/// A question with its only correct answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     /// The question, without the `Question: ` that a prompt puts before it.
     pub text: String,
-    /// The answer, after a short one's `The` word for word as in the document.
+    /// The answer, word for word as in the document; a short answer has `The` before it.
     pub answer: String,
     /// What the answer looks like.
     pub kind: QuestionKind,
     /// The sentences that must be read to answer: byte ranges in the document's text, in reading order.
     pub gold: Vec<Range<usize>>,
-    /// What is asked for; none where the answer is a whole section.
+    /// What is asked for; `None` if the answer is a whole section.
     pub asked: Option<Asked>,
 }
 
 /// One attribute of one subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// The subject that the question names; behind a link it is not the answer's.
+    /// The subject that the question names; for a two-hop question the answer is about another subject.
     pub subject: String,
     /// The attribute, e.g. `toys`.
     pub attribute: &'static str,
@@ -112,24 +116,30 @@ pub struct Asked {
     pub value: String,
 }
 
-/// A statement of one sentence, before it has a place in the text.
+/// The fact that one sentence states, before it has a place in the text.
 #[derive(Debug, Clone)]
 struct Fact {
     attribute: &'static str,
     value: String,
 }
 
-/// One sentence of a plan: its text, and the fact or link in it.
+/// One planned sentence: its text, and the fact or the link in it.
 struct Planned {
     text: String,
     fact: Option<Fact>,
     link: Option<usize>,
 }
 
-/// Draws values, names and sentences; each value and name is handed out once.
+/// Returns the random stream of a seed, from which documents are drawn. It differs from that of
+/// [`SplitMix64::new`].
+pub fn stream(seed: u64) -> SplitMix64 {
+    SplitMix64::new(seed ^ 0x6a09_e667_f3bc_c909)
+}
+
+/// Draws values, names and sentences; hands out each value and name once, until all have been used.
 struct Source {
-    rng: Rng,
-    /// Attributes that facts state: those of phrases, persons and numbers.
+    rng: SplitMix64,
+    /// Attributes that facts may state: of phrases, of persons and of numbers.
     attributes: [Vec<&'static str>; 3],
     adjectives: Vec<usize>,
     nouns: Vec<usize>,
@@ -146,7 +156,7 @@ struct Source {
 
 impl Source {
     fn new(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
+        let mut rng = stream(seed);
         Self {
             adjectives: rng.permutation(ADJECTIVES.len()),
             nouns: rng.permutation(NOUNS.len()),
@@ -168,8 +178,8 @@ impl Source {
         items[self.rng.below(items.len())]
     }
 
-    /// The next adjective and noun. Nouns go round; the step of the adjective is coprime to their number, so a
-    /// pair comes back only after all 8,192 have been used.
+    /// Returns the next adjective and noun. Nouns repeat in a cycle. The step of the adjective is coprime to
+    /// their number, so a pair comes back only after all 8,192 have been used.
     fn value(&mut self) -> String {
         let (k, n) = (self.values_drawn, NOUNS.len());
         self.values_drawn += 1;
@@ -177,7 +187,8 @@ impl Source {
         format!("{} {}", ADJECTIVES[adjective], NOUNS[self.nouns[k % n]])
     }
 
-    /// The next invented name; heads go round, and a pair comes back only after all 1,536 have been used.
+    /// Returns the next invented name. Heads repeat in a cycle; a pair comes back only after all 1,536 have
+    /// been used.
     fn name(&mut self) -> String {
         let (k, n) = (self.names_drawn, NAME_HEADS.len());
         self.names_drawn += 1;
@@ -185,7 +196,8 @@ impl Source {
         format!("{}{}", NAME_HEADS[self.heads[k % n]], NAME_TAILS[tail])
     }
 
-    /// The next person; family names go round, and a pair comes back only after all 576 have been used.
+    /// Returns the next person. Family names repeat in a cycle; a pair comes back only after all 576 have
+    /// been used.
     fn person(&mut self) -> String {
         let (k, n) = (self.persons_drawn, FAMILY_NAMES.len());
         self.persons_drawn += 1;
@@ -193,14 +205,15 @@ impl Source {
         format!("{first} {}", FAMILY_NAMES[self.families[k % n]])
     }
 
-    /// The next number of four digits, from 1100 to 1999; its last two digits go round.
+    /// Returns the next number of four digits, from 1100 to 1999; its last two digits repeat in a cycle.
     fn number(&mut self) -> String {
         let ending = self.endings[self.numbers_drawn % self.endings.len()];
         self.numbers_drawn += 1;
         (1_100 + 100 * self.rng.below(9) + ending).to_string()
     }
 
-    /// Facts with different attributes: four of five have a value, the others a person or a number.
+    /// Draws facts with different attributes: four of five have a phrase as value, the others a person or a
+    /// number.
     fn facts(&mut self, count: usize) -> Vec<Fact> {
         let mut facts: Vec<Fact> = Vec::with_capacity(count);
         while facts.len() < count {
@@ -224,8 +237,8 @@ impl Source {
         facts
     }
 
-    /// The sentences of a section: an opening that no other sentence looks like, then facts, filler and a link in
-    /// random order. No two of them begin alike.
+    /// Plans the sentences of a section: an opening unlike any other sentence, then facts, filler and a link
+    /// in random order. No two of them begin with the same words.
     fn section(
         &mut self,
         name: &str,
@@ -260,7 +273,8 @@ impl Source {
     }
 }
 
-/// Writes a document of about `words` words (it ends with the first section that reaches them; at least one section).
+/// Writes a document of about `words` words. It has at least one section and ends with the first section that
+/// reaches the target.
 ///
 /// Paragraphs have 6 to 9 sentences, or 2 to 4 in documents under 150 words. Cost: linear in `words`.
 ///
@@ -288,7 +302,7 @@ fn write_document(mut source: Source, words: usize) -> Document {
     Document { title, text, sections, questions }
 }
 
-/// Names and sentences of all sections.
+/// Plans the names and sentences of all sections.
 fn plan(source: &mut Source, words: usize) -> Vec<(String, Vec<Planned>)> {
     let small = words < 150;
     let mut shapes = Vec::new();
@@ -335,7 +349,7 @@ fn statement(name: &str, fact: &Fact) -> String {
     format!("The {} of {name} {} {}.", fact.attribute, verb(fact), fact.value)
 }
 
-/// Attributes with an adjective and a noun are plural.
+/// Returns `are` for attributes whose value is an adjective and a noun, because these are plural.
 fn verb(fact: &Fact) -> &'static str {
     if PHRASE_ATTRIBUTES.contains(&fact.attribute) { "are" } else { "is" }
 }
@@ -348,7 +362,7 @@ fn asked(subject: &str, fact: &Fact) -> Asked {
     Asked { subject: subject.to_owned(), attribute: fact.attribute, value: fact.value.clone() }
 }
 
-/// Every question that the document answers.
+/// Makes every question that the document answers.
 fn questions(
     source: &mut Source,
     plan: &[(String, Vec<Planned>)],

@@ -1,8 +1,8 @@
-//! `baton-corpus`: writes generated documents as JSON lines, for the trainer and for a curious reader.
+//! `baton-corpus`: writes generated documents as JSON lines, for the trainer and for readers.
 //!
 //! Each line is `{"seed", "text", "questions": [{"text", "answer", "kind", "gold": [[start, end], ...]}]}`.
 
-use baton_corpus::{Question, QuestionKind, Rng, TRAINING_SEED_BIT, document, refined};
+use baton_corpus::{Question, QuestionKind, TRAINING_SEED_BIT, document, refined, stream};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ const USAGE: &str =
   --count N        number of documents (default 1)
   --words RANGE    target length in words (default 300)
   --train          set the training bit in every seed
-  --refine RANGE   drop sentences until about so many words are left, keeping what a question needs
+  --refine RANGE   drop sentences until about this many words are left; keep those that a question needs
   --focus KIND     the kind of the question whose sentences are kept (default any)";
 
 /// What the command line asked for.
@@ -58,7 +58,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
     Some(options)
 }
 
-/// A JSON string; the generator writes printable ASCII and newlines only.
+/// Quotes a text as a JSON string; the generator writes only printable ASCII and newlines.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -88,7 +88,7 @@ fn line(seed: u64, text: &str, questions: &[Question]) -> String {
 fn generate(options: &Options, out: &mut impl Write) -> io::Result<()> {
     for index in 0..options.count {
         let seed = options.from.wrapping_add(index) | if options.train { TRAINING_SEED_BIT } else { 0 };
-        let mut rng = Rng::new(!seed);
+        let mut rng = stream(!seed);
         let mut draw = |(low, high): (usize, usize)| low + rng.below(high - low + 1);
         let doc = document(seed, draw(options.words));
         match options.refine {
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     };
     match generate(&options, &mut io::BufWriter::new(io::stdout().lock())) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader has read enough.
+        // The reader has closed the pipe.
         Err(err) if err.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("write documents: {err}");

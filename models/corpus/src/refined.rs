@@ -1,8 +1,10 @@
-//! Documents as a prompt refiner leaves them: most sentences gone, those that matter kept.
+//! Documents as a prompt refiner leaves them: most sentences are removed, and the relevant ones are kept.
 //!
-//! A device model is trained and tested on these, since at run time it reads nothing else.
+//! A device model is trained and tested on these, because at run time it reads only refined prompts.
 
-use crate::{Document, Question, Rng};
+use baton_random::SplitMix64;
+
+use crate::{Document, Question, stream};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -11,20 +13,21 @@ use std::ops::Range;
 pub struct Refined {
     /// The kept sentences in their order; a blank line between sections, one space between sentences.
     pub text: String,
-    /// The questions whose gold sentences were all kept, with ranges in the new text; the focus question is first.
+    /// The questions whose gold sentences were all kept, with ranges in the new text; the question in focus
+    /// is first.
     pub questions: Vec<Question>,
 }
 
-/// Drops sentences until about `words` are left, but none of the gold of question `focus`, nor of the two
-/// questions after it while there is room.
+/// Drops sentences until about `words` words are left. Always keeps the gold sentences of question `focus`;
+/// keeps those of the next two questions if there is room.
 ///
-/// Sections lose single sentences or go as a whole, headings of what is left stay in three of four sections, and the
-/// title in half of the documents. Equal arguments give equal results.
+/// A section loses single sentences or is dropped as a whole. Three of four remaining sections keep their
+/// heading, and half of the documents keep their title. Equal arguments give equal results.
 ///
 /// # Panics
 /// If `focus` is not an index into the document's questions.
 pub fn refined(document: &Document, focus: usize, words: usize, seed: u64) -> Refined {
-    let mut rng = Rng::new(seed ^ 0x05ee_d0f5_e17e_9ce5);
+    let mut rng = stream(seed ^ 0x05ee_d0f5_e17e_9ce5);
     let mut kept: Vec<Vec<bool>> = document.sections.iter().map(|s| vec![false; s.sentences.len()]).collect();
     let mut count = 0;
     for offset in 0..document.questions.len().min(3) {
@@ -54,7 +57,7 @@ fn words_in(document: &Document, range: &Range<usize>) -> usize {
     document.text[range.clone()].split(' ').count()
 }
 
-/// Marks the sentences that `wanted` names, and returns how many words they add.
+/// Marks the sentences for which `wanted` returns true, and returns how many words they add.
 fn keep(document: &Document, kept: &mut [Vec<bool>], wanted: impl Fn(&Range<usize>) -> bool) -> usize {
     let mut added = 0;
     for (flags, section) in kept.iter_mut().zip(&document.sections) {
@@ -68,8 +71,8 @@ fn keep(document: &Document, kept: &mut [Vec<bool>], wanted: impl Fn(&Range<usiz
     added
 }
 
-/// Writes the kept sentences and moves the questions' gold ranges.
-fn rebuild(document: &Document, kept: &[Vec<bool>], rng: &mut Rng, focus: usize) -> Refined {
+/// Writes the kept sentences, and moves the gold ranges of the questions to the new text.
+fn rebuild(document: &Document, kept: &[Vec<bool>], rng: &mut SplitMix64, focus: usize) -> Refined {
     let mut text = String::new();
     let mut moved: HashMap<usize, Range<usize>> = HashMap::new();
     if rng.percent(50) {

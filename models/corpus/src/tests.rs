@@ -1,8 +1,8 @@
-//! Every document keeps the promises of the crate: equal seeds, gold ranges, answers word for word.
+//! Tests the invariants of the crate on every document: equal seeds, gold ranges, answers word for word.
 
 use super::*;
 
-/// Every length that a stage, a test or a bench uses, and two odd ones.
+/// The lengths that a training stage, a test or a bench uses, and two others.
 const LENGTHS: [usize; 7] = [0, 40, 120, 300, 1_000, 2_000, 20_000];
 
 #[track_caller]

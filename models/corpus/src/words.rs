@@ -1,12 +1,12 @@
-//! The word lists that documents are made of.
+//! The word lists from which documents are made.
 //!
 //! Words are short and common, so that a byte-pair vocabulary of about a thousand entries holds most of them
-//! whole. Values are an adjective and a plural noun: the pair is unique in its document, and its noun is too in the
-//! first [`NOUNS`]`.len()` sentences. Leads are short: the four words before any word, with the one before a value
-//! naming attribute or subject, tell what comes next, so that copying is never in doubt.
+//! whole. A value is an adjective and a plural noun. The pair is unique in its document; the noun is unique
+//! too in the first [`NOUNS`]`.len()` sentences. Leads are short, so that the four words before any word
+//! determine the next one; copying is never ambiguous.
 
-/// First parts of invented names; a document uses each once before it uses one again.
-pub const NAME_HEADS: [&str; 48] = [
+/// First parts of invented names; a document uses each once before it repeats one.
+pub(crate) const NAME_HEADS: [&str; 48] = [
     "Al", "Bar", "Bel", "Bor", "Bran", "Cal", "Cor", "Dal", "Dor", "Dun", "El", "Er", "Fal", "Fen", "Flor",
     "Gal", "Gil", "Gor", "Gren", "Hal", "Hel", "Hol", "Il", "Jor", "Kal", "Kes", "Kir", "Lan", "Lin", "Lun",
     "Mal", "Mel", "Mor", "Nal", "Nor", "Ol", "Os", "Pal", "Quin", "Ral", "Ros", "Sel", "Tam", "Tor", "Ul",
@@ -14,14 +14,14 @@ pub const NAME_HEADS: [&str; 48] = [
 ];
 
 /// Last parts of invented names.
-pub const NAME_TAILS: [&str; 32] = [
+pub(crate) const NAME_TAILS: [&str; 32] = [
     "bara", "beck", "bury", "dale", "denor", "dith", "gard", "gate", "holm", "kost", "land", "lemar", "mina",
     "mond", "morra", "nath", "nessa", "tova", "wick", "vik", "dora", "rin", "sted", "vane", "ford", "mere",
     "lok", "hurst", "donna", "burn", "gar", "nell",
 ];
 
-/// What a section can be about.
-pub const KINDS: [&str; 16] = [
+/// Kinds of places that a section can be about.
+pub(crate) const KINDS: [&str; 16] = [
     "tower",
     "mill",
     "bridge",
@@ -41,7 +41,7 @@ pub const KINDS: [&str; 16] = [
 ];
 
 /// Attributes whose value is an adjective and a noun.
-pub const PHRASE_ATTRIBUTES: [&str; 18] = [
+pub(crate) const PHRASE_ATTRIBUTES: [&str; 18] = [
     "treasures",
     "prizes",
     "symbols",
@@ -63,13 +63,13 @@ pub const PHRASE_ATTRIBUTES: [&str; 18] = [
 ];
 
 /// Attributes whose value is a person.
-pub const PERSON_ATTRIBUTES: [&str; 4] = ["keeper", "owner", "builder", "guide"];
+pub(crate) const PERSON_ATTRIBUTES: [&str; 4] = ["keeper", "owner", "builder", "guide"];
 
 /// Attributes whose value is a number of four digits.
-pub const NUMBER_ATTRIBUTES: [&str; 2] = ["year", "number"];
+pub(crate) const NUMBER_ATTRIBUTES: [&str; 2] = ["year", "number"];
 
 /// First words of a value.
-pub const ADJECTIVES: [&str; 64] = [
+pub(crate) const ADJECTIVES: [&str; 64] = [
     "amber", "ancient", "big", "bitter", "black", "blue", "brass", "bright", "broken", "brown", "calm",
     "clean", "clear", "cold", "copper", "cracked", "crooked", "dark", "deep", "dry", "dusty", "empty",
     "fine", "flat", "fresh", "gentle", "giant", "gold", "green", "grey", "heavy", "hidden", "high", "hollow",
@@ -79,7 +79,7 @@ pub const ADJECTIVES: [&str; 64] = [
 ];
 
 /// Last words of a value.
-pub const NOUNS: [&str; 128] = [
+pub(crate) const NOUNS: [&str; 128] = [
     "acorns", "anchors", "apples", "aprons", "arrows", "axes", "badges", "banners", "barrels", "baskets",
     "beacons", "beads", "bears", "bells", "belts", "blankets", "boats", "bones", "books", "boots", "bottles",
     "bowls", "boxes", "bricks", "brooms", "brushes", "buckets", "buttons", "cabins", "cables", "cages",
@@ -96,20 +96,20 @@ pub const NOUNS: [&str; 128] = [
 ];
 
 /// First names of persons.
-pub const FIRST_NAMES: [&str; 24] = [
+pub(crate) const FIRST_NAMES: [&str; 24] = [
     "Ada", "Anna", "Ben", "Clara", "David", "Emma", "Eva", "Frank", "Grace", "Hugo", "Ivan", "Jack", "Karl",
     "Laura", "Leo", "Lucy", "Max", "Nina", "Oscar", "Paul", "Rosa", "Sam", "Tom", "Vera",
 ];
 
 /// Family names of persons.
-pub const FAMILY_NAMES: [&str; 24] = [
+pub(crate) const FAMILY_NAMES: [&str; 24] = [
     "Adams", "Baker", "Bishop", "Brook", "Carter", "Cook", "Cooper", "Field", "Fisher", "Ford", "Hill",
     "Hunter", "King", "Mason", "Miller", "Page", "Parker", "Potter", "Reed", "Shaw", "Smith", "Stone",
     "Ward", "Wood",
 ];
 
-/// Words that lead into a fact; each ends where `the {attribute} of {name} is {value}.` goes on.
-pub const LEADS: [&str; 16] = [
+/// Words that begin a fact; `{attribute} of {name} is {value}.` follows them.
+pub(crate) const LEADS: [&str; 16] = [
     "The",
     "Today the",
     "Often the",
@@ -128,8 +128,8 @@ pub const LEADS: [&str; 16] = [
     "Usually the",
 ];
 
-/// Filler before the subject's name.
-pub const FILLER_HEADS: [&str; 10] = [
+/// Words of a filler sentence before the subject's name.
+pub(crate) const FILLER_HEADS: [&str; 10] = [
     "Travellers leave",
     "Many visit",
     "Poets praise",
@@ -142,11 +142,12 @@ pub const FILLER_HEADS: [&str; 10] = [
     "Families love",
 ];
 
-/// Filler between the subject's name and a value.
-pub const FILLER_TAILS: [&str; 8] = ["with", "for", "after", "before", "without", "despite", "like", "near"];
+/// Words of a filler sentence between the subject's name and a value.
+pub(crate) const FILLER_TAILS: [&str; 8] =
+    ["with", "for", "after", "before", "without", "despite", "like", "near"];
 
-/// A word for each attribute that stands in no document and no training question.
-pub const SYNONYMS: [(&str, &str); 24] = [
+/// A synonym for each attribute; no document and no training question holds it.
+pub(crate) const SYNONYMS: [(&str, &str); 24] = [
     ("treasures", "riches"),
     ("prizes", "awards"),
     ("symbols", "marks"),
@@ -173,8 +174,8 @@ pub const SYNONYMS: [(&str, &str); 24] = [
     ("number", "figure"),
 ];
 
-/// Questions about `{attribute}` of `{name}` in none of the forms that training questions have.
-pub const PARAPHRASE_FRAMES: [&str; 6] = [
+/// Frames of questions about `{attribute}` of `{name}`; no training question has one of these forms.
+pub(crate) const PARAPHRASE_FRAMES: [&str; 6] = [
     "For {name}, say which {attribute} apply.",
     "{name} has which {attribute}?",
     "Name the {attribute} that belong to {name}.",

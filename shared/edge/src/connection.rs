@@ -1,8 +1,8 @@
-//! One connection: TLS where it is on, requests one after another, a polite end.
+//! One connection: TLS if it is on, requests one after another, and an orderly end.
 //!
-//! Always: a reply to the last request that a connection may make says that it closes; so does one to a request whose
-//! body came in chunks, so that bytes behind a body that two readers may measure differently are never taken for a
-//! request.
+//! Always: the reply to the last request that a connection may make announces the close. So does the reply to
+//! a request with a chunked body. Two readers may disagree about the end of such a body, and the bytes behind
+//! it must never be taken for a request.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,15 +33,16 @@ use super::{HttpLimits, Phase};
 /// Bytes of one request head.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// Stands among a request's extensions where its head names two lengths for its body: it must be refused.
+/// Added to a request's extensions if its head gives two lengths for the body. Such a request must be
+/// refused.
 #[derive(Debug, Clone, Copy)]
 pub struct ConflictingLengths;
 
-/// What connections are told of the server's end.
+/// The server's phase, as connections see it.
 #[derive(Debug, Clone)]
-pub(super) struct Told(pub(super) watch::Receiver<Phase>);
+pub(super) struct PhaseWatch(pub(super) watch::Receiver<Phase>);
 
-impl Told {
+impl PhaseWatch {
     fn is_draining(&self) -> bool {
         *self.0.borrow() >= Phase::Draining
     }
@@ -51,18 +52,18 @@ impl Told {
     }
 }
 
-/// A connection that has a place.
+/// A connection that has been given a place.
 pub(super) struct Connection {
     pub(super) peer: SocketAddr,
     pub(super) limits: HttpLimits,
     pub(super) tls: Option<Arc<ServerConfig>>,
     pub(super) app: Router,
     pub(super) flight: Flight,
-    pub(super) told: Told,
+    pub(super) phase: PhaseWatch,
 }
 
 impl Connection {
-    /// Serves it to its end, or until its place is needed for one that asks for something.
+    /// Serves the connection until it ends, or until another connection needs its place while it is idle.
     pub(super) async fn run(self, stream: TcpStream, place: &Place) {
         let (peer, traffic) = (self.peer, place.traffic.clone());
         let speaking = self.speak(stream, traffic.clone());
@@ -72,10 +73,10 @@ impl Connection {
             () = place.must_leave() => (),
         }
         if traffic.is_busy() {
-            // Its request came just then: it is answered.
+            // A request arrived at the same moment; it is answered.
             return speaking.await;
         }
-        debug!(%peer, "a connection without a request gave way");
+        debug!(%peer, "closed an idle connection to make room");
     }
 
     async fn speak(self, stream: TcpStream, traffic: Arc<Traffic>) {
@@ -84,7 +85,7 @@ impl Connection {
         match tokio::time::timeout(self.limits.handshake_timeout, handshake).await {
             Ok(Ok(stream)) => self.serve(stream, traffic).await,
             Ok(Err(err)) => debug!(%err, "a TLS handshake failed"),
-            Err(_) => debug!(limit = ?self.limits.handshake_timeout, "a TLS handshake did not end"),
+            Err(_) => debug!(limit = ?self.limits.handshake_timeout, "a TLS handshake timed out"),
         }
     }
 
@@ -93,7 +94,7 @@ impl Connection {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         traffic: Arc<Traffic>,
     ) {
-        let Connection { peer, limits, app, flight, mut told, .. } = self;
+        let Connection { peer, limits, app, flight, mut phase, .. } = self;
         let HttpLimits { header_timeout, idle_timeout, write_timeout, .. } = limits;
         let deadlines = Deadlines { head: header_timeout, idle: idle_timeout, write: write_timeout };
         let stream = Guarded::new(stream, deadlines, traffic.clone());
@@ -102,23 +103,23 @@ impl Connection {
             peer,
             flight,
             traffic: traffic.clone(),
-            told: told.clone(),
+            phase: phase.clone(),
             requests_max: limits.requests_per_connection,
         };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            // The second line of defence behind the stream's own deadlines.
+            // A second limit behind the stream's own deadlines.
             .header_read_timeout(header_timeout.max(idle_timeout))
             .max_buf_size(HEAD_BYTES_MAX)
-            .keep_alive(!told.is_draining())
+            .keep_alive(!phase.is_draining())
             .serve_connection(TokioIo::new(stream), routes);
         tokio::pin!(connection);
-        // One that has made no request yet may have one on its way: it is answered, and closes then. hyper would close
-        // it unread.
+        // A connection without a request so far may have one on its way. It is answered, and then the
+        // connection closes; hyper would close without reading it.
         let polite = async {
-            told.reached(Phase::Draining).await;
+            phase.reached(Phase::Draining).await;
             if traffic.requests() == 0 {
-                told.reached(Phase::Ending).await;
+                phase.reached(Phase::Ending).await;
             }
         };
         let ended = tokio::select! {
@@ -134,20 +135,21 @@ impl Connection {
     }
 }
 
-/// Bytes of a request's head as it is written: the line of the request, and each field with its colon, blank and line end.
+/// Returns the bytes of a request's head as sent: the request line, and each field with colon, space and line
+/// end.
 fn head_bytes(uri: &Uri, headers: &HeaderMap) -> usize {
     let fields: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
     let path = uri.path_and_query().map_or(1, |path| path.as_str().len());
     fields + path + b"POST  HTTP/1.1\r\n\r\n".len()
 }
 
-/// The routes as one connection reaches them.
+/// The routes as one connection uses them.
 struct Routes {
     app: Router,
     peer: SocketAddr,
     flight: Flight,
     traffic: Arc<Traffic>,
-    told: Told,
+    phase: PhaseWatch,
     requests_max: u64,
 }
 
@@ -167,17 +169,17 @@ impl hyper::service::Service<Request<Incoming>> for Routes {
         let last = conflict
             || self.traffic.requests() >= self.requests_max
             || request.headers().contains_key(header::TRANSFER_ENCODING);
-        // hyper looks at its limit only between two reads, so that a head of nearly twice as much may pass it.
+        // hyper checks its limit only between two reads, so a head of nearly twice the limit may pass it.
         let too_large = head_bytes(request.uri(), request.headers()) > HEAD_BYTES_MAX;
         let last = last || too_large;
-        let (app, told) = (self.app.clone(), self.told.clone());
+        let (app, phase) = (self.app.clone(), self.phase.clone());
         Box::pin(async move {
             let mut response = if too_large {
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into_response()
             } else {
                 app.oneshot(request).await?
             };
-            if last || told.is_draining() {
+            if last || phase.is_draining() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response.map(|body| passage.carry(body)))

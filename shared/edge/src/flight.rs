@@ -1,6 +1,6 @@
-//! Requests under way: from their head to the last byte of their reply.
+//! Requests in flight: from their head to the last byte of their reply.
 //!
-//! Always: a request counts exactly once and until its reply's body is gone, however that ends.
+//! Always: a request counts exactly once, until the body of its reply is dropped, however it ends.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,17 +24,17 @@ impl Default for Flight {
 }
 
 impl Flight {
-    /// Requests under way.
+    /// Returns the number of requests in flight.
     pub(super) fn count(&self) -> usize {
         *self.0.borrow()
     }
 
-    /// Ready when nothing is under way.
+    /// Completes when no request is in flight.
     pub(super) async fn empty(&self) {
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// One more request, on a connection with this traffic.
+    /// Counts one more request, on the connection with this traffic.
     pub(super) fn enter(&self, traffic: &Arc<Traffic>) -> Passage {
         self.0.send_modify(|count| *count += 1);
         traffic.under_way.fetch_add(1, Ordering::AcqRel);
@@ -43,11 +43,11 @@ impl Flight {
     }
 }
 
-/// What has passed on one connection.
+/// Counters of one connection.
 #[derive(Debug)]
 pub(super) struct Traffic {
     begun_at: Instant,
-    /// When the last request ended, in milliseconds after `begun_at`.
+    /// When the last request ended, in milliseconds since `begun_at`.
     ended_ms: AtomicU64,
     under_way: AtomicUsize,
     requests: AtomicU64,
@@ -67,34 +67,34 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Whether a request is under way: then what is read is its body.
+    /// Whether a request is in flight. If so, the bytes being read are its body.
     pub(super) fn is_busy(&self) -> bool {
         self.under_way.load(Ordering::Acquire) > 0
     }
 
-    /// Whether no request has been under way for this long.
+    /// Whether no request has been in flight for at least this long.
     pub(super) fn has_rested(&self, least: Duration) -> bool {
         let ended = Duration::from_millis(self.ended_ms.load(Ordering::Acquire));
         !self.is_busy() && self.begun_at.elapsed().saturating_sub(ended) >= least
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub(super) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// The head that was just read names two lengths for its body.
+    /// Records that the head just read gives two lengths for its body.
     pub(super) fn note_conflict(&self) {
         self.conflict.store(true, Ordering::Release);
     }
 
-    /// Whether it did; asked once a request.
+    /// Returns whether [`Self::note_conflict`] was called, and resets it; called once per request.
     pub(super) fn take_conflict(&self) -> bool {
         self.conflict.swap(false, Ordering::AcqRel)
     }
 }
 
-/// One request under way, until it is dropped.
+/// One request in flight, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Passage {
     flight: Flight,
@@ -102,7 +102,7 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// The reply's body, which holds the request until it is gone.
+    /// Wraps the reply's body, so that the request counts until the body is dropped.
     pub(super) fn carry(self, body: Body) -> Body {
         Body::new(Carried { body, _passage: self })
     }

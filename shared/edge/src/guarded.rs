@@ -1,8 +1,10 @@
-//! A stream with deadlines: for a reader that does not read, for a head that does not end, for a connection that is idle.
+//! A stream with deadlines: for a client that does not read, a head that does not end, and an idle
+//! connection.
 //!
-//! hyper's own timer begins when the last reply has ended, so that one limit would have to serve both a head (seconds)
-//! and a connection that is kept alive (a minute); and a route cannot see a connection on which no request ever began.
-//! Never: changes a byte. Always: while a request is under way reads have no limit here, as its body has one in the API.
+//! hyper's own timer starts at the end of the last reply. One limit would have to serve both a head (seconds)
+//! and a connection that is kept alive (a minute). A route cannot see a connection on which no request ever
+//! began. Never: changes a byte. Always: while a request is in flight, reads have no limit here, because the
+//! API limits the time for its body.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +21,7 @@ use super::head::HeadScan;
 /// The limits of one stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadlines {
-    /// For a head, from its first byte; for a new connection, from the start.
+    /// For a head, from its first byte; on a new connection, from the start.
     pub(super) head: Duration,
     /// Between the last reply and the first byte of the next head.
     pub(super) idle: Duration,
@@ -27,7 +29,7 @@ pub(super) struct Deadlines {
     pub(super) write: Duration,
 }
 
-/// Passes everything on; fails with `TimedOut` where a deadline passes.
+/// Passes all bytes through; fails with `TimedOut` if a deadline passes.
 #[derive(Debug)]
 pub(super) struct Guarded<S> {
     stream: S,
@@ -44,9 +46,9 @@ pub(super) struct Guarded<S> {
 enum Reading {
     /// Between two requests.
     Idle,
-    /// A head is under way.
+    /// A head is being read.
     Head,
-    /// A request is under way.
+    /// A request is in flight.
     Busy,
 }
 
@@ -69,7 +71,7 @@ impl<S> Guarded<S> {
         self.read_timer.as_mut().reset(Instant::now() + limit);
     }
 
-    /// Turns a write's result into the guarded one.
+    /// Applies the write deadline to the result of a write.
     fn guard<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.writing = false;
@@ -113,7 +115,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
                 this.traffic.note_conflict();
             }
         }
-        // A head in small steps is always ready: its deadline counts all the same.
+        // A head that comes in small pieces is always ready, so the deadline is checked here too.
         if this.read_timer.as_mut().poll(cx).is_ready() {
             let what = if this.reading == Reading::Idle { "no request came" } else { "the head did not end" };
             return Poll::Ready(Err(timed_out(what)));
@@ -196,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_head_ends_within_its_limit_and_an_idle_connection_within_its_own() {
-        // No first byte.
+        // No first byte arrives.
         let (mut ours, _theirs, _) = guarded(64, Deadlines { head: SHORT, idle: LONG, write: LONG });
         let err = ours.read_u8().await.unwrap_err();
         assert_eq!((err.kind(), err.to_string().as_str()), (io::ErrorKind::TimedOut, "the head did not end"));

@@ -1,7 +1,8 @@
-//! Open files: how many this process may have, and how many connections that leaves room for.
+//! Open files: how many this process may have, and how many connections that allows.
 //!
-//! Systems give a program a low soft limit (often 1,024) and let it raise that to a hard one. Always: what the program
-//! needs besides connections keeps its room, so that a full house of connections takes nothing from the database.
+//! Systems give a program a low soft limit (often 1,024) and let it raise that to a hard one. Always: files
+//! are reserved for what the program needs besides connections, so that connections never take those of the
+//! database.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -9,13 +10,14 @@ use tracing::{info, warn};
 
 use super::HttpLimits;
 
-/// Files besides connections: model parts, database, listeners, traces, logs, the runtime's own.
+/// Files besides connections: model parts, database, listeners, traces, logs, those of the runtime.
 const RESERVED: u64 = 64;
 
-/// Raises the soft limit to the hard one; returns the limit in force, or `None` if there is no limit.
+/// Raises the soft limit to the hard one. Returns the limit in force, or `None` if there is no limit.
 ///
 /// # Errors
-/// The system's, with the limit that stays: macOS refuses what it calls unlimited.
+/// The system's error, with the limit that stays in force. macOS refuses to set a limit that it reports as
+/// unlimited.
 fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -28,12 +30,12 @@ fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
 }
 
 impl HttpLimits {
-    /// The same limits with no more connections than there may be open files, after as many files as the system allows
-    /// were asked for.
+    /// Returns these limits with no more connections than the process may have open files, after raising the
+    /// number of open files as far as the system allows.
     #[must_use]
     pub fn within_open_files(self) -> HttpLimits {
         let open_files = raise_open_files().unwrap_or_else(|(err, open_files)| {
-            warn!(%err, "the limit of open files stays as it was");
+            warn!(%err, "cannot raise the limit of open files");
             open_files
         });
         let asked = self.connections_max;
@@ -47,7 +49,7 @@ impl HttpLimits {
     }
 }
 
-/// How many of the connections asked for there are files for: at least one, however few files there are.
+/// Returns how many of the connections asked for can have a file; at least one, however few files there are.
 fn connections_within(open_files: Option<u64>, asked: usize) -> usize {
     let Some(files) = open_files else { return asked };
     let room = files.saturating_sub(RESERVED).max(files / 2).max(1);

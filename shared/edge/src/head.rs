@@ -1,18 +1,19 @@
-//! Looks at the bytes of a request's head for two lengths of one body.
+//! Checks the bytes of a request's head for two lengths of one body.
 //!
-//! RFC 9112 section 6.3: a message with both Content-Length and Transfer-Encoding may be an attempt at request
-//! smuggling. hyper follows Transfer-Encoding and takes the other field out, so that no route can see it; this scan
-//! can. Never: decides what a request means, or keeps more of a line than a field's name.
+//! RFC 9112 section 6.3: a message with both Content-Length and Transfer-Encoding may be an attempt at
+//! request smuggling. In such a message hyper follows Transfer-Encoding and removes the other field. Then no
+//! route can see it, but this scan can. Never: decides what a request means, or keeps more of a line than a
+//! field's name.
 
-/// The longest name that is looked for, with its colon.
+/// The longest field name that is looked for, with its colon.
 const NAME_BYTES: usize = b"transfer-encoding:".len();
 
-/// The scan of one head, in pieces as they come.
+/// The scan of one head, in pieces as they arrive.
 #[derive(Debug, Default)]
 pub(super) struct HeadScan {
-    /// The beginning of the present line, in lower case.
+    /// The beginning of the current line, in lower case.
     line: Vec<u8>,
-    /// Bytes of the present line, without its end.
+    /// Bytes of the current line, without its end.
     line_bytes: usize,
     length: bool,
     encoding: bool,
@@ -20,8 +21,8 @@ pub(super) struct HeadScan {
 }
 
 impl HeadScan {
-    /// Takes more bytes in; true where the head ends in them and names both lengths. What follows a head is ignored
-    /// until [`Self::restart`].
+    /// Reads more bytes. Returns true if the head ends in them and gives both lengths. Bytes after the head
+    /// are ignored until [`Self::restart`].
     pub(super) fn conflicts(&mut self, bytes: &[u8]) -> bool {
         for &byte in bytes {
             if self.done {
@@ -44,7 +45,7 @@ impl HeadScan {
         false
     }
 
-    /// A new head begins.
+    /// Starts a new head.
     pub(super) fn restart(&mut self) {
         *self = HeadScan::default();
     }

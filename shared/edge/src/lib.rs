@@ -1,12 +1,13 @@
-//! The HTTP server of both programs: accepts connections, bounds them, ends them in time.
+//! The HTTP server of both programs: accepts connections, limits them, and ends them in time.
 //!
-//! An accept loop of its own, because the timers of a connection must be set on it: a limit for the head of each
-//! request, for an idle connection, for a TLS handshake, for a reader that does not read, and for the drain at the end.
-//! Never: knows a route. Always: at most `connections_max` connections, and every task it starts is joined.
+//! It has its own accept loop, because each connection needs its own timers. They limit the head of each
+//! request, an idle connection, a TLS handshake, a client that does not read, and the drain at the end.
+//! Never: knows a route. Always: at most `connections_max` connections are served, and every task it starts
+//! is joined.
 //!
-//! The end has two steps ([`Phase`]). While it drains, connections are still accepted, so that a load balancer that has
-//! not noticed yet gets an honest 503 from the routes and not a refused connection; running replies end by themselves.
-//! Then what is left is ended: the service writes its last events, and connections are closed.
+//! The server ends in two steps ([`Phase`]). While it drains, connections are still accepted: a load balancer
+//! that has not noticed yet gets a 503 from the routes and not a refused connection. Running replies end by
+//! themselves. Then the rest is ended: the service writes its last events, and connections are closed.
 
 mod connection;
 mod flight;
@@ -28,22 +29,23 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 pub use self::connection::ConflictingLengths;
-use self::connection::{Connection, Told};
+use self::connection::{Connection, PhaseWatch};
 use self::flight::Flight;
 use self::places::Places;
 use self::tls::Tls;
 
-/// After an accept error that concerns the whole process (no file handles left), how long to wait.
+/// How long to wait after an accept error that concerns the whole process (no file handles left).
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
-/// Connections that the system may hold before they are accepted.
+/// Connections that the system may queue before they are accepted.
 const NEW_CONNECTIONS_MAX: u32 = 4096;
-/// Bytes of replies that the system holds for a client that does not read them; it may double them. An event of a stream
-/// has some hundred.
+/// Bytes of replies that the system buffers for a client that does not read them; the system may double them.
+/// One event of a stream has a few hundred bytes.
 const SEND_BUFFER_BYTES: u32 = 64 << 10;
-/// How long connections may take to close once everything is ended.
+/// How long connections may take to close after everything has ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// What counts as one address: with IPv6 a network of 2^64, which one customer has.
+/// Returns the address that connections are counted by. For IPv6 this is the /64 network, which one customer
+/// has.
 #[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -52,26 +54,26 @@ pub fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// What one connection, and all of them together, may take.
+/// Limits of one connection, and of all of them together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HttpLimits {
-    /// Connections at the same time; for a further one, the oldest that asks for nothing is closed, and if there is none
-    /// it waits. Read at the start only.
+    /// Connections at the same time. For a further one the oldest idle connection is closed; if there is
+    /// none, the new one waits. Read only at the start.
     pub connections_max: usize,
-    /// Connections of one address (of one /64 network with IPv6) at the same time; for a further one, the oldest of them
-    /// that asks for nothing is closed, and if there is none the new one is.
+    /// Connections of one address (with IPv6, of one /64 network) at the same time. For a further one the
+    /// oldest idle one of that address is closed; if there is none, the new one is closed.
     pub connections_per_ip: usize,
-    /// Requests on one connection; the last one's reply says that it closes.
+    /// Requests on one connection; the reply to the last one announces the close.
     pub requests_per_connection: u64,
-    /// For the head of each request, from its first byte, and for the first byte of a new connection.
+    /// Time for the head of each request, from its first byte, and for the first byte of a new connection.
     pub header_timeout: Duration,
-    /// For the next request on a connection that is kept alive.
+    /// Time until the next request on a connection that is kept alive.
     pub idle_timeout: Duration,
-    /// For a TLS handshake.
+    /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// How long the other side may refuse to read a single byte.
+    /// How long the client may go without reading a single byte.
     pub write_timeout: Duration,
-    /// How long running answers may go on after a stop was asked for.
+    /// How long running answers may go on after a stop was requested.
     pub drain_timeout: Duration,
 }
 
@@ -90,67 +92,68 @@ impl Default for HttpLimits {
     }
 }
 
-/// How far the server is in its life.
+/// The phase of the server's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Everything is served.
     Serving,
-    /// Routes refuse what is new; replies under way end by themselves within the drain time.
+    /// Routes refuse new requests; running replies end by themselves within the drain time.
     Draining,
-    /// Everything ends now.
+    /// All replies are ended now.
     Ending,
 }
 
-/// What is served, and where.
+/// The parts of a server.
 #[derive(Debug)]
 pub struct Server {
-    /// Where connections come in.
+    /// The socket that accepts connections.
     pub listener: TcpListener,
-    /// What answers them.
+    /// The routes.
     pub app: Router,
-    /// What they may take; new connections take what stands here.
+    /// The limits; new connections use the current value.
     pub limits: Arc<ArcSwap<HttpLimits>>,
-    /// With TLS, the certificate; new connections take the newest.
+    /// The certificate, if TLS is on; new connections use the newest.
     pub tls: Option<Arc<Tls>>,
 }
 
 impl Server {
-    /// A server without TLS whose limits stay.
+    /// Returns a server without TLS and with fixed limits.
     pub fn plain(listener: TcpListener, app: Router, limits: HttpLimits) -> Server {
         Server { listener, app, limits: Arc::new(ArcSwap::from_pointee(limits)), tls: None }
     }
 }
 
-/// Listens with a queue of new connections that a burst of clients does not fill, as far as the system allows.
+/// Listens with a queue of new connections that a burst of clients does not fill, as far as the system
+/// allows. Must be called within a runtime.
 ///
 /// # Errors
-/// The system's, for example if the address is in use. Must be called within a runtime.
+/// The system's error, for example if the address is in use.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A program that is started again must not wait for connections of the one before.
+    // A restarted program must not wait for connections of its predecessor.
     socket.set_reuseaddr(true)?;
-    // Connections inherit it. Left to itself it grows to megabytes for a client that asks and never reads.
+    // Connections inherit this. Without it the buffer grows to megabytes for a client that never reads.
     socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
     socket.bind(address)?;
     socket.listen(NEW_CONNECTIONS_MAX)
 }
 
-/// Serves until `phase` says otherwise; `end` is called once, when replies that are still under way must end.
+/// Serves until `phase` ends; calls `end` once, when the replies still running must end.
 ///
 /// Returns when every connection is closed.
 pub async fn serve(server: Server, mut phase: watch::Receiver<Phase>, end: impl FnOnce()) {
-    let (tell, told) = watch::channel(Phase::Serving);
+    let (phase_sender, phase_receiver) = watch::channel(Phase::Serving);
     let mut edge = Edge {
         places: Places::new(server.limits.load().connections_max),
         flight: Flight::default(),
         connections: JoinSet::new(),
         pending: None,
-        told,
+        phase: phase_receiver,
         server,
     };
     edge.accept_until(reached(&mut phase, Phase::Draining)).await;
     info!(requests = edge.flight.count(), connections = edge.connections.len(), "draining");
-    tell.send_replace(Phase::Draining);
+    phase_sender.send_replace(Phase::Draining);
     let limit = edge.server.limits.load().drain_timeout;
     let flight = edge.flight.clone();
     let ended = async {
@@ -163,27 +166,27 @@ pub async fn serve(server: Server, mut phase: watch::Receiver<Phase>, end: impl 
     edge.accept_until(ended).await;
     match edge.flight.count() {
         0 => info!("every reply has ended"),
-        requests => warn!(requests, "replies did not end in time and are ended"),
+        requests => warn!(requests, "the drain time is over: ending the replies that still run"),
     }
     end();
-    tell.send_replace(Phase::Ending);
+    phase_sender.send_replace(Phase::Ending);
     edge.close().await;
 }
 
-/// Ready when the phase is reached, or when nobody is left who could say so.
+/// Completes when the phase is reached, or when its sender is gone.
 async fn reached(phase: &mut watch::Receiver<Phase>, wanted: Phase) {
     let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
 
-/// The server at work.
+/// A running server.
 struct Edge {
     server: Server,
     places: Places,
     flight: Flight,
     connections: JoinSet<()>,
-    /// One that was accepted and waits for a place.
+    /// A connection that was accepted and waits for a place.
     pending: Option<(TcpStream, SocketAddr)>,
-    told: watch::Receiver<Phase>,
+    phase: watch::Receiver<Phase>,
 }
 
 impl Edge {
@@ -209,7 +212,7 @@ impl Edge {
                 tls: self.server.tls.as_ref().map(|tls| tls.current()),
                 app: self.server.app.clone(),
                 flight: self.flight.clone(),
-                told: Told(self.told.clone()),
+                phase: PhaseWatch(self.phase.clone()),
             };
             self.connections.spawn(async move {
                 connection.run(stream, &place).await;
@@ -228,13 +231,14 @@ impl Edge {
             }
         };
         if tokio::time::timeout(CLOSE_GRACE, closed).await.is_err() {
-            debug!(connections = connections.len(), "connections are cut off");
+            debug!(connections = connections.len(), "closing connections that did not end in time");
             connections.shutdown().await;
         }
     }
 }
 
-/// The next connection, once there is a place for it. What was accepted stays in `pending` if this future is dropped.
+/// Returns the next connection once there is a place for it. If this future is dropped, an accepted
+/// connection stays in `pending`.
 async fn accept(
     listener: &TcpListener,
     places: &Places,

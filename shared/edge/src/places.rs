@@ -1,10 +1,11 @@
-//! Places for connections: so many in all, so many for one address.
+//! Places for connections: a limit in total, and a limit for one address.
 //!
-//! A connection that asks for nothing gives way to a new one if there is no other place, the oldest first: those that
-//! never completed a request's head before those that rest between two requests. So connections that are only held open
-//! cost other clients nothing, however many there are.
-//! Always: a place is given back when it is dropped, an address without connections takes no memory, and a connection
-//! with a request under way never gives way.
+//! If there is no free place, an idle connection is closed for a new one, the oldest first. Connections that
+//! never completed a request's head go before those that wait between two requests. So connections that are
+//! only held open cost other clients nothing, however many there are.
+//!
+//! Always: a place is freed when it is dropped, an address without connections takes no memory, and a
+//! connection with a request in flight is never closed for another.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -16,20 +17,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use super::flight::Traffic;
 use super::network;
 
-/// A connection that rested for this long has sent its last reply, so that closing it cuts nothing off.
+/// A connection idle for this long has sent its last reply, so closing it cuts nothing off.
 const REST_MIN: Duration = Duration::from_secs(1);
-/// How often a server without a free place looks again for a connection that rests.
+/// How often a server without a free place looks again for an idle connection.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Counts connections.
 #[derive(Debug)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    book: Arc<Mutex<Book>>,
+    registry: Arc<Mutex<Registry>>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct Registry {
     by_address: HashMap<IpAddr, usize>,
     /// Every connection, the oldest first.
     open: BTreeMap<u64, Open>,
@@ -46,26 +47,26 @@ struct Open {
 /// One connection's place.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// What passes on the connection.
+    /// The counters of the connection.
     pub(super) traffic: Arc<Traffic>,
     leave: Arc<Notify>,
     id: u64,
-    book: Arc<Mutex<Book>>,
+    registry: Arc<Mutex<Registry>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Places {
     pub(super) fn new(all: usize) -> Places {
-        Places { all: Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS))), book: Arc::default() }
+        Places { all: Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS))), registry: Arc::default() }
     }
 
-    /// Waits until there is room for the connection that has come; one that asks for nothing is closed for it.
+    /// Waits until there is room for the new connection; closes an idle one for it if necessary.
     pub(super) async fn wait(&self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(permit) = self.all.clone().try_acquire_owned() {
                 return permit;
             }
-            lock(&self.book).send_away(|_| true);
+            lock(&self.registry).send_away(|_| true);
             let permit = self.all.clone().acquire_owned();
             if let Ok(permit) = tokio::time::timeout(LOOK_AGAIN, permit).await {
                 return permit.expect("the semaphore is never closed");
@@ -73,26 +74,26 @@ impl Places {
         }
     }
 
-    /// A place for `ip`, which may hold at most `limit`: `None` if each of these has a request under way or rested too
-    /// shortly; else the oldest of them that asks for nothing is closed.
+    /// Returns a place for `ip`, which may hold at most `limit`. If it holds that many, its oldest idle
+    /// connection is closed; returns `None` if each has a request in flight or has not been idle long enough.
     pub(super) fn claim(&self, permit: OwnedSemaphorePermit, ip: IpAddr, limit: usize) -> Option<Place> {
         let address = network(ip);
-        let mut book = lock(&self.book);
-        let held = book.by_address.get(&address).copied().unwrap_or_default();
-        if held >= limit.max(1) && !book.send_away(|open| open.address == address) {
+        let mut registry = lock(&self.registry);
+        let held = registry.by_address.get(&address).copied().unwrap_or_default();
+        if held >= limit.max(1) && !registry.send_away(|open| open.address == address) {
             return None;
         }
-        *book.by_address.entry(address).or_default() += 1;
-        let id = book.next;
-        book.next += 1;
+        *registry.by_address.entry(address).or_default() += 1;
+        let id = registry.next;
+        registry.next += 1;
         let (traffic, leave) = (Arc::new(Traffic::default()), Arc::new(Notify::new()));
-        book.open.insert(id, Open { address, traffic: traffic.clone(), leave: leave.clone() });
-        Some(Place { traffic, leave, id, book: self.book.clone(), _permit: permit })
+        registry.open.insert(id, Open { address, traffic: traffic.clone(), leave: leave.clone() });
+        Some(Place { traffic, leave, id, registry: self.registry.clone(), _permit: permit })
     }
 }
 
-impl Book {
-    /// Tells the oldest connection that asks for nothing, of those wanted, to leave; returns whether there was one.
+impl Registry {
+    /// Tells the oldest idle connection among those wanted to close; returns whether there was one.
     fn send_away(&mut self, wanted: impl Fn(&Open) -> bool) -> bool {
         let wanted = || self.open.iter().filter(|(_, open)| wanted(open));
         let silent = wanted().find(|(_, open)| open.traffic.requests() == 0);
@@ -117,7 +118,7 @@ impl Book {
 }
 
 impl Place {
-    /// Ready when the connection must leave.
+    /// Completes when the connection must close.
     pub(super) async fn must_leave(&self) {
         self.leave.notified().await;
     }
@@ -125,13 +126,13 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // One that was told to leave is gone from the book already.
-        let _removed = lock(&self.book).remove(self.id);
+        // A connection that was told to close is no longer registered.
+        let _removed = lock(&self.registry).remove(self.id);
     }
 }
 
-fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
-    book.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(registry: &Mutex<Registry>) -> MutexGuard<'_, Registry> {
+    registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
     use crate::flight::Flight;
 
-    /// A place with a request under way, so that it does not give way.
+    /// Returns a place with a request in flight, which is therefore not closed for another.
     async fn busy(places: &Places, ip: &str) -> Option<(Place, crate::flight::Passage)> {
         let place = places.claim(places.wait().await, ip.parse().unwrap(), 2)?;
         let passage = Flight::default().enter(&place.traffic);
@@ -161,8 +162,8 @@ mod tests {
         assert!(busy(&places, "2001:db8::3").await.is_none(), "one network");
         assert!(busy(&places, "2001:db8:0:1::3").await.is_some());
         drop((two, held));
-        let book = lock(&places.book);
-        assert!(book.by_address.is_empty() && book.open.is_empty());
+        let registry = lock(&places.registry);
+        assert!(registry.by_address.is_empty() && registry.open.is_empty());
     }
 
     #[tokio::test]
@@ -174,10 +175,11 @@ mod tests {
         };
         let asks = busy(&places, "10.0.0.1").await.unwrap();
         let silent = claim().await.unwrap();
-        // The address is at its limit: its silent connection leaves, not the one with a request.
+        // The address is at its limit: its silent connection is closed, not the one with a request.
         let next = claim().await.unwrap();
         silent.must_leave().await;
-        // All places are taken: the oldest silent one leaves, whoever's it is, and its place is the newcomer's.
+        // All places are taken: the oldest silent connection of any address is closed, and its place goes to
+        // the new one.
         let leaves = async {
             next.must_leave().await;
             drop(next);
@@ -186,7 +188,7 @@ mod tests {
         let other = places.claim(permit, "10.0.0.9".parse().unwrap(), 2);
         assert!(other.is_some() && asks.0.traffic.is_busy());
         drop((asks, silent, other));
-        assert!(lock(&places.book).by_address.is_empty());
+        assert!(lock(&places.registry).by_address.is_empty());
     }
 
     #[tokio::test]

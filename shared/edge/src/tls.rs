@@ -1,7 +1,7 @@
-//! TLS: a certificate and its key from files, taken over anew when they change.
+//! TLS: a certificate and its key from files, reloaded when they change.
 //!
-//! Always: what is served is a whole pair that fits; files that are missing, half-written or do not fit each other
-//! leave the old pair in force. HTTP/1.1 is all that is offered.
+//! Always: the server uses a complete pair that matches. If files are missing, half-written or do not match,
+//! the old pair stays in force. Only HTTP/1.1 is offered.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Where certificate and key are, both as PEM.
+/// The paths of certificate and key, both PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, then those that it is signed by.
+    /// The certificate, followed by the chain that signs it.
     pub cert: PathBuf,
-    /// Its private key (PKCS#8, PKCS#1 or SEC1).
+    /// The private key (PKCS#8, PKCS#1 or SEC1).
     pub key: PathBuf,
 }
 
-/// A pair that cannot be served.
+/// Why a pair cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("read `{path}`")]
     Read {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         err: std::io::Error,
     },
-    /// A file holds something else.
+    /// A file is not PEM or holds something else.
     #[error("`{path}` is not PEM that holds {want}")]
     Pem {
-        /// Which one.
+        /// The file.
         path: PathBuf,
         /// What it should hold.
         want: &'static str,
-        /// What is wrong.
+        /// The cause.
         #[source]
         err: pem::Error,
     },
@@ -53,7 +53,7 @@ pub enum TlsError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         err: rustls::Error,
     },
@@ -70,27 +70,27 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError`] where they are no pair that can be served.
+    /// [`TlsError`] if they are not a pair that can be used.
     pub fn open(files: TlsFiles) -> Result<Tls, TlsError> {
         let current = ArcSwap::from(read(&files)?);
         Ok(Tls { files, current })
     }
 
-    /// What new connections are offered.
+    /// Returns the configuration for new connections.
     pub fn current(&self) -> Arc<ServerConfig> {
         self.current.load_full()
     }
 
-    /// Reads the files again; connections that stand keep what they have.
+    /// Reads the files again; existing connections keep their certificate.
     ///
     /// # Errors
-    /// [`TlsError`]; then the old pair stays.
+    /// [`TlsError`]; the old pair then stays in force.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.current.store(read(&self.files)?);
         Ok(())
     }
 
-    /// Where they come from.
+    /// Returns the paths of the files.
     pub fn files(&self) -> &TlsFiles {
         &self.files
     }
@@ -116,10 +116,10 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     Ok(Arc::new(config))
 }
 
-/// The certificates of a file, of which there is at least one.
+/// Returns the certificates of a file, at least one.
 ///
 /// # Errors
-/// [`TlsError`] where the file cannot be read or holds something else.
+/// [`TlsError`] if the file cannot be read or holds something else.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_slice_iter(&bytes(path)?).collect::<Result<Vec<_>, _>>();
     let found = read.map_err(|err| TlsError::Pem { path: path.to_owned(), want: "certificates", err })?;

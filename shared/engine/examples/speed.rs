@@ -1,5 +1,5 @@
-//! Prints how fast the engine prefills and decodes on this machine: a model of random weights of the demo
-//! cloud model's size, or a GGUF file.
+//! Prints how fast the engine prefills and decodes on this machine, with a GGUF file or with random weights
+//! in the size of the demo's cloud model.
 //!
 //! `cargo run --release -p baton-engine --example speed -- [FILE.gguf] [THREADS]`
 
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::SyntheticModel;
 use baton_engine::{Capture, Engine, EngineOptions, HeadId, Model, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 
 const PROMPT_TOKENS: usize = 2048;
 const DECODED_TOKENS: usize = 64;
@@ -51,7 +51,7 @@ fn demo_sized() -> SyntheticModel {
 
 fn measure(engine: &mut Engine, model: &Model) -> Result<(), Box<dyn Error>> {
     let vocab_len = model.config().vocab_len as u32;
-    // Below the context, and never met before, so that nothing is cached.
+    // Shorter than the context, and never seen before, so nothing is cached.
     let tokens = PROMPT_TOKENS.min(model.config().context_len - DECODED_TOKENS);
     let ids: Vec<u32> = (0..tokens as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab_len).collect();
     let seq = engine.create();

@@ -1,10 +1,13 @@
-//! LoRA adapters at run time: low-rank changes of a layer's projections, computed beside the weights.
+//! LoRA adapters at run time: low-rank changes of a layer's projections, computed in addition to the weights.
 //!
-//! A projection `y = W x` with an adapter becomes `y = W x + s B (A x)`, with `A: [r, cols]`, `B: [rows, r]` and
-//! `s = alpha / r`; source: Hu 2021, "LoRA", section 4.1. Files are llama.cpp's: GGUF with `general.type = adapter`,
-//! `adapter.type = lora`, `adapter.lora.alpha`, and tensors `blk.N.NAME.weight.lora_a` and `.lora_b` in F32 or F16.
-//! Never: changes weights, or computes anything for sequences without the adapter. What always holds: an opened
-//! adapter fits its model; whatever a file holds, it gives an adapter or a typed error; memory is that of its file.
+//! A projection `y = W x` with an adapter becomes `y = W x + s B (A x)`, with `A: [r, cols]`, `B: [rows, r]`
+//! and `s = alpha / r`. Source: Hu 2021, "LoRA", section 4.1. Files are in llama.cpp's form: GGUF with
+//! `general.type = adapter`, `adapter.type = lora`, `adapter.lora.alpha`, and tensors
+//! `blk.N.NAME.weight.lora_a` and `.lora_b` in F32 or F16.
+//!
+//! Never: changes weights, or computes anything for sequences without the adapter. What always holds: an
+//! opened adapter fits its model. Any file gives either an adapter or a typed error. Memory use is that of
+//! the file.
 
 mod error;
 mod target;
@@ -24,35 +27,35 @@ pub use target::{Target, targets};
 
 use target::PROJECTIONS;
 
-/// `general.type` of an adapter's file.
+/// The value of `general.type` in an adapter's file.
 pub const GENERAL_TYPE: &str = "adapter";
-/// The key of the kind of adapter.
+/// The key for the kind of adapter.
 pub const TYPE_KEY: &str = "adapter.type";
 /// The kind of adapter that the engine runs.
 pub const TYPE: &str = "lora";
-/// The key of alpha.
+/// The key for alpha.
 pub const ALPHA_KEY: &str = "adapter.lora.alpha";
-/// How the name of `A` ends, after that of the weight.
+/// Suffix of the name of `A`, after the name of the weight.
 pub const A_SUFFIX: &str = ".lora_a";
-/// How the name of `B` ends, after that of the weight.
+/// Suffix of the name of `B`, after the name of the weight.
 pub const B_SUFFIX: &str = ".lora_b";
-/// Tokens that switch an adapter on; such adapters compute something else.
+/// The key for tokens that switch an adapter on. Such adapters work differently and are refused.
 const INVOCATION_KEY: &str = "adapter.alora.invocation_tokens";
-/// Rows that are read at a time when numbers are checked.
+/// Rows read at a time when numbers are checked.
 const CHECK_ROWS: usize = 64;
 
-/// The change of one projection, where it lies in the file.
+/// The change of one projection, by its position in the file.
 #[derive(Debug, Clone, Copy)]
 struct ChangeAt {
     /// `[r, cols]`.
     a: MatrixAt,
     /// `[rows, r]`.
     b: MatrixAt,
-    /// What the product is multiplied with.
+    /// Factor of the product.
     factor: f32,
 }
 
-/// Changes of a layer, by [`Projection`].
+/// The changes of a layer, by [`Projection`].
 type LayerAt = [Option<ChangeAt>; PROJECTIONS];
 
 /// The change of one projection.
@@ -62,7 +65,7 @@ pub(crate) struct Change<'a> {
     pub(crate) a: Weight<'a>,
     /// `[rows, r]`.
     pub(crate) b: Weight<'a>,
-    /// What the product is multiplied with.
+    /// Factor of the product.
     pub(crate) factor: f32,
 }
 
@@ -81,15 +84,15 @@ impl Adapter {
     /// Opens an adapter's file and checks it against the model. Cost: one read of the file.
     ///
     /// # Errors
-    /// [`AdapterError`], whatever the file holds.
+    /// [`AdapterError`] if the file is not a valid adapter of the model.
     pub fn open(path: &Path, model: &Arc<Model>) -> Result<Arc<Adapter>, AdapterError> {
         Adapter::from_gguf(Gguf::open(path)?, model)
     }
 
-    /// An adapter of an opened file, which may be bytes in memory.
+    /// Makes an adapter from an opened file, which may be bytes in memory.
     ///
     /// # Errors
-    /// [`AdapterError`], whatever the file holds.
+    /// [`AdapterError`] if the file is not a valid adapter of the model.
     pub fn from_gguf(gguf: Gguf, model: &Arc<Model>) -> Result<Arc<Adapter>, AdapterError> {
         let config = model.config();
         let alpha = check_kind(&gguf, config.family.name)?;
@@ -102,7 +105,8 @@ impl Adapter {
         for tensor in gguf.tensors() {
             halves += 1;
             let Some(weight) = tensor.name().strip_suffix(A_SUFFIX) else {
-                // Counted against the `A`s below; its place is looked up from there.
+                // `B` is counted here and compared with the number of `A` below; its position is looked up
+                // from there.
                 find_target(tensor.name(), tensor.name().strip_suffix(B_SUFFIX), &targets, config.n_layers)?;
                 continue;
             };
@@ -123,37 +127,37 @@ impl Adapter {
         Ok(Arc::new(Adapter { model: Arc::clone(model), gguf, name, layers, matrices, rank_max }))
     }
 
-    /// Whether its file is still all there, as [`Model::intact`].
+    /// Checks that its file is complete and unchanged, as [`Model::intact`] does.
     pub(crate) fn intact(&self) -> Result<(), GgufError> {
         self.gguf.intact()
     }
 
-    /// The model that it changes.
+    /// Returns the model that it changes.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The name in its metadata, else the file's.
+    /// Returns the name in its metadata, else the file's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file, where it was opened by path.
+    /// Returns the file's path, if it was opened by path.
     pub fn path(&self) -> Option<&Path> {
         self.gguf.path()
     }
 
-    /// Matrices of the model that it changes.
+    /// Returns the number of matrices of the model that it changes.
     pub fn matrices(&self) -> usize {
         self.matrices
     }
 
-    /// The highest rank among its changes.
+    /// Returns the highest rank among its changes.
     pub fn rank_max(&self) -> usize {
         self.rank_max
     }
 
-    /// What it changes of a projection; `None` where it leaves it as it is.
+    /// Returns the change of a projection, or `None` if there is none.
     pub(crate) fn change(&self, layer: usize, projection: Projection) -> Option<Change<'_>> {
         let at = self.layers.get(layer)?[projection as usize].as_ref()?;
         let matrix = |at: &MatrixAt| {
@@ -164,7 +168,7 @@ impl Adapter {
     }
 }
 
-/// Shape only.
+/// Prints the shape only.
 impl std::fmt::Debug for Adapter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Adapter { name, matrices, rank_max, .. } = self;
@@ -176,7 +180,7 @@ impl std::fmt::Debug for Adapter {
     }
 }
 
-/// Checks what the file says that it is; gives alpha.
+/// Checks the kind and family that the file states; returns alpha.
 fn check_kind(gguf: &Gguf, family: &'static str) -> Result<f32, AdapterError> {
     let metadata = gguf.metadata();
     let want = |key: &'static str, want: &'static str| {
@@ -197,7 +201,7 @@ fn check_kind(gguf: &Gguf, family: &'static str) -> Result<f32, AdapterError> {
     if alpha.is_finite() { Ok(alpha) } else { Err(AdapterError::Alpha(alpha)) }
 }
 
-/// The layer and the matrix that a tensor belongs to.
+/// Returns the layer and the matrix that a tensor belongs to.
 fn find_target<'a>(
     tensor: &str,
     weight: Option<&str>,
@@ -207,7 +211,7 @@ fn find_target<'a>(
     let parts = || {
         let (layer, rest) = weight?.strip_prefix("blk.")?.split_once('.')?;
         let name = rest.strip_suffix(".weight")?;
-        // Digits as they are written by everybody: no sign, no zero in front.
+        // Only the usual form of a number is accepted: no sign, no leading zero.
         let number: usize = layer.parse().ok().filter(|number: &usize| number.to_string() == layer)?;
         Some((number, targets.iter().find(|target| target.name == name)?))
     };

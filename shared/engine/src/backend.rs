@@ -1,8 +1,9 @@
-//! What computes: the operations that the forward pass is made of.
+//! The operations that the forward pass is made of.
 //!
-//! The forward pass is written once over [`Backend`]; the CPU is the first. A backend owns the memory of
-//! activations and of the KV cache's blocks, and keeps the engine's law: a row of a result depends on the same
-//! row of the input alone (and, in attention, on its sequence), in one fixed order of summation.
+//! The forward pass is written once over [`Backend`]; the CPU is the only backend so far. A backend owns the
+//! memory of activations and of the KV cache's blocks. It keeps the engine's invariant: a row of a result
+//! depends only on the same row of the input, and in attention on its sequence. The order of summation is
+//! fixed.
 
 use std::ops::Range;
 
@@ -24,23 +25,24 @@ pub(crate) mod cpu_kv;
 pub(crate) struct SeqSpan {
     /// Rows of the pass.
     pub(crate) rows: Range<usize>,
-    /// Where the first row's keys and values go: the sequence's cached tokens before the pass.
+    /// Number of tokens of the sequence in the cache before the pass; keys and values of the first row go
+    /// there.
     pub(crate) start: usize,
-    /// Tokens before these that the cache has given up: the first row's position is `start + evicted`.
+    /// Earlier tokens that the cache has evicted: the first row's position is `start + evicted`.
     pub(crate) evicted: usize,
-    /// The sequence's blocks, those reserved for this pass included.
+    /// The sequence's blocks, including those reserved for this pass.
     pub(crate) blocks: Vec<BlockId>,
 }
 
 impl SeqSpan {
-    /// Positions of the rows.
+    /// Returns the positions of the rows.
     pub(crate) fn positions(&self) -> Range<usize> {
         let first = self.start + self.evicted;
         first..first + self.rows.len()
     }
 }
 
-/// What attention needs to know of the model.
+/// The model's properties that attention needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub(crate) n_heads: usize,
@@ -52,12 +54,12 @@ pub(crate) struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Query heads that share a key head.
+    /// Returns the number of query heads that share a key head.
     pub(crate) fn group(&self) -> usize {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Whether any query from `position` on may see a key of the block that begins at `first`.
+    /// Whether a query at `position` or later may see a key of the block that begins at `first`.
     pub(crate) fn sees_block(&self, position: usize, first: usize) -> bool {
         self.window.is_none_or(|window| {
             let oldest = (position + 1).saturating_sub(window.tokens);
@@ -66,10 +68,10 @@ impl AttentionShape {
     }
 }
 
-/// The rows whose attention scores are kept, and where.
+/// The head whose attention scores are kept, and the buffer for them.
 pub(crate) struct ScoreTarget<'a> {
     pub(crate) head: usize,
-    /// `[keys]`, added to.
+    /// `[keys]`; scores are added to it.
     pub(crate) sum: &'a mut [f32],
 }
 
@@ -83,58 +85,60 @@ pub(crate) trait Backend: Send + Sync {
     /// Zeroed activations.
     fn rows(&self, t: usize, width: usize) -> Self::Rows;
 
-    /// Makes the copies, in order, and room for `blocks` where they have none yet.
+    /// Makes the copies, in order, and makes room for blocks of `spans` that have none yet.
     fn prepare(&self, kv: &mut Self::Kv, copies: &[BlockCopy], spans: &[SeqSpan]);
 
-    /// Copies the keys and values that `kept` names from the blocks `from` into the first slots of the blocks `to`.
+    /// Copies the keys and values that `kept` names from the blocks `from` into the first slots of the blocks
+    /// `to`.
     fn keep(&self, kv: &mut Self::Kv, kept: &Kept, from: &[BlockId], to: &[BlockId]);
 
-    /// Row `i` becomes the embedding of `ids[i]`.
+    /// Sets row `i` to the embedding of `ids[i]`.
     fn embed(&self, table: &Matrix<'_>, ids: &[TokenId], out: &mut Self::Rows);
 
-    /// Chosen rows of `x`, in the order given.
+    /// Returns chosen rows of `x`, in the order given.
     fn gather(&self, x: &Self::Rows, rows: &[usize]) -> Self::Rows;
 
-    /// RMS norm of each row.
+    /// Applies an RMS norm to each row.
     fn rms_norm(&self, x: &Self::Rows, weight: &[f32], eps: f32, out: &mut Self::Rows);
 
-    /// RMS norm of each head of each row, in place; heads are as wide as `weight`. Nothing where it is empty.
+    /// Applies an RMS norm to each head of each row, in place. Heads are as wide as `weight`; if it is empty,
+    /// nothing changes.
     fn norm_heads(&self, x: &mut Self::Rows, weight: &[f32], eps: f32);
 
-    /// `x *= factor`.
+    /// Multiplies `x *= factor`.
     fn scale(&self, x: &mut Self::Rows, factor: f32);
 
-    /// Each output becomes `x W^T`: first with the rows of the weights that are at hand, then, in order, with those that
-    /// are waited for.
+    /// Sets each output to `x W^T`: first for the rows of the weights that are in memory, then, in order, for
+    /// those that are still being read.
     ///
     /// # Errors
-    /// [`WeightError`] where weights cannot be read; what the outputs hold then means nothing.
+    /// [`WeightError`] if weights cannot be read; the outputs are then undefined.
     fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]) -> Result<(), WeightError>;
 
-    /// Adds the bias to each row; nothing where it is empty.
+    /// Adds the bias to each row; an empty bias changes nothing.
     fn add_bias(&self, x: &mut Self::Rows, bias: &[f32]);
 
-    /// `x += y`.
+    /// Adds `x += y`.
     fn add(&self, x: &mut Self::Rows, y: &Self::Rows);
 
-    /// `gate = silu(gate) * up`.
+    /// Sets `gate = silu(gate) * up`.
     fn swiglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
 
-    /// `gate = gelu(gate) * up`.
+    /// Sets `gate = gelu(gate) * up`.
     fn geglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
 
-    /// For every `i`: row `rows[i]` of `x` gains `factors[i]` times row `i` of `y`.
+    /// Adds `factors[i]` times row `i` of `y` to row `rows[i]` of `x`, for every `i`.
     fn add_scaled(&self, x: &mut Self::Rows, rows: &[usize], factors: &[f32], y: &Self::Rows);
 
-    /// Turns every head of each row by the row's position.
+    /// Rotates every head of each row by the row's position.
     fn rope(&self, x: &mut Self::Rows, d_head: usize, table: &RopeTable, style: RopeStyle);
 
     /// Writes the keys and values of every span into its blocks.
     fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
 
-    /// Attention of every row of the spans over its own sequence; other rows of `out` and `lse` keep what they
-    /// hold. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is `[t, h]`: the
-    /// log-sum-exp of each row's scaled scores.
+    /// Computes attention of every row of the spans over its own sequence; other rows of `out` and `lse` do
+    /// not change. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is
+    /// `[t, h]`: the log-sum-exp of each row's scaled scores.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
     fn attend(
         &self,
@@ -161,10 +165,10 @@ pub(crate) trait Backend: Send + Sync {
         targets: &mut [ScoreTarget<'_>],
     );
 
-    /// Activations of these numbers, row-major.
+    /// Returns activations with these numbers, row-major.
     fn write(&self, values: Vec<f32>, width: usize) -> Self::Rows;
 
-    /// The numbers, row-major.
+    /// Returns the numbers, row-major.
     fn read(&self, x: Self::Rows) -> Vec<f32>;
 }
 

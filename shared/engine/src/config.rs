@@ -1,18 +1,18 @@
-//! What a GGUF file's metadata says about its model, checked once.
+//! The properties of a model that a GGUF file's metadata states, checked once.
 //!
-//! Reads metadata only; tensors are checked against the result by [`crate::weights`]. Invariant: the numbers of
-//! a [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
+//! Reads metadata only; [`crate::weights`] checks tensors against the result. Invariant: the numbers of a
+//! [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
 
 use crate::family::{self, Family, Presence};
 use crate::gguf::{Gguf, GgufError, Metadata};
 use crate::rope::{Rope, RopeScaling};
 
-/// Attention to the newest tokens and a few first ones only.
+/// Attention that sees only the newest tokens and a few first ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Newest tokens that a query sees, itself among them; > 0.
+    /// Newest tokens that a query sees, including itself; > 0.
     pub tokens: usize,
-    /// First tokens of the sequence that every query sees as well. Source: StreamingLLM, Xiao 2023.
+    /// First tokens of the sequence that every query also sees. Source: StreamingLLM, Xiao 2023.
     pub sinks: usize,
 }
 
@@ -21,20 +21,20 @@ pub struct SlidingWindow {
 pub struct Experts {
     /// Experts of a layer.
     pub count: usize,
-    /// Experts that a token goes through, 1 to `count`.
+    /// Experts per token, 1 to `count`.
     pub used: usize,
     /// Width of one expert.
     pub d_ff: usize,
-    /// Width of the expert that every token goes through, where there is one.
+    /// Width of the expert that every token uses, if there is one.
     pub shared_d_ff: Option<usize>,
-    /// The chosen experts' probabilities are divided by their sum.
+    /// Whether the chosen experts' probabilities are divided by their sum.
     pub normalized: bool,
 }
 
-/// Layers that see a sliding window and turn by frequencies of their own.
+/// Layers that see only a sliding window and have their own rotary frequencies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalLayers {
-    /// Of so many neighbouring layers all but the last are local; > 0.
+    /// Of this many consecutive layers, all but the last are local; > 0.
     pub period: usize,
     /// Their rotary positions.
     pub rope: Rope,
@@ -44,7 +44,7 @@ pub struct LocalLayers {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {
-    /// What the architecture implies.
+    /// The properties that the architecture implies.
     pub family: &'static Family,
     /// Transformer layers.
     pub n_layers: usize,
@@ -60,45 +60,46 @@ pub struct ModelConfig {
     pub d_ff: usize,
     /// Rows of the embedding table.
     pub vocab_len: usize,
-    /// Most tokens of one sequence.
+    /// The most tokens of one sequence.
     pub context_len: usize,
-    /// Rotary positions; of the layers that are not local.
+    /// Rotary positions, except those of local layers.
     pub rope: Rope,
-    /// Most tokens of one sequence before the rotary positions were stretched; `context_len` where they were not.
+    /// The most tokens of one sequence before the rotary positions were scaled; `context_len` if they were
+    /// not.
     pub original_context_len: usize,
     /// Added to the mean square by RMS norms.
     pub norm_eps: f32,
     /// The factor of query-key products.
     pub attention_scale: f32,
-    /// Sliding-window attention, where the model has it: in every layer, or in the local ones.
+    /// Sliding-window attention, if the model has it: in every layer, or only in local ones.
     pub window: Option<SlidingWindow>,
-    /// Which layers are local; `None` where all are alike.
+    /// Which layers are local; `None` if all are alike.
     pub local: Option<LocalLayers>,
-    /// The feed-forward layers' experts; `None` where they are dense.
+    /// The experts of the feed-forward layers; `None` if they are dense.
     pub experts: Option<Experts>,
 }
 
-/// What is wrong with a model's metadata.
+/// Why a model's metadata was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A key is missing or has another type.
     #[error("read metadata")]
     Metadata(#[from] GgufError),
-    /// An architecture that is no row of [`family::FAMILIES`].
+    /// The architecture is not in [`family::FAMILIES`].
     #[error("architecture `{0}` is not supported")]
     UnknownArchitecture(String),
-    /// A number outside its range.
+    /// A number is outside its range.
     #[error("`{key}` is {value}, must be {want}")]
     OutOfRange {
         /// The metadata key.
         key: String,
         /// Its value.
         value: String,
-        /// The range in words.
+        /// The allowed range, in words.
         want: String,
     },
-    /// Something that the forward pass does not compute.
+    /// The forward pass does not support a value.
     #[error("`{key}` = {value} is not supported")]
     Unsupported {
         /// The metadata key.
@@ -112,7 +113,7 @@ impl ModelConfig {
     /// Reads the shape of the model in `gguf`; `vocab_len` is the number of rows of its embedding table.
     ///
     /// # Errors
-    /// [`ConfigError`] for whatever is missing, out of range or not supported.
+    /// [`ConfigError`] if something is missing, out of range or not supported.
     pub fn from_gguf(gguf: &Gguf, vocab_len: usize) -> Result<Self, ConfigError> {
         let metadata = gguf.metadata();
         let architecture = metadata.str("general.architecture")?;
@@ -161,22 +162,22 @@ impl ModelConfig {
         })
     }
 
-    /// Whether the layer sees a sliding window only, where other layers see everything.
+    /// Whether the layer sees only a sliding window, while other layers see everything.
     pub fn is_local(&self, layer: usize) -> bool {
         self.local.as_ref().is_some_and(|local| layer % local.period != local.period - 1)
     }
 
-    /// The sliding window of a layer.
+    /// Returns the sliding window of a layer, if it has one.
     pub fn window_at(&self, layer: usize) -> Option<SlidingWindow> {
         self.window.filter(|_| self.local.is_none() || self.is_local(layer))
     }
 
-    /// Width of all query heads together.
+    /// Returns the width of all query heads together.
     pub fn d_q(&self) -> usize {
         self.n_heads * self.d_head
     }
 
-    /// Width of all key heads together, and of all value heads.
+    /// Returns the width of all key heads together, which is also that of all value heads.
     pub fn d_kv(&self) -> usize {
         self.n_kv_heads * self.d_head
     }
@@ -188,7 +189,8 @@ struct Keys<'a> {
     prefix: &'static str,
 }
 
-/// More than any model has, small enough that products of two fit `usize` and that rope's f64 angles are exact.
+/// More than any model has, yet small enough that products of two fit `usize` and that rope's f64 angles are
+/// exact.
 const COUNT_MAX: u32 = 1 << 28;
 
 impl Keys<'_> {
@@ -246,8 +248,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Refuses numbers that say of something that it is computed, but not how this engine does it: each key with
-    /// the values that change nothing.
+    /// Refuses values that ask for a computation the engine does not do. Each key is listed with the values
+    /// that change nothing.
     fn refuse_unsupported(&self) -> Result<(), ConfigError> {
         for (name, harmless) in [
             ("attention.max_alibi_bias", [0.0, 0.0]),
@@ -255,7 +257,7 @@ impl Keys<'_> {
             ("attn_logit_softcapping", [0.0, 0.0]),
             ("final_logit_softcapping", [0.0, 0.0]),
             ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
-            // How far fast pairs are spared the stretching: wholly; below 0 means "not set".
+            // 1 spares the fast pairs from scaling completely; below 0 means "not set".
             ("rope.scaling.yarn_ext_factor", [-1.0, 1.0]),
             ("rope.scaling.yarn_attn_factor", [1.0, 1.0]),
             ("expert_weights_scale", [0.0, 1.0]),
@@ -266,7 +268,7 @@ impl Keys<'_> {
                 return Err(ConfigError::Unsupported { key, value: value.to_string() });
             }
         }
-        // Softmax is gating function 1.
+        // Gating function 1 is softmax.
         for (name, harmless) in
             [("expert_group_count", 0..2), ("leading_dense_block_count", 0..1), ("expert_gating_func", 0..2)]
         {
@@ -367,7 +369,8 @@ impl Keys<'_> {
         let kind_key = self.key("rope.scaling.type");
         let kind = self.metadata.opt_str(&kind_key)?;
         match kind {
-            // A factor without a kind is linear, as in llama.cpp; the second key is that of old files. 0 means none.
+            // A factor without a kind is linear, as in llama.cpp. The second key is used by old files. 0
+            // means none.
             None => {
                 for name in ["rope.scaling.factor", "rope.scale_linear"] {
                     if let Some(factor) = self.metadata.opt_f32(&self.key(name))? {

@@ -1,8 +1,8 @@
-//! Tokens back to text while they arrive: the streaming text transform.
+//! Turns tokens back into text while they arrive.
 //!
-//! Never shows half a character: bytes that may still become one are held back; bytes that cannot are
-//! shown as U+FFFD at once. What comes out, put together, is the lossy UTF-8 reading of the tokens'
-//! bytes, however the tokens were grouped. Control tokens show nothing.
+//! Never shows half a character: bytes that may still become a character are held back, and bytes that cannot
+//! are shown as U+FFFD at once. The concatenated output is the lossy UTF-8 decoding of the tokens' bytes,
+//! however the tokens were grouped. Control tokens show nothing.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::tokenizer::{TokenId, Tokenizer};
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    /// The beginning of a character, at most three bytes between calls.
+    /// The first bytes of an incomplete character, at most three between calls.
     held: Vec<u8>,
 }
 
@@ -22,7 +22,7 @@ impl Detokenizer {
         Detokenizer { tokenizer, held: Vec::new() }
     }
 
-    /// The text that this token completes; empty where a character is still incomplete.
+    /// Returns the text that this token completes; empty if a character is still incomplete.
     pub fn push(&mut self, id: TokenId) -> String {
         if self.tokenizer.is_control(id) {
             return String::new();
@@ -31,20 +31,20 @@ impl Detokenizer {
         take_complete(&mut self.held)
     }
 
-    /// The end of the answer: U+FFFD where a character stayed incomplete.
+    /// Ends the answer; returns U+FFFD if a character stayed incomplete.
     pub fn finish(&mut self) -> String {
         let rest = String::from_utf8_lossy(&self.held).into_owned();
         self.held.clear();
         rest
     }
 
-    /// Bytes held back for a character that is not complete yet (0 to 3).
+    /// Returns the number of bytes held back for an incomplete character (0 to 3).
     pub fn held_bytes(&self) -> usize {
         self.held.len()
     }
 }
 
-/// Takes everything but the bytes that may still become a character.
+/// Takes all bytes except those that may still become a character.
 fn take_complete(held: &mut Vec<u8>) -> String {
     let mut text = String::with_capacity(held.len());
     let mut at = 0;

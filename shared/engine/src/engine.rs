@@ -1,12 +1,13 @@
 //! The engine: sequences over one model, one step at a time.
 //!
-//! Synchronous; owns its threads and its KV cache; reads no clock and no network. A step runs the new tokens of
-//! any number of sequences through the model (prefill chunks and decode rows alike), reports progress after
-//! each layer and can be cancelled there.
+//! Synchronous; owns its threads and its KV cache; reads no clock and no network. A step runs the new tokens
+//! of any number of sequences through the model (prefill chunks and decode rows alike). It reports progress
+//! after each layer and can be cancelled there.
 //!
-//! What always holds: a token's logits do not depend on the batch (whatever adapters its other sequences have), the
-//! chunks its sequence came in, the number of threads, or whether its prefix was forked or found in the cache; a step that fails or is cancelled leaves
-//! every sequence with the length it had.
+//! What always holds: a token's logits do not depend on the batch (or the adapters of its other sequences),
+//! the chunks its sequence came in, or the number of threads. They do not depend on whether its prefix was
+//! forked or found in the cache. A step that fails or is cancelled leaves every sequence with the length it
+//! had.
 
 mod pieces;
 
@@ -35,22 +36,24 @@ use crate::weights::WeightError;
 pub use crate::backend::cpu_kv::KvFormat;
 pub use pieces::{Hidden, OpenStep};
 
-/// How an engine is set up.
+/// The settings of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Threads that compute, the one that calls [`Engine::step`] included; as many as the machine has where `None`.
+    /// Threads that compute, including the one that calls [`Engine::step`]; `None` means as many as the
+    /// machine has.
     pub threads: Option<NonZeroUsize>,
     /// Tokens of the KV cache, over all sequences; rounded up to whole blocks.
     pub kv_tokens: usize,
-    /// How keys and values are kept.
+    /// The number format of keys and values.
     pub kv_format: KvFormat,
-    /// Sliding-window attention in every layer, in place of the model's own.
+    /// Sliding-window attention in every layer, replacing the model's own.
     pub window: Option<SlidingWindow>,
-    /// Percent of the cache's blocks that may keep prefixes of no present sequence, 0 to 100. Their room is taken
-    /// whenever a sequence needs it; a smaller share bounds the memory that is ever touched.
+    /// Percent of the cache's blocks that may keep prefixes of no live sequence, 0 to 100. Their room is
+    /// taken whenever a sequence needs it; a smaller share limits the memory that is ever used.
     pub prefix_cache_percent: u8,
-    /// The layers that this engine computes, ascending; all where `None`. With fewer than all of them, steps go by
-    /// [`Engine::open_step`] and [`Engine::run_layers`], the cache holds these layers only, and nothing can be evicted.
+    /// The layers that this engine computes, ascending; `None` means all. With fewer than all, steps use
+    /// [`Engine::open_step`] and [`Engine::run_layers`], the cache holds only these layers, and nothing can
+    /// be evicted.
     pub layers: Option<Vec<usize>>,
 }
 
@@ -67,36 +70,36 @@ impl Default for EngineOptions {
     }
 }
 
-/// Why an engine cannot be made.
+/// Why an engine cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A cache without room, or too large to number.
+    /// The cache has no room, or more blocks than can be numbered.
     #[error("kv cache of {tokens} tokens, must be 1 to {max}")]
     KvTokens {
-        /// Tokens asked for.
+        /// Tokens requested.
         tokens: usize,
         /// The most.
         max: usize,
     },
-    /// A share of more than everything.
+    /// The share exceeds 100 percent.
     #[error("prefix cache of {percent} percent of the kv cache, must be 0 to 100")]
     PrefixShare {
-        /// The share asked for.
+        /// The share requested.
         percent: u8,
     },
-    /// Layers that the model does not have, or not in order.
+    /// The model does not have these layers, or they are not ascending.
     #[error("layers {layers:?}, must ascend and be below {n_layers}")]
     Layers {
-        /// The layers asked for.
+        /// The layers requested.
         layers: Vec<usize>,
-        /// The model's.
+        /// Number of layers of the model.
         n_layers: usize,
     },
-    /// A sliding window that sees no token.
+    /// The sliding window sees no token.
     #[error("sliding window of 0 tokens, must be at least 1")]
     EmptyWindow,
-    /// The operating system gives no threads.
+    /// The operating system cannot start threads.
     #[error("start compute threads")]
     Threads(#[source] std::io::Error),
 }
@@ -105,16 +108,16 @@ pub enum EngineError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The cache refuses: an unknown sequence, or too little room.
+    /// The cache refuses the step: the sequence is unknown, or there is too little room.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// One sequence twice in a batch.
+    /// A sequence is twice in a batch.
     #[error("{0:?} is in the batch twice")]
     DuplicateSequence(SeqId),
-    /// A sequence without tokens in the batch.
+    /// A sequence in the batch has no tokens.
     #[error("no tokens for {0:?}")]
     NoTokens(SeqId),
-    /// A token that the model does not have.
+    /// The model does not have this token.
     #[error("token {id}, the model has {vocab_len}")]
     NoSuchToken {
         /// The token.
@@ -122,7 +125,7 @@ pub enum StepError {
         /// The rows of the model's embedding table.
         vocab_len: usize,
     },
-    /// More tokens than the model was made for.
+    /// The sequence would exceed the model's context.
     #[error("sequence would have {tokens} tokens, the model's context has {context_len}")]
     ContextFull {
         /// Tokens after the step.
@@ -130,7 +133,7 @@ pub enum StepError {
         /// The model's limit.
         context_len: usize,
     },
-    /// Scores that cannot be captured.
+    /// The requested scores cannot be captured.
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// A weight source failed.
@@ -139,29 +142,29 @@ pub enum StepError {
     /// The model's file changed while the step read it.
     #[error("read the model's file")]
     ModelFile(#[from] GgufError),
-    /// A layer that this engine does not compute.
+    /// This engine does not compute the layer.
     #[error("layer {layer} is not one of this engine's")]
     NotHeld {
         /// The layer.
         layer: usize,
     },
-    /// Hidden states, or rows of a step, that do not fit it.
+    /// Hidden states do not fit the rows of the step.
     #[error("hidden states of {found:?} (rows, width), must be {want:?}")]
     Hidden {
-        /// What was given.
+        /// The shape given.
         found: (usize, usize),
-        /// What the step needs there.
+        /// The shape needed.
         want: (usize, usize),
     },
-    /// Rows that an open step does not have.
+    /// The open step does not have these rows.
     #[error("rows {rows:?} of a step of {total}")]
     Rows {
-        /// The rows asked for.
+        /// The rows requested.
         rows: std::ops::Range<usize>,
-        /// The step's.
+        /// Number of rows of the step.
         total: usize,
     },
-    /// Scores of a step that is computed in pieces.
+    /// Scores were requested for a step that is computed in pieces.
     #[error("attention scores are not captured in steps by pieces")]
     CaptureInPieces,
     /// [`StepControl::after_layer`] asked to stop.
@@ -169,23 +172,23 @@ pub enum StepError {
     Cancelled {
         /// Layers done.
         done: usize,
-        /// Layers in all.
+        /// All layers.
         total: usize,
     },
 }
 
-/// Where the logits of a sequence's new tokens are wanted.
+/// The new tokens of a sequence whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Nowhere.
+    /// None.
     None,
-    /// Of the last token.
+    /// The last token.
     Last,
-    /// Of every token of the step.
+    /// Every token of the step.
     All,
 }
 
-/// The new tokens of one sequence in a step; their positions follow the sequence's present length.
+/// The new tokens of one sequence in a step; their positions follow the sequence's current length.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSeq<'a> {
     /// The sequence, at most once in a batch.
@@ -198,16 +201,16 @@ pub struct StepSeq<'a> {
     pub capture: Option<&'a Capture>,
 }
 
-/// What a step gives for one sequence.
+/// The result of a step for one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeqOutput {
     /// `[wanted, v]`.
     pub logits: Vec<f32>,
-    /// Where they were asked for.
+    /// Attention scores, if they were requested.
     pub scores: Option<AttentionScores>,
 }
 
-/// Hears of a step's progress, and may end it.
+/// Receives a step's progress, and may cancel it.
 pub trait StepControl {
     /// Called after each layer; `Break` cancels the step.
     fn after_layer(&mut self, done: usize, total: usize) -> ControlFlow<()>;
@@ -228,28 +231,28 @@ pub struct AdapterId(u32);
 #[derive(Debug)]
 pub struct Engine {
     model: Arc<Model>,
-    /// The n-th computes the sequences of root n + 1.
+    /// By index; adapter `n` belongs to sequences of root `n + 1`.
     adapters: Vec<Arc<Adapter>>,
     backend: CpuBackend,
-    /// In place of the model's own.
+    /// Replaces the model's own.
     window: Option<SlidingWindow>,
     table: KvTable,
     kv: CpuKv,
-    /// Those that it computes, ascending.
+    /// The layers that it computes, ascending.
     layers: Vec<usize>,
 }
 
-/// Token counts above this have no block number.
+/// The most tokens whose blocks can be numbered.
 const KV_TOKENS_MAX: usize = (u32::MAX as usize) * BLOCK_TOKENS;
 
-/// Most adapters of one engine.
+/// The most adapters of one engine.
 const ADAPTERS_MAX: usize = 1024;
 
 impl Engine {
-    /// An engine without sequences. Cache memory is taken block by block as sequences grow.
+    /// Creates an engine without sequences. Cache memory is allocated block by block as sequences grow.
     ///
     /// # Errors
-    /// [`EngineError`] for options out of range, or where threads cannot be started.
+    /// [`EngineError`] if an option is out of range or threads cannot be started.
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         let tokens = options.kv_tokens;
         if !(1..=KV_TOKENS_MAX).contains(&tokens) {
@@ -284,12 +287,12 @@ impl Engine {
         })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// Takes an adapter in, for sequences to be created with; giving it once more gives the same id.
+    /// Adds an adapter, so that sequences can be created with it; adding it again returns the same id.
     ///
     /// # Errors
     /// [`AdapterError::OtherModel`], [`AdapterError::TooMany`].
@@ -307,30 +310,31 @@ impl Engine {
         Ok(AdapterId(self.adapters.len() as u32 - 1))
     }
 
-    /// A new, empty sequence of the model alone.
+    /// Creates an empty sequence of the model alone.
     pub fn create(&mut self) -> SeqId {
         self.table.create(Root::default(), PrefixScope::default())
     }
 
-    /// A new, empty sequence, computed with this adapter, as are its forks; it shares prefixes only with sequences of
-    /// the same adapter. Without one: [`Self::create`].
+    /// Creates an empty sequence, computed with this adapter if one is given; its forks use the same. It
+    /// shares prefixes only with sequences of the same adapter. Without an adapter it does the same as
+    /// [`Self::create`].
     ///
     /// # Errors
-    /// [`KvError::UnknownAdapter`] where the adapter was given to another engine.
+    /// [`KvError::UnknownAdapter`] if the adapter was given to another engine.
     pub fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, KvError> {
         self.create_in(PrefixScope::default(), adapter)
     }
 
-    /// The same, for an engine that several owners use: it shares prefixes as `scope` says.
+    /// As [`Self::create_with`], for an engine with several owners: prefixes are shared as `scope` allows.
     ///
     /// # Errors
-    /// [`KvError::UnknownAdapter`] where the adapter was given to another engine.
+    /// [`KvError::UnknownAdapter`] if the adapter was given to another engine.
     pub fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, KvError> {
         let root = self.root(adapter)?;
         Ok(self.table.create(root, scope))
     }
 
-    /// A new sequence with the first `n_tokens` of `seq`; shares their blocks.
+    /// Creates a sequence with the first `n_tokens` of `seq`; it shares their blocks.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`], [`KvError::PastEnd`].
@@ -338,7 +342,7 @@ impl Engine {
         self.table.fork(seq, n_tokens)
     }
 
-    /// Cuts the sequence to its first `n_tokens`.
+    /// Shortens the sequence to its first `n_tokens`.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`], [`KvError::PastEnd`].
@@ -346,9 +350,9 @@ impl Engine {
         self.table.truncate(seq, n_tokens)
     }
 
-    /// A new sequence that goes on where `seq` ends, but keeps only these of its keys and values; `seq` stays as it
-    /// is. Cost: a copy of what is kept. The new sequence shares no prefix with others, and cannot be cut to fewer
-    /// tokens than it begins with.
+    /// Creates a sequence that continues where `seq` ends but keeps only these of its keys and values; `seq`
+    /// does not change. Cost: a copy of what is kept. The new sequence shares no prefix with others, and
+    /// cannot be cut to fewer tokens than it begins with.
     ///
     /// # Errors
     /// [`EvictError`]; nothing has changed then.
@@ -370,13 +374,13 @@ impl Engine {
         Ok(child)
     }
 
-    /// Forgets the sequence. Its full blocks can still be found by [`Self::reuse_prefix`] until their room is
+    /// Releases the sequence. [`Self::reuse_prefix`] can still find its full blocks until their room is
     /// needed.
     pub fn release(&mut self, seq: SeqId) {
         self.table.release(seq);
     }
 
-    /// Tokens of the sequence.
+    /// Returns the number of tokens of the sequence.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`].
@@ -384,7 +388,7 @@ impl Engine {
         self.table.len(seq)
     }
 
-    /// Token ids of the sequence.
+    /// Returns the token ids of the sequence.
     ///
     /// # Errors
     /// [`KvError::UnknownSequence`].
@@ -392,36 +396,40 @@ impl Engine {
         self.table.ids(seq)
     }
 
-    /// What shared prefixes have saved, and what is kept of them.
+    /// Returns how much shared prefixes have saved, and how much is kept of them.
     pub fn prefix_stats(&self) -> PrefixStats {
         self.table.prefix_stats()
     }
 
-    /// Tokens of `ids`, from the first on, whose blocks live sequences of this scope and adapter hold:
-    /// [`Self::reuse_prefix`] needs no room for them. None for an adapter of another engine.
+    /// Returns how many tokens of `ids`, from the first on, are in blocks of live sequences with this scope
+    /// and adapter. [`Self::reuse_prefix`] needs no room for them. Returns 0 for an adapter of another
+    /// engine.
     pub fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
         self.root(adapter).map_or(0, |root| self.table.held_prefix(root, scope, ids))
     }
 
-    /// Tokens that the cache has room for, in whole blocks: free ones, and kept prefixes of no present sequence.
+    /// Returns how many tokens the cache has room for, in whole blocks: free ones, and kept prefixes of no
+    /// live sequence.
     pub fn free_tokens(&self) -> usize {
         self.table.free_tokens()
     }
 
-    /// Takes the longest known prefix of `ids` over (whole blocks, then a part of one), which are to follow the
-    /// sequence's present tokens; returns how many tokens the sequence gained: none where it ends inside a block.
-    /// May be called again between steps, as other sequences compute what this one needs. Never all of `ids`, so that there is a
-    /// token left to compute logits from; leave out of `ids` what must be computed for another reason (the
-    /// queries of a [`Capture`]).
+    /// Appends the longest known prefix of `ids` to the sequence: whole blocks, then a part of one. Returns
+    /// how many tokens the sequence gained, which is 0 if it ends inside a block. May be called again between
+    /// steps, as other sequences compute what this one needs.
+    ///
+    /// Never takes all of `ids`, so that a token is left to compute logits from. Leave out of `ids` what must
+    /// be computed for another reason, such as the queries of a [`Capture`].
     pub fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let room = self.model.config().context_len.saturating_sub(self.table.len(seq).unwrap_or(0));
         self.table.reuse_prefix(seq, &ids[..ids.len().min(room)])
     }
 
-    /// Runs the new tokens of every sequence through the model and appends them; one output for each.
+    /// Runs the new tokens of every sequence through the model and appends them; returns one output per
+    /// sequence.
     ///
     /// # Errors
-    /// [`StepError`]; every sequence then has the length it had before.
+    /// [`StepError`]; every sequence then keeps the length it had before.
     pub fn step(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -445,7 +453,7 @@ impl Engine {
         result
     }
 
-    /// Whether the engine computes these layers.
+    /// Fails if the engine does not compute one of these layers.
     fn holds(&self, layers: std::ops::Range<usize>) -> Result<(), StepError> {
         match layers.into_iter().find(|layer| self.layers.binary_search(layer).is_err()) {
             Some(layer) => Err(StepError::NotHeld { layer }),
@@ -546,13 +554,13 @@ impl Engine {
     }
 }
 
-/// Whether what a step has read of the files was there.
+/// Checks that the files were complete while a step read them.
 fn files_are_intact(model: &Model, adapters: &[Arc<Adapter>]) -> Result<(), GgufError> {
     model.intact()?;
     adapters.iter().try_for_each(|adapter| adapter.intact())
 }
 
-/// The adapters of a pass, given its sequences and the rows of each.
+/// Returns the adapters of a pass, given its sequences and the rows of each.
 fn adapted<'a>(
     table: &KvTable,
     adapters: &'a [Arc<Adapter>],

@@ -1,16 +1,17 @@
-//! Which keys and values of a sequence stay in the cache, head by head.
+//! The keys and values of a sequence that stay in the cache, head by head.
 //!
-//! Eviction policies (SnapKV, heavy hitters, streaming) choose positions; [`crate::Engine::evict`] makes a sequence that
-//! holds only those. Keys keep the rotary angle of the position they were computed at, and tokens that follow go on at
-//! the position after the last one, as if nothing were missing: what attention sees is what a mask over the full
-//! cache would leave. Every head keeps equally many, so that a slot means the same place in every head.
+//! Eviction policies (SnapKV, heavy hitters, streaming) choose positions; [`crate::Engine::evict`] makes a
+//! sequence that holds only those. Keys keep the rotary angle of their original position, and new tokens
+//! continue at the position after the last one, as if nothing were missing. Attention sees the same as with a
+//! mask over the full cache. Every head keeps equally many, so that a slot means the same place in every
+//! head.
 
 use crate::kv::KvError;
 
-/// The kept positions of every KV head of every layer; of a sequence that has lost some before, indices of those that
-/// it still has.
+/// The kept positions of every KV head of every layer. If the sequence has lost some before, they are indices
+/// of those it still has.
 ///
-/// Always holds: all heads keep equally many, at least one, in ascending order, none twice.
+/// Always holds: all heads keep the same number, at least one, in ascending order without repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     tokens: usize,
@@ -22,20 +23,20 @@ pub struct Kept {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvictError {
-    /// The cache refuses: an unknown sequence, or too little room.
+    /// The cache refuses: the sequence is unknown, or there is too little room.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A head that keeps nothing, or not as many as the first one.
+    /// A head keeps nothing, or a different number than the first one.
     #[error("head {head} keeps {tokens} tokens, the first one keeps {first}, and at least 1 must stay")]
     Tokens {
         /// Index of the head over all layers.
         head: usize,
-        /// What it keeps.
+        /// How many it keeps.
         tokens: usize,
-        /// What the first head keeps.
+        /// How many the first head keeps.
         first: usize,
     },
-    /// Positions that are not ascending.
+    /// Positions are not ascending.
     #[error("head {head} keeps position {position} after one that is not before it")]
     Order {
         /// Index of the head over all layers.
@@ -43,7 +44,7 @@ pub enum EvictError {
         /// The position.
         position: usize,
     },
-    /// A number of heads that the model does not have.
+    /// The number of heads differs from the model's.
     #[error("positions for {heads} KV heads, the model has {wanted} in all layers")]
     Heads {
         /// Heads given.
@@ -51,7 +52,7 @@ pub enum EvictError {
         /// Heads of the model.
         wanted: usize,
     },
-    /// A position that the cache does not hold.
+    /// The cache does not hold the position.
     #[error("position {position} is to be kept, the sequence has {cached} tokens in the cache")]
     Position {
         /// The position.
@@ -59,21 +60,22 @@ pub enum EvictError {
         /// Tokens in the cache.
         cached: usize,
     },
-    /// A sliding window counts positions, which slots of a thinned cache are not.
+    /// The model has a sliding window, which counts positions; slots of a cache with evictions are not
+    /// positions.
     #[error("a model with a sliding window cannot evict keys and values")]
     SlidingWindow,
-    /// An engine that holds the keys and values of some layers only.
+    /// The engine holds the keys and values of only some layers.
     #[error("an engine of {held} of the model's {n_layers} layers cannot evict keys and values")]
     SomeLayers {
         /// Layers that it holds.
         held: usize,
-        /// The model's.
+        /// Layers of the model.
         n_layers: usize,
     },
 }
 
 impl Kept {
-    /// The positions of each KV head: those of layer 0 first.
+    /// Takes the positions of each KV head, those of layer 0 first.
     ///
     /// # Errors
     /// [`EvictError::Tokens`], [`EvictError::Order`].
@@ -90,17 +92,17 @@ impl Kept {
         Ok(Self { tokens: first, positions: heads.concat() })
     }
 
-    /// Tokens that every head keeps.
+    /// Returns the number of tokens that every head keeps.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// What a head keeps; `head` counts over all layers.
+    /// Returns the positions that a head keeps; `head` counts over all layers.
     pub(crate) fn positions(&self, head: usize) -> &[usize] {
         &self.positions[head * self.tokens..(head + 1) * self.tokens]
     }
 
-    /// Checks against a model's heads and a sequence's tokens.
+    /// Checks the positions against a model's heads and a sequence's tokens.
     pub(crate) fn check(&self, wanted: usize, cached: usize) -> Result<(), EvictError> {
         let heads = self.positions.len().checked_div(self.tokens).unwrap_or(0);
         if heads != wanted {

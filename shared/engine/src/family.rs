@@ -1,8 +1,8 @@
-//! Model families as data: one row of flags each, over one forward pass.
+//! Model families as data: one row of flags each, for one forward pass.
 //!
-//! A family is what the architecture key of a GGUF file implies and its other metadata does not say: how
-//! rotary positions pair the dimensions of a head, which tensors exist and what is done with them. Adding a
-//! family of the same parts is adding a row.
+//! A family holds what the architecture key of a GGUF file implies and its other metadata does not say. This
+//! is how rotary positions pair the dimensions of a head, which tensors exist and how they are used. A family
+//! with the same parts needs only a new row.
 
 use baton_kernels_cpu::RopeStyle;
 
@@ -14,11 +14,11 @@ pub enum Presence {
     Never,
     /// The file must hold it.
     Required,
-    /// Used where the file holds it.
+    /// Used if the file holds it.
     Optional,
 }
 
-/// What the gate of a feed-forward layer goes through before it is multiplied with the other half.
+/// The activation function of a feed-forward layer's gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Activation {
@@ -28,59 +28,59 @@ pub enum Activation {
     Gelu,
 }
 
-/// The mixture of experts of a family whose feed-forward layers may be one.
+/// The mixture of experts of a family, if its feed-forward layers may be one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertRule {
-    /// Whether every model of the family is a mixture; where [`Presence::Optional`], `expert_count` says so.
+    /// Whether every model of the family is a mixture; if [`Presence::Optional`], `expert_count` decides.
     pub presence: Presence,
-    /// The chosen experts' probabilities are divided by their sum.
+    /// Whether the chosen experts' probabilities are divided by their sum.
     pub normalized: bool,
-    /// One more expert that every token goes through, under a gate of its own.
+    /// Whether there is one more expert that every token uses, with its own gate.
     pub shared: bool,
-    /// An expert has a width of its own (`expert_feed_forward_length`), not that of a whole layer.
+    /// Whether an expert has its own width (`expert_feed_forward_length`) instead of that of a dense layer.
     pub own_width: bool,
 }
 
-/// Layers that see a sliding window only, between others that see everything.
+/// Layers that see only a sliding window, between others that see everything.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalRule {
-    /// Of so many neighbouring layers all but the last are local, where the file does not say how many.
+    /// Default if the file does not say: of this many consecutive layers, all but the last are local.
     pub period: u32,
-    /// Base of the local layers' rotary frequencies, where the file does not say it; they are not scaled.
+    /// Default base of the local layers' rotary frequencies, which are not scaled.
     pub freq_base: f32,
 }
 
-/// What an architecture implies.
+/// The properties that an architecture implies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Family {
     /// `general.architecture` of the file, and the prefix of its keys.
     pub name: &'static str,
     /// How rotary positions pair the dimensions of a head.
     pub rope_style: RopeStyle,
-    /// Biases of the query, key and value projections.
+    /// Whether the query, key and value projections have biases.
     pub qkv_bias: Presence,
-    /// RMS norm of every query and key head, before its rotation.
+    /// Whether every query and key head has an RMS norm before its rotation.
     pub head_norms: bool,
-    /// Query, key and value projections are one tensor, and so are gate and up.
+    /// Whether query, key and value projections are one tensor, and gate and up another.
     pub fused: bool,
-    /// Each half's result goes through one more RMS norm before it is added.
+    /// Whether the result of each half of a layer has one more RMS norm before it is added.
     pub post_norms: bool,
-    /// Embeddings are multiplied by the square root of their width.
+    /// Whether embeddings are multiplied by the square root of their width.
     pub scaled_embedding: bool,
-    /// The projection to logits: [`Presence::Never`] where it is always the embedding table.
+    /// The projection to logits; [`Presence::Never`] if it is always the embedding table.
     pub output: Presence,
-    /// What the gate goes through.
+    /// The activation function of the gate.
     pub activation: Activation,
-    /// The feed-forward layers' experts; `None` where the family never has any.
+    /// The experts of the feed-forward layers; `None` if the family never has any.
     pub experts: Option<ExpertRule>,
-    /// Local layers; `None` where all layers are alike.
+    /// Local layers; `None` if all layers are alike.
     pub local: Option<LocalRule>,
-    /// A model of so many layers scales its query-key products by the width `e / h` instead of that of a head;
-    /// its file does not say so.
+    /// A model with this many layers scales its query-key products by the width `e / h` instead of that of a
+    /// head; its file does not say so.
     pub model_scale_layers: Option<u32>,
 }
 
-/// Llama 1 to 3.x, Mistral, Mixtral, and what was distilled into them.
+/// Llama 1 to 3.x, Mistral, Mixtral, and models distilled into them.
 const LLAMA: Family = Family {
     name: "llama",
     rope_style: RopeStyle::Adjacent,
@@ -101,7 +101,7 @@ const LLAMA: Family = Family {
     model_scale_layers: None,
 };
 
-/// Qwen2 and Qwen2.5, and what was distilled into them.
+/// Qwen2 and Qwen2.5, and models distilled into them.
 const QWEN2: Family = Family {
     name: "qwen2",
     rope_style: RopeStyle::Halves,
@@ -137,7 +137,7 @@ const QWEN3_MOE: Family = Family {
     ..QWEN3
 };
 
-/// Gemma 1. Its norms' weights are stored with the 1 that the model adds to them.
+/// Gemma 1. Its norm weights are stored with the 1 that the model adds to them.
 const GEMMA: Family = Family {
     name: "gemma",
     rope_style: RopeStyle::Halves,
@@ -174,7 +174,7 @@ const PHI3: Family = Family {
 /// Every family that the engine runs.
 pub const FAMILIES: &[Family] = &[LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA, GEMMA3, PHI3];
 
-/// The family of an architecture key.
+/// Returns the family of an architecture key.
 pub fn find(architecture: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == architecture)
 }

@@ -1,9 +1,9 @@
 //! The forward pass of every family: embed, layers of attention and feed-forward, norm, logits.
 //!
-//! Written once over a weight source (where weights live) and a backend (what computes); knows neither. Rows
-//! of one pass may belong to many sequences, prefill chunks and decode rows alike. Invariant: what a row
-//! becomes depends on its own token, its position and its sequence's cache alone. The last layer computes keys and
-//! values of every row, all else only for rows whose logits or scores are wanted.
+//! Written once over a weight source and a backend; knows neither. Rows of one pass may belong to many
+//! sequences, prefill chunks and decode rows alike. Invariant: the result of a row depends only on its own
+//! token, its position and its sequence's cache. The last layer computes keys and values of every row, and
+//! all else only for rows whose logits or scores are wanted.
 
 mod adapted;
 
@@ -24,32 +24,32 @@ use crate::weights::{
 
 pub(crate) use adapted::Adapted;
 
-/// Everything a pass reads and does not change.
+/// Everything that a pass reads and does not change.
 pub(crate) struct PassInput<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) config: &'a ModelConfig,
-    /// Sliding window of every layer, in place of the model's own.
+    /// Sliding window of every layer, replacing the model's own.
     pub(crate) window: Option<SlidingWindow>,
     pub(crate) source: &'a dyn WeightSource,
     pub(crate) spans: &'a [SeqSpan],
-    /// Of every row.
+    /// Token ids of all rows.
     pub(crate) ids: &'a [TokenId],
-    /// Of every span.
+    /// The captures of each span.
     pub(crate) captures: &'a [Option<&'a Capture>],
-    /// Of every span, the rows whose logits are wanted; within the span's rows.
+    /// For each span, the rows whose logits are wanted; within the span's rows.
     pub(crate) wanted: &'a [Range<usize>],
 }
 
-/// A pass under way: the residual stream and scratch of the same height.
+/// A running pass: the residual stream and scratch memory of the same height.
 pub(crate) struct Pass<'a, B: Backend> {
     input: PassInput<'a, B>,
     rope: RopeTable,
-    /// Of local layers, where the model has them.
+    /// For local layers, if the model has them.
     local_rope: Option<RopeTable>,
-    /// Residual stream, `[t, e]`; in the last layer it and `normed`, `mixed`
-    /// and `scratch` shrink to the wanted rows.
+    /// Residual stream, `[t, e]`. In the last layer it shrinks to the wanted rows, and so do `normed`,
+    /// `mixed` and `scratch`.
     x: B::Rows,
-    /// A half's input after its norm, and later its output, `[t, e]`.
+    /// The input of half a layer after its norm, later its output, `[t, e]`.
     normed: B::Rows,
     /// `[t, h d]`.
     q: B::Rows,
@@ -57,17 +57,17 @@ pub(crate) struct Pass<'a, B: Backend> {
     k: B::Rows,
     /// `[t, g d]`.
     v: B::Rows,
-    /// Attention's result, `[t, h d]`.
+    /// The attention output, `[t, h d]`.
     mixed: B::Rows,
     /// `[t, h]`.
     lse: B::Rows,
-    /// What dense feed-forward layers compute in.
+    /// Scratch memory of dense feed-forward layers.
     scratch: Gated<B::Rows>,
     /// Rows of the residual stream.
     n_rows: usize,
-    /// The layer after the last one that this pass will run.
+    /// One past the last layer that this pass runs.
     end: usize,
-    /// Those of them that have an adapter.
+    /// The rows that have an adapter.
     adapted: Adapted<'a>,
     scores: Vec<Option<AttentionScores>>,
 }
@@ -83,7 +83,7 @@ impl<R> Gated<R> {
         Self { gate: backend.rows(t, f), up: backend.rows(t, f) }
     }
 
-    /// `gate = x gate^T`, `up = x up^T`.
+    /// Sets `gate = x gate^T` and `up = x up^T`.
     fn project<B: Backend<Rows = R>>(
         &mut self,
         backend: &B,
@@ -93,7 +93,7 @@ impl<R> Gated<R> {
         backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)])
     }
 
-    /// `gate = act(gate) * up`: after it, all but the projection down.
+    /// Sets `gate = act(gate) * up`; only the down projection remains after it.
     fn activate<B: Backend<Rows = R>>(&mut self, backend: &B, activation: Activation) {
         match activation {
             Activation::Silu => backend.swiglu(&mut self.gate, &self.up),
@@ -103,15 +103,15 @@ impl<R> Gated<R> {
 }
 
 impl<'a, B: Backend> Pass<'a, B> {
-    /// Embeds the ids and runs all layers. The rows of `spans` are those of `ids`, in order; `adapted` says which of them
-    /// have an adapter.
+    /// Embeds the ids; layers follow by [`Self::layer`]. The rows of `spans` are those of `ids`, in order;
+    /// `adapted` gives the rows that have an adapter.
     pub(crate) fn begin(input: PassInput<'a, B>, adapted: Adapted<'a>) -> Result<Self, WeightError> {
         let x = embed(input.backend, input.config, input.source, input.ids)?;
         let end = input.config.n_layers;
         Ok(Self::go_on(input, adapted, x, end))
     }
 
-    /// Goes on from the residual stream `x`, `[t, e]`, with layers before `end`.
+    /// Continues from the residual stream `x`, `[t, e]`, with layers before `end`.
     pub(crate) fn go_on(input: PassInput<'a, B>, adapted: Adapted<'a>, x: B::Rows, end: usize) -> Self {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
@@ -136,7 +136,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// Runs one layer; layers run in order.
+    /// Runs one layer; layers must be run in order.
     pub(crate) fn layer(&mut self, kv: &mut B::Kv, layer: usize) -> Result<(), WeightError> {
         let source = self.input.source;
         let last = layer + 1 == self.input.config.n_layers;
@@ -158,7 +158,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         self.feed_forward(layer, &weights)
     }
 
-    /// Queries, and keys and values into the cache, of every row.
+    /// Computes the queries of every row, and writes its keys and values into the cache.
     fn keys_and_values(
         &mut self,
         kv: &mut B::Kv,
@@ -192,7 +192,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         Ok(())
     }
 
-    /// Attention, and the scores that are asked for.
+    /// Computes attention, and the scores that were requested.
     fn attend(&mut self, kv: &B::Kv, layer: usize, last: bool) {
         let PassInput { backend, spans, .. } = self.input;
         let shape = self.shape(layer);
@@ -215,7 +215,8 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// The parts of the spans that the last layer attends for: wanted rows, and queries of captured scores.
+    /// Returns the parts of the spans that the last layer attends for: wanted rows, and queries of captured
+    /// scores.
     fn needed_spans(&self, layer: usize) -> Vec<SeqSpan> {
         let PassInput { spans, captures, wanted, .. } = self.input;
         let mut parts = Vec::new();
@@ -230,7 +231,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         parts
     }
 
-    /// Leaves nothing but the wanted rows to compute.
+    /// Drops all rows but the wanted ones.
     fn keep_wanted(&mut self) {
         let PassInput { backend, config, ids, wanted, .. } = self.input;
         let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
@@ -247,7 +248,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// Adds what attention found to the residual stream.
+    /// Adds the projected attention output to the residual stream.
     fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) -> Result<(), WeightError> {
         let PassInput { backend, config, .. } = self.input;
         backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)])?;
@@ -290,7 +291,8 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// What the experts make of the rows: each expert once, for all of its rows, in the order of their ids.
+    /// Computes the experts' output for the rows: each expert once, for all of its rows, in the order of
+    /// their ids.
     fn mixture(
         &self,
         layer: usize,
@@ -354,7 +356,8 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// The logits of the wanted rows, `[rows, v]`, and the scores of every span; after the last layer.
+    /// Returns the logits of the wanted rows, `[rows, v]`, and the scores of every span. Called after the
+    /// last layer.
     pub(crate) fn finish(self) -> Result<(Vec<f32>, Vec<Option<AttentionScores>>), WeightError> {
         let PassInput { backend, config, source, captures, .. } = self.input;
         let mut scores = self.scores;
@@ -366,13 +369,13 @@ impl<'a, B: Backend> Pass<'a, B> {
         Ok((logits(backend, config, source, self.x, self.n_rows)?, scores))
     }
 
-    /// The residual stream: of every row, after the last layer of the wanted ones.
+    /// Returns the residual stream: of every row, or after the last layer of the wanted rows.
     pub(crate) fn hidden(self) -> Vec<f32> {
         self.input.backend.read(self.x)
     }
 }
 
-/// Row `i` is the embedding of `ids[i]`, `[t, e]`.
+/// Returns the embeddings of `ids`, one row each, `[t, e]`.
 pub(crate) fn embed<B: Backend>(
     backend: &B,
     config: &ModelConfig,
@@ -387,7 +390,7 @@ pub(crate) fn embed<B: Backend>(
     Ok(x)
 }
 
-/// The logits of `n_rows` rows of the residual stream behind the last layer, `[n_rows, v]`.
+/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`.
 pub(crate) fn logits<B: Backend>(
     backend: &B,
     config: &ModelConfig,
@@ -406,12 +409,12 @@ pub(crate) fn logits<B: Backend>(
     Ok(backend.read(logits))
 }
 
-/// The rows of the queries whose scores are captured.
+/// Returns the rows of the queries whose scores are captured.
 fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
     span.rows.start + capture.window.start..span.rows.start + capture.window.end
 }
 
-/// Both ranges in order, as one where they meet; empty ones left out.
+/// Returns both ranges in order, merged if they touch, without empty ones.
 fn union(a: Range<usize>, b: Range<usize>) -> Vec<Range<usize>> {
     let mut parts = [a, b];
     parts.sort_by_key(|range| range.start);
@@ -430,7 +433,7 @@ fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<Attent
     })
 }
 
-/// Rows of a span whose logits are wanted.
+/// Returns the last row of a span.
 pub(crate) fn last_row(span: &SeqSpan) -> Range<usize> {
     span.rows.end - 1..span.rows.end
 }

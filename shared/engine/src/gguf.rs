@@ -1,10 +1,10 @@
-//! GGUF model files, versions 2 and 3, little-endian, read in place from a mapped file, or from all files of a
-//! model that was split (`NAME-00001-of-00003.gguf`).
+//! GGUF model files, versions 2 and 3, little-endian, read in place from a mapped file. A model may be split
+//! over several files (`NAME-00001-of-00003.gguf`).
 //!
-//! The reader is total: any bytes give a model or a typed error. Every length, count and offset is
-//! checked once, when the file is opened, so later reads cannot leave the file; memory taken is in
-//! proportion to the file. Never copies tensor data, never changes a file.
-//! Layout: the GGUF specification of ggml (docs/gguf.md).
+//! The reader is total: any bytes give a model or a typed error. Every length, count and offset is checked
+//! once, when the file is opened, so later reads cannot leave the file. Memory use is proportional to the
+//! file. Never copies tensor data, never changes a file. Layout: the GGUF specification of ggml
+//! (docs/gguf.md).
 
 mod cursor;
 mod error;
@@ -29,12 +29,12 @@ use cursor::Cursor;
 use map::MappedFile;
 use split::Split;
 
-/// The data section's alignment where a file does not say.
+/// The data section's alignment if a file does not say.
 const ALIGNMENT_DEFAULT: u64 = 32;
-/// The largest alignment read: 1 MiB, far above any page size in use.
+/// The largest alignment accepted: 1 MiB, far above any page size in use.
 const ALIGNMENT_MAX: u64 = 1 << 20;
 
-/// Where the file's bytes are.
+/// The source of the file's bytes.
 #[derive(Debug)]
 enum Source {
     Mapped { map: MappedFile, path: PathBuf },
@@ -72,18 +72,19 @@ pub struct Gguf {
     parts: Vec<Source>,
     path: Option<PathBuf>,
     metadata: Vec<metadata::Entry>,
-    /// Of all parts, in file order.
+    /// Tensors of all parts, in file order.
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     by_name: Vec<usize>,
 }
 
 impl Gguf {
-    /// Maps the file at `path`, and the other parts where it is the first part of a split model, and checks their
-    /// whole structure. Cost: one pass over header, metadata and directory; tensor data is not touched.
+    /// Maps the file at `path` and checks its whole structure; if it is the first part of a split model, the
+    /// other parts too. Cost: one pass over header, metadata and directory; tensor data is not touched.
     ///
     /// # Errors
-    /// A file cannot be opened or mapped, or is malformed; `path` is a later part, or parts do not belong together.
+    /// If a file cannot be opened or mapped or is malformed, `path` is a later part, or the parts do not
+    /// belong together.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
         let path = path.as_ref().to_path_buf();
         Gguf::join(Part::open(&path, 0)?, Some(path))
@@ -92,12 +93,12 @@ impl Gguf {
     /// Checks a file that is already in memory.
     ///
     /// # Errors
-    /// The bytes are malformed, or only a part of a model.
+    /// If the bytes are malformed, or only a part of a model.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Gguf, GgufError> {
         Gguf::join(Part::parse(Source::Owned(bytes), 0)?, None)
     }
 
-    /// Opens the parts that belong to the first, if any, and makes one model of all.
+    /// Opens the parts that belong to the first, if any, and joins them to one model.
     fn join(first: Part, path: Option<PathBuf>) -> Result<Gguf, GgufError> {
         let split = Split::of(first.metadata())?;
         let mut gguf = Gguf {
@@ -124,24 +125,24 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// The model's metadata: that of its first file.
+    /// Returns the model's metadata, which is that of its first file.
     pub fn metadata(&self) -> Metadata<'_> {
         Metadata::new(self.parts[0].bytes(), &self.metadata)
     }
 
-    /// A tensor by name.
+    /// Returns a tensor by name.
     ///
     /// # Errors
-    /// [`GgufError::MissingTensor`]; [`GgufError::UnsupportedType`] where its type is none that the
-    /// kernels compute with.
+    /// [`GgufError::MissingTensor`]; [`GgufError::UnsupportedType`] if the kernels cannot compute with its
+    /// type.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
         self.find_tensor(name)?.ok_or_else(|| GgufError::MissingTensor { name: name.to_owned() })
     }
 
-    /// A tensor by name, `None` where the file has none of that name.
+    /// Returns a tensor by name, or `None` if the file has none of that name.
     ///
     /// # Errors
-    /// [`GgufError::UnsupportedType`] where its type is none that the kernels compute with.
+    /// [`GgufError::UnsupportedType`] if the kernels cannot compute with its type.
     pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, GgufError> {
         self.info(name).map(|info| info.view(self.bytes_at(info.place()))).transpose()
     }
@@ -151,39 +152,39 @@ impl Gguf {
         self.info(name).is_some()
     }
 
-    /// All tensors in file order.
+    /// Returns all tensors in file order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.iter()
     }
 
-    /// Where the file is, the first of a split model; `None` for bytes in memory.
+    /// Returns the path of the file (of the first one of a split model); `None` for bytes in memory.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The length of all files together in bytes.
+    /// Returns the length of all files together in bytes.
     pub fn file_len(&self) -> u64 {
         self.parts().map(|part| part.len() as u64).sum()
     }
 
-    /// The bytes of each file, in order; one where the model is whole.
+    /// Returns the bytes of each file, in order; one file if the model is not split.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(Source::bytes)
     }
 
-    /// The bytes of a tensor whose place was read from this file.
+    /// Returns the bytes of a tensor, given its place in this model.
     ///
     /// # Panics
-    /// Where the place is another model's and lies outside this one.
+    /// If the place belongs to another model and lies outside this one.
     pub fn bytes_at(&self, place: TensorPlace) -> &[u8] {
         &self.parts[place.part].bytes()[place.range()]
     }
 
-    /// Whether every byte that was asked for was there: a mapped file may be cut short by somebody, or its disk fail,
-    /// and zeros are read then. To be asked after the bytes were used.
+    /// Checks that all bytes read so far existed. If a mapped file is cut short or its disk fails, zeros are
+    /// read instead. Call this after the bytes were used.
     ///
     /// # Errors
-    /// [`GgufError::CutShort`], for the rest of the model's life.
+    /// [`GgufError::CutShort`], from then on for the rest of the model's life.
     pub fn intact(&self) -> Result<(), GgufError> {
         let cut = self.parts.iter().find_map(|part| match part {
             Source::Mapped { map, path } if map.is_cut() => Some(path),
@@ -192,7 +193,7 @@ impl Gguf {
         cut.map_or(Ok(()), |path| Err(GgufError::CutShort { path: path.clone() }))
     }
 
-    /// The path of each file, in order; `None` where bytes in memory were given.
+    /// Returns the path of each file, in order; `None` for bytes in memory.
     pub fn part_paths(&self) -> Option<Vec<&Path>> {
         fn path(part: &Source) -> Option<&Path> {
             match part {
@@ -203,14 +204,14 @@ impl Gguf {
         self.parts.iter().map(path).collect()
     }
 
-    /// Advice: from now on only pages that are touched are read, without their neighbours. For a model of which a part
-    /// stays in memory ([`Self::read_ahead`]) and the rest is read otherwise.
+    /// Advice: from now on read only pages that are touched, without their neighbours. For a model of which a
+    /// part stays in memory ([`Self::read_ahead`]) and the rest is read in another way.
     pub fn read_only_what_is_touched(&self) {
         self.parts.iter().filter_map(Source::map).for_each(MappedFile::read_only_what_is_touched);
     }
 
-    /// Advice: these bytes of file `part` will be needed again and again. Gives those at both ends that do not come in
-    /// huge pages, which the system reads faster when it is told of them ahead.
+    /// Advice: these bytes of file `part` will be needed repeatedly. Returns the ranges at both ends that are
+    /// not in whole huge pages; reading these ahead is faster.
     pub fn expect_use(&self, part: usize, range: Range<usize>) -> [Range<usize>; 2] {
         if let Some(map) = self.parts.get(part).and_then(Source::map) {
             map.expect_use(range.clone());
@@ -223,14 +224,14 @@ impl Gguf {
         }
     }
 
-    /// Advice: reads these bytes of file `part` into memory. Takes as long as that takes.
+    /// Advice: reads these bytes of file `part` into memory. Blocks until they are read.
     pub fn read_ahead(&self, part: usize, range: Range<usize>) {
         if let Some(map) = self.parts.get(part).and_then(Source::map) {
             map.read_ahead(range);
         }
     }
 
-    /// Advice: the pages inside these bytes of file `part` are not needed any more.
+    /// Advice: the pages inside these bytes of file `part` are no longer needed.
     pub fn let_go(&self, part: usize, range: Range<usize>) {
         if let Some(map) = self.parts.get(part).and_then(Source::map) {
             map.let_go(range);
@@ -244,7 +245,7 @@ impl Gguf {
 }
 
 impl Part {
-    /// Maps and checks one file; `no` is its place among the model's files.
+    /// Maps and checks one file; `no` is its index among the model's files.
     fn open(path: &Path, no: usize) -> Result<Part, GgufError> {
         let open = |err| GgufError::Open { path: path.to_owned(), err };
         let file = File::open(path).map_err(open)?;

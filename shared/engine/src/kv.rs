@@ -1,14 +1,14 @@
 //! The KV cache's table: which blocks hold which tokens of which sequence.
 //!
-//! Sequences grow token by token, fork (sharing blocks, copying the partial last one only when one of them
-//! writes into it), are cut back and released. Full blocks form a tree of prefixes, so that a new sequence with
-//! a known prefix need not compute it again, and sequences that have computed the same prefix beside each other
-//! share its blocks from then on; sequences of different adapters share none, and those of different owners only what
-//! [`PrefixScope`] says is everybody's. This module moves no numbers: it says which block must be copied before a pass
-//! writes, and the backend does it.
+//! Sequences grow token by token, fork, are cut back and released. Forks share blocks; a partial last block
+//! is copied only when one of them writes to it. Full blocks form a tree of prefixes, so that a new sequence
+//! with a known prefix need not compute it again. Sequences that have computed the same prefix at the same
+//! time share its blocks from then on. Sequences of different adapters share nothing; those of different
+//! owners share only what [`PrefixScope`] allows. This module moves no numbers: it says which block must be
+//! copied before a pass writes, and the backend copies it.
 //!
-//! What always holds: an operation that fails has changed nothing; a block that two sequences share is never
-//! written to; every full block of a sequence is a node of the tree; [`KvTable::reserve`] changes no length,
+//! What always holds: an operation that fails changes nothing. A block that two sequences share is never
+//! written. Every full block of a sequence is a node of the tree. [`KvTable::reserve`] changes no length;
 //! [`KvTable::commit`] does.
 
 use std::collections::HashMap;
@@ -19,39 +19,39 @@ pub(crate) mod pool;
 
 use pool::{BlockId, BlockPool, Owner, Place, Root};
 
-/// Tokens of one block. The order in which attention sums keys follows blocks by absolute position, so this
-/// number is part of the definition of a model's logits.
+/// Tokens of one block. Attention sums keys block by block in order of position, so this number is part of
+/// the definition of a model's logits.
 pub const BLOCK_TOKENS: usize = 32;
 
-/// A block of which fewer tokens are known is not worth a copy of the whole block.
+/// With fewer known tokens, a copy of the whole block costs more than it saves.
 const PART_TOKENS_MIN: usize = 8;
 
-/// A sequence of one engine; never used twice.
+/// A sequence of one engine; ids are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(u64);
 
-/// What the cache refuses.
+/// Why the cache refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
-    /// An adapter of another engine.
+    /// The adapter belongs to another engine.
     #[error("no adapter {0}")]
     UnknownAdapter(u32),
     /// The sequence was released, or belongs to another engine.
     #[error("no sequence {}", .0.0)]
     UnknownSequence(SeqId),
-    /// A fork or cut past the end of the sequence.
+    /// The fork or cut is past the end of the sequence.
     #[error("sequence has {len} tokens, asked for the first {wanted}")]
     PastEnd {
-        /// Tokens asked for.
+        /// Tokens requested.
         wanted: usize,
         /// Tokens that the sequence holds.
         len: usize,
     },
-    /// A fork or cut among tokens of which only a part is in the cache.
+    /// The fork or cut is among tokens of which only a part is in the cache.
     #[error("sequence cannot be cut to {wanted} tokens, keys and values of its first {least} were evicted")]
     Evicted {
-        /// Tokens asked for.
+        /// Tokens requested.
         wanted: usize,
         /// Tokens it had when keys and values were evicted.
         least: usize,
@@ -59,7 +59,7 @@ pub enum KvError {
     /// The sequence has a step open, which must be committed or cancelled first.
     #[error("sequence {} has an open step", .0.0)]
     StepOpen(SeqId),
-    /// Too little room for all the tokens of a pass.
+    /// There is too little room for all the tokens of a pass.
     #[error("kv cache is full: {needed} tokens of blocks needed, {free} free")]
     KvFull {
         /// Tokens of the blocks that would have to be allocated.
@@ -76,37 +76,38 @@ pub(crate) struct BlockCopy {
     pub(crate) to: BlockId,
 }
 
-/// What the prefix tree has saved, since the engine began, and what it holds.
+/// What the prefix tree has saved since the engine started, and what it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixStats {
     /// Sequences whose beginning was looked up.
     pub queries: u64,
-    /// Of these, sequences of which something was known at once.
+    /// Of these, sequences for which a prefix was found at once.
     pub hits: u64,
-    /// Tokens that were looked up so.
+    /// Tokens of these lookups.
     pub query_tokens: u64,
-    /// Tokens of whole blocks that were not computed; those that sequences found later, between steps, count as well.
+    /// Tokens of whole blocks that were not computed, including those that sequences found later, between
+    /// steps.
     pub hit_tokens: u64,
-    /// Blocks given up for room.
+    /// Blocks evicted to make room.
     pub evicted_blocks: u64,
     /// Blocks that no sequence holds and the tree keeps.
     pub cached_blocks: usize,
 }
 
-/// Which other sequences may take over what a sequence has computed, besides those of its own adapter.
+/// Which other sequences of the same adapter may reuse what a sequence has computed.
 ///
-/// A hit saves time and is counted, so that it tells that somebody else has sent the same tokens. Where that must not be
-/// told, sequences have different owners.
+/// A hit saves time and is counted, so it reveals that somebody else has sent the same tokens. If that must
+/// stay secret, sequences have different owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PrefixScope {
     /// Only sequences of the same owner find its blocks.
     pub owner: u128,
-    /// Tokens at its beginning that are no secret: whole blocks of them are shared by all owners.
+    /// Tokens at its beginning that are not secret: whole blocks of them are shared by all owners.
     pub shared_tokens: usize,
 }
 
 impl PrefixScope {
-    /// Who finds a sequence's block at `at`.
+    /// Returns whose sequences may find the block at index `at`.
     fn owner_at(self, at: usize) -> Owner {
         if (at + 1) * BLOCK_TOKENS <= self.shared_tokens { Owner::All } else { Owner::One(self.owner) }
     }
@@ -117,26 +118,26 @@ struct Sequence {
     root: Root,
     scope: PrefixScope,
     ids: Vec<TokenId>,
-    /// Covers `ids`, and more between reserve and commit. Those that `ids` fill are nodes of the tree.
+    /// Cover `ids`, and more between reserve and commit. Blocks filled by `ids` are nodes of the tree.
     blocks: Vec<BlockId>,
-    /// Its beginning was looked up.
+    /// Whether its beginning was looked up.
     queried: bool,
-    /// Room is reserved for a step that is neither committed nor cancelled.
+    /// Whether room is reserved for a step that is neither committed nor cancelled.
     open: bool,
-    /// Tokens, among the first `ids`, that no slot is left for.
+    /// How many of the first `ids` have no slot any more.
     evicted: usize,
-    /// Its length when some were evicted, else 0: up to there, a slot is no position. Blocks of such a sequence are
-    /// its own and never in the tree.
+    /// Its length when tokens were evicted, else 0. Up to that length, a slot is not a position. Blocks of
+    /// such a sequence are never shared and never in the tree.
     evicted_at: usize,
 }
 
 impl Sequence {
-    /// Tokens that are in the cache.
+    /// Returns the number of tokens in the cache.
     fn cached(&self) -> usize {
         self.ids.len() - self.evicted
     }
 
-    /// Where the block at `at` stands in the tree, and whose it is.
+    /// Returns the place of the block at index `at` in the tree, and its owner.
     fn place(&self, at: usize) -> (Place, Owner) {
         let place =
             at.checked_sub(1).map_or(Place::First(self.root), |before| Place::Behind(self.blocks[before]));
@@ -154,13 +155,14 @@ pub(crate) struct KvTable {
 }
 
 impl KvTable {
-    /// A table over `n_blocks` blocks, of which at most `cached_max` are kept for content that no sequence holds.
+    /// Returns a table for `n_blocks` blocks. At most `cached_max` of them keep content that no sequence
+    /// holds.
     pub(crate) fn new(n_blocks: u32, cached_max: usize) -> Self {
         let pool = BlockPool::new(n_blocks, cached_max);
         Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default() }
     }
 
-    /// Every sequence loses its tokens, and every block its content.
+    /// Removes the tokens of every sequence and the content of every block.
     pub(crate) fn clear(&mut self) {
         self.pool = self.pool.emptied();
         for seq in self.seqs.values_mut() {
@@ -168,17 +170,18 @@ impl KvTable {
         }
     }
 
-    /// A new, empty sequence, which shares prefixes with those of its root, as far as `scope` says.
+    /// Creates an empty sequence, which shares prefixes with those of its root as far as `scope` allows.
     pub(crate) fn create(&mut self, root: Root, scope: PrefixScope) -> SeqId {
         self.insert(Sequence { root, scope, ..Sequence::default() })
     }
 
-    /// The root that the sequence was created with.
+    /// Returns the root that the sequence was created with.
     pub(crate) fn root(&self, seq: SeqId) -> Result<Root, KvError> {
         Ok(self.sequence(seq)?.root)
     }
 
-    /// A new sequence that starts with the first `n_tokens` of `seq`; O(blocks), copies no keys or values.
+    /// Creates a sequence that starts with the first `n_tokens` of `seq`; O(blocks), copies no keys or
+    /// values.
     pub(crate) fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, KvError> {
         let parent = self.sequence(seq)?;
         check_within(n_tokens, parent)?;
@@ -195,7 +198,7 @@ impl KvTable {
         Ok(self.insert(child))
     }
 
-    /// Cuts the sequence to its first `n_tokens`.
+    /// Shortens the sequence to its first `n_tokens`.
     pub(crate) fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
         self.closed(seq)?;
         let Self { pool, seqs, .. } = self;
@@ -206,7 +209,8 @@ impl KvTable {
         Ok(())
     }
 
-    /// A new sequence of the same tokens, of which `kept` have slots; its blocks are new, and the backend fills them.
+    /// Creates a sequence of the same tokens, of which `kept` have slots. Its blocks are new; the backend
+    /// fills them.
     pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
         let parent = self.closed(seq)?;
         let (root, scope, ids) = (parent.root, parent.scope, parent.ids.clone());
@@ -229,13 +233,13 @@ impl KvTable {
         }))
     }
 
-    /// Tokens of the sequence that no slot is left for.
+    /// Returns the number of tokens that have no slot any more.
     pub(crate) fn evicted(&self, seq: SeqId) -> Result<usize, KvError> {
         Ok(self.sequence(seq)?.evicted)
     }
 
-    /// Forgets the sequence; blocks whose content the tree knows stay until their room is needed. Nothing
-    /// happens where the sequence is unknown.
+    /// Releases the sequence, if it is known. Blocks whose content the tree knows stay until their room is
+    /// needed.
     pub(crate) fn release(&mut self, seq: SeqId) {
         if let Some(sequence) = self.seqs.remove(&seq) {
             // Last block first, so that a prefix outlives what follows it.
@@ -245,33 +249,33 @@ impl KvTable {
         }
     }
 
-    /// Tokens of the sequence.
+    /// Returns the number of tokens of the sequence.
     pub(crate) fn len(&self, seq: SeqId) -> Result<usize, KvError> {
         Ok(self.sequence(seq)?.ids.len())
     }
 
-    /// The token ids of the sequence.
+    /// Returns the token ids of the sequence.
     pub(crate) fn ids(&self, seq: SeqId) -> Result<&[TokenId], KvError> {
         Ok(&self.sequence(seq)?.ids)
     }
 
-    /// The blocks of the sequence, in order of position.
+    /// Returns the blocks of the sequence, in order of position.
     pub(crate) fn blocks(&self, seq: SeqId) -> Result<&[BlockId], KvError> {
         Ok(&self.sequence(seq)?.blocks)
     }
 
-    /// Tokens of the blocks that are free or evictable.
+    /// Returns the tokens of all blocks that are free or evictable.
     pub(crate) fn free_tokens(&self) -> usize {
         self.pool.available() * BLOCK_TOKENS
     }
 
-    /// What the prefix tree has saved and holds.
+    /// Returns what the prefix tree has saved and holds.
     pub(crate) fn prefix_stats(&self) -> PrefixStats {
         PrefixStats { evicted_blocks: self.pool.evicted(), cached_blocks: self.pool.cached(), ..self.stats }
     }
 
-    /// Tokens of the blocks that begin a sequence of `ids` and that live sequences of `root` hold, as far as `scope` lets
-    /// it see them: a sequence that takes them over needs no room for them.
+    /// Returns how many tokens of `ids`, from the first on, are in blocks that live sequences of `root` hold
+    /// and `scope` may see. A sequence that reuses them needs no room for them.
     pub(crate) fn held_prefix(&self, root: Root, scope: PrefixScope, ids: &[TokenId]) -> usize {
         let mut place = Place::First(root);
         let mut tokens = 0;
@@ -287,9 +291,9 @@ impl KvTable {
         tokens
     }
 
-    /// Appends the longest run of known blocks that hold the first of `ids`, and the known beginning of the block
-    /// after them, but never all of `ids`; returns how many tokens the sequence gained. Nothing is gained where
-    /// the sequence ends inside a block.
+    /// Appends the longest run of known blocks for the first of `ids`, then the known beginning of the next
+    /// block, but never all of `ids`. Returns how many tokens the sequence gained, which is 0 if it ends
+    /// inside a block.
     pub(crate) fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let Self { pool, seqs, stats, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
@@ -309,13 +313,13 @@ impl KvTable {
         let (place, owner) = sequence.place(sequence.blocks.len());
         let part = pool.find_part(place, owner, rest);
         if let Some((block, n)) = part.filter(|(_, n)| *n >= PART_TOKENS_MIN) {
-            // Shared until the sequence writes behind these tokens: then `reserve` gives it a copy.
+            // Shared until the sequence writes after these tokens; then `reserve` gives it a copy.
             pool.retain(block);
             sequence.blocks.push(block);
             sequence.ids.extend_from_slice(&rest[..n]);
         }
         let gained = sequence.ids.len() - before;
-        // Whole blocks, as callers are told.
+        // Only whole blocks are counted.
         stats.hit_tokens += (gained - gained % BLOCK_TOKENS) as u64;
         if !std::mem::replace(&mut sequence.queried, true) {
             stats.queries += 1;
@@ -325,17 +329,18 @@ impl KvTable {
         gained
     }
 
-    /// Makes room for `n` more tokens of every `(sequence, n)`, each sequence at most once: blocks for all of them, and own copies of
-    /// shared blocks that will be written to. Lengths stay as they are.
+    /// Makes room for `n` more tokens of every `(sequence, n)`, each sequence at most once. Allocates blocks
+    /// for all of them, and copies of shared blocks that will be written to. Lengths do not change.
     ///
     /// # Errors
-    /// [`KvError::UnknownSequence`], [`KvError::StepOpen`], [`KvError::KvFull`]; all before anything has changed.
+    /// [`KvError::UnknownSequence`], [`KvError::StepOpen`], [`KvError::KvFull`]; nothing has changed then.
     pub(crate) fn reserve(&mut self, wants: &[(SeqId, usize)]) -> Result<Vec<BlockCopy>, KvError> {
         let needed = self.blocks_needed(wants)?;
         if needed > self.pool.available() {
             return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });
         }
-        // A block that the tree knows is copied rather than taken out of it, where there is room for one more.
+        // If there is room for one more block, a block that the tree knows is copied instead of being removed
+        // from the tree.
         let keeps_nodes = needed < self.pool.available();
         let Self { pool, seqs, .. } = self;
         let mut copies = Vec::new();
@@ -380,7 +385,7 @@ impl KvTable {
         Ok(())
     }
 
-    /// Gives back what [`Self::reserve`] took for the sequence and no commit has used.
+    /// Gives back the blocks that [`Self::reserve`] took for the sequence and no commit has used.
     pub(crate) fn cancel(&mut self, seq: SeqId) {
         if let Some(sequence) = self.seqs.get_mut(&seq) {
             sequence.open = false;

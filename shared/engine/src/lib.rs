@@ -1,7 +1,8 @@
-//! The inference engine: model files, tokenizers, chat templates, and the forward pass over a paged KV cache.
+//! The inference engine: model files, tokenizers, chat templates, and the forward pass with a paged KV cache.
 //!
-//! Synchronous: owns its threads, reads no clock but to count what weights were waited for, opens no socket; async
-//! programs talk to it through channels. What always holds: a token's logits do not depend on batch, chunking, threads or weight source.
+//! Synchronous: owns its threads and opens no socket; async programs talk to it through channels. It reads a
+//! clock only to measure how long it waits for weights. What always holds: a token's logits do not depend on
+//! batch, chunking, threads or weight source.
 
 pub mod adapter;
 mod backend;
@@ -22,7 +23,6 @@ pub mod sampling;
 pub mod scores;
 pub mod speculation;
 pub mod stop;
-pub mod synthetic;
 pub mod template;
 pub mod token_set;
 pub mod tokenizer;

@@ -1,4 +1,4 @@
-//! An opened model: configuration, weights, tokenizer and chat template of one GGUF file, or of one split over several.
+//! An opened model: configuration, weights, tokenizer and chat template of one GGUF file or of a split one.
 //!
 //! Everything is checked when the file is opened; afterwards a [`Model`] is read-only and shared by engines.
 
@@ -15,7 +15,7 @@ use crate::weights::{
     self, MappedWeights, Residency, ResidencyError, StreamedWeights, TensorError, WeightSource,
 };
 
-/// Why a file is no model that the engine can run.
+/// Why a file is not a model that the engine can run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -47,17 +47,17 @@ pub enum ModelError {
     },
 }
 
-/// Where a model's weights are.
+/// The storage of a model's weights.
 enum Weights {
     Mapped(Box<MappedWeights>),
     Streamed(Box<StreamedWeights>),
 }
 
-/// What is to be done with a model's weights when it is opened.
+/// How to keep a model's weights when it is opened.
 enum Keep<'a> {
-    /// They are mapped, with copies of so many bytes.
+    /// Mapped, with repacked copies of up to this many bytes.
     Repacked(u64),
-    /// What does not stay is read for every token.
+    /// Partly in memory; the rest is read for every token.
     Within(&'a Residency),
 }
 
@@ -66,17 +66,17 @@ pub struct Model {
     gguf: Arc<Gguf>,
     config: ModelConfig,
     weights: Weights,
-    /// None where only some layers are computed: a vocabulary is tens of megabytes.
+    /// `None` if only some layers are computed, since a vocabulary takes tens of megabytes.
     text: Option<Text>,
     name: String,
     sha256: OnceLock<String>,
 }
 
-/// What turns text into tokens and back.
+/// The tokenizer and the chat template.
 struct Text {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
-    /// The file has no template of its own.
+    /// Whether the file has no template of its own.
     template_missing: bool,
 }
 
@@ -92,24 +92,25 @@ impl Text {
     }
 }
 
-/// What files without a template of their own are given: ChatML, as llama.cpp does.
+/// The template for files without one: ChatML, as in llama.cpp.
 const TEMPLATE_DEFAULT: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// What begins and ends a turn in [`TEMPLATE_DEFAULT`].
+/// The texts that end and begin a turn in [`TEMPLATE_DEFAULT`].
 const TURN_MARKS_DEFAULT: [&str; 2] = ["<|im_end|>", "<|im_start|>"];
 
 impl Model {
-    /// Opens and checks a GGUF file, and the files after it where it is the first of a split model.
+    /// Opens and checks a GGUF file; if it is the first of a split model, also the files after it.
     ///
     /// # Errors
-    /// [`ModelError`], whatever the file holds.
+    /// [`ModelError`] if the file is not a valid model.
     pub fn open(path: &Path) -> Result<Arc<Self>, ModelError> {
         Self::open_repacked(path, 0)
     }
 
-    /// [`Self::open`], with up to `budget` bytes of memory for copies of weights in an order that is read faster. Not one
-    /// logit depends on it. The copies stay in memory, whereas mapped weights can be dropped and read again.
+    /// As [`Self::open`], with up to `budget` bytes of memory for copies of weights in an order that is read
+    /// faster. No logit depends on it. The copies stay in memory, while mapped weights can be dropped and
+    /// read again.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -117,9 +118,10 @@ impl Model {
         Self::read(Gguf::open(path)?, &Keep::Repacked(budget))
     }
 
-    /// [`Self::open`], for a device whose memory does not hold all weights that it computes with: as many of them as
-    /// `residency` allows stay in memory, the others are read from the disk for every token. Not one logit depends on
-    /// it. Of layers that are not listed nothing is read; they cannot be run. Without its ends it has no text either.
+    /// As [`Self::open`], for a device whose memory cannot hold all weights it computes with. As many as
+    /// `residency` allows stay in memory; the others are read from the disk for every token. No logit depends
+    /// on it. Layers that are not listed are not read and cannot be run. Without its ends, a model has no
+    /// text either.
     ///
     /// # Errors
     /// As [`Self::open`], and [`ModelError::Residency`].
@@ -127,10 +129,10 @@ impl Model {
         Self::read(Gguf::open(path)?, &Keep::Within(residency))
     }
 
-    /// A model of an opened file, which may be bytes in memory.
+    /// Makes a model from an opened file, which may be bytes in memory.
     ///
     /// # Errors
-    /// [`ModelError`], whatever the file holds.
+    /// [`ModelError`] if the file is not a valid model.
     pub fn from_gguf(gguf: Gguf) -> Result<Arc<Self>, ModelError> {
         Self::read(gguf, &Keep::Repacked(0))
     }
@@ -158,12 +160,12 @@ impl Model {
         Ok(Arc::new(Self { gguf, config, weights, text, name, sha256: OnceLock::new() }))
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Where its weights come from.
+    /// Returns the source of its weights.
     pub fn weights(&self) -> &dyn WeightSource {
         match &self.weights {
             Weights::Mapped(weights) => &**weights,
@@ -171,7 +173,8 @@ impl Model {
         }
     }
 
-    /// What of it stays in memory, to be asked and to be changed, where it was opened by [`Self::open_within`].
+    /// Returns the streamed weights, to query and change what stays in memory, if it was opened by
+    /// [`Self::open_within`].
     pub fn streamed(&self) -> Option<&StreamedWeights> {
         match &self.weights {
             Weights::Mapped(_) => None,
@@ -179,15 +182,15 @@ impl Model {
         }
     }
 
-    /// Its tokenizer.
+    /// Returns its tokenizer.
     ///
     /// # Panics
-    /// If it was opened without its ends ([`Residency::ends`]): what computes layers alone sees no text.
+    /// If it was opened without its ends ([`Residency::ends`]), since layers alone need no text.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.text().tokenizer
     }
 
-    /// Its chat template; ChatML where the file has none.
+    /// Returns its chat template; ChatML if the file has none.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
@@ -195,8 +198,8 @@ impl Model {
         &self.text().template
     }
 
-    /// Whether its file has no chat template, so that [`Self::template`] is ChatML: most such models were trained to go on
-    /// with text, and not to answer.
+    /// Whether its file has no chat template, so that [`Self::template`] is ChatML. Most such models were
+    /// trained to continue text, not to answer.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
@@ -204,8 +207,8 @@ impl Model {
         self.text().template_missing
     }
 
-    /// Texts that end a turn in its template although its vocabulary has no token for them: an answer ends before one of
-    /// them. None but for models without a template of their own.
+    /// Returns texts that end a turn in its template but have no token in its vocabulary: an answer ends
+    /// before one of them. Empty for models with a template of their own.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
@@ -221,37 +224,37 @@ impl Model {
         self.text.as_ref().expect("only a model with its ends is given text")
     }
 
-    /// The name in its metadata, else the file's.
+    /// Returns the name in its metadata, else the file's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file, the first of a split model, where it was opened by path.
+    /// Returns the path of the file (of the first one of a split model), if it was opened by path.
     pub fn path(&self) -> Option<&Path> {
         self.gguf.path()
     }
 
-    /// Whether its file is still all there, as far as it was read. What was computed since the last time is worth
-    /// nothing if it is not.
+    /// Checks that its file was complete as far as it was read. On failure, results computed since the last
+    /// check must be discarded.
     ///
     /// # Errors
-    /// [`GgufError::CutShort`], for good.
+    /// [`GgufError::CutShort`], permanently.
     pub fn intact(&self) -> Result<(), GgufError> {
         self.gguf.intact()
     }
 
-    /// SHA-256 of the file in lower-case hex; of a split model, of its parts one after the other in order
-    /// (`cat NAME-*.gguf | sha256sum`). Reads every byte at the first call, then costs nothing.
+    /// Returns the SHA-256 of the file in lower-case hex; for a split model, of its parts one after the other
+    /// (`cat NAME-*.gguf | sha256sum`). Reads every byte on the first call and is free afterwards.
     pub fn file_sha256(&self) -> &str {
         self.sha256.get_or_init(|| {
             let mut digest = Sha256::new();
             self.gguf.parts().for_each(|part| digest.update(part));
-            digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+            hex::encode(digest.finalize())
         })
     }
 }
 
-/// Shape only: the rest is as large as the file.
+/// Prints the shape only: the rest is as large as the file.
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model")
@@ -269,7 +272,7 @@ fn name(gguf: &Gguf) -> Result<String, GgufError> {
     })
 }
 
-/// The template, and whether the file has none of its own.
+/// Returns the template, and whether the file has none of its own.
 fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<(ChatTemplate, bool), ModelError> {
     let given = gguf.metadata().opt_str("tokenizer.chat_template")?;
     let source = given.unwrap_or(TEMPLATE_DEFAULT);
@@ -282,35 +285,13 @@ fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<(ChatTemplate, bool), 
 #[cfg(test)]
 mod tests {
     use baton_kernels_cpu::Format;
+    use baton_synthetic::{ExtraValue, SyntheticModel};
 
     use super::*;
     use crate::rope::RopeScaling;
-    use crate::synthetic::{ExtraValue, SyntheticModel};
 
     fn open(bytes: Vec<u8>) -> Result<Arc<Model>, ModelError> {
         Model::from_gguf(Gguf::from_bytes(bytes)?)
-    }
-
-    #[test]
-    fn a_vocabulary_and_a_table_of_other_lengths_are_refused() {
-        let model = SyntheticModel::small("llama", Format::F32, 1);
-        let gguf = Gguf::from_bytes(model.to_gguf().unwrap()).unwrap();
-        for len in [model.vocab_len as usize - 1, model.vocab_len as usize + 1] {
-            let m = gguf.metadata();
-            let (mut tokens, mut types) = (
-                m.str_array("tokenizer.ggml.tokens").unwrap(),
-                m.i32_array("tokenizer.ggml.token_type").unwrap(),
-            );
-            tokens.resize(len, "one more");
-            types.resize(len, 1);
-            let mut writer = model.writer().unwrap();
-            writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
-            let err = open(writer.to_bytes().unwrap()).unwrap_err().to_string();
-            assert_eq!(
-                err,
-                format!("tokenizer has {len} tokens, the embedding table has 288 rows: must be as many")
-            );
-        }
     }
 
     #[test]
@@ -337,7 +318,7 @@ mod tests {
         let bytes = SyntheticModel::small("llama", Format::F32, 7).to_gguf().unwrap();
         let own = open(bytes.clone()).unwrap();
         assert!(!own.template_is_missing() && own.turn_ends().is_empty());
-        // The same file with its template under a name that nothing reads.
+        // The same file with its template under an unknown key.
         let (name, other) = (b"tokenizer.chat_template", b"tokenizer.chat_templaTE");
         let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
         let bytes = [&bytes[..at], other, &bytes[at + name.len()..]].concat();

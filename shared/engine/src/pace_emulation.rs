@@ -1,23 +1,23 @@
-//! Emulated speed of a pass: stretches what the machine here does to what another machine would need.
+//! Emulated speed of a pass: stretches a pass on this machine to the time that another machine would need.
 //!
-//! Pure arithmetic: reads no clock and does not wait; the driver measures a pass, asks here how much longer it
-//! should have taken, and waits that long. Used by the cloud and by the device program, and always labelled as
+//! Pure arithmetic: reads no clock and does not wait. The driver measures a pass, asks here how much longer
+//! it should have taken, and waits that long. The cloud and the device program use it, and always label it as
 //! emulation. Invariant: a pass is never shortened, `real + wait = max(real, modelled)`.
 
 use std::time::Duration;
 
-/// What a modelled machine needs for a pass, in milliseconds.
+/// The time that a modelled machine needs for a pass, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PassCost {
     /// Once per prompt, charged to the pass that begins it.
     pub base_ms: f64,
     /// For each prefilled token.
     pub prefill_ms_per_token: f64,
-    /// For a pass that decodes, whatever the number of its rows: decoding is bound by reading the weights.
+    /// For a pass that decodes, with any number of rows: decoding is limited by reading the weights.
     pub decode_ms: f64,
 }
 
-/// What a pass holds.
+/// The contents of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PassContent {
     /// Prompts whose first tokens are in this pass.
@@ -28,26 +28,26 @@ pub struct PassContent {
     pub decode_rows: usize,
 }
 
-/// A cost that is no time.
+/// The error for a cost that is not a valid time.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("emulated `{name}` is {value} ms, must be 0 to {max}")]
 pub struct PassCostError {
-    /// Which cost.
+    /// The name of the cost.
     pub name: &'static str,
     /// Its value.
     pub value: f64,
-    /// The largest that is taken.
+    /// The largest allowed value.
     pub max: f64,
 }
 
-/// A minute for one token is more than any machine worth emulating.
+/// A minute per token is slower than any machine worth emulating.
 const COST_MS_MAX: f64 = 60_000.0;
 
 impl PassCost {
     /// Checks that every cost is finite, not negative and at most a minute.
     ///
     /// # Errors
-    /// [`PassCostError`] for the first that is not.
+    /// [`PassCostError`] for the first cost that is not.
     pub fn check(&self) -> Result<(), PassCostError> {
         let costs = [
             ("base_ms", self.base_ms),
@@ -65,7 +65,8 @@ impl PassCost {
         *self == Self::default()
     }
 
-    /// What the modelled machine needs for the pass. A pass that prefills and decodes costs both.
+    /// Returns the time that the modelled machine needs for the pass. A pass that prefills and decodes costs
+    /// both.
     pub fn modelled(&self, content: PassContent) -> Duration {
         let decode_ms = if content.decode_rows > 0 { self.decode_ms } else { 0.0 };
         let ms = self.base_ms * content.prompts_begun as f64
@@ -74,7 +75,7 @@ impl PassCost {
         Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::ZERO)
     }
 
-    /// How much longer than `real` the pass must take.
+    /// Returns how much longer than `real` the pass must take.
     pub fn wait(&self, content: PassContent, real: Duration) -> Duration {
         self.modelled(content).saturating_sub(real)
     }

@@ -1,11 +1,15 @@
-//! From the segments of a request to the prompt's tokens, knowing which token is whose.
+//! Turns the segments of a request into the prompt's tokens, and records which tokens belong to which
+//! segment.
 //!
-//! The chat template lays out sentinels in place of the texts and is cut there. Its pieces and the texts are then encoded
-//! side by side as one text, as the model was trained: a word may begin in the template and end in a message. Control
-//! tokens are found in the template's pieces only, so user text never becomes one, nor a part of one. Every token of a
-//! segment knows the bytes of the segment's text that it stands for; a token that reaches into a segment from the
-//! template belongs to the segment, one that reaches over two segments to the first. Templates that inspect a message see
-//! the sentinel between the white space around the text, which they may trim; everything else of a text arrives.
+//! The chat template is rendered with sentinels instead of the texts, and the result is cut at them. Its
+//! pieces and the texts are then encoded side by side as one text, as in training: a word may begin in the
+//! template and end in a message. Control tokens are found only in the template's pieces, so user text never
+//! becomes one, nor a part of one.
+//!
+//! Every token of a segment knows which bytes of the segment's text it stands for. A token that reaches into
+//! a segment from the template belongs to the segment; one that spans two segments belongs to the first.
+//! Templates that inspect a message see the sentinel between the white space around the text, which they may
+//! trim. The rest of a text is always kept.
 
 mod tools;
 
@@ -16,10 +20,10 @@ use crate::tokenizer::{Piece, Placed, TokenId, Tokenizer, cover};
 
 pub use self::tools::{Turn, assemble_with_tools};
 
-/// A piece of the conversation.
+/// A part of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptSegment<'a> {
-    /// Who speaks; neighbours of one role are one message.
+    /// The speaker's role; consecutive segments of one role are one message.
     pub role: &'a str,
     /// The text.
     pub text: &'a str,
@@ -30,7 +34,7 @@ pub struct PromptSegment<'a> {
 pub struct Prompt {
     /// All tokens, the start of the answer's turn included.
     pub ids: Vec<TokenId>,
-    /// Where each segment's tokens are; as many as segments were given, in their order.
+    /// The tokens of each segment; as many entries as segments were given, in their order.
     pub segments: Vec<SegmentTokens>,
 }
 
@@ -39,8 +43,8 @@ pub struct Prompt {
 pub struct SegmentTokens {
     /// Positions in [`Prompt::ids`].
     pub tokens: Range<usize>,
-    /// For each of these tokens, the bytes of the segment's text that it stands for; in order, covering
-    /// the text if there is any token.
+    /// For each of these tokens, the bytes of the segment's text that it stands for. They are in order and
+    /// cover the text if there is any token.
     pub spans: Vec<Range<usize>>,
 }
 
@@ -64,7 +68,7 @@ pub enum PromptError {
     /// The template failed or refused the conversation.
     #[error("lay out the prompt")]
     Template(#[from] TemplateError),
-    /// The template left a message out (it knows no such role, perhaps).
+    /// The template left a message out, perhaps because it does not know the role.
     #[error("chat template leaves out segment {index} of role `{role}`")]
     SegmentLeftOut {
         /// The segment.
@@ -85,19 +89,20 @@ pub enum PromptError {
     NoTokens,
 }
 
-/// Most bytes of a role.
+/// The most bytes of a role.
 const ROLE_BYTES_MAX: usize = 32;
-/// Open and close a sentinel: private-use characters, which no template trims, splits or changes.
+/// Beginning and end of a sentinel: private-use characters, which no template trims, splits or changes.
 const OPEN: char = '\u{e0b1}';
 const CLOSE: char = '\u{e0b3}';
 
-/// Lays out the segments by the template and encodes them; the prompt ends where the answer begins.
+/// Renders the segments with the template and encodes them; the prompt ends at the beginning of the answer.
 ///
-/// A begin token is put first where the tokenizer asks for one and the template did not write it.
-/// Cost: one rendering of the template, and encoding, linear in the texts.
+/// A begin token is added if the tokenizer asks for one and the template did not write it. Cost: one
+/// rendering of the template, and encoding, linear in the texts.
 ///
 /// # Errors
-/// No segments or a role that is no name; the template fails, leaves a segment out, or repeats one; no tokens at all.
+/// If there are no segments, a role is not a name, the template fails, leaves a segment out or repeats one,
+/// or there are no tokens.
 pub fn assemble(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -134,7 +139,7 @@ fn is_role(role: &str) -> bool {
     (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name)
 }
 
-/// A text as templates see it: its sentinel between the white space at its ends.
+/// A text as templates see it: a sentinel between the white space at its ends.
 #[derive(Debug, Clone, Copy)]
 struct Framed<'a> {
     before: &'a str,
@@ -143,19 +148,19 @@ struct Framed<'a> {
 }
 
 impl<'a> Framed<'a> {
-    /// All of the text behind the sentinel.
+    /// Puts all of the text behind the sentinel.
     fn whole(text: &'a str) -> Framed<'a> {
         Framed { before: "", core: text, after: "" }
     }
 
-    /// Takes white space at the beginning out of the sentinel.
+    /// Moves white space at the beginning out of the sentinel.
     fn open_start(&mut self) {
         let core = self.core.trim_start();
         self.before = &self.core[..self.core.len() - core.len()];
         self.core = core;
     }
 
-    /// Takes white space at the end out of the sentinel.
+    /// Moves white space at the end out of the sentinel.
     fn open_end(&mut self) {
         let core = self.core.trim_end();
         self.after = &self.core[core.len()..];
@@ -177,7 +182,7 @@ fn sentinel(index: usize) -> String {
     format!("{OPEN}{index}{CLOSE}")
 }
 
-/// Messages with sentinels for texts: neighbours of one role share a message.
+/// Returns messages with sentinels for texts; consecutive segments of one role share a message.
 fn messages<'a>(segments: &[PromptSegment<'a>], texts: &mut [Framed<'a>]) -> Vec<(&'a str, String)> {
     let mut messages: Vec<(&str, String)> = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
@@ -196,21 +201,21 @@ fn messages<'a>(segments: &[PromptSegment<'a>], texts: &mut [Framed<'a>]) -> Vec
     messages
 }
 
-/// A prompt's tokens, and where the texts behind the sentinels lie in it.
+/// A prompt's tokens, and the position of the text of each sentinel.
 struct Joined {
     tokens: Vec<Placed>,
-    /// In the order of the layout.
+    /// In the order of the rendered prompt.
     places: Vec<Place>,
 }
 
-/// Where a text lies in the joined prompt.
+/// The position of a text in the joined prompt.
 #[derive(Debug)]
 struct Place {
-    /// Its number.
+    /// Index of the text.
     index: usize,
-    /// The text's first byte after the white space at its beginning.
+    /// First byte of the text after the white space at its beginning.
     core: usize,
-    /// The text, with as much of the white space around it as the template has left.
+    /// The text, with as much of the white space around it as the template has kept.
     bytes: Range<usize>,
 }
 
@@ -248,13 +253,13 @@ impl Joined {
         self.tokens.iter().map(|token| token.id).collect()
     }
 
-    /// The tokens of each text, in the order of the layout.
+    /// Returns the tokens of each text, in the order of the rendered prompt.
     fn segments(&self, tokenizer: &Tokenizer, texts: &[Framed<'_>]) -> Vec<(usize, SegmentTokens)> {
         let mut next = 0;
         let tokens_of = |place: &Place| {
             let Range { start, end } = place.bytes;
-            // SentencePiece's space before a text stands for none of its bytes, and is its own all the same. A control
-            // token may swallow white space of a text, and is the template's all the same.
+            // SentencePiece's space before a text stands for none of its bytes but belongs to the text. A
+            // control token may remove white space of a text but belongs to the template.
             let is_before = |token: &Placed| {
                 tokenizer.is_control(token.id) || token.bytes.end <= start && token.bytes != (start..start)
             };
@@ -286,7 +291,7 @@ enum Part<'t> {
     Segment(usize),
 }
 
-/// Cuts rendered text at its sentinels; what only looks like one stays text.
+/// Cuts rendered text at its sentinels; text that only looks like a sentinel stays text.
 fn cut(rendered: &str, n_segments: usize) -> Vec<Part<'_>> {
     let (mut parts, mut text_from, mut search_from) = (Vec::new(), 0, 0);
     while let Some(open) = rendered[search_from..].find(OPEN).map(|at| search_from + at) {
@@ -309,7 +314,7 @@ fn cut(rendered: &str, n_segments: usize) -> Vec<Part<'_>> {
     parts
 }
 
-/// Puts the begin token first where it is wanted and absent.
+/// Puts the begin token first if the tokenizer adds one and it is absent.
 fn begin(prompt: &mut Prompt, tokenizer: &Tokenizer) {
     let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos()) else { return };
     if prompt.ids.first() == Some(&bos) {
@@ -387,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Lays out segments by a template of the tests.
+    /// Assembles a prompt with a template of the tests.
     #[track_caller]
     fn laid_out(t: &Tokenizer, source: &str, segments: &[(&str, &str)]) -> Prompt {
         let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
@@ -406,7 +411,7 @@ mod tests {
         prompt
     }
 
-    /// Where the bytes of a segment's tokens end; each begins where the one before ends.
+    /// Returns the ends of the bytes of a segment's tokens; each token begins where the previous one ends.
     fn ends(segment: &SegmentTokens) -> Vec<usize> {
         segment.spans.iter().map(|span| span.end).collect()
     }
@@ -431,7 +436,7 @@ mod tests {
         let prompt = laid_out(&t, MISTRAL, &segments);
         let text = text_of(&t, &prompt.ids);
         assert!(text.contains("A \u{e0b1}1\u{e0b3} {{ messages }} <|eot_id|>"), "{text}");
-        // White space alone may be trimmed away altogether.
+        // A message of white space only may be trimmed completely.
         let prompt = laid_out(&t, LLAMA3, &[("system", " \n"), ("user", "a")]);
         assert_eq!((prompt.segments[0].tokens.len(), prompt.segments[1].tokens.len()), (0, 1));
     }
@@ -446,7 +451,7 @@ mod tests {
         );
         assert_eq!(text_of(&t, &prompt.ids), "<s>[INST] theb");
         assert_eq!(prompt.segments[1].spans.first(), Some(&(0..1)));
-        // The template's space and the message's first word are one token, as where the model was trained.
+        // The template's space and the message's first word are one token, as in training.
         let prompt = laid_out(&t, "{{ bos_token }}a {{ messages[0].content }} b", &[("user", "the")]);
         let tokens: Vec<_> = prompt.ids.iter().map(|&id| t.token_bytes(id)).collect();
         assert_eq!(tokens, [b"<s>".as_slice(), b" ", b"a", b" the", b" ", b"b"]);
@@ -455,7 +460,7 @@ mod tests {
         let prompt = laid_out(&t, "x {{ messages[0].content }}lo", &[("user", "hel")]);
         assert_eq!(prompt.ids, t.encode("x hello"));
         assert_eq!((prompt.segments[0].tokens.clone(), ends(&prompt.segments[0])), (1..2, vec![3]));
-        // Of two messages' common word the first has the token; an empty one has none.
+        // A word that spans two messages belongs to the first; an empty message has no token.
         let join = "{% for m in messages %}{{ m.content }}{% endfor %}.";
         let prompt = laid_out(&t, join, &[("user", "hel"), ("assistant", ""), ("user", "lo")]);
         assert_eq!(prompt.ids, t.encode("hello."));
@@ -520,7 +525,7 @@ mod tests {
         assert_eq!(with("\u{e0b1}9\u{e0b3}"), "chat template leaves out segment 0 of role `system`");
     }
 
-    /// Tokenizer and template of one of the project's own models.
+    /// Returns tokenizer and template of one of the project's own models.
     fn shipped(name: &str) -> (Tokenizer, ChatTemplate) {
         let path = format!("{}/../../models/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
         let gguf = Gguf::open(path).unwrap();

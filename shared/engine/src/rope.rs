@@ -1,12 +1,12 @@
-//! Rotary position embedding: which angle each pair of dimensions turns by, at each position.
+//! Rotary position embedding: the angle by which each pair of dimensions is rotated at each position.
 //!
-//! Angles are computed in f64 from the absolute position alone, so a token's rotation does not depend on the
-//! batch or chunk it arrives in. Source: RoFormer, Su 2021, section 3.4; the Llama 3 scaling is that of Meta's
-//! reference code (`apply_scaling`); YaRN is that of Peng et al. 2023, with ggml's rounding of the ramp's ends.
+//! Angles are computed in f64 from the absolute position alone, so a token's rotation does not depend on its
+//! batch or chunk. Source: RoFormer, Su 2021, section 3.4. The Llama 3 scaling is that of Meta's reference
+//! code (`apply_scaling`). YaRN is that of Peng et al. 2023, with ggml's rounding of the ramp's ends.
 
 use std::f64::consts::TAU;
 
-/// How a model stretches its rotary frequencies past the length it was first trained at.
+/// How a model scales its rotary frequencies for contexts longer than it was first trained at.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
@@ -14,29 +14,29 @@ pub enum RopeScaling {
     None,
     /// Every frequency divided by `factor`.
     Linear {
-        /// The stretch, > 0.
+        /// The scaling factor, > 0.
         factor: f32,
     },
     /// Low frequencies divided by `factor`, high ones kept, a linear blend between.
     Llama3 {
-        /// The stretch of the low frequencies, > 0.
+        /// The scaling factor of the low frequencies, > 0.
         factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched in full.
+        /// Wavelengths above `original_context / low_freq_factor` are scaled in full.
         low_freq_factor: f32,
         /// Wavelengths below `original_context / high_freq_factor` are kept; > `low_freq_factor`.
         high_freq_factor: f32,
         /// Tokens that the model was first trained at.
         original_context: u32,
     },
-    /// Pairs that turn often within the original context are kept, those that turn seldom divided by `factor`, a
-    /// ramp over the pairs between; all rotations are lengthened by `1 + 0.1 ln(factor)`. Source: YaRN, Peng 2023,
+    /// Pairs with many turns within the original context are kept, those with few are divided by `factor`,
+    /// with a ramp between. All rotations are lengthened by `1 + 0.1 ln(factor)`. Source: YaRN, Peng 2023,
     /// sections 3.2 to 3.4.
     Yarn {
-        /// The stretch, > 0.
+        /// The scaling factor, > 0.
         factor: f32,
-        /// Turns within the original context from which a pair is kept; > `beta_slow`.
+        /// A pair with at least this many turns within the original context is kept; > `beta_slow`.
         beta_fast: f32,
-        /// Turns below which a pair is stretched in full, > 0.
+        /// A pair with fewer turns is scaled in full; > 0.
         beta_slow: f32,
         /// Tokens that the model was first trained at.
         original_context: u32,
@@ -50,17 +50,18 @@ pub struct Rope {
     pub rot_dims: usize,
     /// Base of the geometric series of frequencies.
     pub freq_base: f32,
-    /// The stretch.
+    /// The scaling.
     pub scaling: RopeScaling,
-    /// Factor of every cosine and sine, > 0: models stretched past their first context attend more sharply. The
-    /// one that YaRN implies comes on top.
+    /// Factor of every cosine and sine, > 0: models with scaled frequencies attend more sharply. YaRN's own
+    /// factor is applied in addition.
     pub magnitude: f32,
-    /// Divisors from the file's `rope_freqs.weight` or `rope_factors_*.weight`, one a pair, where it has them.
+    /// Divisors from the file's `rope_freqs.weight` or `rope_factors_*.weight`, one per pair, if the file has
+    /// them.
     pub freq_divisors: Option<Vec<f32>>,
 }
 
 impl Rope {
-    /// Radians per position of every pair, `[rot_dims / 2]`.
+    /// Returns the radians per position of every pair, `[rot_dims / 2]`.
     pub fn frequencies(&self) -> Vec<f64> {
         let pairs = self.rot_dims / 2;
         (0..pairs)
@@ -73,7 +74,7 @@ impl Rope {
             .collect()
     }
 
-    /// Cosines and sines for every position given, each `[positions, rot_dims / 2]`.
+    /// Computes cosines and sines for every position given, each `[positions, rot_dims / 2]`.
     pub fn table(&self, positions: impl Iterator<Item = usize>) -> RopeTable {
         let frequencies = self.frequencies();
         let length = self.length();
@@ -88,7 +89,7 @@ impl Rope {
         table
     }
 
-    /// What a rotation multiplies lengths by.
+    /// Returns the factor by which a rotation multiplies lengths.
     fn length(&self) -> f64 {
         let stretch = match self.scaling {
             RopeScaling::Yarn { factor, .. } => 1.0 + 0.1 * f64::from(factor.max(1.0)).ln(),
@@ -108,7 +109,7 @@ impl Rope {
                 kept * freq + (1.0 - kept) * freq / f64::from(factor)
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
-                // The pair, as a real number, that turns `turns` times within the original context.
+                // The pair, as a real number, with `turns` turns within the original context.
                 let pair_of = |turns: f32| {
                     let ratio = f64::from(original_context) / (f64::from(turns) * TAU);
                     self.rot_dims as f64 * ratio.ln() / (2.0 * f64::from(self.freq_base).ln())
@@ -131,7 +132,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Cosines and sines of one row, `[rot_dims / 2]` each.
+    /// Returns cosines and sines of one row, `[rot_dims / 2]` each.
     pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let at = row * self.pairs..(row + 1) * self.pairs;
         (&self.cos[at.clone()], &self.sin[at])
@@ -177,7 +178,7 @@ mod tests {
         let llama3 = rope(scaling);
         check_close(llama3.scale(0, 1.0), 1.0);
         check_close(llama3.scale(0, 1e-5), 1e-5 / 8.0);
-        // A wavelength of 8192 / 2 tokens lies a third of the way from stretched to kept.
+        // A wavelength of 8192 / 2 tokens is a third of the way from scaled to kept.
         let middle = TAU / 4096.0;
         check_close(llama3.scale(0, middle), middle * (1.0 / 3.0 + 2.0 / 3.0 / 8.0));
     }
@@ -188,7 +189,7 @@ mod tests {
             rot_dims,
             ..rope(RopeScaling::Yarn { factor: 4.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 4096 })
         };
-        // Pairs 20.9 and 45.03 of 64 turn 32 times and once, so the ramp runs from 20 to 46.
+        // Pairs 20.9 and 45.03 of 64 have 32 turns and one turn, so the ramp runs from 20 to 46.
         let (plain, stretched) =
             (Rope { rot_dims: 128, ..rope(RopeScaling::None) }.frequencies(), yarn(128).frequencies());
         for (pair, stretch) in [(0, 0.0), (20, 0.0), (33, 0.5), (46, 1.0), (63, 1.0)] {
@@ -196,7 +197,7 @@ mod tests {
         }
         let table = yarn(128).table(std::iter::once(0));
         check_close(f64::from(table.row(0).0[5]), f64::from((1.0 + 0.1 * 4f64.ln()) as f32));
-        // A ramp without room still has finite ends.
+        // A ramp of zero length still has finite ends.
         assert!(yarn(2).frequencies().iter().all(|freq| freq.is_finite()));
     }
 

@@ -1,9 +1,9 @@
-//! Which experts of a mixture each token goes through, and how much each counts.
+//! Chooses the experts of a mixture for each token, and their factors.
 //!
-//! Pure: decides from the router's numbers alone, a row at a time. Rows are grouped by expert, so that each
-//! expert's matrices are used once for all of its rows. Invariant: a row's experts and their factors depend on
-//! that row's numbers only, and experts are visited in the order of their ids, so a row's sum is the same whatever
-//! rows are beside it. Source: Shazeer 2017, section 2; Jiang 2024 (Mixtral), section 2.1.
+//! Pure: decides from the router's numbers alone, row by row. Rows are grouped by expert, so that each
+//! expert's matrices are used once for all of its rows. Invariant: a row's experts and factors depend only on
+//! that row's numbers. Experts are visited in the order of their ids, so a row's sum does not depend on other
+//! rows. Source: Shazeer 2017, section 2; Jiang 2024 (Mixtral), section 2.1.
 
 use baton_kernels_cpu::softmax;
 
@@ -16,14 +16,14 @@ pub(crate) struct ExpertRows {
     pub(crate) expert: usize,
     /// Its rows, ascending.
     pub(crate) rows: Vec<usize>,
-    /// What its result counts in each of them.
+    /// The factor of its result in each of them.
     pub(crate) factors: Vec<f32>,
 }
 
-/// Least sum that probabilities are divided by: the smallest normal number of half precision, as in llama.cpp.
+/// The least divisor of probabilities: the smallest normal number of half precision, as in llama.cpp.
 const SUM_MIN: f32 = 6.103_515_6e-5;
 
-/// The experts that have rows, in the order of their ids. `logits` is `[t, experts.count]`.
+/// Returns the experts that have rows, in the order of their ids. `logits` is `[t, experts.count]`.
 pub(crate) fn route(mut logits: Vec<f32>, experts: &Experts) -> Vec<ExpertRows> {
     let mut by_expert: Vec<ExpertRows> =
         (0..experts.count).map(|expert| ExpertRows { expert, ..ExpertRows::default() }).collect();
@@ -44,7 +44,7 @@ pub(crate) fn route(mut logits: Vec<f32>, experts: &Experts) -> Vec<ExpertRows> 
     by_expert
 }
 
-/// `1 / (1 + e^-x)` of every number.
+/// Sets every number to `1 / (1 + e^-x)`.
 pub(crate) fn sigmoid(numbers: &mut [f32]) {
     for x in numbers {
         *x = 1.0 / (1.0 + baton_kernels_cpu::exp(-*x));

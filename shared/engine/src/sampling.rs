@@ -1,34 +1,37 @@
-//! Choosing the next token of an answer from its logits.
+//! Chooses the next token of an answer from its logits.
 //!
-//! Pure: the same logits, settings, seed and place in the answer give the same token, whatever was
-//! sampled before or beside it, on the cloud as on the device. Randomness is keyed by (seed, index of
-//! the answer's token), never drawn from a running generator. NaN logits count as minus infinity.
+//! Pure: the same logits, settings, seed and index in the answer give the same token, on the cloud and on the
+//! device, whatever was sampled before or in parallel. Randomness is keyed by (seed, index of the answer's
+//! token), never drawn from a running generator. NaN logits count as minus infinity.
 //!
-//! Order of the steps, as in llama.cpp's default chain: penalties, top-k, top-p, min-p, temperature,
-//! draw. Where an answer may only go on with some tokens, all others are left out before the first
-//! filter, so that the filters count among those that may come.
+//! The steps follow llama.cpp's default chain: penalties, top-k, top-p, min-p, temperature, draw. If an
+//! answer may continue only with some tokens, all others are removed before the first filter, so that filters
+//! count only allowed tokens.
+
+use baton_random::{mix, unit};
 
 use crate::token_set::TokenSet;
 use crate::tokenizer::TokenId;
 
-/// How tokens are chosen.
+/// The settings of sampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits before the draw, 0 to 100; 0 takes the likeliest token.
+    /// Divides the logits before the draw, 0 to 100; 0 takes the most likely token.
     pub temperature: f32,
-    /// Keep the `k` likeliest tokens; at least 1.
+    /// Keep the `k` most likely tokens; at least 1.
     pub top_k: Option<u32>,
-    /// Keep the likeliest tokens whose probabilities reach this sum, 0 to 1; 0 keeps the likeliest alone.
+    /// Keep the most likely tokens until their probabilities reach this sum, 0 to 1; 0 keeps only the most
+    /// likely.
     pub top_p: Option<f32>,
-    /// Keep tokens at least this fraction as likely as the likeliest; 0 to 1.
+    /// Keep tokens at least this fraction as likely as the most likely one; 0 to 1.
     pub min_p: Option<f32>,
-    /// Makes tokens of the answer less likely to come again, 0.1 to 10; 1 changes nothing.
+    /// Makes tokens that are in the answer less likely, 0.1 to 10; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Taken off a token's logit for each time that the answer holds it, -2 to 2; 0 changes nothing.
+    /// Subtracted from a token's logit once per occurrence in the answer, -2 to 2; 0 changes nothing.
     pub frequency_penalty: f32,
-    /// Taken off the logit of every token that the answer holds, -2 to 2; 0 changes nothing.
+    /// Subtracted from the logit of every token in the answer, -2 to 2; 0 changes nothing.
     pub presence_penalty: f32,
-    /// Keys the randomness together with the token's index.
+    /// Seed of the randomness, combined with the token's index.
     pub seed: u64,
 }
 
@@ -69,7 +72,7 @@ pub enum SamplingError {
     ZeroTopK,
 }
 
-/// Logits that no model gives whose weights are whole.
+/// The error for logits that a model with undamaged weights never gives.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("the model gives {value} for token {id}: its file is damaged, or its numbers are too large for it")]
 pub struct NotFinite {
@@ -79,12 +82,12 @@ pub struct NotFinite {
     pub value: f32,
 }
 
-/// Checks that all logits are numbers. To be asked before sampling, which takes what is not for very unlikely.
+/// Checks that all logits are finite. Call it before sampling, which treats other values as very unlikely.
 ///
 /// # Errors
-/// [`NotFinite`], for the first that is not.
+/// [`NotFinite`] for the first logit that is not finite.
 pub fn check_logits(logits: &[f32]) -> Result<(), NotFinite> {
-    // All of them without a way out, which the compiler makes a few instructions of.
+    // Without an early exit the compiler can vectorize this loop.
     if logits.iter().fold(true, |finite, logit| finite & logit.is_finite()) {
         return Ok(());
     }
@@ -96,7 +99,7 @@ impl SamplingParams {
     /// Checks every range.
     ///
     /// # Errors
-    /// The first parameter that is out of range.
+    /// [`SamplingError`] for the first parameter that is out of range.
     pub fn check(&self) -> Result<(), SamplingError> {
         let within = |name, value: f32, min: f32, max: f32| match value >= min && value <= max {
             true => Ok(()),
@@ -119,14 +122,14 @@ struct Candidate {
     logit: f32,
 }
 
-/// Chooses tokens by checked parameters.
+/// Chooses tokens with checked parameters.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
 }
 
 impl Sampler {
-    /// A sampler of these parameters.
+    /// Returns a sampler with these parameters.
     ///
     /// # Errors
     /// As [`SamplingParams::check`].
@@ -135,25 +138,25 @@ impl Sampler {
         Ok(Sampler { params })
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// The token at place `index` of an answer, given the logits `[v]` there and the answer so far.
+    /// Returns the token at `index` of an answer, given the logits `[v]` there and the answer so far.
     ///
-    /// Of equal logits the lowest id counts as the likelier; where no logit is above minus infinity,
-    /// token 0 comes out. Cost: `O(v)`, and a sort of the tokens that top-k and top-p keep.
+    /// Of equal logits, the lowest id counts as more likely. If no logit is above minus infinity, returns
+    /// token 0. Cost: `O(v)`, and a sort of the tokens that top-k and top-p keep.
     ///
     /// # Panics
-    /// If there are no logits: a model has at least one token.
+    /// If there are no logits; a model has at least one token.
     pub fn sample(&self, logits: &[f32], index: u64, answer_so_far: &[TokenId]) -> TokenId {
         assert!(!logits.is_empty(), "a vocabulary has at least one token");
         self.choose(self.penalized(logits, answer_so_far), index).unwrap_or(0)
     }
 
-    /// Like [`Sampler::sample`], among the tokens of `allowed` only; none where all of these have a logit
-    /// of minus infinity.
+    /// As [`Sampler::sample`], but only among the tokens of `allowed`. Returns `None` if all of these have a
+    /// logit of minus infinity.
     pub fn sample_among(
         &self,
         logits: &[f32],
@@ -166,7 +169,7 @@ impl Sampler {
         self.choose(candidates, index)
     }
 
-    /// Draws from candidates in the order of their ids; none of none.
+    /// Draws from candidates given in the order of their ids; returns `None` if there are none.
     fn choose(&self, mut candidates: Vec<Candidate>, index: u64) -> Option<TokenId> {
         if self.params.temperature == 0.0 {
             return likeliest(&candidates).map(|c| c.id);
@@ -186,18 +189,19 @@ impl Sampler {
                 return Some(candidate.id);
             }
         }
-        Some(best.id) // Only rounding of the sum can lead here.
+        Some(best.id) // Reached only through rounding of the sum.
     }
 
-    /// The natural logarithm of a token's probability under the logits as they are (temperature 1, no
-    /// penalty, no filter); minus infinity for ids outside them.
+    /// Returns the natural logarithm of a token's probability under the unchanged logits (temperature 1, no
+    /// penalty, no filter). Returns minus infinity for ids outside the logits.
     pub fn logprob(&self, logits: &[f32], id: TokenId) -> f32 {
         let Some(&own) = logits.get(id as usize) else { return f32::NEG_INFINITY };
         log_softmax(logits, own)
     }
 
-    /// The `count` likeliest tokens under the logits as they are, likeliest first, each with the natural
-    /// logarithm of its probability. Fewer where fewer have one. Cost: `O(v)` and a sort of `count`.
+    /// Returns the `count` most likely tokens under the unchanged logits, the most likely first, each with
+    /// the natural logarithm of its probability. Returns fewer if fewer have one. Cost: `O(v)` and a sort of
+    /// `count`.
     pub fn top_logprobs(&self, logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
         let usable = |&(_, &logit): &(TokenId, &f32)| logit > f32::NEG_INFINITY;
         let candidate = |(id, &logit): (TokenId, &f32)| Candidate { id, logit };
@@ -210,10 +214,11 @@ impl Sampler {
         top.into_iter().map(|c| (c.id, log_softmax(logits, c.logit))).collect()
     }
 
-    /// All tokens above minus infinity, in the order of their ids, the answer's own made less likely.
+    /// Returns all tokens above minus infinity, in the order of their ids, with those of the answer made less
+    /// likely.
     ///
-    /// Source: Keskar 2019, section 4.1, with llama.cpp's reading for negative logits; frequency and
-    /// presence as OpenAI's API reference defines them.
+    /// Source: Keskar 2019, section 4.1, with llama.cpp's rule for negative logits; frequency and presence
+    /// penalties as in OpenAI's API reference.
     fn penalized(&self, logits: &[f32], answer_so_far: &[TokenId]) -> Vec<Candidate> {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.params;
         let mut logits = std::borrow::Cow::Borrowed(logits);
@@ -239,7 +244,7 @@ impl Sampler {
         candidates.truncate(k);
     }
 
-    /// Keeps the likeliest tokens until their probabilities reach `top_p` (Holtzman 2020, section 3.1).
+    /// Keeps the most likely tokens until their probabilities reach `top_p` (Holtzman 2020, section 3.1).
     fn keep_top_p(&self, candidates: &mut Vec<Candidate>) {
         let (Some(top_p), Some(best)) = (self.params.top_p.filter(|&p| p < 1.0), likeliest(candidates))
         else {
@@ -248,8 +253,8 @@ impl Sampler {
         let weight = |c: &Candidate| (f64::from(c.logit) - f64::from(best.logit)).exp();
         candidates.sort_unstable_by_key(|c| c.id);
         let total: f64 = candidates.iter().map(weight).sum();
-        // Tokens rarer than this together miss the rest of the sum, so none of them is kept; leaving
-        // them out first spares sorting the whole vocabulary.
+        // All tokens rarer than this together do not reach the rest of the sum, so none of them is kept.
+        // Removing them first avoids sorting the whole vocabulary.
         let rarest = (1.0 - f64::from(top_p)) * total / candidates.len() as f64;
         candidates.retain(|c| weight(c) >= rarest);
         candidates.sort_unstable_by(likelier_first);
@@ -262,7 +267,7 @@ impl Sampler {
         candidates.truncate(kept);
     }
 
-    /// Keeps tokens at least `min_p` as likely as the likeliest (Nguyen 2024, section 3).
+    /// Keeps tokens at least `min_p` as likely as the most likely one (Nguyen 2024, section 3).
     fn keep_min_p(&self, candidates: &mut Vec<Candidate>) {
         let (Some(min_p), Some(best)) = (self.params.min_p, likeliest(candidates)) else { return };
         let least = f64::from(best.logit) + f64::from(min_p).ln();
@@ -270,7 +275,7 @@ impl Sampler {
     }
 }
 
-/// The natural logarithm of the softmax at a logit; minus infinity where nothing can come.
+/// Returns the natural logarithm of the softmax at a logit; minus infinity if no token is possible.
 fn log_softmax(logits: &[f32], own: f32) -> f32 {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if own.is_nan() || best == f32::NEG_INFINITY {
@@ -288,18 +293,11 @@ fn likeliest(candidates: &[Candidate]) -> Option<Candidate> {
     candidates.iter().copied().min_by(likelier_first)
 }
 
-/// A number in `[0, 1)` that depends on seed and index only: SplitMix64 (Steele 2014) used as a
-/// counter-based generator, the seed mixed once to choose the stream, the index stepping through it.
+/// Returns a number in `[0, 1)` that depends only on seed and index: the seed is mixed once to choose the
+/// stream, and the index is the position in it.
 fn uniform(seed: u64, index: u64) -> f64 {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |mut z: u64| {
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    let stream = mix(seed.wrapping_add(STEP));
-    let bits = mix(stream.wrapping_add(index.wrapping_mul(STEP).wrapping_add(STEP)));
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+    let stream = mix(seed, 0);
+    unit(mix(stream, index))
 }
 
 #[cfg(test)]
@@ -358,13 +356,13 @@ mod tests {
         let top_k = SamplingParams { top_k: Some(2), ..warm(2) };
         let two = softmax(&[2.0, 1.5]);
         check_distribution(top_k, &LOGITS, &[], &[0.0, two[0], 0.0, two[1], 0.0]);
-        // Probabilities are about .083, .453, .023, .275, .167; tokens 1, 3 and 4 sum up to .895.
+        // Probabilities are about .083, .453, .023, .275, .167; tokens 1, 3 and 4 add up to .895.
         let top_p = SamplingParams { top_p: Some(0.85), ..warm(3) };
         let three = softmax(&[2.0, 1.5, 1.0]);
         check_distribution(top_p, &LOGITS, &[], &[0.0, three[0], 0.0, three[1], three[2]]);
         let none = SamplingParams { top_p: Some(0.0), ..warm(3) };
         check_distribution(none, &LOGITS, &[], &[0.0, 1.0, 0.0, 0.0, 0.0]);
-        // exp(1.5 - 2) = .61 and exp(1 - 2) = .37 of the likeliest.
+        // exp(1.5 - 2) = .61 and exp(1 - 2) = .37 of the most likely one.
         let min_p = SamplingParams { min_p: Some(0.5), ..warm(4) };
         check_distribution(min_p, &LOGITS, &[], &[0.0, two[0], 0.0, two[1], 0.0]);
         let penalty = SamplingParams { repetition_penalty: 2.0, ..warm(5) };
@@ -377,10 +375,10 @@ mod tests {
 
     #[test]
     fn filters_come_in_the_order_of_llama_cpp() {
-        // Top-k first: top-p then counts among the two kept, where token 1 alone has .62.
+        // Top-k comes first: top-p then counts only the two kept, of which token 1 alone has .62.
         let both = SamplingParams { top_k: Some(2), top_p: Some(0.6), ..warm(8) };
         check_distribution(both, &LOGITS, &[], &[0.0, 1.0, 0.0, 0.0, 0.0]);
-        // Temperature last: a hot draw does not widen the nucleus.
+        // Temperature comes last: a high temperature does not widen the nucleus.
         let hot = SamplingParams { temperature: 50.0, top_p: Some(0.4), ..warm(9) };
         check_distribution(hot, &LOGITS, &[], &[0.0, 1.0, 0.0, 0.0, 0.0]);
     }
@@ -411,7 +409,7 @@ mod tests {
         assert_eq!(greedy.sample_among(&LOGITS, 0, &[], &allowed), Some(4));
         assert_eq!(greedy.sample_among(&LOGITS, 0, &[], &TokenSet::new(5)), None);
         assert_eq!(greedy.sample_among(&[f32::NEG_INFINITY, 1.0], 0, &[], &allowed), None);
-        // Filters count among the allowed: the likeliest of all is not there to fill the nucleus.
+        // Filters count only allowed tokens: the overall most likely one does not fill the nucleus.
         let top = sampler(SamplingParams { top_k: Some(1), top_p: Some(0.1), ..warm(3) });
         assert!((0..50).all(|index| top.sample_among(&LOGITS, index, &[], &allowed) == Some(4)));
         let all: TokenSet = (0..5).collect();
@@ -443,7 +441,7 @@ mod tests {
         let by_index: std::collections::HashSet<TokenId> = (0..50).map(|i| draw(1, i)).collect();
         let by_seed: std::collections::HashSet<TokenId> = (0..50).map(|s| draw(s, 1)).collect();
         assert!(by_index.len() > 40 && by_seed.len() > 40);
-        // Frozen: the cloud and the device must draw alike, also across versions.
+        // Frozen: the cloud and the device must draw the same tokens, also across versions.
         assert_eq!([draw(0, 0), draw(7, 3), draw(u64::MAX, 1 << 40)], FROZEN_DRAWS);
     }
 

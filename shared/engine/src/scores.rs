@@ -1,8 +1,8 @@
-//! Attention scores of a window of queries, for ranking the text they look at.
+//! Attention scores of a window of queries, for ranking the text they attend to.
 //!
-//! A pass can hand out, for chosen heads, the mean softmax weight that the last queries of a sequence give to
-//! every key. It costs one product of window and keys a head: the weights' denominators come from the
-//! log-sum-exp of the attention that the pass computed anyway, and no matrix of all queries and keys exists.
+//! For chosen heads, a pass can return the mean softmax weight that the last queries of a sequence give to
+//! every key. This costs one product of window and keys per head. The denominators of the weights come from
+//! the log-sum-exp that the pass computes anyway. The full matrix of queries and keys is never built.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ pub struct HeadId {
     pub head: usize,
 }
 
-/// Which scores to keep of a sequence in a pass.
+/// The scores to capture of a sequence in a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capture {
-    /// Which of this pass's tokens of the sequence are the queries, as indices into its `ids`; not empty. A chat
-    /// template's tail after the question stays outside.
+    /// The queries: tokens of this sequence in this pass, as indices into its `ids`; not empty. The end of a
+    /// chat template after the question is usually left out.
     pub window: Range<usize>,
     /// The heads, each at most once.
     pub heads: Vec<HeadId>,
@@ -28,37 +28,37 @@ pub struct Capture {
 /// The scores of one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionScores {
-    /// The heads, as asked for.
+    /// The heads, as requested.
     pub heads: Vec<HeadId>,
-    /// Keys: all tokens of the sequence, those of this pass included.
+    /// Number of keys: all tokens of the sequence, including those of this pass.
     pub keys: usize,
-    /// `[heads, keys]`: the mean over the window's queries of the softmax weight they give to each key. A key
-    /// that a query does not see (later ones, and those outside a sliding window) counts as zero.
+    /// `[heads, keys]`: the mean, over the window's queries, of the softmax weight they give to each key. A
+    /// key that a query does not see (later ones, and those outside a sliding window) counts as zero.
     pub mean: Vec<f32>,
 }
 
-/// What is wrong with a [`Capture`].
+/// Why a [`Capture`] was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
     /// The window is empty or longer than the tokens of the pass.
     #[error("window of queries {window:?}, must be within 0..{tokens} and not empty")]
     Window {
-        /// The window asked for.
+        /// The window requested.
         window: Range<usize>,
         /// The tokens of this sequence in the pass.
         tokens: usize,
     },
-    /// A head that the model does not have.
+    /// The model does not have the head.
     #[error("head {head} of layer {layer}, the model has {n_layers} layers of {n_heads} heads")]
     NoSuchHead {
-        /// Layer asked for.
+        /// Layer requested.
         layer: usize,
-        /// Head asked for.
+        /// Head requested.
         head: usize,
-        /// The model's layers.
+        /// Number of layers of the model.
         n_layers: usize,
-        /// The model's heads a layer.
+        /// Number of heads per layer.
         n_heads: usize,
     },
 }

@@ -1,14 +1,15 @@
-//! Speculative decoding: proposed tokens go through the model in one step, and those it would have written stay.
+//! Speculative decoding: proposed tokens go through the model in one step, and the correct ones are kept.
 //!
-//! A step over the last token and `k` proposals gives the model's logits at every position. The sampler, keyed by
-//! (seed, token index), chooses from them as it would have done one step at a time, so what is written is token for
-//! token what plain decoding writes, greedy or sampled: proposals can only be right or wasted. Whether they pay is
-//! measured: [`Controller`] weighs the acceptance against the time of a longer step, and switches off where plain
-//! decoding is faster. Proposals come from [`Lookup`] (the sequence's own earlier tokens, as in prompt lookup
-//! decoding, Saxena 2023) or from [`Draft`] (a smaller model, Leviathan 2023; coupled by the shared sampler).
+//! A step over the last token and `k` proposals gives the model's logits at every position. The sampler,
+//! keyed by (seed, token index), chooses from them exactly as it would one step at a time. So the output
+//! equals that of plain decoding token for token, greedy or sampled; a wrong proposal only wastes time.
+//! Whether proposals pay off is measured: [`Controller`] weighs the acceptance rate against the time of a
+//! longer step, and switches off when plain decoding is faster. Proposals come from [`Lookup`] (the
+//! sequence's own earlier tokens, as in prompt lookup decoding, Saxena 2023) or from [`Draft`] (a smaller
+//! model, Leviathan 2023, coupled by the shared sampler).
 //!
-//! Never: changes a token, reads a clock (durations come in). Always: proposals are a function of the tokens, the
-//! sampler and what was observed.
+//! Never: changes a token, or reads a clock (durations are passed in). Always: proposals are a function of
+//! the tokens, the sampler and the observations.
 
 mod controller;
 mod draft;
@@ -22,18 +23,18 @@ use crate::engine::{StepControl, StepError};
 use crate::sampling::Sampler;
 use crate::tokenizer::TokenId;
 
-/// A sequence whose next token is wanted.
+/// A sequence that is being continued.
 #[derive(Debug, Clone, Copy)]
 pub struct Writing<'a> {
     /// The prompt.
     pub prompt: &'a [TokenId],
-    /// What follows it so far; the index of the next token is its length.
+    /// The answer so far; the index of the next token is its length.
     pub answer: &'a [TokenId],
-    /// How the next tokens are chosen.
+    /// Chooses the next tokens.
     pub sampler: &'a Sampler,
 }
 
-/// Where proposals come from.
+/// The source of proposals.
 #[derive(Debug)]
 pub enum Proposer {
     /// Earlier tokens of the sequence itself.
@@ -42,7 +43,7 @@ pub enum Proposer {
     Draft(Box<Draft>),
 }
 
-/// Proposes tokens, and learns from what became of them.
+/// Proposes tokens, and learns from their acceptance.
 #[derive(Debug)]
 pub struct Speculator {
     proposer: Proposer,
@@ -50,7 +51,7 @@ pub struct Speculator {
 }
 
 impl Speculator {
-    /// Proposals from this source, under this policy.
+    /// Returns a speculator with this source and policy.
     pub fn new(proposer: Proposer, policy: Policy) -> Self {
         let slope = match proposer {
             Proposer::Lookup(_) => controller::LOOKUP_SLOPE,
@@ -59,11 +60,11 @@ impl Speculator {
         Self { proposer, controller: Controller::new(policy, slope) }
     }
 
-    /// Up to `room` tokens that may come next; none where none are known or they would not pay.
+    /// Returns up to `room` tokens that may come next; empty if none are known or they would not pay off.
     ///
     /// # Errors
-    /// [`StepError::Cancelled`] where `control` breaks the draft model off; nothing has changed then. Where the draft
-    /// model fails otherwise there are no proposals.
+    /// [`StepError::Cancelled`] if `control` cancels the draft model; nothing has changed then. If the draft
+    /// model fails in another way, there are no proposals.
     pub fn propose(
         &mut self,
         writing: Writing<'_>,
@@ -80,18 +81,18 @@ impl Speculator {
         }
     }
 
-    /// A decoding step ran with `proposed` tokens behind the last one, of which the model confirmed the first
-    /// `accepted`; it wrote `written` tokens.
+    /// Records a decoding step with `proposed` tokens after the last one. The model confirmed the first
+    /// `accepted` of them and wrote `written` tokens.
     pub fn observe(&mut self, proposed: usize, accepted: usize, written: usize) {
         self.controller.observe(proposed, accepted, written);
     }
 
-    /// How long such a step took, proposing included, in milliseconds.
+    /// Records the duration of such a step in milliseconds, including the time to propose.
     pub fn took(&mut self, proposed: usize, written: usize, ms: f64) {
         self.controller.took(proposed, written, ms);
     }
 
-    /// What came of it so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> SpeculationStats {
         self.controller.stats()
     }

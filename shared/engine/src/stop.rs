@@ -1,19 +1,19 @@
-//! Stop strings: ends an answer where one of several strings appears, without ever showing it.
+//! Stop strings: end an answer when one of several strings appears, without ever showing it.
 //!
-//! Works on text as it streams: text that may be the beginning of a stop string is held back. The
-//! outcome does not depend on how the text was cut into pieces: the stop string that is complete
-//! first counts, the longest of those that end there.
+//! Works on streamed text: text that may be the beginning of a stop string is held back. The result does not
+//! depend on how the text was cut into pieces. The stop string that is complete first counts; of those that
+//! end together, the longest.
 
-/// Most stop strings of a request.
+/// The most stop strings of a request.
 pub const STOPS_MAX: usize = 16;
-/// Most bytes of a stop string.
+/// The most bytes of a stop string.
 pub const STOP_BYTES_MAX: usize = 1_024;
 
 /// Why stop strings were refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StopError {
-    /// Too many of them.
+    /// There are too many of them.
     #[error("{count} stop strings, at most {max} are allowed")]
     TooMany {
         /// How many were given.
@@ -24,7 +24,7 @@ pub enum StopError {
     /// One is empty or too long.
     #[error("stop string {index} has {len} bytes, want 1 to {max}")]
     BadLength {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
         /// Its length.
         len: usize,
@@ -33,16 +33,16 @@ pub enum StopError {
     },
 }
 
-/// What may be shown after a piece of text.
+/// The text that may be shown after a piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopPush {
     /// Text that is certainly before any stop string.
     pub text: String,
-    /// Whether a stop string has appeared: the answer ends here, nothing more comes out.
+    /// Whether a stop string has appeared. The answer ends here; nothing more is shown.
     pub stopped: bool,
 }
 
-/// Watches the text of one answer for stop strings.
+/// Searches the text of one answer for stop strings.
 #[derive(Debug, Clone, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
@@ -51,10 +51,10 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Watches for any of `stops`; none at all is fine.
+    /// Searches for any of `stops`, which may be empty.
     ///
     /// # Errors
-    /// More than [`STOPS_MAX`] strings, or one that is empty or longer than [`STOP_BYTES_MAX`].
+    /// If there are more than [`STOPS_MAX`] strings, or one is empty or longer than [`STOP_BYTES_MAX`].
     pub fn new(stops: &[String]) -> Result<StopStrings, StopError> {
         if stops.len() > STOPS_MAX {
             return Err(StopError::TooMany { count: stops.len(), max: STOPS_MAX });
@@ -66,14 +66,14 @@ impl StopStrings {
         Ok(StopStrings { stops: stops.to_vec(), held: String::new(), stopped: false })
     }
 
-    /// The same, and texts of a model's own beside them: what ends a turn in its template.
+    /// Adds texts that end a turn in the model's template.
     #[must_use]
     pub fn with_turn_ends(mut self, texts: impl IntoIterator<Item = String>) -> StopStrings {
         self.stops.extend(texts.into_iter().filter(|text| !text.is_empty()));
         self
     }
 
-    /// Takes the next piece of the answer's text.
+    /// Adds the next piece of the answer's text.
     pub fn push(&mut self, text: &str) -> StopPush {
         if self.stopped {
             return StopPush { text: String::new(), stopped: true };
@@ -90,25 +90,26 @@ impl StopStrings {
         StopPush { text: std::mem::replace(&mut self.held, held), stopped: false }
     }
 
-    /// The answer ended by itself: the text that was held back.
+    /// Ends the answer; returns the text that was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop string begins that is complete first; the longest of those that end together.
+    /// Returns the start of the stop string that is complete first; of those that end together, of the
+    /// longest.
     fn first_stop(&self) -> Option<usize> {
         let found = self.stops.iter().filter_map(|s| self.held.find(s).map(|start| (start + s.len(), start)));
         found.min().map(|(_, start)| start)
     }
 
-    /// Length of the longest end of the held text that begins a stop string.
+    /// Returns the length of the longest end of the held text that begins a stop string.
     fn possible_beginning(&self) -> usize {
         let longest = |stop: &String| {
             let most = self.held.len().min(stop.len() - 1);
             (1..=most).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n]))
         };
         let longest = self.stops.iter().filter_map(longest).max().unwrap_or(0);
-        // A stop string may be cut inside a character; held text is cut before it.
+        // A stop string may begin inside a character; the held text then begins before that character.
         (longest..=self.held.len()).find(|&n| self.held.is_char_boundary(self.held.len() - n)).unwrap_or(0)
     }
 }
@@ -123,7 +124,7 @@ mod tests {
         StopStrings::new(&list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).unwrap()
     }
 
-    /// What a whole stream shows, and whether it was stopped.
+    /// Returns what a whole stream shows, and whether it was stopped.
     fn run(list: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut watcher = stops(list);
         let mut shown = String::new();

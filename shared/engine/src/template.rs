@@ -1,14 +1,15 @@
-//! Chat templates: the Jinja text of a model file that lays out a conversation.
+//! Chat templates: the Jinja text in a model file that lays out a conversation.
 //!
-//! A template is somebody else's program, so it runs with no I/O, no clock, bounded steps (fuel),
-//! bounded recursion, and a budget for every byte that it makes; it is parsed and run on a thread of
-//! its own with a deep stack, and whatever it does comes back as text or as a typed error. Never
-//! changes message text by itself; never reads the time (`strftime_now` answers one fixed day).
+//! A template is an untrusted program. It runs without I/O and clock, with a limit of steps (fuel) and of
+//! recursion, and with a budget for every byte that it makes. It is parsed and run on a thread of its own
+//! with a deep stack, and always returns text or a typed error. Never changes message text by itself; never
+//! reads the time (`strftime_now` returns one fixed day).
 //!
-//! How the budget holds: the parsed template is written out again with every operator, filter and slice
-//! that can make a value grow, and all that walks through a whole value in one step, replaced by a counting
-//! one ([`rewrite`]); what it calls is counted too ([`runtime`], [`counted`]). Language: minijinja with the settings of Hugging Face's `apply_chat_template`
-//! (`trim_blocks`, `lstrip_blocks`) and the Python methods that real templates use.
+//! The budget is enforced by writing the parsed template out again ([`rewrite`]). Every operator, filter and
+//! slice that can make a value grow, or that walks through a whole value in one step, is replaced by a
+//! counting one. Called functions are counted too ([`runtime`], [`counted`]). The language is minijinja with
+//! the settings of Hugging Face's `apply_chat_template` (`trim_blocks`, `lstrip_blocks`) and the Python
+//! methods that real templates use.
 
 mod counted;
 mod lint;
@@ -21,13 +22,13 @@ pub(crate) mod tests;
 use std::io;
 use std::thread;
 
-/// Most bytes of a template's source.
+/// The most bytes of a template's source.
 pub const SOURCE_BYTES_MAX: usize = 256 << 10;
-/// Stack of the thread that parses and runs a template: lets the deepest values and expressions that
-/// the limits allow be walked and dropped. Reserved, not used, memory.
+/// Stack of the thread that parses and runs a template: large enough to walk and drop the deepest values and
+/// expressions that the limits allow. The memory is reserved, not used.
 const STACK_BYTES: usize = 128 << 20;
 
-/// Why a template was refused or gave no text.
+/// Why a template was refused or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
@@ -42,7 +43,7 @@ pub enum TemplateError {
     /// The source is not valid Jinja.
     #[error("parse chat template")]
     Parse(#[source] Box<minijinja::Error>),
-    /// The source uses something that templates of one file cannot, or is too complex.
+    /// The source uses a construct that is not supported, or is too complex.
     #[error("chat template uses {what}, which is not supported")]
     Unsupported {
         /// The construct.
@@ -51,7 +52,7 @@ pub enum TemplateError {
     /// The template itself refused the conversation (`raise_exception`).
     #[error("chat template refuses the messages: {message}")]
     Raised {
-        /// What the template says.
+        /// The template's message.
         message: String,
     },
     /// The template ran too many steps.
@@ -60,7 +61,7 @@ pub enum TemplateError {
         /// The limit.
         max: u64,
     },
-    /// The template made more text or values than its budget.
+    /// The template made more bytes of text or values than its budget.
     #[error("chat template made more than its budget of {max} bytes")]
     TooLarge {
         /// The limit.
@@ -72,7 +73,7 @@ pub enum TemplateError {
     /// The template's thread could not be started.
     #[error("start the template's thread")]
     Thread(#[source] io::Error),
-    /// The template's thread ended by a panic: a fault of ours or of the template library.
+    /// The template's thread panicked: a bug of ours or of the template library.
     #[error("the template's thread panicked")]
     Panicked,
 }
@@ -80,20 +81,20 @@ pub enum TemplateError {
 /// A message of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Who speaks: `system`, `user`, `assistant` or `tool`.
+    /// The speaker's role: `system`, `user`, `assistant` or `tool`.
     pub role: &'a str,
-    /// What is said.
+    /// The text of the message.
     pub content: &'a str,
 }
 
-/// A conversation with tools, in the shape that Hugging Face's templates expect: messages are objects
-/// with `role` and `content`, and `tool_calls`, `tool_call_id` or `name` where they have them; tools are
-/// objects with `type` and `function`. Arguments of calls are objects, not text.
+/// A conversation with tools, in the form that Hugging Face's templates expect. Messages are objects with
+/// `role` and `content`, and optionally `tool_calls`, `tool_call_id` or `name`. Tools are objects with `type`
+/// and `function`. Arguments of calls are objects, not text.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolChat<'a> {
-    /// What was said and called.
+    /// The messages, including calls and results.
     pub messages: &'a [serde_json::Value],
-    /// What may be called; the template sees `none` where there is nothing.
+    /// The tools that may be called; the template sees `none` if there are none.
     pub tools: &'a [serde_json::Value],
 }
 
@@ -107,11 +108,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses and checks a template; `bos` and `eos` are the texts it knows as `bos_token` and
-    /// `eos_token`.
+    /// Parses and checks a template; it sees `bos` and `eos` as `bos_token` and `eos_token`.
     ///
     /// # Errors
-    /// The source is too long, not Jinja, or uses what is not supported.
+    /// If the source is too long, is not Jinja, or uses an unsupported construct.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, TemplateError> {
         let (len, max) = (source.len(), SOURCE_BYTES_MAX);
         if len > max {
@@ -126,10 +126,10 @@ impl ChatTemplate {
         Ok(ChatTemplate { source, bos: bos.to_owned(), eos: eos.to_owned() })
     }
 
-    /// Lays out a conversation; with `add_generation_prompt`, up to where the model goes on.
+    /// Lays out a conversation; with `add_generation_prompt`, up to the beginning of the answer.
     ///
     /// # Errors
-    /// The template refuses the messages, fails, or runs into one of its limits.
+    /// If the template refuses the messages, fails, or exceeds one of its limits.
     pub fn render(
         &self,
         messages: &[Message<'_>],
@@ -138,7 +138,7 @@ impl ChatTemplate {
         on_deep_stack(|| runtime::render(self, messages, add_generation_prompt))
     }
 
-    /// Lays out a conversation with tools; with `add_generation_prompt`, up to where the model goes on.
+    /// Lays out a conversation with tools; with `add_generation_prompt`, up to the beginning of the answer.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].
@@ -150,14 +150,14 @@ impl ChatTemplate {
         on_deep_stack(|| runtime::render_with_tools(self, chat, add_generation_prompt))
     }
 
-    /// Whether the template's source has this text: how one recognizes which form of tool calls a model
-    /// was trained on.
+    /// Whether the template's source contains this text. It shows which form of tool calls a model was
+    /// trained on.
     pub fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
     }
 }
 
-/// Runs parsing or rendering on a thread with a deep stack, so that deep values cannot overflow it.
+/// Parses or renders on a thread with a deep stack, so that deep values cannot overflow it.
 fn on_deep_stack<T: Send>(
     work: impl FnOnce() -> Result<T, TemplateError> + Send,
 ) -> Result<T, TemplateError> {

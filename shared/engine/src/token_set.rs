@@ -1,12 +1,13 @@
-//! A set of tokens, one bit a token: what an answer may go on with.
+//! A set of tokens, one bit per token: the tokens with which an answer may continue.
 //!
-//! Pure. Never: knows why a token is in it. Always: ids that were not put in are not in, whatever their size.
+//! Pure. Never: knows why a token is in it. Always: holds exactly the ids that were inserted, whatever their
+//! size.
 
 use crate::tokenizer::TokenId;
 
 const BITS: usize = u32::BITS as usize;
 
-/// Tokens of a vocabulary.
+/// A set of tokens of a vocabulary.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenSet {
     /// Token `i` is bit `i % 32` of word `i / 32`.
@@ -14,17 +15,17 @@ pub struct TokenSet {
 }
 
 impl TokenSet {
-    /// An empty set with room for a vocabulary of `vocab_len` tokens.
+    /// Returns an empty set with room for a vocabulary of `vocab_len` tokens.
     pub fn new(vocab_len: usize) -> TokenSet {
         TokenSet { words: vec![0; vocab_len.div_ceil(BITS)] }
     }
 
-    /// The set of these words: token `i` is bit `i % 32` of word `i / 32`.
+    /// Returns the set with these words: token `i` is bit `i % 32` of word `i / 32`.
     pub fn from_words(words: Vec<u32>) -> TokenSet {
         TokenSet { words }
     }
 
-    /// Puts a token in; ids beyond the vocabulary that it was made for make it grow.
+    /// Inserts a token; the set grows if the id is beyond the vocabulary it was made for.
     pub fn insert(&mut self, id: TokenId) {
         let word = id as usize / BITS;
         if word >= self.words.len() {
@@ -38,7 +39,7 @@ impl TokenSet {
         self.words.get(id as usize / BITS).is_some_and(|word| word & (1 << (id as usize % BITS)) != 0)
     }
 
-    /// How many tokens are in it.
+    /// Returns the number of tokens in it.
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }

@@ -1,10 +1,9 @@
-//! Tokenizers: text to token ids and back, as the model's file describes them.
+//! Tokenizers: text to token ids and back, as the model's file describes it.
 //!
-//! Three kinds: byte-level BPE (`gpt2`) and scored BPE (`llama`, SentencePiece) of GGUF metadata, and
-//! any tokenizer.json of BPE or Unigram kind. Never makes a control token of user text: [`encode`]
-//! and [`encode_spans`] cannot, whatever the text; only [`encode_template`] reads control tokens.
-//! Always holds: the spans of a text's tokens are in order and cover it; encoding is total. A byte that the vocabulary
-//! has no token for costs that byte.
+//! There are three kinds: byte-level BPE (`gpt2`) and scored BPE (`llama`, SentencePiece) of GGUF metadata,
+//! and any tokenizer.json of BPE or Unigram kind. User text never becomes a control token: [`encode`] and
+//! [`encode_spans`] cannot return one; only [`encode_template`] reads control tokens. Always holds: the spans
+//! of a text's tokens are in order and cover it, and encoding never fails. A byte without a token is dropped.
 //!
 //! [`encode`]: Tokenizer::encode
 //! [`encode_spans`]: Tokenizer::encode_spans
@@ -48,12 +47,12 @@ use vocab::{SpecialIds, TokenKind, Vocab};
 /// A token of a model's vocabulary.
 pub type TokenId = u32;
 
-/// Bytes of text that [`Tokenizer::exceeds`] looks at in one go.
+/// Bytes of text that [`Tokenizer::exceeds`] encodes at a time.
 const SLICE_BYTES: usize = 64 << 10;
-/// Tokens that a slice may have more than the text has there.
+/// The most tokens by which a slice may exceed the same part of the whole text.
 const SLICE_TOKENS_MORE: usize = 16;
 
-/// How text becomes tokens.
+/// The encoder of one kind.
 #[derive(Debug)]
 enum Encoder {
     ByteLevel(Box<ByteLevelBpe>),
@@ -61,15 +60,15 @@ enum Encoder {
     Json(Box<JsonEncoder>),
 }
 
-/// The names of special tokens that a tokenizer.json does not hold (its neighbour tokenizer_config.json
-/// does): by the token's text.
+/// Special tokens, by their texts. A tokenizer.json does not name them; its neighbour tokenizer_config.json
+/// does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct JsonOptions<'a> {
     /// The token that begins a text.
     pub bos: Option<&'a str>,
-    /// The token that ends an answer; the usual end-of-turn tokens are known by their texts.
+    /// The token that ends an answer; the usual end-of-turn tokens are recognized by their texts.
     pub eos: Option<&'a str>,
-    /// Whether a prompt begins with `bos` even where the template does not write it.
+    /// Whether a prompt begins with `bos` even if the template does not write it.
     pub adds_bos: bool,
 }
 
@@ -78,12 +77,12 @@ pub struct JsonOptions<'a> {
 pub struct Tokenizer {
     encoder: Encoder,
     vocab: Vocab,
-    /// Control and user-defined tokens, for templates.
+    /// Searches control and user-defined tokens, in templates.
     in_templates: TokenSearch,
-    /// User-defined tokens, for every text.
+    /// Searches user-defined tokens, in any text.
     in_text: TokenSearch,
     adds_bos: bool,
-    /// Whether text is read as if a space came before it.
+    /// Whether a space is added before each text.
     space_prefix: bool,
     strips: Strips,
     digest: [u8; 32],
@@ -94,8 +93,9 @@ impl Tokenizer {
     /// Builds the tokenizer that a model file's metadata describes (keys `tokenizer.ggml.*`).
     ///
     /// # Errors
-    /// A key is missing or has the wrong type, an array the wrong length; a model or pre-tokenizer that
-    /// is not supported; ids outside the vocabulary; a SentencePiece vocabulary that cannot write every text.
+    /// If a key is missing, has the wrong type or an array of wrong length. If the model or pre-tokenizer is
+    /// not supported, or ids are outside the vocabulary. If a SentencePiece vocabulary cannot write every
+    /// text.
     pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
         let m = gguf.metadata();
         let model = m.str("tokenizer.ggml.model")?;
@@ -127,7 +127,7 @@ impl Tokenizer {
                     encoder,
                     vocab,
                     &texts,
-                    Habits { adds_bos, space_prefix: false, strips },
+                    TextSettings { adds_bos, space_prefix: false, strips },
                     digest,
                 )?
             }
@@ -141,7 +141,8 @@ impl Tokenizer {
                 let adds_bos = m.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
                 let encoder = Encoder::Scored(Box::new(ScoredBpe::new(&texts, &vocab, &scores)?));
                 let strips = Strips::read(&m, &vocab, &texts)?;
-                Tokenizer::new(encoder, vocab, &texts, Habits { adds_bos, space_prefix, strips }, digest)?
+                let settings = TextSettings { adds_bos, space_prefix, strips };
+                Tokenizer::new(encoder, vocab, &texts, settings, digest)?
             }
             found => {
                 return Err(TokenizerError::UnsupportedModel { found: found.chars().take(80).collect() });
@@ -153,36 +154,35 @@ impl Tokenizer {
     /// Reads the tokenizer.json at `path`.
     ///
     /// # Errors
-    /// The file cannot be read, is no tokenizer of BPE or Unigram kind, or lacks a token named in
-    /// `options`.
+    /// If the file cannot be read, is not a BPE or Unigram tokenizer, or lacks a token named in `options`.
     pub fn from_json(path: impl AsRef<Path>, options: JsonOptions<'_>) -> Result<Tokenizer, TokenizerError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|err| TokenizerError::Open { path: path.to_owned(), err })?;
         Tokenizer::from_json_bytes(&bytes, options)
     }
 
-    /// Like [`Tokenizer::from_json`], of a file already in memory.
+    /// As [`Tokenizer::from_json`], for a file already in memory.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Tokenizer::from_json`].
     pub fn from_json_bytes(bytes: &[u8], options: JsonOptions<'_>) -> Result<Tokenizer, TokenizerError> {
         let (encoder, vocab, texts) = json::read(bytes, options.bos, options.eos)?;
         let mut digest = Digest::new("json");
         digest.list("description", [encoder.description()?]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let adds_bos = options.adds_bos && vocab.special.bos.is_some();
-        let habits = Habits { adds_bos, space_prefix: false, strips: Strips::default() };
-        Tokenizer::new(Encoder::Json(Box::new(encoder)), vocab, &texts, habits, digest)
+        let settings = TextSettings { adds_bos, space_prefix: false, strips: Strips::default() };
+        Tokenizer::new(Encoder::Json(Box::new(encoder)), vocab, &texts, settings, digest)
     }
 
     fn new(
         encoder: Encoder,
         vocab: Vocab,
         texts: &[&str],
-        habits: Habits,
+        settings: TextSettings,
         mut digest: Digest,
     ) -> Result<Tokenizer, TokenizerError> {
-        let Habits { adds_bos, space_prefix, strips } = habits;
+        let TextSettings { adds_bos, space_prefix, strips } = settings;
         strips.digest(&mut digest);
         let of_kind = |wanted: &'static [TokenKind]| {
             let is_wanted = |id| vocab.kind(id).is_some_and(|kind| wanted.contains(&kind));
@@ -191,7 +191,7 @@ impl Tokenizer {
         let in_templates = TokenSearch::new(of_kind(&[TokenKind::Control, TokenKind::UserDefined]))?;
         let in_text = TokenSearch::new(of_kind(&[TokenKind::UserDefined]))?;
         let digest: [u8; 32] = digest.0.finalize().into();
-        let digest_hex = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest_hex = hex::encode(digest);
         Ok(Tokenizer {
             encoder,
             vocab,
@@ -205,15 +205,16 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of user text; never a control token, whatever the text.
+    /// Returns the tokens of user text; never a control token.
     pub fn encode(&self, text: &str) -> Vec<TokenId> {
         self.encode_pieces(&[Piece { text, is_template: false }]).into_iter().map(|token| token.id).collect()
     }
 
-    /// Whether user texts have certainly more than `limit` tokens together; tokenizes no more of them than tells so.
+    /// Whether user texts certainly have more than `limit` tokens in total. Encodes only as much of them as
+    /// needed.
     ///
-    /// Texts that have a few more may be let through: they are looked at in slices, each of which may have some tokens
-    /// that the whole has not. Memory: that of one slice, some MiB.
+    /// May return false for texts slightly above the limit: they are encoded in slices, and each slice may
+    /// have a few tokens more than the whole text would. Memory: that of one slice, some MiB.
     pub fn exceeds<'t>(&self, texts: impl IntoIterator<Item = &'t str>, limit: usize) -> bool {
         let mut tokens = 0;
         for text in texts {
@@ -230,17 +231,18 @@ impl Tokenizer {
         false
     }
 
-    /// The tokens of user text, each with the bytes of the text that it stands for.
+    /// Returns the tokens of user text, each with the bytes of the text it stands for.
     ///
-    /// The ranges are in order, one begins where the one before ends, and together they are the text.
-    /// They may cut a character (byte tokens) and may be empty (SentencePiece's space before the text).
+    /// Each range begins where the previous one ends, and together they are the text. They may cut a
+    /// character (byte tokens) and may be empty (SentencePiece's space before the text).
     pub fn encode_spans(&self, text: &str) -> (Vec<TokenId>, Vec<Range<usize>>) {
         self.spans(text, true)
     }
 
-    /// Like [`Tokenizer::encode_spans`], of text that a model has written, or is to have written, behind a prompt.
+    /// As [`Tokenizer::encode_spans`], for text that a model has written, or is to have written, after a
+    /// prompt.
     ///
-    /// What a SentencePiece model writes begins with its own space: no other one is read before it.
+    /// If the text begins with a space, SentencePiece adds none: what a model writes begins with its own.
     pub fn encode_answer(&self, text: &str) -> (Vec<TokenId>, Vec<Range<usize>>) {
         self.spans(text, !text.starts_with(' '))
     }
@@ -252,18 +254,18 @@ impl Tokenizer {
         (ids, spans)
     }
 
-    /// The tokens of a template's own text, in which the texts of control tokens are control tokens.
+    /// Returns the tokens of a template's own text, in which texts of control tokens become control tokens.
     pub fn encode_template(&self, piece: &str) -> Vec<TokenId> {
         let pieces = [Piece { text: piece, is_template: true }];
         self.encode_pieces(&pieces).into_iter().map(|token| token.id).collect()
     }
 
-    /// The bytes of a token: a piece of text, or a control token's name. Empty for unknown ids.
+    /// Returns the bytes of a token: a piece of text, or a control token's name. Empty for unknown ids.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         self.vocab.bytes(id)
     }
 
-    /// Whether the token steers the model: it is never made of user text and never shown.
+    /// Whether the token is a control token: user text never becomes it, and it is never shown.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocab.is_control(id)
     }
@@ -273,32 +275,32 @@ impl Tokenizer {
         self.vocab.is_end(id)
     }
 
-    /// The token that begins a text.
+    /// Returns the token that begins a text.
     pub fn bos(&self) -> Option<TokenId> {
         self.vocab.special.bos
     }
 
-    /// The token that ends a text.
+    /// Returns the token that ends a text.
     pub fn eos(&self) -> Option<TokenId> {
         self.vocab.special.eos
     }
 
-    /// Whether a prompt begins with [`Tokenizer::bos`] even where its template does not write it.
+    /// Whether a prompt begins with [`Tokenizer::bos`] even if its template does not write it.
     pub fn adds_bos(&self) -> bool {
         self.adds_bos && self.bos().is_some()
     }
 
-    /// The number of tokens.
+    /// Returns the number of tokens.
     pub fn vocab_len(&self) -> usize {
         self.vocab.len()
     }
 
-    /// The most bytes of user text that one token can stand for: text of more than `n` times as many bytes has more
-    /// than `n` tokens.
+    /// Returns the most bytes of user text that one token can stand for. Text of more than `n` times as many
+    /// bytes has more than `n` tokens.
     ///
-    /// SentencePiece writes `▁`, of three bytes, for a space, and takes it in texts for one; a character that it does not
-    /// know is one token. A tokenizer.json may leave out text, and a vocabulary without tokens for some bytes does:
-    /// such text counts all the same.
+    /// SentencePiece writes `▁`, of three bytes, for a space and also accepts it in texts; an unknown
+    /// character is one token. A tokenizer.json, or a vocabulary without tokens for some bytes, may drop
+    /// text; dropped text still counts here.
     pub fn token_bytes_max(&self) -> usize {
         let longest = self.vocab.text_bytes_max();
         match &self.encoder {
@@ -307,25 +309,25 @@ impl Tokenizer {
         }
     }
 
-    /// SHA-256 over everything that decides how text is encoded; equal digests mean equal ids.
+    /// Returns the SHA-256 of everything that decides how text is encoded; equal digests mean equal ids.
     pub fn digest(&self) -> [u8; 32] {
         self.digest
     }
 
-    /// [`Tokenizer::digest`] in lower-case hexadecimal.
+    /// Returns [`Tokenizer::digest`] in lower-case hexadecimal.
     pub fn digest_hex(&self) -> &str {
         &self.digest_hex
     }
 }
 
-/// What a tokenizer does beside cutting text.
-struct Habits {
+/// Settings of a tokenizer apart from its encoder.
+struct TextSettings {
     adds_bos: bool,
     space_prefix: bool,
     strips: Strips,
 }
 
-/// A digest over named lists, each length written before its bytes so that no two inputs collide.
+/// A digest of named lists; each length is hashed before its bytes, so that different inputs cannot collide.
 struct Digest(Sha256);
 
 impl Digest {
@@ -356,7 +358,7 @@ fn check_len(key: &'static str, found: usize, want: usize) -> Result<(), Tokeniz
     if found == want { Ok(()) } else { Err(TokenizerError::LengthMismatch { key, found, want }) }
 }
 
-/// Each token's kind. Files without types are old ones: control tokens are then known by their shape.
+/// Returns each token's kind. Old files have no types; their control tokens are recognized by their shape.
 fn kinds(m: &Metadata<'_>, texts: &[&str]) -> Result<Vec<TokenKind>, TokenizerError> {
     let Some(numbers) = m.opt_i32_array("tokenizer.ggml.token_type")? else {
         let kind = |text: &&str| match vocab::has_control_shape(text) {
@@ -370,7 +372,8 @@ fn kinds(m: &Metadata<'_>, texts: &[&str]) -> Result<Vec<TokenKind>, TokenizerEr
     numbers.iter().zip(0u32..).map(kind).collect()
 }
 
-/// The tokens that metadata names. SentencePiece files that name none mean its usual ones.
+/// Returns the tokens that metadata names. For SentencePiece files that name none, the usual ones are
+/// assumed.
 fn special_ids(m: &Metadata<'_>, model: &str, len: usize) -> Result<SpecialIds, TokenizerError> {
     let usual = |id: TokenId| Some(id).filter(|&id| model == "llama" && (id as usize) < len);
     let id = |key: &'static str| match m.opt_u32(key)? {

@@ -1,12 +1,13 @@
-//! Where weights come from: one half of a layer at a time, announced ahead.
+//! The source of weights: gives one half of a layer at a time and is told ahead what comes next.
 //!
-//! The forward pass asks a [`WeightSource`] for the attention or feed-forward half of a layer, or for one of its
-//! experts, and says what it needs next; whether the bytes are mapped from a file, repacked or streamed is the
-//! source's business. [`MappedWeights`] borrows every matrix from the mapped model file; [`StreamedWeights`] does so
-//! with what fits into its budget, and reads the rest from the disk for every token.
+//! The forward pass asks a [`WeightSource`] for the attention or feed-forward half of a layer, or for one of
+//! its experts, and announces what it needs next. Whether the bytes are mapped from a file, repacked or
+//! streamed is up to the source. [`MappedWeights`] borrows every matrix from the mapped model file.
+//! [`StreamedWeights`] does so for the part that fits its budget, and reads the rest from the disk for every
+//! token.
 //!
-//! Invariant: every tensor has been checked against the model's shape when the source was made, so acquiring
-//! cannot meet a wrong one.
+//! Invariant: every tensor was checked against the model's shape when the source was created, so none has a
+//! wrong shape later.
 
 use std::path::PathBuf;
 
@@ -35,41 +36,41 @@ pub enum Part {
     Expert(usize),
 }
 
-/// What goes wrong while a part is acquired.
+/// Why a part could not be acquired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightError {
-    /// A layer that the model does not have.
+    /// The model does not have the layer.
     #[error("layer {layer} of {n_layers}")]
     NoSuchLayer {
-        /// The layer asked for.
+        /// The layer requested.
         layer: usize,
-        /// The model's layers.
+        /// Number of layers of the model.
         n_layers: usize,
     },
-    /// An expert that the layer does not have.
+    /// The layer does not have the expert.
     #[error("expert {expert} of {n_experts} in layer {layer}")]
     NoSuchExpert {
-        /// The expert asked for.
+        /// The expert requested.
         expert: usize,
-        /// The layer's experts.
+        /// Number of experts of the layer.
         n_experts: usize,
         /// The layer.
         layer: usize,
     },
-    /// The source gave another part than the one asked for.
+    /// The source returned another part than the one requested.
     #[error("weights are not those of part {0:?}")]
     WrongPart(Part),
     /// The bytes do not make a matrix.
     #[error("weight matrix")]
     Matrix(#[from] KernelError),
-    /// A layer that another device computes.
+    /// Another device computes the layer.
     #[error("layer {layer} is not among the layers that this device computes")]
     LayerElsewhere {
-        /// The layer asked for.
+        /// The layer requested.
         layer: usize,
     },
-    /// Embedding or logits where another device computes them.
+    /// Another device computes embeddings and logits.
     #[error("this device computes neither embeddings nor logits")]
     EndsElsewhere,
     /// Weights that are read for every token could not be read.
@@ -77,21 +78,21 @@ pub enum WeightError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Where the bytes begin.
+        /// The position of the bytes in the file.
         offset: u64,
-        /// How many they are.
+        /// Number of bytes.
         len: usize,
-        /// What the system says.
+        /// The system's error.
         #[source]
         err: std::io::Error,
     },
 }
 
-/// What is wrong with a model's tensors.
+/// Why a model's tensors were refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// A tensor is missing or of a type that the kernels lack.
+    /// A tensor is missing, or the kernels do not support its type.
     #[error("read tensor")]
     Gguf(#[from] GgufError),
     /// A tensor's dimensions are not those that the metadata implies.
@@ -109,11 +110,11 @@ pub enum TensorError {
     Matrix {
         /// The tensor.
         name: String,
-        /// What the kernels say.
+        /// The error of the kernels.
         #[source]
         err: KernelError,
     },
-    /// A tensor that this forward pass would leave out, so that its results would be wrong.
+    /// The forward pass would not use the tensor, so results would be wrong.
     #[error("tensor `{name}` is not part of a {family} model")]
     Unexpected {
         /// The tensor.
@@ -121,7 +122,7 @@ pub enum TensorError {
         /// The model's family.
         family: &'static str,
     },
-    /// A number in a norm, bias or divisor that is not finite, or a divisor that is not > 0.
+    /// A number in a norm, bias or divisor is not finite, or a divisor is not > 0.
     #[error("tensor `{name}` holds {value} at {at}")]
     Value {
         /// The tensor.
@@ -135,18 +136,19 @@ pub enum TensorError {
 
 /// One weight matrix `[rows, cols]`, borrowed from its source.
 ///
-/// A product with it is made of two steps, in this order: with the rows that are [`Self::at_hand`], then with those that
-/// are [waited for](Self::wait). An element is the same bits whichever rows come with it.
+/// A product with it has two steps, in this order: first with the rows that are [`Self::at_hand`], then with
+/// those that are [waited for](Self::wait). Each output element has the same bits, whichever rows are
+/// computed together.
 #[derive(Debug, Clone, Copy)]
 pub enum Weight<'a> {
-    /// All rows are at hand.
+    /// All rows are in memory.
     Whole(Matrix<'a>),
-    /// Some rows are read when their turn comes.
+    /// Some rows are read when they are needed.
     Streamed(StreamedMatrix<'a>),
 }
 
 impl<'a> Weight<'a> {
-    /// The storage format.
+    /// Returns the storage format.
     pub fn format(&self) -> Format {
         match self {
             Self::Whole(matrix) => matrix.format(),
@@ -154,7 +156,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Rows: the length of an output vector.
+    /// Returns the number of rows: the length of an output vector.
     pub fn rows(&self) -> usize {
         match self {
             Self::Whole(matrix) => matrix.rows(),
@@ -162,10 +164,10 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The first rows, as many as need not be waited for; none, some or all.
+    /// Returns the first rows that are in memory; none, some or all.
     ///
     /// # Errors
-    /// [`WeightError::Matrix`] where bytes and shape disagree.
+    /// [`WeightError::Matrix`] if bytes and shape disagree.
     pub fn at_hand(&self) -> Result<Matrix<'a>, WeightError> {
         match self {
             Self::Whole(matrix) => Ok(*matrix),
@@ -173,11 +175,11 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Calls `each(first, rows)` for the other rows, a piece at a time and in order, with the first row's number.
-    /// A piece's memory is taken back when the call returns.
+    /// Calls `each(first, rows)` for the other rows, piece by piece in order, where `first` is the index of
+    /// the piece's first row. The memory of a piece is reused after the call.
     ///
     /// # Errors
-    /// [`WeightError::Read`] where the disk fails.
+    /// [`WeightError::Read`] if the disk fails.
     pub fn wait(&self, each: impl FnMut(usize, Matrix<'_>)) -> Result<(), WeightError> {
         match self {
             Self::Whole(_) => Ok(()),
@@ -205,11 +207,11 @@ pub struct AttentionWeights<'a> {
     pub v: Weight<'a>,
     /// Output projection, `[e, h d]`.
     pub o: Weight<'a>,
-    /// Biases of `q`, `k` and `v`, empty where the model has none.
+    /// Biases of `q`, `k` and `v`; empty if the model has none.
     pub biases: [&'a [f32]; 3],
-    /// RMS norms of every query and every key head, `[d]` each, empty where the model has none.
+    /// RMS norms of every query and every key head, `[d]` each; empty if the model has none.
     pub head_norms: [&'a [f32]; 2],
-    /// RMS norm of the result, `[e]`, empty where the model has none.
+    /// RMS norm of the result, `[e]`; empty if the model has none.
     pub post_norm: &'a [f32],
 }
 
@@ -224,7 +226,7 @@ pub struct GatedWeights<'a> {
     pub down: Weight<'a>,
 }
 
-/// An expert that every token goes through.
+/// An expert that every token uses.
 #[derive(Debug)]
 pub struct SharedExpert<'a> {
     /// Projection to the number whose sigmoid scales the expert, `[1, e]`.
@@ -233,16 +235,16 @@ pub struct SharedExpert<'a> {
     pub network: GatedWeights<'a>,
 }
 
-/// What a feed-forward half computes with.
+/// The networks of a feed-forward half.
 #[derive(Debug)]
 pub enum FfnBody<'a> {
     /// One network for all tokens.
     Dense(GatedWeights<'a>),
-    /// Experts, which are parts of their own.
+    /// Experts, which are acquired as separate parts.
     Experts {
-        /// Projection to one number an expert, `[experts, e]`.
+        /// Projection to one number per expert, `[experts, e]`.
         router: Weight<'a>,
-        /// Where the model has one.
+        /// The shared expert, if the model has one.
         shared: Option<SharedExpert<'a>>,
     },
 }
@@ -252,9 +254,9 @@ pub enum FfnBody<'a> {
 pub struct FfnWeights<'a> {
     /// RMS norm, `[e]`.
     pub norm: &'a [f32],
-    /// The network, or what chooses among experts.
+    /// The network, or the router of experts.
     pub body: FfnBody<'a>,
-    /// RMS norm of the result, `[e]`, empty where the model has none.
+    /// RMS norm of the result, `[e]`; empty if the model has none.
     pub post_norm: &'a [f32],
 }
 
@@ -263,23 +265,23 @@ pub struct FfnWeights<'a> {
 pub struct OutputWeights<'a> {
     /// RMS norm, `[e]`.
     pub norm: &'a [f32],
-    /// Projection to logits, `[v, e]`; the embedding table where the model ties the two.
+    /// Projection to logits, `[v, e]`; the embedding table if the model ties the two.
     pub head: Weight<'a>,
 }
 
 /// An acquired part.
 #[derive(Debug)]
 pub enum PartWeights<'a> {
-    /// Of [`Part::Attention`].
+    /// For [`Part::Attention`].
     Attention(AttentionWeights<'a>),
-    /// Of [`Part::Ffn`].
+    /// For [`Part::Ffn`].
     Ffn(FfnWeights<'a>),
-    /// Of [`Part::Expert`].
+    /// For [`Part::Expert`].
     Expert(GatedWeights<'a>),
 }
 
 impl<'a> PartWeights<'a> {
-    /// The attention half.
+    /// Returns the attention half.
     ///
     /// # Errors
     /// [`WeightError::WrongPart`] if this is another part.
@@ -290,7 +292,7 @@ impl<'a> PartWeights<'a> {
         }
     }
 
-    /// The feed-forward half.
+    /// Returns the feed-forward half.
     ///
     /// # Errors
     /// [`WeightError::WrongPart`] if this is another part.
@@ -301,10 +303,10 @@ impl<'a> PartWeights<'a> {
         }
     }
 
-    /// Expert `expert`.
+    /// Returns expert `expert`.
     ///
     /// # Errors
-    /// [`WeightError::WrongPart`] if this is no expert.
+    /// [`WeightError::WrongPart`] if this is not an expert.
     pub fn expert(self, expert: usize) -> Result<GatedWeights<'a>, WeightError> {
         match self {
             Self::Expert(weights) => Ok(weights),
@@ -315,26 +317,26 @@ impl<'a> PartWeights<'a> {
 
 /// Gives weights to the forward pass.
 pub trait WeightSource: Send + Sync {
-    /// The weights of one part of a layer, valid while the borrow lasts. Acquiring reads nothing: rows that are
-    /// streamed are waited for one piece at a time ([`Weight::wait`]), so that a part may be larger than the memory
-    /// that it streams through.
+    /// Returns the weights of one part of a layer. Acquiring reads nothing: the pass waits for streamed rows
+    /// piece by piece ([`Weight::wait`]), so a part may be larger than the memory it streams through.
     ///
     /// # Errors
-    /// [`WeightError`]; a source that reads or receives may fail at any time.
+    /// [`WeightError`] at any time, since a source may read or receive weights.
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError>;
 
-    /// The embedding table, `[v, e]`, of which a token needs one row.
+    /// Returns the embedding table, `[v, e]`, of which a token needs one row.
     ///
     /// # Errors
     /// As [`Self::acquire`].
     fn embedding(&self) -> Result<Matrix<'_>, WeightError>;
 
-    /// What turns the last hidden state into logits.
+    /// Returns the weights that turn the last hidden state into logits.
     ///
     /// # Errors
     /// As [`Self::acquire`].
     fn output(&self) -> Result<OutputWeights<'_>, WeightError>;
 
-    /// Announces what will be acquired after the current part; a source may fetch it now, or do nothing.
+    /// Announces the part that will be acquired after the current one. A source may fetch it now, or do
+    /// nothing.
     fn hint(&self, layer: usize, part: Part);
 }

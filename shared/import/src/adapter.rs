@@ -1,9 +1,9 @@
-//! LoRA adapters of the PEFT library: low-rank changes that are added to the weights before they are quantized, or
+//! LoRA adapters of the PEFT library: low-rank changes. They are added to the weights before quantization, or
 //! written to a file of their own.
 //!
-//! `W + weight * scale * B A`, with `scale = lora_alpha / r`, or `lora_alpha / sqrt(r)` for rank-stabilized ones.
-//! Sources: Hu 2021, "LoRA", section 4.1; Kalajdzievski 2023, "rsLoRA". What is more than that (other magnitudes,
-//! replaced modules, trained biases, changed embeddings) is refused, never left out.
+//! `W + weight * scale * B A`, with `scale = lora_alpha / r`, or `lora_alpha / sqrt(r)` for rank-stabilized
+//! ones. Sources: Hu 2021, "LoRA", section 4.1; Kalajdzievski 2023, "rsLoRA". Anything beyond that (other
+//! magnitudes, replaced modules, trained biases, changed embeddings) is refused, never ignored.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use crate::error::ImportError;
 use crate::json::JsonFile;
 use crate::safetensors::TensorFiles;
 
-/// Where the modules' names begin.
+/// Prefix of the modules' names.
 const PREFIX: &str = "base_model.model.";
 
-/// The two halves of one change.
+/// The two factors of one change.
 #[derive(Debug, Clone)]
 struct Pair {
     a: String,
     b: String,
     rank: usize,
-    /// Everything that the product is multiplied with.
+    /// The product of all scales of this change.
     scale: f64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Halves {
     /// `[rows, r]`.
     pub(crate) b: Vec<f32>,
     pub(crate) rank: usize,
-    /// Everything that the product is multiplied with.
+    /// The product of all scales of this change.
     pub(crate) scale: f64,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Change {
 }
 
 impl Adapter {
-    /// Opens the adapter in `dir`; `shapes` are rows and columns of the model's matrices.
+    /// Opens the adapter in `dir`; `shapes` gives rows and columns of the model's matrices.
     pub(crate) fn open(
         dir: &Path,
         weight: f32,
@@ -100,12 +100,13 @@ impl Adapter {
         Ok(Adapter { alpha, files, pairs })
     }
 
-    /// `lora_alpha`: that of every change without one of its own.
+    /// Returns `lora_alpha`, which applies to every change without an alpha of its own.
     pub(crate) fn alpha(&self) -> f64 {
         self.alpha
     }
 
-    /// The two halves of the change of a matrix of `[rows, cols]`; `None` where the adapter leaves it as it is.
+    /// Returns the two factors of the change of a matrix of `[rows, cols]`, or `None` if the adapter does not
+    /// change it.
     pub(crate) fn halves(
         &self,
         matrix: &str,
@@ -116,12 +117,12 @@ impl Adapter {
         Ok(Some(Halves { a, b, rank: *rank, scale: *scale }))
     }
 
-    /// Matrices that the adapter changes.
+    /// Returns the number of matrices that the adapter changes.
     pub(crate) fn len(&self) -> usize {
         self.pairs.len()
     }
 
-    /// The change of a matrix of `[rows, cols]`; `None` where the adapter leaves it as it is.
+    /// Returns the change of a matrix of `[rows, cols]`, or `None` if the adapter does not change it.
     pub(crate) fn change(
         &self,
         matrix: &str,
@@ -138,7 +139,7 @@ impl Adapter {
 }
 
 impl Change {
-    /// Adds the change of some rows to their values.
+    /// Adds the change to the values of some rows.
     pub(crate) fn add_to(&self, values: &mut [f32], rows: Range<usize>) -> candle_core::Result<()> {
         let b = self.b.narrow(0, rows.start, rows.len())?;
         let product =
@@ -148,7 +149,7 @@ impl Change {
     }
 }
 
-/// Refuses what is no plain LoRA.
+/// Refuses an adapter that is not a plain LoRA.
 fn check_kind(json: &JsonFile) -> Result<(), ImportError> {
     if json.opt_str("peft_type")?.unwrap_or("LORA") != "LORA" {
         return Err(json.unsupported("peft_type", "LORA"));
@@ -173,7 +174,7 @@ fn check_kind(json: &JsonFile) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// A tensor's module in the model and its half, `A` or `B`.
+/// Splits a tensor's name into its module in the model and its factor, `A` or `B`.
 fn split_name(name: &str) -> Option<(&str, &'static str)> {
     let name = name.strip_prefix(PREFIX)?;
     [
@@ -186,7 +187,7 @@ fn split_name(name: &str) -> Option<(&str, &'static str)> {
     .find_map(|(half, end)| name.strip_suffix(end).map(|module| (module, half)))
 }
 
-/// The rank of a pair whose shapes fit the matrix of `shape`.
+/// Returns the rank of a pair whose shapes fit the matrix of `shape`.
 fn check_shapes(
     files: &TensorFiles,
     a: &str,
@@ -212,8 +213,8 @@ fn check_shapes(
     Ok(rank)
 }
 
-/// The alpha of a module that has one of its own. Keys are the ends of names; PEFT allows patterns, too, which no
-/// tool writes.
+/// Returns the alpha of a module that has its own. Keys are the ends of names; PEFT also allows patterns,
+/// which no tool writes.
 fn alpha_of(module: &str, alphas: Option<&JsonFile>) -> Result<Option<f64>, ImportError> {
     let Some(alphas) = alphas else { return Ok(None) };
     for key in alphas.map().keys() {

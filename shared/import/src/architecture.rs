@@ -1,37 +1,37 @@
-//! Model classes of Hugging Face as data: one row each, over one plan of tensors.
+//! Model classes of Hugging Face as data: one row each, for one common plan of tensors.
 //!
-//! A row says what the class's code does and its `config.json` does not say: how tensors are named, which exist, and
-//! what is done to their numbers. Sources: the classes of the `transformers` library; names and metadata of the
-//! result as in llama.cpp's `convert_hf_to_gguf.py`.
+//! A row holds what the code of the class defines and its `config.json` does not: the names of tensors, which
+//! of them exist, and how their numbers change. Sources: the classes of the `transformers` library; names and
+//! metadata of the result as in llama.cpp's `convert_hf_to_gguf.py`.
 
 use crate::error::ImportError;
 use crate::hf_config::HfConfig;
 
-/// Experts of the feed-forward layers: names in the folder, after `model.layers.N.`.
+/// Expert layers: tensor names in the folder, after `model.layers.N.`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertNames {
     /// The router's matrix.
     pub(crate) router: &'static str,
-    /// Before the number of an expert.
+    /// The part of the name before an expert's number.
     pub(crate) experts: &'static str,
     /// Gate, up and down projection of an expert.
     pub(crate) gate_up_down: [&'static str; 3],
-    /// The key of the number of experts.
+    /// The key that gives the number of experts.
     pub(crate) count_key: &'static str,
-    /// The key of an expert's width; `intermediate_size` where an expert is as wide as a dense layer.
+    /// The key that gives an expert's width; `intermediate_size` if an expert is as wide as a dense layer.
     pub(crate) width_key: &'static str,
-    /// Whether there is an expert that every token goes through.
+    /// Whether one expert serves every token.
     pub(crate) shared: bool,
-    /// What `norm_topk_prob` must be, as the family's name in GGUF files implies it.
+    /// The value of `norm_topk_prob` that the family's name in GGUF files implies.
     pub(crate) normalized: bool,
-    /// What the class takes `norm_topk_prob` for where `config.json` does not say.
+    /// The value of `norm_topk_prob` if `config.json` does not give one.
     pub(crate) normalized_by_default: bool,
 }
 
 /// How query, key and value projections are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Projections {
-    /// A matrix each.
+    /// One matrix each.
     Apart,
     /// One matrix for the three, and one for gate and up.
     Fused,
@@ -44,41 +44,42 @@ pub(crate) struct Architecture {
     pub(crate) classes: &'static [&'static str],
     /// `general.architecture` of the file, and the prefix of its keys.
     pub(crate) gguf: &'static str,
-    /// Rows of query and key heads go from halves to neighbouring pairs, as the family's rotation wants them.
+    /// Reorders rows of query and key heads from halves to neighbouring pairs, as the family's rotation needs
+    /// them.
     pub(crate) pair_rows: bool,
-    /// Added to the weights of norms, where the class adds it when it runs.
+    /// Added to the weights of norms, because the class adds it at run time.
     pub(crate) norm_offset: f32,
-    /// Norms of every query and key head.
+    /// Whether every query and key head has a norm.
     pub(crate) head_norms: bool,
-    /// Norms after each half of a layer.
+    /// Whether a norm follows each half of a layer.
     pub(crate) post_norms: bool,
     /// How projections are stored.
     pub(crate) projections: Projections,
     /// Experts, in the classes that have them.
     pub(crate) experts: Option<ExpertNames>,
-    /// Whether the embedding table is the projection to logits where `config.json` does not say.
+    /// Whether the embedding table is also the projection to logits if `config.json` does not say.
     pub(crate) tied: bool,
-    /// Values of `hidden_act` or `hidden_activation` that the family computes; the first where none is given.
+    /// Values of `hidden_act` or `hidden_activation` that the family supports; the first is the default.
     pub(crate) activations: &'static [&'static str],
-    /// Whether `sliding_window` holds in every layer, where it is set.
+    /// How `sliding_window` applies.
     pub(crate) window: Window,
 }
 
-/// What `sliding_window` of a class means.
+/// The meaning of `sliding_window` for a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Window {
-    /// Nothing: the class does not read it.
+    /// The class does not read it.
     Ignored,
-    /// Every layer, where it is set.
+    /// Every layer has the window, if it is set.
     Everywhere,
-    /// Every layer where `use_sliding_window` says so; else none.
+    /// Every layer has the window if `use_sliding_window` is true; else none has.
     WhereUsed,
-    /// All layers but each n-th.
+    /// All layers but each n-th have the window.
     Alternating,
 }
 
 const SILU: &[&str] = &["silu"];
-/// Gemma's first files say `gelu` and mean the same.
+/// The first Gemma files say `gelu` and mean the same.
 const GELU: &[&str] = &["gelu_pytorch_tanh", "gelu"];
 
 const LLAMA: Architecture = Architecture {
@@ -181,12 +182,12 @@ const PHI3: Architecture = Architecture {
 const ARCHITECTURES: &[Architecture] =
     &[LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA, GEMMA3, PHI3];
 
-/// The model classes that can be imported, as `config.json` names them.
+/// Returns the model classes that can be imported, as `config.json` names them.
 pub fn supported() -> Vec<&'static str> {
     ARCHITECTURES.iter().flat_map(|architecture| architecture.classes).copied().collect()
 }
 
-/// The row of a model's class.
+/// Returns the row of a model's class.
 pub(crate) fn find(config: &HfConfig) -> Result<&'static Architecture, ImportError> {
     let class = config.class()?;
     let found = ARCHITECTURES.iter().find(|architecture| architecture.classes.contains(&class));

@@ -1,4 +1,4 @@
-//! What can be wrong with a model folder, an adapter, or the place where a model is to be written.
+//! Errors of a model folder, an adapter, or the place where a model is to be written.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,17 +16,17 @@ pub enum ImportError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
-    /// A file that a model folder has to hold is absent.
+    /// A file that a model folder must hold is missing.
     #[error("`{path}` is missing")]
     MissingFile {
         /// The file.
         path: PathBuf,
     },
-    /// A file is longer than any of its kind.
+    /// A file exceeds the size limit.
     #[error("`{path}` has more than {max} bytes")]
     FileTooLong {
         /// The file.
@@ -39,7 +39,7 @@ pub enum ImportError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's error.
         #[source]
         err: serde_json::Error,
     },
@@ -49,7 +49,7 @@ pub enum ImportError {
         /// The file.
         path: PathBuf,
     },
-    /// A key that is needed is absent.
+    /// A required key is absent.
     #[error("`{path}` lacks `{key}`")]
     MissingKey {
         /// The file.
@@ -57,7 +57,7 @@ pub enum ImportError {
         /// The key.
         key: String,
     },
-    /// A value that is malformed, or that this importer or the engine does not know.
+    /// A value is malformed, or the importer or the engine does not support it.
     #[error("`{key}` in `{path}` is {found}, want {want}")]
     Unsupported {
         /// The file.
@@ -69,15 +69,15 @@ pub enum ImportError {
         /// What is supported.
         want: String,
     },
-    /// A model class that is not in the table.
+    /// A model class is not supported.
     #[error("architecture `{found}` is not supported; these are: {supported}")]
     UnknownArchitecture {
         /// The class in `config.json`.
         found: String,
-        /// The classes that are.
+        /// The classes that are supported.
         supported: String,
     },
-    /// The engine of this build lacks the family.
+    /// The engine of this build does not support the family.
     #[error("the engine does not run `{architecture}` models")]
     NoFamily {
         /// The name of the family in GGUF files.
@@ -93,7 +93,7 @@ pub enum ImportError {
         /// The index of a model in several files.
         index: &'static str,
     },
-    /// A safetensors file is malformed.
+    /// A file is not valid safetensors.
     #[error("`{path}` is no safetensors file: {what}")]
     BadSafetensors {
         /// The file.
@@ -101,7 +101,7 @@ pub enum ImportError {
         /// What is wrong, with limit and value.
         what: String,
     },
-    /// A tensor is stored in a type that is no weight of full precision.
+    /// A tensor is not stored as F32, F16 or BF16.
     #[error("tensor `{name}` has type {found}; F32, F16 and BF16 are supported")]
     UnsupportedType {
         /// The tensor.
@@ -115,7 +115,7 @@ pub enum ImportError {
         /// The tensor.
         name: String,
     },
-    /// A tensor that would be left out, so that results would be wrong.
+    /// A tensor would be left out, which would make results wrong.
     #[error("tensor `{name}` is not part of a {architecture} model")]
     UnknownTensor {
         /// The tensor.
@@ -133,7 +133,7 @@ pub enum ImportError {
         /// The shape implied.
         want: Vec<usize>,
     },
-    /// A weight that is not finite, or too large for the format.
+    /// A weight is not finite, or too large for the format.
     #[error("tensor `{name}` holds {value}, which {format} cannot")]
     Value {
         /// The tensor.
@@ -143,7 +143,7 @@ pub enum ImportError {
         /// The format's name.
         format: &'static str,
     },
-    /// A format that the engine of this build cannot compute with.
+    /// The engine of this build cannot compute with a format.
     #[error("tensor `{name}` would be stored as {format}, which the engine does not compute with")]
     NoFormat {
         /// The tensor.
@@ -151,16 +151,16 @@ pub enum ImportError {
         /// The format's name.
         format: &'static str,
     },
-    /// The library of quantizations failed.
+    /// The quantization library failed.
     #[error("convert tensor `{name}`")]
     Convert {
         /// The tensor.
         name: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         err: candle_core::Error,
     },
-    /// A tensor of an adapter that is not one half of a low-rank change of a matrix of the model.
+    /// A tensor of an adapter is not one half of a low-rank change of a matrix of the model.
     #[error("adapter tensor `{name}`: {what}")]
     AdapterTensor {
         /// The tensor.
@@ -179,17 +179,17 @@ pub enum ImportError {
     /// The tokenizer of the folder cannot be read.
     #[error("read the tokenizer of the model folder")]
     ReadTokenizer(#[source] TokenizerError),
-    /// The file's tokenizer and the folder's give different ids.
+    /// The file's tokenizer and the folder's tokenizer give different ids.
     #[error("tokenizer of the file differs from tokenizer.json: {text:?} is {found:?}, want {want:?}")]
     TokenizerDiffers {
         /// The text.
         text: String,
-        /// Ids of the file's tokenizer from the first that differs.
+        /// Ids of the file's tokenizer, from the first difference on.
         found: Vec<u32>,
-        /// Ids of the folder's from there.
+        /// Ids of the folder's tokenizer from there on.
         want: Vec<u32>,
     },
-    /// Something is already where the model is to be written.
+    /// A file already exists where the model is to be written.
     #[error("`{path}` is already there")]
     OutExists {
         /// The file.
@@ -208,11 +208,11 @@ pub enum ImportError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the writer said.
+        /// The writer's error.
         #[source]
         err: GgufWriteError,
     },
-    /// The engine cannot open the file that was made of the folder.
+    /// The engine cannot open the file made from the folder.
     #[error("the engine refuses the imported model")]
     Refused(#[source] Box<ModelError>),
     /// The model that an adapter is for cannot be opened.
@@ -220,11 +220,11 @@ pub enum ImportError {
     BaseModel {
         /// The file.
         path: PathBuf,
-        /// What the engine said.
+        /// The engine's error.
         #[source]
         err: Box<ModelError>,
     },
-    /// The engine cannot open the adapter that was made of the folder.
+    /// The engine cannot open the adapter made from the folder.
     #[error("the engine refuses the imported adapter")]
     AdapterRefused(#[source] Box<AdapterError>),
     /// The import was stopped.

@@ -1,4 +1,4 @@
-//! `config.json` of a model folder, and `generation_config.json` beside it.
+//! `config.json` of a model folder, and `generation_config.json` next to it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::json::{JsonFile, as_count};
 pub(crate) struct HfConfig {
     /// `config.json`.
     pub(crate) json: JsonFile,
-    /// `generation_config.json`, where there is one.
+    /// `generation_config.json`, if there is one.
     generation: Option<JsonFile>,
 }
 
@@ -25,14 +25,15 @@ impl HfConfig {
         Ok(HfConfig { json, generation })
     }
 
-    /// The model's class, the first of `architectures`.
+    /// Returns the model's class, the first of `architectures`.
     pub(crate) fn class(&self) -> Result<&str, ImportError> {
         let classes = self.json.get("architectures").and_then(|value| value.as_array());
         let class = classes.and_then(|classes| classes.first()?.as_str());
         class.ok_or_else(|| self.json.unsupported("architectures", "a list of class names"))
     }
 
-    /// Width of a head: its own key, else the model's width over the heads.
+    /// Returns the width of a head: the key `head_dim`, else the model's width divided by the number of
+    /// heads.
     pub(crate) fn d_head(&self) -> Result<u32, ImportError> {
         if let Some(d_head) = self.json.opt_count("head_dim")? {
             return Ok(d_head);
@@ -44,30 +45,30 @@ impl HfConfig {
         Err(self.json.unsupported("hidden_size", format!("a multiple of the {h} attention heads")))
     }
 
-    /// Key and value heads: as many as query heads where the file does not say.
+    /// Returns the number of key and value heads; as many as query heads if the file does not say.
     pub(crate) fn n_kv_heads(&self) -> Result<u32, ImportError> {
         let heads = self.json.count("num_attention_heads")?;
         Ok(self.json.opt_count("num_key_value_heads")?.unwrap_or(heads))
     }
 
-    /// Ids that end an answer: those of `generation_config.json`, else of `config.json`.
+    /// Returns the ids that end an answer: those of `generation_config.json`, else those of `config.json`.
     pub(crate) fn end_ids(&self) -> Vec<u32> {
         let ids = |json: &JsonFile| {
             let value = json.get("eos_token_id")?;
             let one_or_many = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
-            // Id 0 is a token, too.
+            // Id 0 is a valid token.
             Some(one_or_many.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect())
         };
         self.generation.as_ref().and_then(ids).or_else(|| ids(&self.json)).unwrap_or_default()
     }
 
-    /// A special token's id by its key in `config.json`, where that is one number.
+    /// Returns a special token's id by its key in `config.json`, if that is one number.
     pub(crate) fn token_id(&self, key: &str) -> Option<u32> {
         let value = self.json.get(key)?;
         if value.as_u64() == Some(0) { Some(0) } else { as_count(value) }
     }
 
-    /// Refuses a value that changes what the model computes in a way that the engine does not.
+    /// Fails if a key has another value than `want`, which the engine does not compute with.
     pub(crate) fn require_f64(&self, key: &str, want: f64) -> Result<(), ImportError> {
         match self.json.opt_f64(key)? {
             Some(found) if found != want => Err(self.json.unsupported(key, want.to_string())),

@@ -1,6 +1,6 @@
 //! JSON files of a model folder, with errors that name file and key.
 //!
-//! A key whose value is `null` is absent: Hugging Face's libraries write it for "not set".
+//! A key with the value `null` counts as absent: Hugging Face's libraries write it for "not set".
 
 use std::fs::File;
 use std::io::Read;
@@ -10,17 +10,17 @@ use serde_json::{Map, Value};
 
 use crate::error::ImportError;
 
-/// Most bytes of a JSON file: far above the largest vocabularies in use (34 MB).
+/// The most bytes of a JSON file: far above the largest vocabularies in use (34 MB).
 const BYTES_MAX: u64 = 512 << 20;
 
-/// A JSON object and the file that it stands in.
+/// A JSON object and the file that holds it.
 #[derive(Debug, Clone)]
 pub(crate) struct JsonFile {
     path: PathBuf,
     map: Map<String, Value>,
 }
 
-/// Reads a whole file of at most `max` bytes; `None` where there is none.
+/// Reads a whole file of at most `max` bytes; returns `None` if there is none.
 pub(crate) fn read_file(path: &Path, max: u64) -> Result<Option<Vec<u8>>, ImportError> {
     let read = |err| ImportError::Read { path: path.to_owned(), err };
     let file = match File::open(path) {
@@ -37,18 +37,18 @@ pub(crate) fn read_file(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Import
 }
 
 impl JsonFile {
-    /// Reads a file that has to be there.
+    /// Reads a file that must exist.
     pub(crate) fn open(path: PathBuf) -> Result<JsonFile, ImportError> {
         JsonFile::open_if_there(path.clone())?.ok_or(ImportError::MissingFile { path })
     }
 
-    /// Reads a file; `None` where there is none.
+    /// Reads a file; returns `None` if there is none.
     pub(crate) fn open_if_there(path: PathBuf) -> Result<Option<JsonFile>, ImportError> {
         let Some(bytes) = read_file(&path, BYTES_MAX)? else { return Ok(None) };
         JsonFile::parse(path, &bytes).map(Some)
     }
 
-    /// Reads an object that stands in the file at `path`.
+    /// Parses an object from the file at `path`.
     pub(crate) fn parse(path: PathBuf, bytes: &[u8]) -> Result<JsonFile, ImportError> {
         match serde_json::from_slice(bytes) {
             Ok(Value::Object(map)) => Ok(JsonFile { path, map }),
@@ -57,22 +57,22 @@ impl JsonFile {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All keys and values.
+    /// Returns all keys and values.
     pub(crate) fn map(&self) -> &Map<String, Value> {
         &self.map
     }
 
-    /// The value of a key; `None` where it is absent or `null`.
+    /// Returns the value of a key; `None` if it is absent or `null`.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// An object inside the file, as if it were a file of its own.
+    /// Returns an object inside the file, as if it were a file of its own.
     pub(crate) fn opt_object(&self, key: &str) -> Result<Option<JsonFile>, ImportError> {
         let inner = |value: &Value| {
             value.as_object().map(|map| JsonFile { path: self.path.clone(), map: map.clone() })
@@ -80,42 +80,42 @@ impl JsonFile {
         self.opt(key, "an object", inner)
     }
 
-    /// A string.
+    /// Returns a string.
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ImportError> {
         self.opt(key, "a string", Value::as_str)
     }
 
-    /// A truth value.
+    /// Returns a boolean.
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ImportError> {
         self.opt(key, "true or false", Value::as_bool)
     }
 
-    /// A count of at least 1 and below 2^31.
+    /// Returns a count of at least 1 and below 2^31.
     pub(crate) fn opt_count(&self, key: &str) -> Result<Option<u32>, ImportError> {
         self.opt(key, "a whole number of 1 to 2147483647", as_count)
     }
 
-    /// A count that has to be there.
+    /// Returns a count that must be present.
     pub(crate) fn count(&self, key: &str) -> Result<u32, ImportError> {
         self.opt_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A finite number.
+    /// Returns a finite number.
     pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, ImportError> {
         self.opt(key, "a finite number", |value| value.as_f64().filter(|value| value.is_finite()))
     }
 
-    /// A finite number that has to be there.
+    /// Returns a finite number that must be present.
     pub(crate) fn f64(&self, key: &str) -> Result<f64, ImportError> {
         self.opt_f64(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A list of finite numbers.
+    /// Returns a list of numbers.
     pub(crate) fn opt_f64s(&self, key: &str) -> Result<Option<Vec<f64>>, ImportError> {
         self.opt(key, "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect())
     }
 
-    /// A value of this file that is not supported, as an error.
+    /// Returns the error for a value of this file that is not supported.
     pub(crate) fn unsupported(&self, key: &str, want: impl Into<String>) -> ImportError {
         let found = self.map.get(key).map_or_else(|| "absent".to_owned(), short);
         ImportError::Unsupported { path: self.path.clone(), key: key.to_owned(), found, want: want.into() }
@@ -136,13 +136,13 @@ impl JsonFile {
     }
 }
 
-/// A number that counts something.
+/// Returns a JSON number as a count from 1 to 2^31 - 1.
 pub(crate) fn as_count(value: &Value) -> Option<u32> {
     let count = value.as_u64().and_then(|count| u32::try_from(count).ok())?;
     (1..=i32::MAX as u32).contains(&count).then_some(count)
 }
 
-/// A value as text, shortened for a message.
+/// Returns a value as text, shortened for a message.
 fn short(value: &Value) -> String {
     const SHOWN: usize = 80;
     let text = value.to_string();

@@ -1,11 +1,14 @@
-//! Import: a Hugging Face model folder, and LoRA adapters if any, to one GGUF file that the engine runs.
+//! Import: turns a Hugging Face model folder, and LoRA adapters if any, into one GGUF file that the engine
+//! runs.
 //!
-//! Reads `config.json`, safetensors weights (F32, F16, BF16), the tokenizer and the chat template; merges adapters;
-//! quantizes by candle-core; writes tensors and metadata as llama.cpp's `convert_hf_to_gguf.py` names them, so that
-//! other programs read the file too; or writes an adapter alone, for use beside its model. Never downloads, never runs code of the folder, never changes it.
+//! Reads `config.json`, safetensors weights (F32, F16, BF16), the tokenizer and the chat template. Merges
+//! adapters, quantizes with candle-core, and writes tensors and metadata under the names of llama.cpp's
+//! `convert_hf_to_gguf.py`, so that other programs can read the file. It can also write an adapter alone, for
+//! use with its model. Never downloads, never runs code from the folder, never changes the folder.
 //!
-//! Always holds: memory is bounded by a band of one matrix, whatever the model's size; the output is written under
-//! another name and renamed when the engine has opened it, so an import that fails or is cancelled leaves nothing.
+//! Always holds: memory use is bounded by a band of one matrix, whatever the model's size. The output is
+//! written under a temporary name and renamed after the engine has opened it, so an import that fails or is
+//! cancelled leaves nothing.
 
 mod adapter;
 mod architecture;
@@ -39,23 +42,23 @@ use safetensors::TensorFiles;
 use tokenizer::Vocabulary;
 use write::{Output, Sources};
 
-/// A LoRA adapter: a folder of the PEFT library.
+/// A LoRA adapter in a folder of the PEFT library.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterDir {
     /// The folder with `adapter_config.json` and `adapter_model.safetensors`.
     pub dir: PathBuf,
-    /// How much of it is added; 1: as it was trained.
+    /// Factor of its change; 1 adds it as it was trained.
     pub weight: f32,
 }
 
-/// What to import, and to where.
+/// What to import, and where to write it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImportOptions {
     /// The model's folder.
     pub dir: PathBuf,
     /// The file to write.
     pub out: PathBuf,
-    /// Whether a file that is already there is replaced.
+    /// Whether an existing file is replaced.
     pub replace: bool,
     /// The formats of the weights.
     pub quantization: Quantization,
@@ -63,14 +66,14 @@ pub struct ImportOptions {
     pub adapters: Vec<AdapterDir>,
 }
 
-/// How far an import is.
+/// The progress of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// The tensor being written.
     pub tensor: &'a str,
-    /// Its place among all, from 0.
+    /// Its index among all tensors, from 0.
     pub tensor_idx: usize,
-    /// All tensors.
+    /// The number of all tensors.
     pub n_tensors: usize,
     /// Bytes of weights written so far.
     pub bytes_done: u64,
@@ -78,7 +81,7 @@ pub struct Progress<'a> {
     pub bytes_total: u64,
 }
 
-/// What an import made.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// `general.architecture` of the file.
@@ -91,23 +94,24 @@ pub struct Summary {
     pub vocab_len: usize,
     /// Tensors of the file.
     pub n_tensors: usize,
-    /// Weights of the model.
+    /// Number of weights of the model.
     pub n_weights: u64,
     /// The length of the file.
     pub file_bytes: u64,
-    /// Tensors of each format, by its name.
+    /// Number of tensors of each format, by the format's name.
     pub formats: BTreeMap<&'static str, usize>,
-    /// Matrices that each adapter changed, in the order in which adapters were given.
+    /// Number of matrices that each adapter changed, in the order of the adapters given.
     pub adapted: Vec<usize>,
 }
 
-/// Imports a model folder to a GGUF file; `progress` is told of each band of weights and may stop the import.
+/// Imports a model folder into a GGUF file. `progress` is called for each band of weights and may stop the
+/// import.
 ///
 /// Cost: reads the weights once and quantizes them on all cores; at most a few hundred MB of memory.
 ///
 /// # Errors
-/// [`ImportError`]: what the folder or an adapter lacks, holds that is not supported, or disagrees about;
-/// [`ImportError::Cancelled`] where `progress` breaks. Nothing is left at `out` or beside it.
+/// [`ImportError`] if the folder or an adapter lacks something, holds something unsupported, or contradicts
+/// itself; [`ImportError::Cancelled`] if `progress` breaks. Nothing is left at `out` or beside it.
 pub fn import(
     options: &ImportOptions,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
@@ -155,7 +159,7 @@ fn open_adapters(dirs: &[AdapterDir], plan: &Plan) -> Result<Vec<Adapter>, Impor
     dirs.iter().map(|adapter| Adapter::open(&adapter.dir, adapter.weight, &shapes)).collect()
 }
 
-/// The name that the model was published under, else its folder's.
+/// Returns the name that the model was published under, else the name of its folder.
 fn model_name(dir: &Path, config: &HfConfig) -> Result<String, ImportError> {
     let published = config.json.opt_str("_name_or_path")?.unwrap_or_default();
     let last = published.trim_end_matches('/').rsplit('/').next().unwrap_or_default();

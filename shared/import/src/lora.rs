@@ -1,8 +1,9 @@
-//! A LoRA adapter of the PEFT library as a GGUF file that is used beside its model, unmerged.
+//! A LoRA adapter of the PEFT library as a GGUF file that is used with its model, unmerged.
 //!
-//! The file is llama.cpp's (`general.type = adapter`): names and the order of rows are those of the model's own file.
-//! Every half is F32. A file has one alpha: what a change has of its own (a rank-stabilized scale, an alpha of its own,
-//! the weight asked for) is multiplied into its `B`, so that a plain adapter's numbers stay as they are.
+//! The file has llama.cpp's form (`general.type = adapter`); names and the order of rows are those of the
+//! model's own file. Every half is F32. A file has one alpha. Other factors of a change (a rank-stabilized
+//! scale, its own alpha, the requested weight) are multiplied into its `B`, so that a plain adapter's numbers
+//! do not change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,29 +22,29 @@ use crate::adapter::{Adapter, Halves};
 use crate::error::ImportError;
 use crate::write::{Output, in_pairs};
 
-/// Which adapter to write, for which model, and to where.
+/// Which adapter to write, for which model, and where to write it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterOptions {
-    /// The adapter's folder, and how much of it.
+    /// The adapter's folder and weight.
     pub adapter: AdapterDir,
     /// The GGUF file of the model that it was trained on, in any quantization.
     pub model: PathBuf,
     /// The file to write.
     pub out: PathBuf,
-    /// Whether a file that is already there is replaced.
+    /// Whether an existing file is replaced.
     pub replace: bool,
 }
 
-/// What was written.
+/// The result of writing an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterSummary {
     /// `general.architecture` of the file.
     pub architecture: &'static str,
-    /// `general.name` of the file: the folder's.
+    /// `general.name` of the file: the name of the folder.
     pub name: String,
     /// `adapter.lora.alpha`.
     pub alpha: f32,
-    /// Matrices that it changes.
+    /// Number of matrices that it changes.
     pub matrices: usize,
     /// The highest rank among its changes.
     pub rank_max: usize,
@@ -51,22 +52,22 @@ pub struct AdapterSummary {
     pub file_bytes: u64,
 }
 
-/// Where a matrix of the folder goes.
+/// The position of a matrix of the folder in the file.
 struct Place {
     rows: usize,
     cols: usize,
     /// Its name in the model's file, without `.weight`.
     name: String,
-    /// Width of the heads whose rows go from halves to neighbouring pairs.
+    /// Width of the heads whose rows are reordered from halves to neighbouring pairs.
     pairs_in: Option<usize>,
 }
 
-/// Writes a PEFT folder as a GGUF adapter; `stopped` is asked before each matrix whether nobody wants it any more. Cost:
-/// the adapter in memory, twice.
+/// Writes a PEFT folder as a GGUF adapter. Asks `stopped` before each matrix whether to stop. Cost: memory
+/// for the adapter, twice.
 ///
 /// # Errors
-/// [`ImportError`]: what the folder lacks, holds that is not supported, or in which it does not fit the model;
-/// [`ImportError::Cancelled`] if `stopped`. Nothing is left at `out` or beside it.
+/// [`ImportError`] if the folder lacks something, holds something unsupported, or does not fit the model;
+/// [`ImportError::Cancelled`] if `stopped` returns true. Nothing is left at `out` or beside it.
 pub fn import_adapter(
     options: &AdapterOptions,
     stopped: &dyn Fn() -> bool,
@@ -80,7 +81,7 @@ pub fn import_adapter(
         places.iter().map(|(matrix, place)| (matrix.as_str(), (place.rows, place.cols))).collect();
     let AdapterDir { dir, weight } = &options.adapter;
     let adapter = Adapter::open(dir, *weight, &shapes)?;
-    // llama.cpp takes 0 for "as it is".
+    // llama.cpp reads 0 as "no scaling".
     let alpha = if adapter.alpha() == 0.0 { 1.0 } else { adapter.alpha() };
     let name = folder_name(dir)?;
     let mut writer = GgufWriter::new();
@@ -126,7 +127,7 @@ pub fn import_adapter(
     Ok(summary)
 }
 
-/// Lets the engine open the file, and makes sure that it is on the disk.
+/// Opens the file with the engine, and makes sure that it is on the disk.
 fn check(path: &Path, model: &Arc<Model>) -> Result<(Arc<OpenedAdapter>, u64), ImportError> {
     let opened =
         OpenedAdapter::open(path, model).map_err(|err| ImportError::AdapterRefused(Box::new(err)))?;
@@ -135,7 +136,8 @@ fn check(path: &Path, model: &Arc<Model>) -> Result<(Arc<OpenedAdapter>, u64), I
     Ok((opened, metadata.len()))
 }
 
-/// The model's matrices by their names in a folder of Hugging Face, as the classes of [`crate::supported`] name them.
+/// Returns the model's matrices by their names in a Hugging Face folder, for the classes of
+/// [`crate::supported`].
 fn places(config: &ModelConfig) -> BTreeMap<String, Place> {
     let mut places = BTreeMap::new();
     // Files of this family hold the rows of query and key heads as neighbouring pairs.
@@ -152,7 +154,7 @@ fn places(config: &ModelConfig) -> BTreeMap<String, Place> {
                 "ffn_up" if config.family.fused => "mlp.gate_up_proj",
                 "ffn_up" => "mlp.up_proj",
                 "ffn_down" => "mlp.down_proj",
-                // No class has another: what it changes is refused as unknown.
+                // No class has another; a change of it is refused as unknown.
                 _ => continue,
             };
             let turns = matches!(target.name, "attn_q" | "attn_k");

@@ -1,8 +1,8 @@
 //! Quantizations: which format each tensor gets.
 //!
-//! A name like `Q4_K_M` is a mix: matrices that quantization hurts most (values, down projections, the projection to
-//! logits) get more bits than the others, in the layers that matter most. The rules are those of llama.cpp's
-//! `llama-quantize` without an importance matrix, so that files are alike in size and quality.
+//! A name like `Q4_K_M` is a mix. Matrices that quantization hurts most (values, down projections, the
+//! projection to logits) get more bits than the others, in the layers that matter most. The rules are those
+//! of llama.cpp's `llama-quantize` without an importance matrix, so files have similar size and quality.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ pub enum Quantization {
 
 use Quantization as Q;
 
-/// Name, most of the weights' format, and number (`llama_ftype`) of each.
+/// Name, main format of the weights, and number (`llama_ftype`) of each.
 const TABLE: &[(Quantization, &str, GgmlDType, u32)] = &[
     (Q::F32, "F32", GgmlDType::F32, 0),
     (Q::F16, "F16", GgmlDType::F16, 1),
@@ -57,7 +57,7 @@ const TABLE: &[(Quantization, &str, GgmlDType, u32)] = &[
     (Q::Q2_K, "Q2_K", GgmlDType::Q2K, 10),
 ];
 
-/// A name that is no quantization.
+/// The error for a name that is not a quantization.
 #[derive(Debug, thiserror::Error)]
 #[error("quantization `{found}` is not known; these are: {known}")]
 pub struct UnknownQuantization {
@@ -66,12 +66,12 @@ pub struct UnknownQuantization {
 }
 
 impl Quantization {
-    /// Every quantization, most bits first.
+    /// Returns every quantization, most bits first.
     pub fn all() -> impl Iterator<Item = Quantization> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// `general.file_type` of the file.
+    /// Returns `general.file_type` of the file.
     pub(crate) fn file_type(self) -> u32 {
         self.row().3
     }
@@ -99,20 +99,20 @@ impl FromStr for Quantization {
     }
 }
 
-/// What a tensor does, as far as its format depends on it.
+/// The role of a tensor, on which its format depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Norms, biases, routers, divisors: always F32.
     Exact,
     /// The embedding table.
     Embedding,
-    /// The projection to logits, or the embedding table where it is that, too.
+    /// The projection to logits, also if it is the embedding table.
     Output,
     /// Key projection.
     AttnK,
-    /// Value projection, or the one matrix of query, key and value: `llama-quantize` treats both alike.
+    /// Value projection, or one matrix for query, key and value: `llama-quantize` treats both alike.
     AttnV,
-    /// Projection of the heads' results.
+    /// Projection of the attention output.
     AttnOutput,
     /// Down projection of a feed-forward layer or an expert.
     FfnDown,
@@ -120,15 +120,15 @@ pub(crate) enum Role {
     Other,
 }
 
-/// What of a model's shape the rules ask for.
+/// The parts of a model's shape that the rules use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) n_layers: u32,
     pub(crate) n_heads: u32,
     pub(crate) n_kv_heads: u32,
-    /// Experts of a layer; 0 where layers are dense.
+    /// Experts of a layer; 0 if layers are dense.
     pub(crate) n_experts: u32,
-    /// Whether the family is one whose model of 80 layers gives values more bits.
+    /// Whether the family's model of 80 layers gives values more bits.
     pub(crate) large: bool,
 }
 
@@ -138,12 +138,12 @@ impl Shape {
     }
 }
 
-/// The first and last eighth of the layers, and every third between.
+/// Whether the layer is in the first or last eighth, or every third between.
 fn use_more_bits(layer: u32, n_layers: u32) -> bool {
     layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2
 }
 
-/// The format of a tensor of `cols` columns in layer `layer`.
+/// Returns the format of a tensor of `cols` columns in layer `layer`.
 pub(crate) fn format(mix: Quantization, role: Role, layer: u32, cols: u64, shape: &Shape) -> GgmlDType {
     let default = mix.row().2;
     if role == Role::Exact {
@@ -207,7 +207,7 @@ fn down_format(mix: Quantization, layer: u32, shape: &Shape, default: GgmlDType)
     }
 }
 
-/// A format whose blocks a row of `cols` columns is whole ones of.
+/// Returns the wanted format if rows of `cols` columns are whole blocks of it, else one with smaller blocks.
 fn fit(wanted: GgmlDType, cols: u64) -> GgmlDType {
     let fits = |format: GgmlDType| cols.is_multiple_of(format.block_size() as u64);
     let smaller = match wanted {
@@ -220,7 +220,7 @@ fn fit(wanted: GgmlDType, cols: u64) -> GgmlDType {
     [wanted, smaller].into_iter().find(|&format| fits(format)).unwrap_or(GgmlDType::F16)
 }
 
-/// ggml's number of a format.
+/// Returns ggml's number of a format.
 pub(crate) fn ggml_type(format: GgmlDType) -> u32 {
     match format {
         GgmlDType::F32 => 0,
@@ -241,7 +241,7 @@ pub(crate) fn ggml_type(format: GgmlDType) -> u32 {
     }
 }
 
-/// ggml's name of a format.
+/// Returns ggml's name of a format.
 pub(crate) fn format_name(format: GgmlDType) -> &'static str {
     match format {
         GgmlDType::F32 => "F32",
@@ -268,13 +268,14 @@ mod tests {
 
     const SMALL: Shape = Shape { n_layers: 16, n_heads: 32, n_kv_heads: 8, n_experts: 0, large: false };
 
-    /// The formats of layers 0 to 15, one letter a layer: the digit of Q4_K, Q5_K, Q6_K, Q8_0.
+    /// Returns the formats of layers 0 to 15, one character per layer: the digit of Q4_K, Q5_K, Q6_K, Q8_0.
     fn letters(mix: Quantization, role: Role, shape: &Shape) -> String {
         let digit = |layer| &format_name(format(mix, role, layer, 2048, shape))[1..2];
         (0..shape.n_layers).map(digit).collect()
     }
 
-    /// Recorded from files of llama-quantize for a model of 16 layers; with 4 query heads on a key head by its rules.
+    /// Recorded from files of llama-quantize for a model of 16 layers; 4 query heads per key head follow from
+    /// its rules.
     #[test]
     fn mixes_are_those_of_llama_quantize() {
         assert_eq!(letters(Q::Q4_K_M, Role::AttnV, &SMALL), "6644644644644666");

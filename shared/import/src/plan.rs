@@ -1,7 +1,8 @@
-//! The plan of an import: which tensors the file gets, made of which tensors of the folder, and in which format.
+//! The plan of an import: the tensors of the file, the tensors of the folder they are made from, and their
+//! formats.
 //!
-//! Pure: reads no weights. Always holds: every tensor of the folder is either in the plan or known to be of no use,
-//! and every one in the plan is there with the shape that `config.json` implies.
+//! Pure: reads no weights. Always holds: every tensor of the folder is either in the plan or known to be
+//! useless. Every tensor in the plan exists with the shape that `config.json` implies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ use crate::mix::{self, Quantization, Role, Shape};
 use crate::rope::RopeParts;
 use crate::safetensors::TensorFiles;
 
-/// Metadata of the file, without that of its vocabulary.
+/// Metadata of the file, without its vocabulary.
 #[derive(Debug)]
 pub(crate) struct ModelKeys {
     prefix: &'static str,
@@ -28,7 +29,7 @@ impl ModelKeys {
         self.keys.push((key, value.into()));
     }
 
-    /// Sets the keys under the architecture's prefix.
+    /// Writes the keys under the architecture's prefix.
     pub(crate) fn write(&self, writer: &mut GgufWriter<'_>) {
         for (key, value) in &self.keys {
             writer.set(&format!("{}.{key}", self.prefix), value.clone());
@@ -36,20 +37,20 @@ impl ModelKeys {
     }
 }
 
-/// Where a tensor's numbers come from.
+/// The source of a tensor's numbers.
 #[derive(Debug)]
 pub(crate) enum Content {
-    /// Matrices of the folder, one after the other: the experts of a layer, or a single one.
+    /// Matrices of the folder, one after the other: the experts of a layer, or a single matrix.
     Stored {
         names: Vec<String>,
         rows: usize,
         cols: usize,
-        /// Width of the heads whose rows go from halves to neighbouring pairs.
+        /// Width of the heads whose rows are reordered from halves to neighbouring pairs.
         pairs_in: Option<usize>,
         /// Added to every number.
         offset: f32,
     },
-    /// Numbers of the importer's own.
+    /// Numbers that the importer computes.
     Values(Vec<f32>),
 }
 
@@ -85,10 +86,10 @@ impl Plan {
         builder.build()
     }
 
-    /// Chooses each tensor's format.
+    /// Chooses the format of each tensor.
     ///
     /// # Errors
-    /// [`ImportError::NoFormat`] where the engine does not compute with one.
+    /// [`ImportError::NoFormat`] if the engine cannot compute with one of them.
     pub(crate) fn choose_formats(&mut self, mix: Quantization) -> Result<(), ImportError> {
         for tensor in &mut self.tensors {
             tensor.format = mix::format(mix, tensor.role, tensor.layer, tensor.dims[0], &self.shape);
@@ -97,7 +98,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Tensors of each format, by its name.
+    /// Returns the number of tensors of each format, by its name.
     pub(crate) fn formats(&self) -> BTreeMap<&'static str, usize> {
         let mut formats = BTreeMap::new();
         for tensor in &self.tensors {
@@ -106,10 +107,10 @@ impl Plan {
         formats
     }
 
-    /// Rows and columns of every matrix of the folder that an adapter may change, by its name there.
+    /// Returns rows and columns of every matrix of the folder that an adapter may change, by its name there.
     pub(crate) fn matrices(&self) -> BTreeMap<&str, (usize, usize)> {
         let mut matrices = BTreeMap::new();
-        // The table of embeddings is looked up by token: adapters change it in another way.
+        // The embedding table is looked up by token; adapters change it in another way.
         for tensor in self.tensors.iter().filter(|tensor| tensor.name != EMBEDDING) {
             if let Content::Stored { names, rows, cols, .. } = &tensor.content
                 && *cols > 1
@@ -122,10 +123,10 @@ impl Plan {
 }
 
 impl PlannedTensor {
-    /// The format as the engine names it.
+    /// Returns the format as the engine names it.
     ///
     /// # Errors
-    /// [`ImportError::NoFormat`] where the engine does not compute with it.
+    /// [`ImportError::NoFormat`] if the engine cannot compute with it.
     pub(crate) fn storage(&self) -> Result<Format, ImportError> {
         let format = Format::from_ggml_type(mix::ggml_type(self.format));
         format.ok_or_else(|| ImportError::NoFormat {
@@ -134,7 +135,7 @@ impl PlannedTensor {
         })
     }
 
-    /// Bytes of its data in the file.
+    /// Returns the bytes of its data in the file.
     pub(crate) fn data_len(&self) -> u64 {
         let blocks = self.dims.iter().product::<u64>() / self.format.block_size() as u64;
         blocks * self.format.type_size() as u64
@@ -142,7 +143,7 @@ impl PlannedTensor {
 }
 
 const EMBEDDING: &str = "token_embd.weight";
-/// Of so many neighbouring layers of [`Window::Alternating`] all but the last have the window.
+/// The period of [`Window::Alternating`]: of this many consecutive layers, all but the last have the window.
 const ALTERNATION: u32 = 6;
 
 /// Collects tensors and metadata.
@@ -204,7 +205,7 @@ impl<'a> Builder<'a> {
         self.matrix(EMBEDDING, "model.embed_tokens.weight".to_owned(), (v, e), role, 0)?;
         self.norm("output_norm.weight", "model.norm.weight".to_owned(), e)?;
         match tied {
-            // Written by some programs though it is the embedding table.
+            // Some programs write it although it is the embedding table.
             true => drop(self.used.insert("lm_head.weight".to_owned())),
             false => self.matrix("output.weight", "lm_head.weight".to_owned(), (v, e), Role::Output, 0)?,
         }
@@ -232,7 +233,7 @@ impl<'a> Builder<'a> {
     fn check_activation(&self) -> Result<(), ImportError> {
         let json = &self.config.json;
         let wanted = self.architecture.activations;
-        // Gemma has both keys, and means `hidden_activation`.
+        // Gemma files have both keys; `hidden_activation` is the valid one.
         let key = if json.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
         match json.opt_str(key)? {
             Some(found) if !wanted.contains(&found) => Err(json.unsupported(key, wanted.join(" or "))),
@@ -249,7 +250,7 @@ impl<'a> Builder<'a> {
             self.config.require_f64(key, 0.0)?;
         }
         if let Some(scalar) = json.opt_f64("query_pre_attn_scalar")? {
-            // Wider models of the family divide by the model's width over its heads instead; the engine knows which.
+            // Wider models of the family divide by the model's width over its heads; the engine knows which.
             let by_model = f64::from(self.widths.d_model as u32) / f64::from(n_heads);
             if scalar != f64::from(d_head) && !(n_layers == 62 && scalar == by_model) {
                 return Err(json.unsupported("query_pre_attn_scalar", d_head.to_string()));
@@ -269,14 +270,14 @@ impl<'a> Builder<'a> {
         keys.set("vocab_size", vocab_len as u32);
         match window {
             Some(tokens) => keys.set("attention.sliding_window", tokens),
-            // Absent, it would be taken for the window of the family's first models.
+            // If the key were absent, the window of the family's first models would be assumed.
             None if self.architecture.gguf == "phi3" => keys.set("attention.sliding_window", 0u32),
             None => {}
         }
         Ok(())
     }
 
-    /// Tokens that the layers with a window see.
+    /// Returns the number of tokens that a layer with a window sees.
     fn window(&self) -> Result<Option<u32>, ImportError> {
         let json = &self.config.json;
         let given = json.opt_count("sliding_window")?;
@@ -287,7 +288,7 @@ impl<'a> Builder<'a> {
                 if json.opt_bool("use_sliding_window")? != Some(true) || given.is_none() {
                     return Ok(None);
                 }
-                // Layers from this one on have the window, the others have not.
+                // The window applies only to layers from this one on.
                 match json.opt_f64("max_window_layers")? {
                     Some(first) if first > 0.0 => {
                         Err(json.unsupported("max_window_layers", "0: a window in every layer"))
@@ -302,7 +303,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Refuses another order of layers with and without a window than the family's.
+    /// Refuses an order of windowed and full layers that differs from the family's.
     fn check_alternation(&self) -> Result<(), ImportError> {
         let json = &self.config.json;
         for key in ["sliding_window_pattern", "_sliding_window_pattern"] {
@@ -463,7 +464,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A matrix of the folder as it is.
+    /// Adds a matrix of the folder without changes.
     fn matrix(
         &mut self,
         out: &str,
@@ -499,7 +500,7 @@ impl<'a> Builder<'a> {
         self.vector(out, name, len, self.architecture.norm_offset, None)
     }
 
-    /// A vector: numbers are rows of one column, so that those of heads can be put in pairs.
+    /// Adds a vector as rows of one column, so that those of heads can be reordered to pairs.
     fn vector(
         &mut self,
         out: &str,
@@ -560,7 +561,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Names of a layer's tensors in the file.
+/// Returns a function that names a layer's tensors in the file.
 fn blk(layer: u32) -> impl Fn(&str) -> String {
     move |rest| format!("blk.{layer}.{rest}")
 }

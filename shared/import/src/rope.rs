@@ -1,7 +1,9 @@
-//! Rotary positions: from `config.json` to GGUF keys, and to the tensors of divisors that some scalings are.
+//! Rotary positions: from `config.json` to GGUF keys, and to tensors of divisors for the scalings that need
+//! them.
 //!
-//! Old files have `rope_theta` and `rope_scaling`, new ones `rope_parameters` with both in it. Sources: `llama3`
-//! scaling as in `transformers`' `modeling_rope_utils`, computed once here because GGUF files hold the result.
+//! Old files have `rope_theta` and `rope_scaling`; new ones have `rope_parameters` with both. Source:
+//! `llama3` scaling as in `transformers`' `modeling_rope_utils`, computed once here because GGUF files hold
+//! the result.
 
 use baton_engine::gguf::MetaValue;
 
@@ -10,7 +12,7 @@ use crate::error::ImportError;
 use crate::hf_config::HfConfig;
 use crate::json::JsonFile;
 
-/// What a file says about rotary positions.
+/// The rotary positions of a file.
 #[derive(Debug, Default)]
 pub(crate) struct RopeParts {
     /// Keys after the architecture's prefix.
@@ -141,11 +143,11 @@ impl RopeParts {
 #[derive(Debug, Clone, Copy)]
 struct Angles {
     theta: f64,
-    /// Dimensions of a head that turn.
+    /// Dimensions of a head that are rotated.
     rotated: u32,
 }
 
-/// Refuses factors of the rotated heads that a file gives itself.
+/// Refuses magnitude factors of the rotated heads that a file sets itself.
 fn refuse_magnitudes(scaling: &JsonFile, keys: &[&str]) -> Result<(), ImportError> {
     match keys.iter().find(|key| scaling.get(key).is_some()) {
         Some(key) => Err(scaling.unsupported(key, "absent: the factor that follows from the stretching")),
@@ -161,7 +163,7 @@ fn rotated_dims(json: &JsonFile, share: f64, d_head: u32) -> Result<u32, ImportE
     Err(json.unsupported("partial_rotary_factor", format!("a share that leaves an even part of {d_head}")))
 }
 
-/// What each pair's frequency is divided by: nothing for fast pairs, `factor` for slow ones, a blend between.
+/// Returns the divisor of each pair's frequency: 1 for fast pairs, `factor` for slow ones, a blend between.
 fn llama3_divisors(scaling: &JsonFile, angles: Angles) -> Result<Vec<f32>, ImportError> {
     let get = |key, default| Ok::<f64, ImportError>(scaling.opt_f64(key)?.unwrap_or(default));
     let factor = get("factor", 8.0)?;

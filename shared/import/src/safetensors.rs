@@ -1,7 +1,7 @@
-//! Safetensors files: where each tensor lies, and its rows as f32.
+//! Safetensors files: the position of each tensor, and its rows as f32.
 //!
-//! The header is read once and every place checked against the file's length; weights are read row by row when they
-//! are wanted and never kept. Not mapped, so that nothing can change or vanish under the reader.
+//! The header is read once and every position is checked against the file's length. Weights are read row by
+//! row on demand and never kept. Files are not mapped, so nothing can change or vanish under the reader.
 //! Source of the layout: the safetensors format (8 bytes of length, a JSON header, the data).
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::error::ImportError;
 use crate::json::JsonFile;
 
-/// Most bytes of a header (the format's own limit).
+/// The most bytes of a header (the format's own limit).
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -54,7 +54,7 @@ impl TensorFiles {
         let mut all = TensorFiles { files: Vec::new(), tensors: BTreeMap::new() };
         let mut opened = BTreeMap::new();
         for (tensor, file) in weight_map.map() {
-            // A bare name: an index must not lead out of its folder.
+            // Only a bare name is accepted: an index must not lead out of its folder.
             let bare =
                 file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|last| last == *name));
             let Some(name) = bare else {
@@ -79,20 +79,20 @@ impl TensorFiles {
         Ok(TensorFiles { files: vec![(path, file)], tensors })
     }
 
-    /// All names, sorted.
+    /// Returns all names, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// A tensor; `None` where there is none of that name.
+    /// Returns a tensor, or `None` if there is none of that name.
     pub(crate) fn find(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)
     }
 
-    /// Rows of a tensor that is read as a matrix of `cols` columns, as f32.
+    /// Returns rows of a tensor as f32; the tensor is read as a matrix of `cols` columns.
     ///
     /// # Errors
-    /// The tensor is absent or of another type than F32, F16 and BF16; the file cannot be read.
+    /// If the tensor is absent or not F32, F16 or BF16, or the file cannot be read.
     pub(crate) fn rows(&self, name: &str, rows: Range<usize>, cols: usize) -> Result<Vec<f32>, ImportError> {
         let stored = self.find(name).ok_or_else(|| ImportError::MissingTensor { name: name.to_owned() })?;
         let dtype = stored.dtype(name)?;
@@ -111,7 +111,7 @@ impl TensorFiles {
 }
 
 impl Stored {
-    /// The type of its numbers, where it is one that weights of full precision have.
+    /// Returns the type of its numbers if it is F32, F16 or BF16.
     pub(crate) fn dtype(&self, name: &str) -> Result<DType, ImportError> {
         match self.dtype.as_str() {
             "F32" => Ok(DType::F32),
@@ -155,7 +155,7 @@ fn read_header(path: &Path, file_idx: usize) -> Result<Header, ImportError> {
     Ok((path.to_owned(), file, tensors))
 }
 
-/// An entry and where its data ends; `None` where its shape, type and place do not fit together.
+/// Returns an entry and the end of its data, or `None` if its shape, type and position do not fit together.
 fn read_entry(value: &Value, file: usize) -> Option<(Stored, u64)> {
     let dtype = value.get("dtype")?.as_str()?.to_owned();
     let shape = value.get("shape")?.as_array()?;
@@ -169,7 +169,7 @@ fn read_entry(value: &Value, file: usize) -> Option<(Stored, u64)> {
     let width = match dtype.as_str() {
         "F32" => Some(4),
         "F16" | "BF16" => Some(2),
-        // Refused by name when it is wanted; its length is the writer's business.
+        // Another type is refused by name when the tensor is needed; its length is not checked.
         _ => None,
     };
     if width.is_some_and(|width| elements.checked_mul(width) != Some(len)) {

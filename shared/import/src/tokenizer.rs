@@ -1,9 +1,10 @@
 //! The vocabulary of a model folder, as the `tokenizer.ggml.*` keys of a GGUF file.
 //!
-//! Two kinds: byte-level BPE of `tokenizer.json`, and SentencePiece BPE of `tokenizer.model` or of the
-//! `tokenizer.json` that was made of one. Always holds: what was read from `tokenizer.json` is compared with that file
-//! itself on texts of every kind before the import is done, so a pre-tokenizer is never merely assumed.
-//! A `tokenizer.model` is refused where it changes texts before it cuts them, which GGUF files cannot say.
+//! There are two kinds: byte-level BPE of `tokenizer.json`, and SentencePiece BPE of `tokenizer.model` or of
+//! a `tokenizer.json` made from one. Always holds: a vocabulary read from `tokenizer.json` is compared with
+//! that file on texts of every kind before the import ends, so a pre-tokenizer is never merely assumed. A
+//! `tokenizer.model` that changes texts before it splits them is refused, since GGUF files cannot express
+//! that.
 
 mod byte_level;
 mod check;
@@ -23,10 +24,10 @@ use crate::json::{JsonFile, read_file};
 use pieces::{AddedToken, Pieces};
 use special::Special;
 
-/// Most bytes of a tokenizer's file.
+/// The most bytes of a tokenizer's file.
 const BYTES_MAX: u64 = 512 << 20;
 
-/// What becomes of a tokenizer's files.
+/// The contents of a tokenizer's files.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
     /// `tokenizer.ggml.model`.
@@ -34,14 +35,14 @@ pub(crate) struct Vocabulary {
     /// `tokenizer.ggml.pre`.
     pub(crate) pre: &'static str,
     pieces: Pieces,
-    /// Pairs that are merged, best first, in the byte-level kind.
+    /// Pairs that are merged, best first; only of the byte-level kind.
     merges: Option<Vec<String>>,
-    /// Whether SentencePiece reads a space before a text.
+    /// Whether SentencePiece adds a space before a text.
     space_prefix: Option<bool>,
     special: Special,
-    /// Tokens that swallow the white space before them, and behind them.
+    /// Tokens that remove the white space before them, and after them.
     strips: [Vec<u32>; 2],
-    /// The tokenizer of the tokenizer.json that the vocabulary was read from.
+    /// The tokenizer of the `tokenizer.json` that the vocabulary was read from.
     original: Option<Tokenizer>,
 }
 
@@ -49,7 +50,8 @@ impl Vocabulary {
     /// Reads the vocabulary of a folder whose embedding table has `vocab_len` rows.
     ///
     /// # Errors
-    /// No tokenizer, one of another kind, one that its own library refuses, or one that does not fit the table.
+    /// If there is no tokenizer, one of another kind, one that its own library refuses, or one that does not
+    /// fit the table.
     pub(crate) fn read(dir: &Path, config: &HfConfig, vocab_len: usize) -> Result<Vocabulary, ImportError> {
         let path = dir.join("tokenizer.json");
         let bytes = read_file(&path, BYTES_MAX)?;
@@ -98,12 +100,12 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Tokens, with those that only fill the embedding table.
+    /// Returns the number of tokens, including those that only fill the embedding table.
     pub(crate) fn len(&self) -> usize {
         self.pieces.texts.len()
     }
 
-    /// Sets the vocabulary's keys.
+    /// Writes the vocabulary's keys.
     pub(crate) fn write(&self, writer: &mut GgufWriter<'_>) {
         writer.set("tokenizer.ggml.model", self.model).set("tokenizer.ggml.pre", self.pre);
         writer.set("tokenizer.ggml.tokens", self.pieces.texts.clone());
@@ -126,10 +128,10 @@ impl Vocabulary {
         self.special.write(writer);
     }
 
-    /// Compares the finished file's tokenizer with the tokenizer.json that it was read from, if it was.
+    /// Compares the finished file's tokenizer with the `tokenizer.json` it was read from, if it was.
     ///
     /// # Errors
-    /// [`ImportError::TokenizerDiffers`] with a text that the two cut differently.
+    /// [`ImportError::TokenizerDiffers`] with a text that the two split differently.
     pub(crate) fn check(&self, made: &Tokenizer) -> Result<(), ImportError> {
         self.original.as_ref().map_or(Ok(()), |original| check::same_ids(made, original))
     }

@@ -1,7 +1,8 @@
-//! Writing the file: weights pass through in bands of rows, under a temporary name until all is well.
+//! Writes the file: weights pass through in bands of rows, under a temporary name until all steps have
+//! succeeded.
 //!
-//! A band is read, changed by the adapters, put in order, checked, quantized on all cores and written; nothing else
-//! of the model is in memory. Always holds: the file at the name asked for is whole or absent.
+//! A band is read, changed by the adapters, reordered, checked, quantized on all cores and written. Nothing
+//! else of the model is in memory. Always holds: the file under the requested name is complete or absent.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -24,12 +25,12 @@ use crate::safetensors::TensorFiles;
 
 /// Weights of a band: 16 MiB as f32.
 const BAND: usize = 4 << 20;
-/// Fewer than this are not worth a thread.
+/// Smaller pieces are not worth a thread.
 const VALUES_ALONE: usize = 1 << 14;
-/// Largest number of a binary16.
+/// The largest finite binary16 number.
 const F16_MAX: f32 = 65_504.0;
 
-/// The file while it is written; removed unless it is kept.
+/// The output file while it is written; removed unless it is kept.
 #[derive(Debug)]
 pub(crate) struct Output {
     wanted: PathBuf,
@@ -38,12 +39,12 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Makes sure that the file can be written, by beginning it under another name in the same folder.
+    /// Checks that the file can be written, by creating it under another name in the same folder.
     pub(crate) fn create(wanted: &Path, replace: bool) -> Result<Output, ImportError> {
         if !replace && wanted.exists() {
             return Err(ImportError::OutExists { path: wanted.to_owned() });
         }
-        // The new file takes the name of the old one, which is nothing to do to a folder or a device.
+        // The new file replaces the old one by renaming. That must not happen to a folder or a device.
         if fs::metadata(wanted).is_ok_and(|found| !found.is_file()) {
             let err = std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file");
             return Err(ImportError::Write { path: wanted.to_owned(), err: err.into() });
@@ -57,12 +58,12 @@ impl Output {
         Ok(Output { wanted: wanted.to_owned(), temporary, kept: false })
     }
 
-    /// Where the file is for now.
+    /// Returns the current path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// Writes everything; gives the length of the file.
+    /// Writes everything; returns the length of the file.
     pub(crate) fn write(
         &self,
         mut writer: GgufWriter<'_>,
@@ -103,7 +104,7 @@ impl Output {
         Ok(sync.map_err(|err| fail(err.into()))?.len())
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     pub(crate) fn keep(mut self) -> Result<(), ImportError> {
         let write = |err: std::io::Error| ImportError::Write { path: self.wanted.clone(), err: err.into() };
         fs::rename(&self.temporary, &self.wanted).map_err(write)?;
@@ -115,14 +116,14 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if !self.kept {
-            // Nothing is left to be done where even that fails.
+            // If even that fails, nothing more can be done.
             drop(fs::remove_file(&self.temporary));
         }
     }
 }
 
-/// Sets room aside, so that a full disk is known before hours of work; whether there is any. A file system that cannot
-/// set room aside has it, as far as is known.
+/// Reserves disk space, so that a full disk is noticed before hours of work. Returns false if there is not
+/// enough; returns true if the file system cannot reserve space.
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, bytes: u64) -> bool {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -132,13 +133,13 @@ fn reserve(file: &File, bytes: u64) -> bool {
     !matches!(reserved, Err(Errno::NOSPC | Errno::DQUOT))
 }
 
-/// On other systems a full disk is known when a write fails.
+/// On other systems a full disk is noticed when a write fails.
 #[cfg(not(target_os = "linux"))]
 fn reserve(_: &File, _: u64) -> bool {
     true
 }
 
-/// What weights are made of.
+/// The inputs of the weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sources<'a> {
     pub(crate) plan: &'a Plan,
@@ -146,7 +147,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) adapters: &'a [Adapter],
 }
 
-/// The stream, and how much went into it.
+/// The output stream, and how many bytes were written to it.
 struct Bands<'a> {
     stream: GgufStream<BufWriter<File>>,
     path: &'a Path,
@@ -169,7 +170,7 @@ impl Bands<'_> {
                 (names, *rows, *cols, *pairs_in, *offset)
             }
         };
-        // Whole heads, where their rows change places.
+        // If rows are reordered, a band holds whole heads.
         let unit = pairs_in.unwrap_or(1);
         let band_rows = (BAND / cols / unit).max(1) * unit;
         for name in names {
@@ -209,9 +210,10 @@ fn changes(name: &str, shape: (usize, usize), adapters: &[Adapter]) -> Result<Ve
     adapters.iter().filter_map(|adapter| adapter.change(name, shape).transpose()).collect()
 }
 
-/// Rows of heads `[d, cols]` each, from halves to neighbouring pairs: row `j d/2 + i` of a head becomes row `2 i + j`.
+/// Reorders rows of heads, `[d, cols]` each, from halves to neighbouring pairs: row `j d/2 + i` of a head
+/// becomes row `2 i + j`.
 ///
-/// Hugging Face turns dimension `i` with `i + d/2`; GGUF's llama family turns `2 i` with `2 i + 1`.
+/// Hugging Face rotates dimension `i` with `i + d/2`; GGUF's llama family rotates `2 i` with `2 i + 1`.
 pub(crate) fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
     let half = d_head / 2;
     let mut out = Vec::with_capacity(values.len());
@@ -225,7 +227,7 @@ pub(crate) fn in_pairs(values: &[f32], d_head: usize, cols: usize) -> Vec<f32> {
 }
 
 fn check_range(tensor: &PlannedTensor, values: &[f32]) -> Result<(), ImportError> {
-    // Quantized blocks have scales of 16 bits, which larger numbers would make infinite.
+    // Quantized blocks have 16-bit scales, which larger numbers would make infinite.
     let max = match tensor.format {
         GgmlDType::F32 | GgmlDType::BF16 => f32::MAX,
         _ => F16_MAX,
@@ -238,7 +240,7 @@ fn check_range(tensor: &PlannedTensor, values: &[f32]) -> Result<(), ImportError
     }
 }
 
-/// Quantizes rows on all cores; the pieces come in the order of the rows.
+/// Quantizes rows on all cores; the pieces are returned in the order of the rows.
 fn encode(values: &[f32], cols: usize, format: GgmlDType) -> candle_core::Result<Vec<Vec<u8>>> {
     let piece = |values: &[f32]| {
         let tensor = Tensor::from_slice(values, (values.len() / cols, cols), &Device::Cpu)?;
@@ -265,7 +267,7 @@ mod tests {
 
     #[test]
     fn halves_become_pairs() {
-        // Two heads of four rows, two columns: a row's first number is its place in its head.
+        // Two heads of four rows, two columns: the first number of a row is its index.
         let rows = |order: [f32; 4]| order.into_iter().flat_map(|row| [row, row + 10.0]).collect::<Vec<_>>();
         let from = [rows([0.0, 1.0, 2.0, 3.0]), rows([4.0, 5.0, 6.0, 7.0])].concat();
         let want = [rows([0.0, 2.0, 1.0, 3.0]), rows([4.0, 6.0, 5.0, 7.0])].concat();

@@ -1,6 +1,6 @@
-//! What one device and one cloud cost, in milliseconds.
+//! Time costs of one device and one cloud, in milliseconds.
 
-/// A device's own measurements (or those of its class).
+/// The costs of a device, from its own measurements or from those of its class.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceCost {
     /// `k_d`: prefill, milliseconds per token.
@@ -14,52 +14,52 @@ pub struct DeviceCost {
 }
 
 impl DeviceCost {
-    /// Prefill of `tokens` tokens behind `held` tokens that the KV cache already holds:
+    /// Returns the time to prefill `tokens` tokens after `held` tokens that are already in the KV cache:
     /// `k_d n + q_d ((h + n)^2 - h^2)`, which for `held = 0` is the paper's `k_d n + q_d n^2`.
     #[must_use]
     pub fn prefill_ms(&self, held: f64, tokens: f64) -> f64 {
         tokens * (self.prefill_ms_per_token + self.prefill_ms_per_token2 * (2.0 * held + tokens))
     }
 
-    /// How many tokens behind `held` it prefills in `ms`: the inverse of [`Self::prefill_ms`].
-    /// Zero for no time; infinite for a device that prefills at no cost.
+    /// Returns how many tokens after `held` the device prefills in `ms`: the inverse of [`Self::prefill_ms`].
+    /// Zero if `ms` is not positive; infinite if prefill costs nothing.
     #[must_use]
     pub fn tokens_within(&self, held: f64, ms: f64) -> f64 {
         if ms.is_nan() || ms <= 0.0 {
             return 0.0;
         }
         let linear = self.prefill_ms_per_token + 2.0 * self.prefill_ms_per_token2 * held;
-        // The citardauq form of the root: exact as the quadratic coefficient goes to zero.
+        // The citardauq form of the root stays exact as the quadratic coefficient goes to zero.
         2.0 * ms / (linear + (linear * linear + 4.0 * self.prefill_ms_per_token2 * ms).sqrt())
     }
 }
 
-/// What the cloud costs as this device sees it; all times in milliseconds.
+/// The costs of the cloud for this device. All times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CloudCost {
     /// Fixed part of the time to the first token.
     pub ttft_base_ms: f64,
     /// `k_c`: prefill, milliseconds per token.
     pub prefill_ms_per_token: f64,
-    /// `TPOT_c`: milliseconds per decoded token, at the present batch size.
+    /// `TPOT_c`: milliseconds per decoded token, at the current batch size.
     pub decode_ms: f64,
-    /// Round trip, by network class.
+    /// Round-trip time of the network class.
     pub rtt_ms: f64,
-    /// Time in the queue before prefill starts.
+    /// Queueing time before prefill starts.
     pub queue_ms: f64,
-    /// Scoring, segmenting and encoding the mask.
+    /// Time to score sentences, split the prompt into sentences, and encode the mask.
     pub compress_ms: f64,
 }
 
 impl CloudCost {
-    /// `TTFT_c` for a prompt of `tokens` tokens: request sent -> first token received (Eq. 2, with the
-    /// queue).
+    /// Returns `TTFT_c` for a prompt of `tokens` tokens: the time from sending the request to receiving the
+    /// first token (Eq. 2, with the queue).
     #[must_use]
     pub fn ttft_ms(&self, tokens: f64) -> f64 {
         self.prefill_ms_per_token * tokens + self.delta_ms()
     }
 
-    /// `delta`: what is lost besides prefill (queue, compression, round trip and the fixed part).
+    /// Returns `delta`: all of `TTFT_c` except prefill (queue, compression, round trip and the fixed part).
     #[must_use]
     pub fn delta_ms(&self) -> f64 {
         self.ttft_base_ms + self.queue_ms + self.compress_ms + self.rtt_ms

@@ -1,39 +1,43 @@
-//! The curves behind a plan: `TTFT_d` over `r`, the gap over `L`, and where on them the optimizer may stand.
+//! The curves behind a plan: `TTFT_d` over `r`, the gap over `L`, and the ranges that the optimizer may
+//! choose from.
 //!
-//! For people who set `r` and `L`. The same equations and figures as [`crate::optimize`]: at a plan's own `r` and `L`
-//! the curves are what the plan predicts.
+//! They are for people who set `r` and `L`. The equations are those of [`crate::optimize`]: at a plan's own
+//! `r` and `L`, the curves give exactly the plan's predictions.
 
+use crate::equations::gap_ms;
 use crate::optimizer::{AssistBounds, OptimizerInput};
 
-/// Where `r` may lie: from the scene's smallest (or fixed) `r` to the largest that still saves time.
+/// The allowed range of `r`: from the scene's smallest (or fixed) `r` to the largest that still saves time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RatioInterval {
-    /// `xi`, or the fixed `r` where there is one.
+    /// `xi`, or the fixed `r` if there is one.
     pub least: f64,
     /// Constraint (5): the largest `r` whose `TTFT_d` is no worse than prefilling everything from t = 0.
     pub most: f64,
 }
 
 impl OptimizerInput {
-    /// `TTFT_d` in milliseconds of a prompt refined to `ratio`; from 1 on, of the whole prompt from t = 0.
+    /// Returns `TTFT_d` in milliseconds for a prompt refined to `ratio`. If `ratio` is at least 1, the device
+    /// prefills the whole prompt from t = 0.
     #[must_use]
     pub fn ttft_d_ms(&self, ratio: f64) -> f64 {
         self.takeover(ratio).ttft_d_ms()
     }
 
-    /// The gap in milliseconds between tokens up to the takeover, at `ratio` and with `assist_tokens` (at least 1).
+    /// Returns the gap in milliseconds between tokens up to the takeover, at `ratio` and with `assist_tokens`
+    /// (at least 1).
     #[must_use]
     pub fn gap_at_ms(&self, ratio: f64, assist_tokens: u32) -> f64 {
-        self.gap_ms(&self.takeover(ratio), assist_tokens.max(1))
+        gap_ms(&self.takeover(ratio), assist_tokens.max(1))
     }
 
-    /// The bounds of `L` at `ratio`.
+    /// Returns the bounds of `L` at `ratio`.
     #[must_use]
     pub fn assist_bounds(&self, ratio: f64) -> AssistBounds {
         self.bounds(&self.takeover(ratio))
     }
 
-    /// Where `r` may lie; none where refining saves nothing.
+    /// Returns the allowed range of `r`, or `None` if refining saves nothing.
     #[must_use]
     pub fn ratio_interval(&self) -> Option<RatioInterval> {
         let least = self.scene.ratio.unwrap_or(self.scene.xi).max(self.scene.xi);
@@ -47,7 +51,7 @@ impl OptimizerInput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verdict, Verification, optimize};
+    use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verdict, optimize};
     use crate::{CloudCost, DeviceCost};
 
     fn input(prefill_ms_per_token: f64, content_tokens: u32, xi: f64) -> OptimizerInput {
@@ -76,7 +80,6 @@ mod tests {
                 answer_tokens_max: 4_096,
                 slow_device: SlowDevice::AcceptGap,
             },
-            verification: Verification::Batched,
             load: 0.0,
         }
     }

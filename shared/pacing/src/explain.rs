@@ -1,39 +1,40 @@
-//! Why `L` is what it is, and what would change it: which bound binds, and by how much each figure would have to move.
+//! Explains why a plan has its `L`: which bound is active, and how far each input value would have to move to
+//! change that.
 //!
-//! Asks the optimizer itself, again and again with one figure moved: what is said here is what a service that is asked
-//! would answer ([`relay`]). Never
-//! part of a request: some thousand calls of the optimizer, a millisecond or so.
+//! It calls the optimizer ([`relay`]) many times with one value moved, so that the explanation agrees with
+//! what a service would answer. Never part of a request: it takes some thousand calls of the optimizer, about
+//! a millisecond.
 
 use crate::optimizer::{BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Verdict, relay};
 
-/// How far a figure is moved at most: to 16 times its value, or a sixteenth.
+/// The search limit: a value moves to at most 16 times, or a sixteenth of, what it is now.
 const FACTOR_MAX: f64 = 16.0;
-/// The first look at each step of this factor; then halving.
+/// The search first moves in steps of this factor, then by bisection.
 const STEP: f64 = 1.02;
-/// Significant digits of a moved figure.
+/// Significant digits of a moved value.
 const DIGITS: i32 = 3;
 
-/// What a change is for.
+/// The goal of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
-    /// Every gap within `tau`.
+    /// Every gap is within `tau`.
     KeepTau,
-    /// The device keeps `tau`, so that the cloud need not write everything.
+    /// The device keeps `tau`, so that the cloud does not have to write the whole answer.
     Relay,
-    /// Refining pays, so that less is prefilled on the device.
+    /// Refining saves time, so that the device prefills less.
     Refine,
-    /// `L` with its whole margin.
+    /// `L` has its whole margin.
     WholeMargin,
-    /// At most so many cloud tokens: a quarter fewer.
+    /// A quarter fewer cloud tokens.
     FewerTokens {
-        /// How many.
+        /// The largest number of tokens that reaches the goal.
         at_most: u32,
     },
-    /// What the optimizer would choose if nothing else decided.
+    /// The optimizer's own choice, without the setting that decided `L`.
     Free,
 }
 
-/// A figure that can be moved.
+/// An input value that can be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Knob {
     /// `tau`.
@@ -48,20 +49,21 @@ pub enum Knob {
     CloudPrefill,
     /// `TPOT_c`.
     CloudDecode,
-    /// The smallest `r`: the fixed one where there is one, else `xi`. Whether quality allows it, an evaluation says.
+    /// The smallest `r`: the fixed one if there is one, else `xi`. Only an evaluation can tell whether
+    /// quality allows a smaller one.
     Ratio,
     /// The fixed `L`.
     AssistTokens,
-    /// The scene's floor of `L`.
+    /// The scene's minimum of `L`.
     AssistFloor,
-    /// The longest answer.
+    /// The maximum length of the answer.
     AnswerTokens,
     /// The cloud's load.
     Load,
 }
 
 impl Knob {
-    /// The paper's symbol or a word, for people.
+    /// Returns the paper's symbol or a word, for display.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,7 +81,7 @@ impl Knob {
         }
     }
 
-    /// Its unit; empty for none.
+    /// Returns its unit; empty if it has none.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -92,27 +94,28 @@ impl Knob {
     }
 }
 
-/// One figure moved, and what the optimizer answers then.
+/// One moved value, and the plan that the optimizer gives then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relaxation {
-    /// Which figure.
+    /// The value that is moved.
     pub knob: Knob,
-    /// Its value now.
+    /// The current value; for [`Knob::Load`], the current `L`.
     pub from: f64,
-    /// The value that reaches the goal and is nearest to it; none: left to the optimizer, or gone.
+    /// The value nearest to `from` that reaches the goal; `None` if the setting is removed, so that the
+    /// optimizer decides.
     pub to: Option<f64>,
     /// The plan with that value.
     pub plan: Plan,
 }
 
-/// Why a plan is as it is.
+/// The reasons for a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
     /// The plan.
     pub plan: Plan,
-    /// What a change would be for; none where nothing is to be gained.
+    /// The goal of a change; `None` if no change would help.
     pub goal: Option<Goal>,
-    /// Every single figure that reaches the goal when it is moved.
+    /// Every value that reaches the goal when it alone is moved.
     pub relaxations: Vec<Relaxation>,
 }
 
@@ -131,7 +134,7 @@ pub fn explain(input: &OptimizerInput) -> Result<Explanation, InputError> {
     Ok(Explanation { plan, goal, relaxations })
 }
 
-/// Which way a figure is moved.
+/// The direction in which a value is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Up,
@@ -153,7 +156,7 @@ fn goal_of(plan: &Plan) -> Option<Goal> {
     match (plan.verdict, plan.bound_by) {
         (Verdict::DeviceAlone, _) => None,
         (Verdict::CloudAlone, _) => Some(Goal::Relay),
-        // The floor and the load are settings: what they hide is said first.
+        // These three settings hide the other bounds, so the explanation first shows the plan without them.
         (_, BoundBy::Load | BoundBy::Floor | BoundBy::AnswerLength) => Some(Goal::Free),
         _ if plan.keeps_tau != KeepsTau::Yes => Some(Goal::KeepTau),
         (_, BoundBy::Fixed) => Some(Goal::Free),
@@ -174,7 +177,7 @@ fn reaches(goal: Goal, plan: &Plan) -> bool {
     }
 }
 
-/// The plan without the setting that decided `L`.
+/// Plans again without the setting that decided `L`.
 fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
     let mut free = *input;
     let (knob, from) = match plan.bound_by {
@@ -201,7 +204,7 @@ fn freed(input: &OptimizerInput, plan: &Plan) -> Option<Relaxation> {
     Some(Relaxation { knob, from, to: counted.then(|| f64::from(plan.assist_tokens)), plan })
 }
 
-/// The nearest value of `knob` that reaches `goal`.
+/// Finds the value of `knob` nearest to its current one that reaches `goal`.
 fn moved(input: &OptimizerInput, goal: Goal, knob: Knob, way: Way) -> Option<Relaxation> {
     let from = value(input, knob)?;
     let plan_at = |to: f64| relay(&with(input, knob, to)).ok();
@@ -219,7 +222,7 @@ fn moved(input: &OptimizerInput, goal: Goal, knob: Knob, way: Way) -> Option<Rel
     Some(Relaxation { knob, from, to: Some(to), plan: plan_at(to)? })
 }
 
-/// To three digits, away from where it comes from.
+/// Rounds to three significant digits, away from the value it started at.
 fn rounded(value: f64, way: Way) -> f64 {
     let scale = 10_f64.powi(DIGITS - 1 - value.abs().log10().floor() as i32);
     match way {
@@ -228,7 +231,7 @@ fn rounded(value: f64, way: Way) -> f64 {
     }
 }
 
-/// The value of a figure; none where there is nothing to move.
+/// Returns the current value of `knob`, or `None` if it cannot be moved.
 fn value(input: &OptimizerInput, knob: Knob) -> Option<f64> {
     let value = match knob {
         Knob::Tau => input.scene.tau_ms,

@@ -1,11 +1,11 @@
-//! The gaps of an answer as it was shown, and the best that anyone could have done in hindsight.
+//! The gaps of an answer as it was shown, and the smallest gap that was possible in hindsight.
 
 use crate::Millis;
 
-/// Gaps between tokens of one answer as shown.
+/// Statistics over the gaps between the shown tokens of one answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GapStats {
-    /// The largest gap, in milliseconds; 0 with fewer than two tokens.
+    /// The largest gap, in milliseconds; 0 if there are fewer than two tokens.
     pub max_ms: f64,
     /// The 99th percentile (nearest rank), in milliseconds.
     pub p99_ms: f64,
@@ -16,7 +16,7 @@ pub struct GapStats {
 }
 
 impl GapStats {
-    /// Statistics over the times at which tokens 0, 1, 2, ... were shown. Allocates once.
+    /// Computes the statistics from the times at which tokens 0, 1, 2, ... were shown. Allocates once.
     #[must_use]
     pub fn of(shown_at: &[Millis]) -> Self {
         let mut gaps: Vec<f64> = shown_at.windows(2).map(|pair| (pair[1] - pair[0]).as_f64()).collect();
@@ -37,12 +37,12 @@ impl GapStats {
     }
 }
 
-/// The smallest possible largest gap, for one who knows beforehand when each token will be there and
-/// who shows the first one at once.
+/// Returns the minimum of the largest gap over all schedules that know in advance when each token arrives and
+/// that show the first token at once.
 ///
-/// It is the value of the linear programme `min G` subject to `s_0 = a_0`, `s_i >= a_i`,
-/// `0 <= s_i - s_(i-1) <= G`: since `s_i <= a_0 + i G`, `G >= (a_i - a_0) / i` for every `i`, and
-/// `s_i = a_0 + i G` with the largest of these is feasible. `O(t)`.
+/// It is the value of the linear program `min G` subject to `s_0 = a_0`, `s_i >= a_i`,
+/// `0 <= s_i - s_(i-1) <= G`. Since `s_i <= a_0 + i G`, it holds that `G >= (a_i - a_0) / i` for every `i`;
+/// and `s_i = a_0 + i G` with the largest of these bounds is feasible. Cost: `O(t)`.
 #[must_use]
 pub fn best_gap_in_hindsight(available_at: &[Millis]) -> Millis {
     let Some(&first) = available_at.first() else { return Millis::ZERO };

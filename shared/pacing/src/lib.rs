@@ -1,26 +1,29 @@
-//! Pacing: how fast the device shows tokens while its own prefill runs, when it takes the answer
-//! over, and which refinement ratio `r` and number of cloud tokens `L` make that work.
+//! Pacing: how fast the device shows tokens while its own prefill runs, and when it takes over the answer. It
+//! also chooses the refinement ratio `r` and the number of cloud tokens `L`.
 //!
-//! Pure arithmetic over numbers that are passed in: reads no clock, does no I/O, knows neither text
-//! nor tokens, only counts and times. What always holds: the same inputs give the same outputs, and no
-//! input (infinite, negative, not a number) panics.
+//! Pure arithmetic on counts and times: it reads no clock, does no I/O, and sees neither text nor tokens.
+//! What always holds: the same inputs give the same outputs, and no input (infinite, negative, not a number)
+//! causes a panic.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`cost`] | what the device and the cloud cost, in milliseconds, and its inverse |
-//! | [`curves`] | `TTFT_d` over `r` and the gap over `L`, as the optimizer sees them |
-//! | [`equations`] | Eq. (4) as printed, (4') corrected, and the batched takeover, as functions |
-//! | [`explain()`] | which bound binds, and what would relax it |
-//! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, what bounds them, verdicts |
+//! | [`cost`] | time costs of the device and the cloud, in milliseconds, and their inverse |
+//! | [`curves`] | `TTFT_d` over `r` and the gap over `L`, by the optimizer's equations |
+//! | [`equations`] | the gap up to the takeover, and the bounds of `L` |
+//! | [`explain()`] | which bound is active, and what would relax it |
+//! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, their bounds, verdicts |
 //! | [`refit`] | coefficients from measurements |
-//! | [`table`] | the optimizer's answer for every scene, device, length and network |
-//! | [`takeover`] | the device's progress -> when its own first token will be there |
-//! | [`pacer`] | the speed controller: what to show now, and when to look again |
+//! | [`table`] | the optimizer's plan for every scene, device class, prompt length and network class |
+//! | [`takeover`] | the forecast of the device's own first token, from its prefill progress |
+//! | [`pacer`] | the speed controller: how many tokens to show now, and when to check again |
 //! | [`gaps`] | the gaps of an answer as shown, and the best possible in hindsight |
 //!
-//! Symbols are those of the P/D-Device paper: `l` prompt tokens, `r` refined / content tokens, `L` cloud
-//! tokens, TTFT and TPOT with `_c` for cloud and `_d` for device, `tau` the largest tolerable gap, `xi`
-//! the smallest `r` that a scene allows, `k` and `q` the linear and quadratic prefill coefficients.
+//! Symbols are those of the P/D-Device paper:
+//!
+//! - `l`: prompt tokens; `r`: refined divided by content tokens; `L`: cloud tokens;
+//! - TTFT, TPOT: time to the first token, time per output token; `_c` for cloud, `_d` for device;
+//! - `tau`: the largest tolerable gap; `xi`: the smallest `r` that a scene allows;
+//! - `k`, `q`: the linear and the quadratic prefill coefficient.
 
 pub mod cost;
 pub mod curves;
@@ -40,7 +43,7 @@ pub use gaps::{GapStats, best_gap_in_hindsight};
 pub use millis::Millis;
 pub use optimizer::{
     AssistBounds, BoundBy, InputError, KeepsTau, OptimizerInput, Plan, Predicted, PromptShape, ScenePolicy,
-    SlowDevice, Verdict, Verification, optimize, relay, under_load,
+    SlowDevice, Verdict, optimize, relay, under_load,
 };
 pub use pacer::{PaceEvent, PaceMode, PaceStep, Pacer, PacerConfig};
 pub use table::{DeviceClass, NetworkClass, TableAxes, TablePlace, TableScene};

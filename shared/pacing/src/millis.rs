@@ -1,4 +1,4 @@
-//! The one unit of time here: milliseconds since an origin of the caller's choice, or a span of them.
+//! The unit of time in this package: milliseconds since an origin that the caller chooses, or a span of time.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Mul, Sub};
@@ -6,46 +6,46 @@ use std::time::Duration;
 
 /// Milliseconds as `f64`: a point on the caller's monotonic clock, or a difference of two.
 ///
-/// Not checked: it may hold anything an `f64` may; whoever lets numbers in from outside asks
+/// The value is not checked and may be any `f64`. Code that takes numbers from outside calls
 /// [`Millis::is_finite`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, PartialOrd)]
 pub struct Millis(f64);
 
 impl Millis {
-    /// No time, or the origin.
+    /// A span of zero, or the origin.
     pub const ZERO: Self = Self(0.0);
 
-    /// `ms` milliseconds.
+    /// Makes a value of `ms` milliseconds.
     #[must_use]
     pub const fn new(ms: f64) -> Self {
         Self(ms)
     }
 
-    /// The number of milliseconds.
+    /// Returns the number of milliseconds.
     #[must_use]
     pub const fn as_f64(self) -> f64 {
         self.0
     }
 
-    /// Whether it is a number at all, and not an infinite one.
+    /// Returns whether the value is a finite number.
     #[must_use]
     pub const fn is_finite(self) -> bool {
         self.0.is_finite()
     }
 
-    /// The larger of both.
+    /// Returns the larger of both.
     #[must_use]
     pub const fn max(self, other: Self) -> Self {
         Self(self.0.max(other.0))
     }
 
-    /// The smaller of both.
+    /// Returns the smaller of both.
     #[must_use]
     pub const fn min(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
 
-    /// The span as a [`Duration`], for timers; negative, infinite or undefined spans are zero.
+    /// Converts the span to a [`Duration`], for timers. Negative, infinite and NaN spans become zero.
     #[must_use]
     pub fn to_duration(self) -> Duration {
         Duration::try_from_secs_f64(self.0 / 1e3).unwrap_or(Duration::ZERO)

@@ -1,135 +1,121 @@
 //! The optimizer: the closed form of the paper's problem P for one request.
 //!
 //! `min TTFT_d` over real `r` with `xi <= r <= r_max` and integer `L` within its bounds. `TTFT_d` rises with
-//! `r`, so the answer is the smallest `r` for which an integer `L` fits; where none fits at `xi`, the only
-//! other candidates are the few `r` at which the upper bound on `L` steps up. No search, no solver:
-//! well under a microsecond. Brute force over `L` and a grid of `r` is the check in the tests.
+//! `r`, so the answer is the smallest `r` for which an integer `L` fits. If none fits at `xi`, the only other
+//! candidate is the next `r` at which the upper bound on `L` grows by one. No search, no solver: well under a
+//! microsecond. The tests compare it with brute force over `L` and a grid of `r`.
 //!
-//! What always holds: `1 <= L <= answer_tokens_max`, `0 < r <= 1`, and whatever the device or the cloud
-//! cannot keep is said in [`Plan::keeps_tau`] and [`Plan::bound_by`], never hidden.
+//! What always holds: `1 <= L <= answer_tokens_max` and `0 < r <= 1`. If the device or the cloud cannot keep
+//! `tau`, [`Plan::keeps_tau`] and [`Plan::bound_by`] say so.
 
 use crate::cost::{CloudCost, DeviceCost};
-use crate::equations::{
-    Takeover, lower_bound_batched, lower_bound_step_by_step, smooth_tpot_step_by_step, upper_bound,
-};
+use crate::equations::{Takeover, gap_ms, lower_bound, upper_bound};
 
-/// Estimates are wrong in practice, so `L` is this much over its lower bound.
+/// `L` is its lower bound times this factor, because estimates are inexact.
 pub const ASSIST_MARGIN: f64 = 1.3;
 
-/// The prompt in tokens of the device's tokenizer.
+/// The prompt, counted in tokens of the device's tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromptShape {
     /// `p`: everything that is never refined (prefix, suffix, roles).
     pub fixed_tokens: u32,
     /// `c`: refinable content.
     pub content_tokens: u32,
-    /// Leading fixed tokens, before the first refinable one; at most `fixed_tokens`. The device prefills
-    /// them while it waits for the mask.
+    /// Fixed tokens before the first refinable one; at most `fixed_tokens`. The device prefills them while it
+    /// waits for the mask.
     pub prefix_tokens: u32,
-    /// Leading tokens that the device's KV cache holds already.
+    /// Leading tokens that are already in the device's KV cache.
     pub cached_tokens: u32,
 }
 
 impl PromptShape {
-    /// `l = p + c`.
+    /// Returns the length of the prompt, `l = p + c`.
     #[must_use]
     pub fn tokens(&self) -> f64 {
         f64::from(self.fixed_tokens) + f64::from(self.content_tokens)
     }
 }
 
-/// How the device takes the cloud's tokens in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Verification {
-    /// All `L` in the last prefill chunk.
-    #[default]
-    Batched,
-    /// One decoding step each, as Procedure 2 has it; for comparison.
-    StepByStep,
-}
-
-/// What a scene wants where the device cannot keep `tau` at all.
+/// The behaviour that a scene wants if the device cannot keep `tau` with any `L`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SlowDevice {
-    /// Relay all the same: the gaps are the device's.
+    /// Relay anyway, with the gaps that the device can reach.
     #[default]
     AcceptGap,
-    /// Let the cloud write the whole answer, where it keeps `tau` itself.
+    /// Let the cloud write the whole answer, if the cloud keeps `tau`.
     UseCloud,
 }
 
-/// A scene's settings, and what the request fixes.
+/// A scene's settings, combined with those of the request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScenePolicy {
     /// `xi`: the smallest `r` that quality allows; 1 forbids refinement.
     pub xi: f64,
-    /// A fixed `r` (the request's, else the scene's); never taken below `xi`.
+    /// A fixed `r` (the request's, else the scene's); raised to `xi` if it is smaller.
     pub ratio: Option<f64>,
     /// A fixed `L` (the request's, else the scene's).
     pub assist_tokens: Option<u32>,
-    /// The fewest cloud tokens the scene accepts.
+    /// The minimum number of cloud tokens in this scene.
     pub assist_floor: u32,
     /// `tau`, in milliseconds.
     pub tau_ms: f64,
-    /// The most tokens the answer may have; "all" for the cloud alone.
+    /// The maximum number of tokens in the answer. If the cloud writes the whole answer, `L` is this number.
     pub answer_tokens_max: u32,
-    /// What to do where the device cannot keep `tau`.
+    /// What to do if the device cannot keep `tau`.
     pub slow_device: SlowDevice,
 }
 
-/// Everything the optimizer looks at.
+/// The input of the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptimizerInput {
     /// The prompt.
     pub prompt: PromptShape,
-    /// The device's own current values.
+    /// The device's current costs.
     pub device: DeviceCost,
-    /// The cloud's, at its present load.
+    /// The cloud's costs at its current load.
     pub cloud: CloudCost,
     /// The scene.
     pub scene: ScenePolicy,
-    /// How cloud tokens are verified.
-    pub verification: Verification,
-    /// How hard the cloud is pressed, from 0 (not at all) to 1: the part of `L` above the scene's floor that it
-    /// keeps back.
+    /// Load of the cloud from 0 (none) to 1: the share of `L` above the scene's minimum that the cloud does
+    /// not write.
     pub load: f64,
 }
 
-/// A number that no request may have.
+/// A number that is not allowed in a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InputError {
-    /// A cost or a limit outside its range.
+    /// A number is outside its range.
     #[error("`{name}` is {value}, must be in {min}..={max}")]
     OutOfRange {
-        /// Its name in the request or in the scene.
+        /// The name of the number in the request or in the scene.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: f64,
-        /// The least accepted.
+        /// The smallest accepted value.
         min: f64,
-        /// The most accepted.
+        /// The largest accepted value.
         max: f64,
     },
-    /// More leading tokens than there are.
+    /// There are more leading tokens than the prompt has.
     #[error("`{name}` is {value}, the prompt allows at most {limit}")]
     MoreThanPrompt {
-        /// Its name.
+        /// The name of the number.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: u32,
-        /// The tokens there are.
+        /// The tokens of the prompt.
         limit: u32,
     },
 }
 
-/// Who answers, and how.
+/// Which side answers, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Refined prompt; prefill on the device starts with the mask.
+    /// Relay with a refined prompt: prefill on the device starts when the mask arrives.
     Relay,
-    /// Cloud tokens, but the whole prompt: prefill on the device starts at t = 0.
+    /// Relay with the whole prompt: prefill on the device starts at t = 0.
     NoRefinement,
-    /// The device's own first token is there no later than the cloud's: no benefit from the relay.
+    /// The device's own first token is ready no later than the cloud's, so a relay brings no benefit.
     DeviceAlone,
     /// The device cannot keep `tau` and the scene prefers the cloud.
     CloudAlone,
@@ -138,28 +124,28 @@ pub enum Verdict {
 /// What decided `L`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BoundBy {
-    /// The largest tolerable gap: the lower bound with its margin.
+    /// The largest tolerable gap: `L` is the lower bound with its margin.
     Tau,
-    /// The cloud is held only while the device prefills: the upper bound cut the margin.
+    /// The cloud works only while the device prefills: the upper bound cuts the margin.
     CloudOccupancy,
-    /// The cloud itself is too slow for `tau`: the upper bound is under the lower one.
+    /// The cloud is too slow for `tau`: the upper bound is below the lower bound.
     CloudDecode,
-    /// The scene's floor.
+    /// The scene's minimum.
     Floor,
-    /// The cloud is loaded: lowered towards the scene's floor.
+    /// The cloud is loaded: `L` is lowered towards the scene's minimum.
     Load,
-    /// The request or the scene fixed it.
+    /// The request or the scene sets `L`.
     Fixed,
-    /// The answer may not be longer.
+    /// The maximum length of the answer.
     AnswerLength,
-    /// The device keeps `tau` for no `L`: the upper bound is taken.
+    /// The device cannot keep `tau` with any `L`: `L` is the upper bound.
     DeviceTooSlow,
-    /// Nobody relays.
+    /// There is no relay: one side writes the whole answer.
     Verdict,
 }
 
 impl BoundBy {
-    /// The word on the wire (`assist_bound_by`).
+    /// Returns the word used on the wire (`assist_bound_by`).
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -176,25 +162,25 @@ impl BoundBy {
     }
 }
 
-/// Whether gaps can stay within `tau`, and if not, why not.
+/// Whether gaps stay within `tau`, and if not, why.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KeepsTau {
-    /// They can, if the estimates are right.
+    /// Every gap stays within `tau`, if the estimates are right.
     Yes,
-    /// `tau <= TPOT_d`: the device's own decoding is slower.
+    /// The device's own decoding is too slow: `tau <= TPOT_d`.
     DecodeTooSlow {
         /// `TPOT_d`.
         decode_ms: f64,
     },
-    /// No `L` keeps it: `tau <= k_d` (or what attention makes of `k_d` on so long a prompt), as every cloud
-    /// token costs more to verify than it buys.
+    /// No `L` keeps `tau`. Verifying one cloud token takes at least `tau`, or it slows with every token, so
+    /// that no `L` makes up for the remaining prefill.
     PrefillTooSlow {
-        /// The cost of one more token behind the prompt.
+        /// The time to prefill one more token after the prompt.
         prefill_ms_per_token: f64,
     },
-    /// The chosen `L` is too small for it (upper bound, floor under load, or a fixed `L`).
+    /// The chosen `L` is too small for `tau` (because of the upper bound, the load, or a fixed `L`).
     AssistTooShort {
-        /// The gap that comes of it.
+        /// The resulting gap.
         gap_ms: f64,
     },
 }
@@ -202,40 +188,40 @@ pub enum KeepsTau {
 /// The bounds of `L` at the chosen `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AssistBounds {
-    /// The smallest `L` with every gap within `tau`; `None` where no `L` is.
+    /// The smallest `L` with every gap within `tau`; `None` if there is none.
     pub lower: Option<u32>,
-    /// The largest `L` for which the cloud is done when the device's prefill is.
+    /// The largest `L` that the cloud finishes before the device's prefill ends.
     pub upper: u32,
 }
 
-/// What should happen if the estimates are right; milliseconds since the request was sent.
+/// The forecast if the estimates are right, in milliseconds since the request was sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Predicted {
-    /// `TTFT_c`: the first token a person sees.
+    /// `TTFT_c`: the first token that the user sees.
     pub ttft_c_ms: f64,
-    /// `TTFT_d`: the device has its own KV cache of its prompt.
+    /// `TTFT_d`: the device's KV cache of its prompt is complete.
     pub ttft_d_ms: f64,
     /// The device's own first token, of index `L`.
     pub takeover_ms: f64,
-    /// The gap between tokens up to the takeover, when all are equal.
+    /// The gap between tokens up to the takeover, if all gaps are equal.
     pub gap_ms: f64,
-    /// The first token of the device alone, on the whole prompt.
+    /// The first token if the device works alone on the whole prompt.
     pub device_alone_ms: f64,
 }
 
-/// The optimizer's answer.
+/// The optimizer's result.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
     /// `r`.
     pub ratio: f64,
-    /// `L`. With [`Verdict::CloudAlone`] all the answer may have; with [`Verdict::DeviceAlone`] what a relay
-    /// would take if it were wanted all the same.
+    /// `L`. With [`Verdict::CloudAlone`], the maximum length of the answer; with [`Verdict::DeviceAlone`],
+    /// the `L` that a relay would use.
     pub assist_tokens: u32,
     /// What decided `L`.
     pub bound_by: BoundBy,
-    /// Who answers.
+    /// Which side answers.
     pub verdict: Verdict,
-    /// Whether `tau` holds.
+    /// Whether gaps stay within `tau`.
     pub keeps_tau: KeepsTau,
     /// The bounds of `L`.
     pub bounds: AssistBounds,
@@ -246,21 +232,21 @@ pub struct Plan {
 /// Solves P for one request.
 ///
 /// # Errors
-/// [`InputError`] for numbers that no device, cloud or scene can have (negative, not finite, `xi` or `r`
-/// outside (0, 1], a cached prefix longer than the prompt).
+/// [`InputError`] if a number is not possible: negative, not finite, `xi` or `r` outside (0, 1], or more
+/// cached tokens than the prompt has.
 pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
     input.check()?;
     let (ratio, verdict) = choose_ratio(input);
     Ok(plan_at(input, ratio, verdict))
 }
 
-/// What a service that is asked gives: the best relay for a device that waits for its mask. It has begun nothing but the
-/// prefix, so that to prefill the whole prompt from `t = 0` is not to be had any more, and what it has waited already
-/// changes neither `r` nor `L`.
+/// Returns the best relay for a device that waits for its mask: the plan that a service sends. The device has
+/// prefilled only the prefix, so it can no longer prefill the whole prompt from `t = 0`. The time it has
+/// already waited changes neither `r` nor `L`.
 ///
-/// The verdict says what would have been best from the start ([`optimize`]'s); `r`, `L` and the forecast are those of the
-/// relay all the same. If the scene or the request forbids refinement, the device knew that at `t = 0`, and this is
-/// [`optimize`].
+/// The verdict is that of [`optimize`], which would have been best from the start; `r`, `L` and the forecast
+/// are always those of the relay. If the scene or the request forbids refinement, the device knew that at
+/// `t = 0`, and the result is that of [`optimize`].
 ///
 /// # Errors
 /// As for [`optimize`].
@@ -274,7 +260,7 @@ pub fn relay(input: &OptimizerInput) -> Result<Plan, InputError> {
     Ok(Plan { verdict, ..plan })
 }
 
-/// The plan at a chosen `r`.
+/// Makes the plan at a chosen `r`.
 fn plan_at(input: &OptimizerInput, ratio: f64, verdict: Verdict) -> Plan {
     let takeover = input.takeover(ratio);
     let bounds = input.bounds(&takeover);
@@ -289,12 +275,9 @@ fn plan_at(input: &OptimizerInput, ratio: f64, verdict: Verdict) -> Plan {
     }
     let gap_ms = match verdict {
         Verdict::CloudAlone => input.cloud.decode_ms,
-        _ => input.gap_ms(&takeover, assist_tokens),
+        _ => gap_ms(&takeover, assist_tokens),
     };
-    let takeover_ms = match input.verification {
-        Verification::Batched => takeover.takeover_ms(assist_tokens),
-        Verification::StepByStep => takeover.remaining_ms + takeover.decode_ms * f64::from(assist_tokens),
-    };
+    let takeover_ms = takeover.takeover_ms(assist_tokens);
     Plan {
         ratio,
         assist_tokens,
@@ -312,14 +295,14 @@ fn plan_at(input: &OptimizerInput, ratio: f64, verdict: Verdict) -> Plan {
     }
 }
 
-/// The smallest allowed `r` for which an integer `L` fits, or the whole prompt.
+/// Chooses the smallest allowed `r` for which an integer `L` fits, or the whole prompt.
 fn choose_ratio(input: &OptimizerInput) -> (f64, Verdict) {
     let least = input.least_ratio();
     match input.ratio_max() {
         Some(most) if least < 1.0 && input.prompt.content_tokens > 0 && least <= most => {
             (relay_ratio(input, most), Verdict::Relay)
         }
-        // Constraint (5) leaves no interval: refining loses more than it saves.
+        // No `r` satisfies constraint (5): refining costs more time than it saves.
         _ => {
             let alone = input.device_alone_ms() <= input.ttft_c_ms();
             (1.0, if alone { Verdict::DeviceAlone } else { Verdict::NoRefinement })
@@ -327,19 +310,20 @@ fn choose_ratio(input: &OptimizerInput) -> (f64, Verdict) {
     }
 }
 
-/// The smallest allowed `r`, or one up to `most` for which an integer `L` fits where none does there.
+/// Returns the smallest allowed `r`, or, if no integer `L` fits there, a larger one up to `most` for which
+/// one fits.
 fn relay_ratio(input: &OptimizerInput, most: f64) -> f64 {
     let least = input.least_ratio();
     if input.scene.ratio.is_some() || input.scene.assist_tokens.is_some() || input.fits(least) {
         return least;
     }
-    // The upper bound is under the lower one. It steps up where A(r) is a multiple of TPOT_c, and the lower
-    // bound outgrows it from there on, so that the first step is the only one that can help.
+    // The upper bound is below the lower one. It grows by one at each r whose A(r) is a multiple of TPOT_c.
+    // After that the lower bound grows faster, so only the first such r can help.
     let step = input.next_step_of_upper_bound(least);
     step.filter(|&ratio| ratio <= most && ratio < 1.0 && input.fits(ratio)).unwrap_or(least)
 }
 
-/// `L` within its bounds, and what decided it.
+/// Chooses `L` within its bounds, and returns what decided it.
 fn choose_assist(input: &OptimizerInput, bounds: AssistBounds) -> (u32, BoundBy) {
     let scene = &input.scene;
     let cap = scene.answer_tokens_max.max(1);
@@ -367,9 +351,10 @@ fn choose_assist(input: &OptimizerInput, bounds: AssistBounds) -> (u32, BoundBy)
     if tokens > cap { (cap, BoundBy::AnswerLength) } else { (tokens, by) }
 }
 
-/// What a loaded cloud writes of `tokens`: the floor, and of what is above it the share `1 - load`, rounded up.
+/// Returns how many of `tokens` a loaded cloud writes: the minimum `floor`, plus the share `1 - load` of the
+/// rest, rounded up.
 ///
-/// Never above `tokens`, and never below the floor where `tokens` is not.
+/// The result is at most `tokens`, and at least `floor` if `tokens` is.
 #[must_use]
 pub fn under_load(tokens: u32, floor: u32, load: f64) -> u32 {
     let above = tokens.saturating_sub(floor);
@@ -377,9 +362,9 @@ pub fn under_load(tokens: u32, floor: u32, load: f64) -> u32 {
     tokens - above + kept.min(above)
 }
 
-/// `ceil(1.3 x lower)`.
+/// Returns `ceil(1.3 x lower)`.
 fn with_margin(lower: u32) -> u32 {
-    // In integers: 1.3 x 10 is 13, and not the 14 that rounding of the product could make of it.
+    // Computed in integers, because 1.3 x 10 in floats could be rounded up to 14.
     let tenths = (ASSIST_MARGIN * 10.0).round() as u64;
     u32::try_from((u64::from(lower) * tenths).div_ceil(10)).unwrap_or(u32::MAX)
 }
@@ -388,7 +373,7 @@ impl OptimizerInput {
     /// Checks every number against its range.
     ///
     /// # Errors
-    /// [`InputError`] naming the first that is outside.
+    /// [`InputError`] for the first number outside its range.
     pub fn check(&self) -> Result<(), InputError> {
         const TIME_MAX_MS: f64 = 1e9;
         let times = [
@@ -425,31 +410,33 @@ impl OptimizerInput {
         Ok(())
     }
 
-    /// The fixed `r`, or the smallest that quality allows.
+    /// Returns the fixed `r`, or the smallest one that quality allows.
     fn least_ratio(&self) -> f64 {
         self.scene.ratio.unwrap_or(self.scene.xi).max(self.scene.xi)
     }
 
-    /// `TTFT_c`.
+    /// Returns `TTFT_c`.
     fn ttft_c_ms(&self) -> f64 {
         self.cloud.ttft_ms(self.prompt.tokens())
     }
 
-    /// `prefill_d(l)`, of what is not cached: the device alone, from t = 0.
+    /// Returns `prefill_d(l)` without the cached tokens: the time of the device alone, from t = 0.
     fn device_alone_ms(&self) -> f64 {
         let cached = f64::from(self.prompt.cached_tokens);
         self.device.prefill_ms(cached, self.prompt.tokens() - cached)
     }
 
-    /// Tokens the KV cache holds when the mask arrives: kept ones, or as much of the prefix as could be
-    /// prefilled meanwhile. Only leading fixed tokens count, as what follows depends on the mask.
+    /// Returns the tokens in the KV cache when the mask arrives: the cached ones, and as much of the prefix
+    /// as the device could prefill meanwhile. Only leading fixed tokens count, because later tokens depend on
+    /// the mask.
     fn held_tokens(&self) -> f64 {
         let prefix = f64::from(self.prompt.prefix_tokens);
         let cached = f64::from(self.prompt.cached_tokens).min(prefix);
         prefix.min(cached + self.device.tokens_within(cached, self.ttft_c_ms()))
     }
 
-    /// The request at one `r`; at `r = 1` prefill starts with the request, else with the mask.
+    /// Returns the quantities of the request at one `r`. At `r = 1` prefill starts with the request, else
+    /// with the mask.
     pub(crate) fn takeover(&self, ratio: f64) -> Takeover {
         let ttft_c_ms = self.ttft_c_ms();
         let prompt_tokens =
@@ -471,22 +458,20 @@ impl OptimizerInput {
     }
 
     pub(crate) fn bounds(&self, takeover: &Takeover) -> AssistBounds {
-        let lower = match self.verification {
-            Verification::Batched => lower_bound_batched(takeover, self.scene.tau_ms),
-            Verification::StepByStep => lower_bound_step_by_step(takeover, self.scene.tau_ms),
-        };
+        let lower = lower_bound(takeover, self.scene.tau_ms);
         AssistBounds { lower, upper: upper_bound(takeover.remaining_ms, self.cloud.decode_ms) }
     }
 
-    /// Whether an integer `L` lies within its bounds at `ratio`. Where no `L` keeps `tau` at all, a larger
-    /// `r` would not help: that counts as fitting.
+    /// Returns whether an integer `L` lies within its bounds at `ratio`. Also true if no `L` keeps `tau`,
+    /// because a larger `r` would not help.
     fn fits(&self, ratio: f64) -> bool {
         let bounds = self.bounds(&self.takeover(ratio));
         bounds.lower.is_none_or(|lower| lower <= bounds.upper)
     }
 
-    /// `r_max`: the largest `r` at which `TTFT_d` is no worse than prefilling everything from t = 0,
-    /// constraint (5) with the held prefix and attention's quadratic term. `None`: not even `r = 0` is.
+    /// Returns `r_max`: the largest `r` at which `TTFT_d` is no worse than prefilling everything from t = 0.
+    /// This is constraint (5) with the cached prefix and attention's quadratic term. `None` if not even
+    /// `r = 0` satisfies it.
     pub(crate) fn ratio_max(&self) -> Option<f64> {
         let budget_ms = self.device_alone_ms() - self.ttft_c_ms() - self.device.decompress_ms;
         if budget_ms < 0.0 {
@@ -495,7 +480,7 @@ impl OptimizerInput {
         self.ratio_for(budget_ms).map(|ratio| ratio.min(1.0))
     }
 
-    /// The `r` whose remaining prompt takes `prefill_ms` to prefill.
+    /// Returns the `r` whose remaining prompt takes `prefill_ms` to prefill.
     fn ratio_for(&self, prefill_ms: f64) -> Option<f64> {
         let held = self.held_tokens();
         let tokens = held + self.device.tokens_within(held, prefill_ms);
@@ -503,23 +488,12 @@ impl OptimizerInput {
         (ratio >= 0.0).then_some(ratio)
     }
 
-    /// The smallest `r` above `ratio` at which the upper bound on `L` is one more.
+    /// Returns the smallest `r` above `ratio` at which the upper bound on `L` is larger by one.
     fn next_step_of_upper_bound(&self, ratio: f64) -> Option<f64> {
         let gaps = f64::from(self.bounds(&self.takeover(ratio)).upper);
         let prefill_ms = gaps * self.cloud.decode_ms - self.device.decompress_ms;
-        // A hair more, so that rounding does not leave it just under the step.
+        // Slightly more, so that rounding does not end just below the step.
         self.ratio_for(prefill_ms * (1.0 + 1e-12) + 1e-9).filter(|&next| next > ratio)
-    }
-
-    pub(crate) fn gap_ms(&self, takeover: &Takeover, assist_tokens: u32) -> f64 {
-        match self.verification {
-            Verification::Batched => takeover.takeover_ms(assist_tokens) / f64::from(assist_tokens),
-            Verification::StepByStep if assist_tokens > 1 => {
-                smooth_tpot_step_by_step(takeover, assist_tokens)
-            }
-            // One token, then silence until the device has written its second.
-            Verification::StepByStep => takeover.remaining_ms + takeover.decode_ms,
-        }
     }
 
     fn keeps_tau(&self, takeover: &Takeover, bounds: AssistBounds, gap_ms: f64) -> KeepsTau {
@@ -534,8 +508,8 @@ impl OptimizerInput {
         if gap_ms > tau_ms * (1.0 + 1e-9) { KeepsTau::AssistTooShort { gap_ms } } else { KeepsTau::Yes }
     }
 
-    /// Whether the whole answer is the cloud's: the device cannot keep `tau`, the cloud can, and the scene
-    /// wants it so.
+    /// Returns whether the cloud writes the whole answer: the device cannot keep `tau`, the cloud can, and
+    /// the scene asks for it.
     fn prefers_cloud(&self, bounds: AssistBounds) -> bool {
         let device_cannot = bounds.lower.is_none() || self.device.decode_ms >= self.scene.tau_ms;
         self.scene.slow_device == SlowDevice::UseCloud

@@ -1,16 +1,16 @@
-//! The speed controller: how many tokens a person has seen by now, and when to look again.
+//! The speed controller: how many tokens to show now, and when to check again.
 //!
-//! A pure state machine over counts and times: `step(event, now) -> (tokens shown in all, next wake)`.
-//! It forecasts when each coming token will be there (cloud arrivals, the takeover, the device's own
-//! decoding) and shows tokens at the even pace that would be best in hindsight if the forecast came true;
-//! it re-plans at every event. It sees neither text nor who is right about a token.
+//! A pure state machine over counts and times: `step(event, now) -> (total tokens shown, next wake-up)`. It
+//! forecasts when each later token will arrive, from cloud arrivals, the takeover and the device's own
+//! decoding. It shows tokens at the even pace that would be optimal if the forecast came true, and plans
+//! again at every event. It sees no text and does not compare tokens.
 //!
 //! What always holds:
-//! - it shows only what is there, and the count never falls;
-//! - the first token is shown at once, as is any token for which nothing was left to show;
-//! - a planned gap is at most [`GAP_GROWTH`] times the one before: it stretches gradually;
-//! - while something is left to show it asks to be woken, so it always finishes;
-//! - in [`PaceMode::Instant`] everything is shown as it comes.
+//! - it shows only tokens that have arrived, and the count never falls;
+//! - the first token is shown at once, and so is a token that arrives when all earlier ones are shown;
+//! - a planned gap is at most [`GAP_GROWTH`] times the one before, so that it grows gradually;
+//! - while a token is left to show, it asks for a wake-up, so it always finishes;
+//! - in [`PaceMode::Instant`] every token is shown when it arrives.
 
 use crate::Millis;
 
@@ -20,73 +20,74 @@ use forecast::{Allowance, Rate};
 
 /// A planned gap grows by at most this factor from token to token.
 pub const GAP_GROWTH: f64 = 1.3;
-/// A planned gap shrinks at most to this share of the one before.
+/// A planned gap is at least this share of the one before.
 pub const GAP_SHRINK: f64 = 0.85;
-/// Robustness may cost gaps of up to this share of `tau`, where an even pace would allow shorter ones.
+/// The cautious forecast may stretch gaps up to this share of `tau`, even if an even pace allows shorter
+/// ones.
 const CAUTION_CAP: f64 = 0.97;
-/// No plan stretches a gap beyond this, whatever the estimates say.
+/// Maximum planned gap, whatever the estimates say.
 const GAP_MAX_MS: f64 = 30_000.0;
-/// Times closer than this are the same: timers and additions round.
+/// Times closer than this count as equal, because timers and additions round.
 const TICK_MS: f64 = 1e-6;
 
-/// For whom the text is shown.
+/// The reader of the text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PaceMode {
-    /// A person reads along: even gaps.
+    /// A person reads along, so gaps are even.
     #[default]
     Paced,
-    /// A program reads: no delay at all.
+    /// A program reads, so there is no delay.
     Instant,
 }
 
-/// What the controller is told once, at the start of an answer.
+/// The settings of the controller for one answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PacerConfig {
-    /// `tau`: the largest gap that is tolerable, in milliseconds.
+    /// `tau`: the largest tolerable gap, in milliseconds.
     pub tau_ms: f64,
-    /// For whom.
+    /// The reader of the text.
     pub mode: PaceMode,
     /// The device's estimate of its own `TPOT_d`, in milliseconds.
     pub decode_ms: f64,
 }
 
-/// What happened. All counts are tokens of the answer, from its start.
+/// An event. All counts are tokens of the answer, from its start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PaceEvent {
-    /// Tokens `0..count` are there, whoever wrote them. A smaller count than before is ignored.
+    /// Tokens `0..count` have arrived, from the cloud or the device. A smaller count than before is ignored.
     Available {
-        /// Tokens there.
+        /// Number of tokens that have arrived.
         count: usize,
     },
-    /// The cloud writes no token of index `count` or above: `L` when it is first known, less when the cloud
-    /// is cut off. Until the first of these, every token is taken to be the cloud's.
+    /// The cloud writes no token of index `count` or above. `count` is `L` when `L` becomes known, and less
+    /// if the cloud breaks off. Before the first such event, every token counts as the cloud's.
     CloudEnds {
-        /// Tokens by the cloud.
+        /// Number of tokens by the cloud.
         count: usize,
     },
-    /// The newest estimate of when the device's own first token will be there (see
-    /// [`crate::TakeoverEstimate`]); sent with every progress report, and best at every wake as well.
+    /// The newest estimate of the arrival of the device's own first token (see [`crate::TakeoverEstimate`]).
+    /// Send it with every progress report, and preferably at every wake-up too.
     Handover {
-        /// On the same clock as `now`.
+        /// The estimated time, on the same clock as `now`.
         ready_at: Millis,
     },
     /// A new estimate of `TPOT_d`, in milliseconds.
     DecodeMs(f64),
-    /// The answer has `count` tokens and no more.
+    /// The answer is complete.
     Finished {
-        /// Tokens of the answer.
+        /// Number of tokens in the answer.
         count: usize,
     },
     /// Time has passed.
     Tick,
 }
 
-/// What to do now.
+/// The result of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PaceStep {
-    /// Tokens shown in all after this step: never less than before.
+    /// Total tokens shown after this step; never less than before.
     pub show: usize,
-    /// When to call again at the latest; `None` while there is nothing left to show.
+    /// The latest time of the next call; `None` if no token is left to show.
     pub wake_at: Option<Millis>,
 }
 
@@ -100,20 +101,20 @@ pub struct Pacer {
     cloud_end: Option<usize>,
     finished: Option<usize>,
     ready_at: Option<Millis>,
-    /// When the newest token came.
+    /// When the newest token arrived.
     arrived_at: Millis,
-    /// When the last token was due; the plan continues from there.
+    /// When the last shown token was due; the plan continues from that time.
     shown_at: Millis,
-    /// The gap planned for the last token shown; 0 before there is one.
+    /// The gap planned before the last shown token; 0 if there is none.
     pace_ms: f64,
-    /// The wake asked for by the last step.
+    /// The wake-up that the last step asked for.
     wake_at: Option<Millis>,
     cloud: Rate,
     device: Rate,
 }
 
 impl Pacer {
-    /// A controller before the first event. Odd numbers in `config` (negative, not finite) count as zero.
+    /// Makes a controller before the first event. Negative and non-finite numbers in `config` count as zero.
     #[must_use]
     pub fn new(config: PacerConfig) -> Self {
         Self {
@@ -133,7 +134,8 @@ impl Pacer {
         }
     }
 
-    /// Takes one event at `now` (monotonic; an earlier or undefined `now` counts as the last one seen).
+    /// Handles one event at `now`. Time is monotonic: an earlier or non-finite `now` counts as the latest
+    /// time seen.
     pub fn step(&mut self, event: PaceEvent, now: Millis) -> PaceStep {
         let now = if now.is_finite() {
             now.max(self.arrived_at).max(self.shown_at)
@@ -147,8 +149,8 @@ impl Pacer {
             self.shown = limit;
             return PaceStep { show: self.shown, wake_at: None };
         }
-        // When the next token should have been shown at the latest: a driver that slept may catch up by one gap,
-        // but neither a token that came late nor a plan that got faster starts a burst.
+        // The latest time at which the next token should have been shown. A driver that woke up late may
+        // catch up by one gap. Neither a late token nor a faster plan causes a burst.
         let mut expected = if was_dry { now } else { self.wake_at.map_or(now, |at| at.min(now)) };
         self.wake_at = None;
         while self.shown < limit {
@@ -166,19 +168,19 @@ impl Pacer {
         PaceStep { show: self.shown, wake_at: self.wake_at }
     }
 
-    /// Tokens shown so far.
+    /// Returns the number of tokens shown so far.
     #[must_use]
     pub fn shown(&self) -> usize {
         self.shown
     }
 
-    /// Whether the answer is finished and all of it shown.
+    /// Returns whether the answer is complete and fully shown.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.finished.is_some_and(|count| self.shown >= count)
     }
 
-    /// Tokens that may be shown now.
+    /// Returns the number of tokens that may be shown now.
     fn limit(&self) -> usize {
         self.finished.map_or(self.available, |count| self.available.min(count)).max(self.shown)
     }
@@ -204,7 +206,7 @@ impl Pacer {
             if self.available < by_cloud {
                 self.cloud.observe(span_ms, by_cloud - self.available);
             } else if self.cloud_end.is_some_and(|end| self.available > end) {
-                // From the device's second token on: before its first, it was prefilling.
+                // Only from the device's second token on, because it was prefilling before its first.
                 self.device.observe(span_ms, count - self.available);
             }
         }
@@ -212,7 +214,7 @@ impl Pacer {
         self.arrived_at = now;
     }
 
-    /// The gap to leave between the last token shown and the next one, as planned at `now`.
+    /// Plans the gap between the last shown token and the next one, at `now`.
     fn planned_gap_ms(&self, now: Millis) -> f64 {
         let even = self.even_gap_ms(now, Allowance::NONE);
         let cautious = self.even_gap_ms(now, Allowance::cautious(self.tau_ms));
@@ -225,13 +227,13 @@ impl Pacer {
         gradual.min(GAP_MAX_MS)
     }
 
-    /// From a pace near zero, growth by a factor would never start.
+    /// Returns a gap that is always allowed, because growth by a factor cannot start from a gap near zero.
     fn least_growth_ms(&self) -> f64 {
         0.1 * self.tau_ms
     }
 }
 
-/// Numbers from outside: what is negative or no number is zero.
+/// Replaces a negative or non-finite number from outside by zero.
 fn sane(ms: f64) -> f64 {
     if ms.is_finite() && ms > 0.0 { ms } else { 0.0 }
 }

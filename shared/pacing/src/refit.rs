@@ -1,26 +1,29 @@
-//! Coefficients from measurements: medians, and a straight line that outliers do not move.
+//! Fits coefficients to measurements: medians, and a straight line that is robust against outliers.
 //!
-//! Pure: samples in, coefficients with the number of samples behind them out; whoever measures keeps the samples.
-//! Always: coefficients are finite and not negative; no sample, however wild, makes them otherwise; the order of the
-//! samples does not matter.
+//! Pure: it takes samples and returns coefficients with the number of samples used; the caller keeps the
+//! samples. What always holds: coefficients are finite and not negative, whatever the samples are. The order
+//! of the samples does not matter.
 
-/// Fewest samples that a line is drawn through.
+/// Minimum number of samples for a line.
 const LINE_SAMPLES_MIN: usize = 4;
-/// The lengths must differ by this factor for a slope to mean something.
+/// Lengths must differ by at least this factor for a slope to be fitted.
 const LENGTH_SPREAD_MIN: f64 = 1.5;
-/// A sample further from the line than so many times the median distance is an outlier. 1.4826 of them are a standard
-/// deviation where errors are normal, so that this is three of them.
+/// A sample is an outlier if its distance from the line is more than this many times the median distance. For
+/// normal errors, 1.4826 median distances are one standard deviation, so the limit is three standard
+/// deviations.
 const OUTLIER_DISTANCES: f64 = 3.0 * 1.4826;
-/// Distances below this share of the value are noise of the clock, never outliers.
+/// Distances below this share of the value are clock noise, never outliers.
 const DISTANCE_SHARE_MIN: f64 = 0.02;
-/// A slope that is not so many standard errors above zero is none: extrapolated to a long prompt, it would be noise.
+/// A slope counts as zero if it is fewer standard errors than this above zero. Extrapolated to a long prompt,
+/// it would only be noise.
 const SLOPE_ERRORS_MIN: f64 = 3.0;
-/// Lines are drawn again without outliers at most so often.
+/// Maximum number of times that the line is fitted again without outliers.
 const ROUNDS: usize = 4;
-/// Slopes between pairs of samples are counted for at most so many samples: all pairs of more would take too long.
+/// Maximum number of samples whose pairwise slopes are computed, to limit the time.
 const PAIRED_SAMPLES_MAX: usize = 128;
 
-/// The median of the finite values (the mean of the middle two where they are even); none of none.
+/// Returns the median of the finite values (the mean of the middle two if their number is even), or `None` if
+/// there is no finite value.
 #[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
@@ -33,22 +36,22 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 /// One measured prefill.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillSample {
-    /// Tokens that the KV cache held before.
+    /// Tokens in the KV cache before the prefill.
     pub held: f64,
     /// Tokens prefilled.
     pub tokens: f64,
-    /// What it took, in milliseconds.
+    /// Duration in milliseconds.
     pub ms: f64,
 }
 
-/// `k` and `q` of `ms = k n + q ((h + n)^2 - h^2)`.
+/// The coefficients `k` and `q` of `ms = k n + q ((h + n)^2 - h^2)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillFit {
-    /// Milliseconds per token.
+    /// `k`: milliseconds per token.
     pub ms_per_token: f64,
-    /// Milliseconds per squared token.
+    /// `q`: milliseconds per token squared.
     pub ms_per_token2: f64,
-    /// Samples that the coefficients rest on.
+    /// Samples used for the fit.
     pub used: usize,
     /// Samples left out as outliers.
     pub left_out: usize,
@@ -56,10 +59,11 @@ pub struct PrefillFit {
 
 /// Fits a device's (or a cloud's) prefill cost.
 ///
-/// Each sample is a point: the cost of a token, `ms / n = k + q (2 h + n)`, over `2 h + n`. A line through the medians of
-/// the slopes between pairs finds the outliers (Theil 1950, Sen 1968); least squares over what is left gives `k` and `q`.
-/// Where lengths hardly differ, or `q` is within its error of 0, `q` is 0 and `k` the median cost of a token; where `k` would be
-/// negative, it is 0 and `q` the median of the rest. None without a usable sample.
+/// Each sample is a point: the cost of a token, `ms / n = k + q (2 h + n)`, over `2 h + n`. A line with the
+/// median of the pairwise slopes finds the outliers (Theil 1950, Sen 1968); least squares over the other
+/// samples gives `k` and `q`. If lengths hardly differ, or `q` is within its error of 0, then `q` is 0 and
+/// `k` is the median cost of a token. If `k` would be negative, it is 0 and `q` is the median of
+/// `ms / n / (2 h + n)`. Returns `None` if no sample is usable.
 #[must_use]
 pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
     let point = |sample: &PrefillSample| {
@@ -68,7 +72,7 @@ pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
         (usable && point.x.is_finite() && point.y.is_finite()).then_some(point)
     };
     let mut points: Vec<Point> = samples.iter().filter_map(point).collect();
-    // By length, so that neither sums nor the choice of pairs depend on the order in which samples came.
+    // Sorted by length, so that neither sums nor the choice of pairs depend on the order of the samples.
     points.sort_unstable_by(|a, b| a.x.total_cmp(&b.x).then(a.y.total_cmp(&b.y)));
     let total = points.len();
     let level = median(points.iter().map(|point| point.y))?;
@@ -126,12 +130,12 @@ impl Line {
     }
 }
 
-/// The median of the slopes between pairs, through the median of what is left.
+/// Fits a line with the median of the pairwise slopes and the median intercept.
 fn median_slope(points: &[Point], level: f64) -> Line {
     let every = points.len().div_ceil(PAIRED_SAMPLES_MAX);
     let some: Vec<Point> = points.iter().copied().step_by(every).collect();
     let pairs = some.iter().enumerate().flat_map(|(index, a)| some[index + 1..].iter().map(move |b| (a, b)));
-    // Slopes between equal lengths are not finite, and the median passes them over.
+    // Slopes between equal lengths are not finite, and the median ignores them.
     let slope = median(pairs.map(|(a, b)| (b.y - a.y) / (b.x - a.x))).unwrap_or(0.0);
     let intercept = median(points.iter().map(|point| point.y - slope * point.x)).unwrap_or(level);
     Line { intercept, slope }
@@ -146,7 +150,7 @@ fn without_outliers(points: &[Point], line: Line) -> Vec<Point> {
     points.iter().filter(inside).copied().collect()
 }
 
-/// None where all lengths are equal.
+/// Fits a line by least squares; `None` if all lengths are equal.
 fn least_squares(points: &[Point]) -> Option<Line> {
     let n = points.len() as f64;
     let (mean_x, mean_y) =
@@ -157,7 +161,7 @@ fn least_squares(points: &[Point]) -> Option<Line> {
     slope.is_finite().then_some(Line { intercept: mean_y - slope * mean_x, slope })
 }
 
-/// The standard error of a fitted slope.
+/// Returns the standard error of a fitted slope.
 fn slope_error(points: &[Point], line: Line) -> f64 {
     let n = points.len() as f64;
     let mean_x = points.iter().map(|p| p.x).sum::<f64>() / n;
@@ -166,7 +170,7 @@ fn slope_error(points: &[Point], line: Line) -> f64 {
     (missed / ((n - 2.0) * spread)).sqrt()
 }
 
-/// One device's word about itself.
+/// The costs that one device reports about itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceReport {
     /// `k_d`.
@@ -180,10 +184,10 @@ pub struct DeviceReport {
 /// The two lengths at which devices of a class are compared.
 const COMPARED_AT: (f64, f64) = (512.0, 8_192.0);
 
-/// What the devices of one class usually cost; none of none.
+/// Returns the typical costs of the devices of one class, or `None` if there are no reports.
 ///
-/// `k_d` and `q_d` of one device hang together, so that their medians one by one may be those of no device: the medians of
-/// the cost of a token are taken at two lengths, and the line through both gives the coefficients.
+/// `k_d` and `q_d` of one device are correlated, so their separate medians may fit no real device. Instead,
+/// it takes the median cost of a token at two lengths; the line through both gives the coefficients.
 #[must_use]
 pub fn class_median(reports: &[DeviceReport]) -> Option<DeviceReport> {
     let at = |tokens: f64| {

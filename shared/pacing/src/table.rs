@@ -1,78 +1,79 @@
-//! The whole table: the optimizer's answer for every scene, device class, length of prompt and network class.
+//! The table of plans: the optimizer's result for every scene, device class, prompt length and network class.
 //!
-//! Computed from coefficients, never stored: a cell costs well under a microsecond. A request that carries the device's
-//! own values is planned with these, not from here; the table is for people, and for what is not known of a device.
+//! Computed from coefficients and never stored: a cell costs well under a microsecond. A request that carries
+//! the device's own values is planned with those. The table is for people, and for values that a request does
+//! not carry.
 
 use crate::cost::{CloudCost, DeviceCost};
-use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, Verification, relay};
+use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, relay};
 
-/// Lengths of whole prompts, in tokens, that stand for all: each twice the one before.
+/// Representative lengths of whole prompts, in tokens; each is twice the one before.
 pub const LENGTHS: [u32; 8] = [512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536];
 
-/// A scene, and what of its prompts is never refined.
+/// A scene, and the fixed part of its prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableScene {
-    /// Its id.
+    /// The scene's id.
     pub name: String,
-    /// Its settings.
+    /// The scene's settings.
     pub policy: ScenePolicy,
-    /// `p`: tokens that are never refined. A prompt that is not longer has no content.
+    /// `p`: tokens that are never refined. A prompt of at most this length has no content.
     pub fixed_tokens: u32,
-    /// Those of them that lead the prompt.
+    /// The fixed tokens at the start of the prompt.
     pub prefix_tokens: u32,
 }
 
-/// A kind of device.
+/// A class of devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceClass {
     /// Its name in requests.
     pub name: String,
-    /// What its devices usually cost.
+    /// The typical costs of its devices.
     pub cost: DeviceCost,
 }
 
-/// A kind of network.
+/// A class of networks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkClass {
     /// Its name in requests.
     pub name: String,
-    /// What it adds to the time to the first token.
+    /// The round-trip time that it adds to the time to the first token.
     pub rtt_ms: f64,
 }
 
-/// What the table runs over.
+/// The axes of the table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableAxes {
     /// Scenes.
     pub scenes: Vec<TableScene>,
     /// Device classes.
     pub devices: Vec<DeviceClass>,
-    /// Tokens of whole prompts, [`LENGTHS`] for instance.
+    /// Lengths of whole prompts in tokens, for example [`LENGTHS`].
     pub lengths: Vec<u32>,
     /// Network classes.
     pub networks: Vec<NetworkClass>,
-    /// The cloud; its `rtt_ms` is taken from the network class.
+    /// The cloud's costs; `rtt_ms` is replaced by that of the network class.
     pub cloud: CloudCost,
 }
 
-/// One place of the table: an index into each axis.
+/// One cell of the table: an index into each axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TablePlace {
-    /// Into [`TableAxes::scenes`].
+    /// Index into [`TableAxes::scenes`].
     pub scene: usize,
-    /// Into [`TableAxes::devices`].
+    /// Index into [`TableAxes::devices`].
     pub device: usize,
-    /// Into [`TableAxes::lengths`].
+    /// Index into [`TableAxes::lengths`].
     pub length: usize,
-    /// Into [`TableAxes::networks`].
+    /// Index into [`TableAxes::networks`].
     pub network: usize,
 }
 
 impl TableAxes {
-    /// What the optimizer is asked at `place`.
+    /// Returns the optimizer's input at `place`.
     ///
     /// # Panics
-    /// Where `place` is outside the axes.
+    /// If `place` is outside the axes.
     #[must_use]
     pub fn input(&self, place: TablePlace) -> OptimizerInput {
         let scene = &self.scenes[place.scene];
@@ -87,12 +88,11 @@ impl TableAxes {
             device: self.devices[place.device].cost,
             cloud: CloudCost { rtt_ms: self.networks[place.network].rtt_ms, ..self.cloud },
             scene: scene.policy,
-            verification: Verification::Batched,
             load: 0.0,
         }
     }
 
-    /// Every place, scenes outermost and lengths innermost.
+    /// Iterates over every place, scenes outermost and lengths innermost.
     pub fn places(&self) -> impl Iterator<Item = TablePlace> + '_ {
         let (devices, networks, lengths) = (self.devices.len(), self.networks.len(), self.lengths.len());
         let count = self.scenes.len() * devices * networks * lengths;
@@ -104,10 +104,10 @@ impl TableAxes {
         })
     }
 
-    /// The plan at every place, in the order of [`Self::places`].
+    /// Returns the plan at every place, in the order of [`Self::places`].
     ///
     /// # Errors
-    /// [`InputError`] for the first place whose numbers are out of their ranges.
+    /// [`InputError`] for the first place with a number outside its range.
     pub fn plans(&self) -> Result<Vec<Plan>, InputError> {
         self.places().map(|place| relay(&self.input(place))).collect()
     }
@@ -177,7 +177,7 @@ mod tests {
         let network = at(0, 0, 1, 2).predicted.ttft_c_ms - at(0, 0, 0, 2).predicted.ttft_c_ms;
         assert!((network - 40.0).abs() < 1e-9, "{network}");
         assert!(at(0, 0, 0, 2).assist_tokens > at(0, 0, 0, 1).assist_tokens, "a longer prompt, more tokens");
-        // Shorter than what is fixed: there is nothing to refine.
+        // The prompt is shorter than the fixed part, so there is nothing to refine.
         assert_eq!(at(0, 0, 0, 0).ratio, 1.0);
     }
 }

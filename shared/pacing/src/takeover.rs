@@ -1,53 +1,54 @@
-//! From the device's progress to the moment when its own first token will be there.
+//! Forecasts the device's own first token from its prefill progress.
 //!
-//! The work of prefill is known (tokens and the device's cost curve); how long a unit of work takes is
-//! not: it is measured, over the last half of the work at most, and a report that is overdue counts as well, since
-//! a pass that has not ended yet cannot have been fast. The estimate is one to plan by: a pace that was
-//! a little too fast at first can still be corrected, so that the first measurements are rounded down; nothing can be
-//! corrected at the end, so that what is left carries a margin, which shrinks as passes are done.
-//! Never sees tokens or text; reads no clock.
+//! The amount of prefill work is known (tokens and the device's cost curve). The time for a unit of work is
+//! measured, over at most the last half of the work. An overdue report counts as well, because a pass that
+//! has not ended cannot have been fast.
+//!
+//! The estimate is made for planning. A pace that is slightly too fast at first can still be corrected, so
+//! early measurements are rounded down. Nothing can be corrected at the end, so the remaining time has a
+//! margin, which shrinks as passes end. It sees neither tokens nor text and reads no clock.
 
 use std::collections::VecDeque;
 
 use crate::{DeviceCost, Millis};
 
-/// The pace is measured over this share of all the work, the latest.
+/// The speed is measured over the latest part of the work, of at most this share.
 const WINDOW: f64 = 0.5;
-/// Progress is reported at least every such share; that is what "overdue" means before the first report.
+/// Progress is reported at least once per this share of the work. A first report is overdue after this share.
 const REPORT_SHARE: f64 = 1.0 / 16.0;
-/// Passes differ in length by some per cent, each by itself: the margin is this share of one pass, times the square
-/// root of the passes left.
+/// The durations of passes vary independently by a few per cent. The margin is this share of one pass, times
+/// the square root of the number of passes left.
 const UNSURE: f64 = 0.1;
-/// This much of the margin is left when the takeover is overdue, and moves on with the clock.
+/// The share of the margin that is always kept ahead of the clock, also when the takeover is overdue.
 const UNSURE_OVERDUE: f64 = 0.25;
-/// A measurement over `n` passes is rounded down by this over `n`.
+/// A measurement over `n` passes is lowered by this share divided by `n`.
 const EARLY_DISCOUNT: f64 = 0.05;
-/// Before the first report, an overdue pass is taken to be overdue by this much more in the end.
+/// Before the first report, the delay of an overdue pass is multiplied by this factor.
 const OVERDUE_MORE: f64 = 1.2;
-/// How much work, of all, the device's own estimate counts for against measurements: enough to keep the first
-/// tiny report (one layer) from deciding alone.
+/// Weight of the device's own estimate against measurements, as a share of all work. It keeps the first tiny
+/// report (one layer) from deciding alone.
 const PRIOR: f64 = 1.0 / 512.0;
 
-/// The factor by which a measurement over so many passes is rounded down.
+/// Returns the factor that lowers a measurement over `passes` passes.
 fn discount(passes: f64) -> f64 {
     1.0 - EARLY_DISCOUNT / passes.max(1.0)
 }
 
-/// The estimate of one takeover, corrected by every report.
+/// The forecast of one takeover, corrected by every report.
 #[derive(Debug, Clone)]
 pub struct TakeoverEstimate {
     cost: DeviceCost,
     held_tokens: usize,
     target_tokens: usize,
-    /// Reports kept: (time, tokens in the cache), oldest first; never empty.
+    /// The reports that are kept, as (time, tokens in the cache), oldest first; never empty.
     reports: VecDeque<(Millis, usize)>,
-    /// The largest step between two reports, in tokens; 0 before the first.
+    /// The largest step between two reports, in tokens; 0 before the first report.
     step_tokens: usize,
 }
 
 impl TakeoverEstimate {
-    /// Prefill begins at `start` with `held_tokens` in the KV cache; the takeover is there when it holds
-    /// `target_tokens` (refined prompt and all `L` cloud tokens).
+    /// Starts an estimate: prefill begins at `start` with `held_tokens` in the KV cache. The takeover happens
+    /// when the cache holds `target_tokens` (the refined prompt and all `L` cloud tokens).
     #[must_use]
     pub fn new(cost: DeviceCost, start: Millis, held_tokens: usize, target_tokens: usize) -> Self {
         let target_tokens = target_tokens.max(held_tokens);
@@ -56,7 +57,8 @@ impl TakeoverEstimate {
         Self { cost, held_tokens, target_tokens, reports, step_tokens: 0 }
     }
 
-    /// The KV cache holds `tokens` now. Reports that go back, in tokens or in time, are ignored.
+    /// Handles a report that the KV cache holds `tokens` at `now`. Reports that go back, in tokens or in
+    /// time, are ignored.
     pub fn progress(&mut self, tokens: usize, now: Millis) {
         let (last_at, last) = self.latest();
         if tokens <= last || now < last_at || !now.is_finite() {
@@ -65,7 +67,8 @@ impl TakeoverEstimate {
         self.step_tokens = self.step_tokens.max(tokens - last);
         self.target_tokens = self.target_tokens.max(tokens);
         let whole = self.work(self.target_tokens);
-        // Many fine reports say no more than a few: the newest replaces the last one kept if both are close.
+        // The newest report replaces the last one kept if both are close, because many small steps add no
+        // information.
         if self.reports.len() > 1 {
             let before = self.reports[self.reports.len() - 2].1;
             if self.work(tokens) - self.work(before) < whole / 64.0 {
@@ -78,12 +81,13 @@ impl TakeoverEstimate {
         }
     }
 
-    /// The cloud wrote fewer tokens than planned, or more work was added.
+    /// Changes the target, because the cloud wrote fewer tokens than planned or more work was added.
     pub fn set_target(&mut self, target_tokens: usize) {
         self.target_tokens = target_tokens.max(self.latest().1);
     }
 
-    /// When the takeover will be there, to plan by, as seen from `now`. Never in the past while work is left.
+    /// Returns the planned time of the takeover, as seen from `now`. It is never in the past while work is
+    /// left.
     #[must_use]
     pub fn ready_at(&self, now: Millis) -> Millis {
         let (last_at, last) = self.latest();
@@ -99,7 +103,7 @@ impl TakeoverEstimate {
         (last_at + Millis::new(likely)).max(now + Millis::new(UNSURE_OVERDUE * unsure))
     }
 
-    /// Real over estimated time, as measured; 1 before the first report.
+    /// Returns the measured ratio of real to estimated time; 1 before the first report.
     fn measured(&self) -> f64 {
         let (last_at, last) = self.latest();
         let (first_at, first) = self.reports[0];
@@ -109,7 +113,7 @@ impl TakeoverEstimate {
         self.ratio(last_at - first_at, self.work(last) - self.work(first)) * discount(self.passes())
     }
 
-    /// What real over estimated time is at least, if the pass under way ended now.
+    /// Returns the ratio of real to estimated time if the current pass ended at `now`: a lower bound.
     fn at_least(&self, now: Millis) -> f64 {
         let (first_at, first) = self.reports[0];
         let done = self.work(self.latest().1) - self.work(first);
@@ -118,8 +122,8 @@ impl TakeoverEstimate {
         if self.passes() == 0.0 && bound > 1.0 { 1.0 + (bound - 1.0) * OVERDUE_MORE } else { bound }
     }
 
-    /// Real over estimated time of `work`, with the device's own estimate as a small weight while the window
-    /// reaches back to the start.
+    /// Returns the ratio of real to estimated time of `work`. The device's own estimate has a small weight
+    /// while the window reaches back to the start.
     fn ratio(&self, real: Millis, work: f64) -> f64 {
         let from_start = self.reports[0].1 == self.held_tokens;
         let whole = self.work(self.target_tokens).max(f64::MIN_POSITIVE);
@@ -127,12 +131,12 @@ impl TakeoverEstimate {
         (real.as_f64() + prior) / (work + prior)
     }
 
-    /// Passes within the window.
+    /// Returns the number of passes within the window.
     fn passes(&self) -> f64 {
         (self.latest().1 - self.reports[0].1) as f64 / self.step_tokens.max(1) as f64
     }
 
-    /// Tokens of the pass under way: the largest step so far, at most what is left.
+    /// Returns the tokens of the current pass: the largest step so far, at most the tokens left.
     fn under_way_tokens(&self) -> usize {
         let whole = self.target_tokens - self.held_tokens;
         let step = if self.step_tokens > 0 {
@@ -143,7 +147,7 @@ impl TakeoverEstimate {
         step.min(self.target_tokens - self.latest().1)
     }
 
-    /// Estimated milliseconds of the next `tokens`.
+    /// Returns the estimated milliseconds for the next `tokens`.
     fn next_work(&self, tokens: usize) -> f64 {
         let last = self.latest().1;
         self.work(last + tokens) - self.work(last)
@@ -153,7 +157,7 @@ impl TakeoverEstimate {
         *self.reports.back().expect("reports start with one entry, and pops leave one")
     }
 
-    /// Estimated milliseconds of prefill from the held tokens up to `tokens`.
+    /// Returns the estimated milliseconds of prefill from the held tokens up to `tokens`.
     fn work(&self, tokens: usize) -> f64 {
         let held = self.held_tokens as f64;
         self.cost.prefill_ms(held, (tokens as f64 - held).max(0.0))
@@ -171,8 +175,8 @@ mod tests {
         decompress_ms: 1.0,
     };
 
-    /// Runs a device that is `slowness` times slower than estimated; the relative error of the estimate
-    /// just before each of 16 reports.
+    /// Runs a device that is `slowness` times slower than estimated. Returns the relative error of the
+    /// forecast just before each of 16 reports.
     fn errors(slowness: f64) -> Vec<f64> {
         let mut estimate = TakeoverEstimate::new(COST, Millis::new(100.0), 40, 1_640);
         let end = 100.0 + slowness * COST.prefill_ms(40.0, 1_600.0);
@@ -191,7 +195,7 @@ mod tests {
     fn a_wrong_estimate_is_corrected_by_the_first_reports() {
         for slowness in [0.5, 0.8, 1.0, 1.3, 2.0] {
             let errors = errors(slowness);
-            // Half as long as estimated, plus the first margin: 2.5 % of the estimate.
+            // At slowness 0.5 the first error is 1, plus the first margin of 2.5 % of the estimate.
             assert!(errors[0] < 1.06, "before any report: {errors:?}");
             assert!(errors[1..].iter().all(|&error| error < 0.08), "slowness {slowness}: {errors:?}");
             assert!(errors[8..].iter().all(|&error| error < 0.03), "slowness {slowness}: {errors:?}");
@@ -204,7 +208,7 @@ mod tests {
         let planned = COST.prefill_ms(0.0, 1_600.0);
         let first = estimate.ready_at(Millis::ZERO).as_f64();
         assert!(first >= planned && first < 1.03 * planned, "{first} of {planned}");
-        // Twice as long as the first sixteenth should have taken, and still nothing.
+        // After twice the estimated time of the first sixteenth, there is still no report.
         let late = estimate.ready_at(Millis::new(planned / 8.0)).as_f64();
         assert!(late > 1.85 * planned && late < 2.3 * planned, "{late} of {planned}");
     }

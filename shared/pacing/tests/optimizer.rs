@@ -1,8 +1,9 @@
-//! The optimizer's closed form against brute force over `L` and a fine grid of `r`, and its verdicts.
+//! Compares the optimizer's closed form with brute force over `L` and a fine grid of `r`, and checks its
+//! verdicts.
 
 use baton_pacing::{
     BoundBy, CloudCost, DeviceCost, InputError, KeepsTau, OptimizerInput, Plan, PromptShape, ScenePolicy,
-    SlowDevice, Verdict, Verification, optimize, relay,
+    SlowDevice, Verdict, optimize, relay,
 };
 use proptest::prelude::*;
 
@@ -11,7 +12,7 @@ use self::phone::phone;
 #[path = "../src/explain/tests/phone.rs"]
 mod phone;
 
-/// An independent statement of the model at one `r`.
+/// An independent implementation of the cost model at one `r`.
 struct Candidate<'a> {
     input: &'a OptimizerInput,
     kept: f64,
@@ -29,7 +30,7 @@ impl<'a> Candidate<'a> {
             + cloud.rtt_ms
             + cloud.compress_ms
             + cloud.prefill_ms_per_token * whole;
-        // What of the prefix fits into the wait, by bisection.
+        // The part of the prefix that is prefilled during the wait, by bisection.
         let cached = f64::from(prompt.cached_tokens.min(prompt.prefix_tokens));
         let fits = |tokens: f64| full(device, tokens) - full(device, cached) <= ttft_c;
         let (mut held, mut high) = (cached, f64::from(prompt.prefix_tokens));
@@ -46,14 +47,14 @@ impl<'a> Candidate<'a> {
         Self { input, kept, ttft_c, ttft_d, alone }
     }
 
-    /// The gap with `count` cloud tokens.
+    /// Returns the gap with `count` cloud tokens.
     fn gap(&self, count: u32) -> f64 {
         let device = &self.input.device;
         let verify = full(device, self.kept + f64::from(count)) - full(device, self.kept);
         (self.ttft_d - self.ttft_c + verify) / f64::from(count)
     }
 
-    /// Whether `count` keeps every constraint.
+    /// Returns whether `count` satisfies every constraint.
     fn fits(&self, count: u32) -> bool {
         self.gap(count) <= self.input.scene.tau_ms
             && self.ttft_c + f64::from(count - 1) * self.input.cloud.decode_ms <= self.ttft_d
@@ -61,12 +62,12 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Prefill of so many tokens from nothing.
+/// Returns the time to prefill `tokens` tokens with an empty cache.
 fn full(device: &DeviceCost, tokens: f64) -> f64 {
     device.prefill_ms_per_token * tokens + device.prefill_ms_per_token2 * tokens * tokens
 }
 
-/// The smallest `r` on a grid for which some `L` fits, with the smallest such `L`.
+/// Finds the smallest `r` on a grid for which some `L` fits, with the smallest such `L`.
 fn brute_force(input: &OptimizerInput, steps: u32) -> Option<(f64, u32)> {
     let xi = input.scene.xi;
     (0..=steps).find_map(|step| {
@@ -76,7 +77,7 @@ fn brute_force(input: &OptimizerInput, steps: u32) -> Option<(f64, u32)> {
     })
 }
 
-/// Brute force looks no further.
+/// The end of the range of `L` in brute force.
 const COUNT_MAX: u32 = 3_000;
 
 prop_compose! {
@@ -115,7 +116,7 @@ proptest! {
         let optimal = plan.verdict == Verdict::Relay
             && matches!(plan.bound_by, BoundBy::Tau | BoundBy::CloudOccupancy);
         if let Some((ratio, count)) = brute_force(&input, 300) {
-            // The grid may miss the exact step, never undercut it.
+            // The grid may miss the exact step, but cannot be better.
             prop_assert!(optimal, "brute force has r {ratio} L {count}, plan {plan:?}");
             prop_assert!(plan.ratio <= ratio + 1e-9, "brute force has r {ratio}, plan {plan:?}");
             if (plan.ratio - ratio).abs() < 1e-12 {
@@ -123,7 +124,8 @@ proptest! {
             }
         }
         if optimal {
-            // What it claims holds; a hair over `r`, since a step of the upper bound is met exactly.
+            // The plan satisfies the constraints. They are checked slightly above `r`, because `r` may lie
+            // exactly on a step of the upper bound.
             let lower = plan.bounds.lower.unwrap();
             let ours = Candidate::at(&input, plan.ratio + 1e-9);
             prop_assert!(ours.gap(lower) <= input.scene.tau_ms * (1.0 + 1e-6), "{plan:?}");
@@ -183,9 +185,6 @@ fn margin_within_the_upper_bound() {
     assert_eq!(plan.bounds.upper, 87);
     assert_eq!((plan.assist_tokens, plan.bound_by), (36, BoundBy::Tau));
     assert_eq!(plan.keeps_tau, KeepsTau::Yes);
-    let mut step = phone();
-    step.verification = Verification::StepByStep;
-    assert_eq!(optimize(&step).unwrap().bounds.lower, Some(49));
 }
 
 #[test]
@@ -196,7 +195,7 @@ fn a_kept_prefix_leaves_less_to_prefill() {
     let waited = optimize(&slow).unwrap();
     slow.prompt.cached_tokens = 100;
     let kept = optimize(&slow).unwrap();
-    // 491 ms of waiting prefill 49.1 of the 100 tokens; kept ones save the other 50.9.
+    // 49.1 of the 100 tokens are prefilled during 491 ms of waiting; cached tokens save the other 50.9.
     let saved = waited.predicted.ttft_d_ms - kept.predicted.ttft_d_ms;
     assert!((saved - 509.0).abs() < 1e-6, "saved {saved}");
 }
@@ -219,7 +218,7 @@ fn what_decides_the_number_of_tokens() {
     check(|i| i.cloud.decode_ms = 130.0, Verdict::Relay, BoundBy::CloudDecode, 21);
     check(|i| i.scene.assist_floor = 50, Verdict::Relay, BoundBy::Floor, 50);
     check(|i| i.load = 1.0, Verdict::Relay, BoundBy::Load, 4);
-    // Half of what 36 tokens are above the floor of 4.
+    // Half of the 32 tokens above the minimum of 4 are kept.
     check(|i| i.load = 0.5, Verdict::Relay, BoundBy::Load, 20);
     check(|i| i.load = 0.01, Verdict::Relay, BoundBy::Tau, 36);
     check(|i| (i.scene.assist_floor, i.load) = (50, 1.0), Verdict::Relay, BoundBy::Floor, 50);
@@ -234,10 +233,10 @@ fn no_refinement_starts_at_zero() {
     input.scene.xi = 1.0;
     let plan = optimize(&input).unwrap();
     assert_eq!((plan.verdict, plan.ratio), (Verdict::NoRefinement, 1.0));
-    // Prefill of all 4,100 tokens from t = 0, while the cloud answers after 491 ms.
+    // Prefill of all 4,100 tokens starts at t = 0; the cloud's first token comes after 491 ms.
     assert!((plan.predicted.ttft_d_ms - 10_250.0).abs() < 1e-9);
     assert_eq!(plan.bounds.lower, Some(101));
-    // xi so high that refining loses more than it saves: the same.
+    // The same verdict if xi is so high that refining costs more than it saves.
     input.scene.xi = 0.99;
     assert_eq!(optimize(&input).unwrap().verdict, Verdict::NoRefinement);
 }
@@ -257,14 +256,14 @@ fn a_wait_changes_nothing_for_a_device_that_waits_for_its_mask() {
             let waited = relay(&at(queue_ms, ratio)).unwrap();
             let of = |plan: &Plan| (plan.ratio, plan.assist_tokens, plan.bound_by, plan.keeps_tau);
             assert_eq!(of(&waited), of(&prompt), "{queue_ms} ms");
-            // The verdict is advice: what would have been best from the start.
+            // The verdict only says what would have been best from the start.
             assert_eq!(waited.verdict, optimize(&at(queue_ms, ratio)).unwrap().verdict, "{queue_ms} ms");
         }
-        // From t = 0 the whole prompt would have been ready earlier, or the device alone.
+        // From t = 0, prefilling the whole prompt or working alone would have been faster.
         assert_eq!(optimize(&at(8_000.0, ratio)).unwrap().verdict, Verdict::NoRefinement);
         assert_eq!(optimize(&at(60_000.0, ratio)).unwrap().verdict, Verdict::DeviceAlone);
     }
-    // Without refinement it did begin at t = 0, and every wait is work that is done.
+    // Without refinement the device began at t = 0, so it works during every wait.
     let whole = |queue_ms| relay(&at(queue_ms, Some(1.0))).unwrap().assist_tokens;
     assert!(whole(2_000.0) < whole(0.0), "{} and {}", whole(2_000.0), whole(0.0));
 }
@@ -287,7 +286,7 @@ fn a_device_that_cannot_keep_tau_is_named() {
     let plan = optimize(&input).unwrap();
     assert_eq!((plan.verdict, plan.assist_tokens), (Verdict::CloudAlone, 2_048));
     input.scene.tau_ms = 25.0;
-    // The cloud cannot keep it either: relay, and say so.
+    // The cloud cannot keep `tau` either, so the verdict is a relay.
     assert_eq!(optimize(&input).unwrap().verdict, Verdict::Relay);
     let mut slow = phone();
     slow.device.prefill_ms_per_token = 120.0;

@@ -1,4 +1,4 @@
-//! The speed controller on a virtual clock: what must hold for any order of events, and how it paces.
+//! Tests the speed controller on a virtual clock: its invariants for any order of events, and its pace.
 
 use baton_pacing::{GapStats, Millis, PaceEvent, PaceMode, Pacer, PacerConfig, best_gap_in_hindsight};
 use proptest::prelude::*;
@@ -9,11 +9,11 @@ fn pacer(mode: PaceMode) -> Pacer {
     Pacer::new(PacerConfig { tau_ms: TAU_MS, mode, decode_ms: 45.0 })
 }
 
-/// One answer with an exact device: cloud tokens at `arrivals`, the device from `ready_at` on.
+/// One answer with a device of constant speed: cloud tokens at `arrivals`, device tokens from `ready_at` on.
 struct Answer {
     arrivals: Vec<f64>,
     planned: usize,
-    /// What the device says of the takeover, by time.
+    /// The device's estimates of the takeover, as (time of the estimate, estimated takeover).
     estimates: Vec<(f64, f64)>,
     ready_at: f64,
     decode_ms: f64,
@@ -37,7 +37,7 @@ impl Answer {
         self.arrivals.iter().copied().chain(own).map(Millis::new).collect()
     }
 
-    /// When each token was shown.
+    /// Returns the time at which each token was shown.
     fn play(&self) -> Vec<Millis> {
         let available_at = self.available_at();
         let total = available_at.len();
@@ -60,7 +60,7 @@ impl Answer {
     }
 }
 
-/// Feeds sorted events, waking the controller whenever it asked to be.
+/// Feeds sorted events to the controller, and wakes it whenever it asks for it.
 fn drive(pacer: &mut Pacer, events: &[(Millis, PaceEvent)], total: usize) -> Vec<Millis> {
     let mut shown_at = Vec::new();
     let mut available = 0;
@@ -104,11 +104,11 @@ fn first_token_at_once_and_even_to_the_takeover() {
     let best = best_gap_in_hindsight(&answer.available_at()).as_f64();
     assert!((best - 2_600.0 / 34.0).abs() < 1e-9);
     assert!(gaps.iter().all(|&gap| gap <= TAU_MS), "{gaps:?}");
-    // Gradual: no gap differs from the one before by more than the stated factors.
+    // No gap differs from the one before by more than the stated factors.
     for pair in gaps.windows(2) {
         assert!(pair[1] <= 1.301 * pair[0] && pair[1] >= 0.849 * pair[0], "{pair:?} in {gaps:?}");
     }
-    // Once the device writes, its pace.
+    // Once the device writes, the gaps are those of the device.
     let late = &gaps[gaps.len() - 40..];
     assert!(late.iter().all(|&gap| (gap - 45.0).abs() < 6.0), "{late:?}");
 }
@@ -116,7 +116,7 @@ fn first_token_at_once_and_even_to_the_takeover() {
 #[test]
 fn early_device_speeds_up_smoothly_to_its_own_pace() {
     let mut answer = Answer::steady(34, 1_500.0);
-    // It believed 3,100 until half of the real time had passed.
+    // The estimate is 3,100 until half of the real time has passed.
     answer.estimates = vec![(500.0, 3_100.0), (1_000.0, 1_500.0)];
     let gaps = gaps(&answer.play());
     let settled = gaps.iter().position(|&gap| gap < 47.0).expect("reaches the device's pace");
@@ -153,7 +153,8 @@ fn cloud_cut_off_stretches_the_buffer_to_the_takeover() {
     events.push((available_at[119], PaceEvent::Finished { count: 120 }));
     let shown_at = drive(&mut pacer(PaceMode::Paced), &events, 120);
     let stats = GapStats::of(&shown_at);
-    // At the cut 1,000 ms, six tokens are out; 14 and the device's first are spread over 2,100 ms.
+    // At the cut at 1,000 ms, six tokens are shown. The other 14 and the device's first are spread over 2,100
+    // ms.
     assert!(stats.max_ms < 1.1 * 2_100.0 / 14.0, "{stats:?}");
     assert_eq!(shown_at.len(), 120);
 }
@@ -183,7 +184,7 @@ fn end_of_text_within_the_cloud_tokens_is_shown_out() {
     events.push((Millis::new(220.0), PaceEvent::Finished { count: 12 }));
     let shown_at = drive(&mut pacer(PaceMode::Paced), &events, 12);
     assert_eq!(shown_at.len(), 12);
-    // Nothing is waited for any more, whatever the takeover would have taken.
+    // The controller does not wait for the takeover, because the answer is complete.
     assert!(shown_at[11] < Millis::new(1_100.0), "{shown_at:?}");
 }
 
@@ -222,7 +223,8 @@ fn odd_events() -> impl Strategy<Value = Vec<(f64, Odd)>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever comes in whatever order: only what is there, never back, and all of it in the end.
+    /// For any events in any order, it shows only tokens that have arrived, never takes one back, and shows
+    /// all in the end.
     #[test]
     fn any_events_are_survived(
         events in odd_events(),
@@ -247,7 +249,7 @@ proptest! {
             };
             let step = pacer.step(event, Millis::new(at));
             prop_assert!(step.show >= shown && step.show <= available);
-            // No idling on purpose: something left to show means a time to wake.
+            // If a token is left to show, there is a time to wake up.
             prop_assert_eq!(step.wake_at.is_some(), step.show < available);
             shown = step.show;
         }
@@ -264,7 +266,8 @@ proptest! {
         prop_assert!(pacer.is_done());
     }
 
-    /// With a true forecast the controller is as good as hindsight, or within tau, and never far behind.
+    /// With a true forecast, the largest gap is close to the optimum or within tau, and the display is never
+    /// far behind.
     #[test]
     fn a_true_forecast_is_played_evenly(
         planned in 2_usize..80,
@@ -283,7 +286,7 @@ proptest! {
         let stats = GapStats::of(&shown_at);
         prop_assert_eq!(shown_at.len(), planned + own);
         prop_assert!(stats.max_ms <= TAU_MS.max(1.05 * best), "{} against {}", stats.max_ms, best);
-        // Idle on purpose it is never: what is left when the last token comes is shown out at its pace.
+        // The tokens left when the last one arrives are shown without pauses.
         let last_at = answer.available_at()[planned + own - 1];
         let lag = (shown_at[planned + own - 1] - last_at).as_f64();
         prop_assert!(lag <= TAU_MS.max(1.1 * best) * (planned as f64 + 3.0), "lag {}", lag);

@@ -1,28 +1,28 @@
-//! Plans by rules of thumb, to compare with: what other systems do.
+//! Plans by simple rules of other systems, to compare with.
 //!
-//! All give one round, and as many GPU layers as fit. They know nothing of disks and networks.
+//! All have one round and as many GPU layers as fit. They ignore disks and networks.
 
 use crate::cost::Costs;
 use crate::plan::{Plan, PlanError, Share};
 
-/// A rule of thumb.
+/// A rule for planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Baseline {
     /// Layers in proportion to memory (exo; prima.cpp without Halda).
     MemSched,
-    /// Layers in proportion to computing power, then those that do not fit moved to devices with free memory, and what
-    /// is left over to CPUs in proportion to their power (Galaxy, as prima.cpp's A.10 describes it).
+    /// Layers in proportion to computing power. Layers that do not fit move to devices with free memory; the
+    /// rest goes to CPUs in proportion to their power (Galaxy, as prima.cpp's A.10 describes it).
     PerfSched,
-    /// The fastest GPU filled first, then the next, then memory of the fastest CPU, and what is left over to the fastest
-    /// disk.
+    /// Fills the fastest GPU first, then the next, then the memory of the fastest CPU; the rest goes to the
+    /// fastest disk.
     FillFastestGpusFirst,
 }
 
 impl Baseline {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 3] = [Self::MemSched, Self::PerfSched, Self::FillFastestGpusFirst];
 
-    /// Its name in print.
+    /// Returns the name for printing.
     pub fn name(self) -> &'static str {
         match self {
             Self::MemSched => "MemSched",
@@ -31,10 +31,10 @@ impl Baseline {
         }
     }
 
-    /// The plan of this rule, in the order of the cluster's devices, the head first.
+    /// Returns the plan of this rule: devices in the order of the cluster, the head first.
     ///
     /// # Errors
-    /// [`PlanError::Impossible`] where a device cannot even hold the KV cache of its share.
+    /// [`PlanError::Impossible`] if a device cannot even hold the KV cache of its share.
     pub fn plan(self, costs: &Costs<'_>) -> Result<Plan, PlanError> {
         let layers = match self {
             Self::MemSched => proportional(costs.model.layers, &memories(costs)),
@@ -49,7 +49,8 @@ fn head(costs: &Costs<'_>) -> usize {
     costs.cluster.head.as_deref().and_then(|name| costs.cluster.index(name)).unwrap_or(0)
 }
 
-/// Whole parts of `total` in proportion to `weights`: rounded down, the largest remainders get one more.
+/// Splits `total` in proportion to `weights` into whole parts: rounded down, then one more for the largest
+/// remainders.
 pub(crate) fn proportional(total: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     if sum <= 0.0 {
@@ -78,7 +79,7 @@ fn memories(costs: &Costs<'_>) -> Vec<f64> {
     costs.cluster.devices.iter().map(own).collect()
 }
 
-/// Layers that a device's GPU and memory hold without reading from disk.
+/// Returns how many layers a device's GPU and memory hold without reading from disk.
 fn fits(costs: &Costs<'_>, device: usize) -> usize {
     let is_head = device == head(costs);
     let without_disk = |count: &usize| {
@@ -140,7 +141,7 @@ fn filled(costs: &Costs<'_>) -> Vec<usize> {
     layers
 }
 
-/// A plan of one round from layers by device.
+/// Returns a plan of one round, given the layers of each device.
 fn shares(costs: &Costs<'_>, layers: &[usize]) -> Result<Plan, PlanError> {
     let head = head(costs);
     let others = (0..layers.len()).filter(|at| *at != head && layers[*at] > 0);

@@ -1,6 +1,6 @@
-//! What a plan must know: the model's shape, the devices, the network between them, and the work.
+//! Input of a plan: the model's shape, the devices, the network between them, and the workload.
 //!
-//! The same types are what the profiler writes and what a person writes by hand to ask "what if". Everything is
+//! The profiler writes these types, and a person can write them by hand to ask "what if". Everything is
 //! checked once, by [`Cluster::check`] and [`ModelShape::check`]; the planners rely on it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +15,11 @@ pub const LAYERS_MAX: usize = 1024;
 /// Rates or work by weight format, under ggml's names (`Q4_K`, `Q6_K`, `F16`, …).
 pub type ByFormat = BTreeMap<String, f64>;
 
-/// A model, as far as its cost goes. All layers count as alike.
+/// The costs of a model. All layers count as equal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShape {
-    /// What people call it.
+    /// Name for display.
     pub name: String,
     /// `L`.
     pub layers: usize,
@@ -31,33 +31,34 @@ pub struct ModelShape {
     pub layer_bytes: f64,
     /// `b_i`, bytes of the embedding.
     pub input_bytes: f64,
-    /// `b_o`, bytes of the output head (with a tied embedding, those of the embedding).
+    /// `b_o`, bytes of the output head; for a tied embedding, those of the embedding.
     pub output_bytes: f64,
     /// `2 (h_k e_k + h_v e_v)` for f16: bytes that one token adds to one layer's KV cache.
     pub kv_bytes: f64,
     /// `f^q`: floating-point operations of one token in one layer, by format.
     pub layer_flops: ByFormat,
-    /// `f_out^q`: those of the output head.
+    /// `f_out^q`: floating-point operations of one token in the output head, by format.
     pub output_flops: ByFormat,
 }
 
-/// The operating system, as far as it decides what happens to mapped pages.
+/// The operating system, which decides what happens to mapped pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Os {
-    /// Gives back mapped pages bit by bit.
+    /// Drops mapped pages gradually.
     Linux,
-    /// As Linux, and swaps out other programs' pages first.
+    /// As Linux, but swaps out other programs' pages first.
     Android,
-    /// As Linux on the CPU; with Metal, all or nothing.
+    /// As Linux on the CPU; with Metal, either all pages stay or all are dropped.
     Macos,
 }
 
-/// What computes with weights in the memory beside it.
+/// A CPU or GPU, with the memory it reads weights from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Processor {
-    /// `s^q`: floating-point operations a second of a product with one vector, weights at hand, by format.
+    /// `s^q`: floating-point operations a second of a matrix-vector product, by format, when not limited by
+    /// memory.
     pub flops: ByFormat,
     /// `T`: bytes of weights read from memory a second.
     pub read_bytes_per_s: f64,
@@ -66,13 +67,13 @@ pub struct Processor {
     pub kv_copy_s: f64,
 }
 
-/// How a GPU is spoken to.
+/// The interface of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuKind {
-    /// Memory of its own; weights in it stay.
+    /// It has its own memory; weights stay there.
     Cuda,
-    /// The device's memory; if it is too small, the system gives all weights back.
+    /// It shares the device's memory; if that is too small, the system drops all weights.
     Metal,
 }
 
@@ -80,7 +81,7 @@ pub enum GpuKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// How it is spoken to.
+    /// Its interface.
     pub kind: GpuKind,
     /// Its speed.
     pub processor: Processor,
@@ -89,18 +90,18 @@ pub struct Gpu {
     /// `c^gpu`: bytes of its compute buffers.
     #[serde(default)]
     pub buffer_bytes: f64,
-    /// `t^ram-vram + t^vram-ram`: seconds to bring one hidden state in and back out; 0 for shared memory.
+    /// `t^ram-vram + t^vram-ram`: seconds to copy one hidden state in and back out; 0 for shared memory.
     #[serde(default)]
     pub copy_s: f64,
 }
 
-/// A disk, as the model's file lies on it.
+/// The disk that holds the model's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// Bytes a second, read in order.
+    /// Bytes a second of sequential reads.
     pub sequential_bytes_per_s: f64,
-    /// Bytes a second, read page by page here and there.
+    /// Bytes a second of random reads, page by page.
     pub random_bytes_per_s: f64,
 }
 
@@ -108,35 +109,36 @@ pub struct Disk {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// What people call it; unique in its cluster.
+    /// Name for display; unique in its cluster.
     pub name: String,
     /// Its operating system.
     pub os: Os,
     /// Its CPU.
     pub cpu: Processor,
-    /// Its GPU, if the program can use one there.
+    /// Its GPU, if there is one that the program can use.
     #[serde(default)]
     pub gpu: Option<Gpu>,
     /// `d^avail`: bytes of memory that weights, KV and buffers may take.
     pub memory_bytes: f64,
-    /// `min(d^bytes_can_swap, d^swap_avail)`: what Android frees beyond that; ignored elsewhere.
+    /// `min(d^bytes_can_swap, d^swap_avail)`: bytes that Android frees beyond that; ignored on other systems.
     #[serde(default)]
     pub swap_bytes: f64,
     /// `c^cpu`: bytes of compute buffers.
     #[serde(default)]
     pub buffer_bytes: f64,
-    /// Of these, the bytes that streamed weights are read into: what is read ahead without taking anything from weights.
+    /// Of these, the bytes of the buffers that streamed weights are read into. Reading ahead into them takes
+    /// no memory from weights.
     #[serde(default)]
     pub stream_bytes: f64,
-    /// Most bytes of weights that may stay in its memory, whatever that has room for; none where nobody set a limit. The
-    /// exact search and every prediction go by it; Halda knows no such limit.
+    /// The most bytes of weights that may stay in its memory, even if there is room for more; `None` if
+    /// nobody set a limit. The exact search and every prediction respect it; Halda does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_max: Option<f64>,
     /// Its disk.
     pub disk: Disk,
 }
 
-/// One way from a device to another.
+/// A connection from one device to another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Edge {
@@ -144,9 +146,9 @@ pub struct Edge {
     pub from: String,
     /// Name of another.
     pub to: String,
-    /// Seconds until the first byte is there; none: the two do not see each other.
+    /// Seconds until the first byte arrives; `None` if the two devices cannot reach each other.
     pub latency_s: Option<f64>,
-    /// Bytes a second behind it; none: as the network's.
+    /// Bytes a second after that; `None` means the network's value.
     #[serde(default)]
     pub bytes_per_s: Option<f64>,
 }
@@ -155,38 +157,38 @@ pub struct Edge {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Seconds until the first byte, between any two devices that no edge names.
+    /// Seconds until the first byte arrives, between devices that no edge names.
     pub latency_s: f64,
-    /// Bytes a second behind it.
+    /// Bytes a second after that.
     pub bytes_per_s: f64,
-    /// Pairs that differ. An edge counts in both directions unless its opposite is given too.
+    /// Pairs with other values. An edge counts in both directions unless its opposite is given too.
     #[serde(default)]
     pub edges: Vec<Edge>,
 }
 
-/// Devices and what lies between them.
+/// Devices and the network between them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// What the numbers stand on, for people.
+    /// Where the numbers come from, for people.
     #[serde(default)]
     pub note: String,
     /// The devices.
     pub devices: Vec<Device>,
     /// The network.
     pub network: Network,
-    /// Name of the device that keeps text, embedding and output; none: the planner chooses.
+    /// Name of the device that keeps text, embedding and output; `None` lets the planner choose.
     #[serde(default)]
     pub head: Option<String>,
 }
 
-/// What the ring is to carry.
+/// The load that the plan is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// `n_kv`: tokens in each sequence's KV cache.
     pub context: usize,
-    /// Sequences that are decoded together, one token each a step.
+    /// Sequences that are decoded together, one token each per step.
     pub sequences: usize,
 }
 
@@ -196,25 +198,25 @@ impl Default for Workload {
     }
 }
 
-/// A description that cannot be planned with.
+/// Why a description cannot be planned with.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClusterError {
-    /// A number out of its range.
+    /// A number is out of its range.
     #[error("{place}: {field} is {value}, must be {want}")]
     Range {
         /// Device, edge or model.
         place: String,
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: f64,
-        /// What it may say.
+        /// The allowed range.
         want: &'static str,
     },
-    /// Too few or too many.
+    /// There are too few or too many of something.
     #[error("{what}: {count}, must be 1 to {max}")]
     Count {
-        /// Of what.
+        /// What is counted.
         what: &'static str,
         /// How many.
         count: usize,
@@ -224,14 +226,14 @@ pub enum ClusterError {
     /// Two devices share a name.
     #[error("two devices are called `{0}`")]
     TwoNames(String),
-    /// An edge or the head names a device that is not there.
+    /// An edge or the head names an unknown device.
     #[error("{place} names `{name}`, which is not one of the devices {known}")]
     Unknown {
         /// `head` or `edge`.
         place: &'static str,
         /// The name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
     /// A device has no rate for a format of the model.
@@ -248,7 +250,7 @@ pub enum ClusterError {
     },
 }
 
-/// The range of what must not be 0, in any unit: beyond it sums of costs would be no numbers.
+/// The range of positive values in any unit; outside it, sums of costs would overflow or lose their meaning.
 const LEAST: f64 = 1e-9;
 const MOST: f64 = 1e18;
 
@@ -278,7 +280,7 @@ impl ModelShape {
     /// Checks all numbers.
     ///
     /// # Errors
-    /// [`ClusterError`] naming the field.
+    /// [`ClusterError`] with the name of the field.
     pub fn check(&self) -> Result<(), ClusterError> {
         count("layers", self.layers, LAYERS_MAX)?;
         count("hidden values", self.hidden, usize::MAX)?;
@@ -291,18 +293,19 @@ impl ModelShape {
         flops.into_iter().try_for_each(|flops| not_negative(&self.name, "flops", *flops))
     }
 
-    /// Bytes that all devices together hold of it: weights without the embedding, of which a token reads one row, and the
-    /// KV cache. With a long context a model with many KV heads can be larger than one with more weights.
+    /// Returns the bytes that all devices hold together: weights without the embedding, of which a token
+    /// reads one row, and the KV cache. With a long context, a model with many KV heads can need more than
+    /// one with more weights.
     pub fn held_bytes(&self, workload: Workload) -> f64 {
         self.layers as f64 * self.layer_bytes + self.output_bytes + self.cache_bytes(workload)
     }
 
-    /// Bytes of the KV cache of all layers and sequences.
+    /// Returns the bytes of the KV cache of all layers and sequences.
     pub fn cache_bytes(&self, workload: Workload) -> f64 {
         self.layers as f64 * self.kv_bytes * workload.context as f64 * workload.sequences as f64
     }
 
-    /// Bytes of one embedding row: what looking a token up reads.
+    /// Returns the bytes of one embedding row, which one token lookup reads.
     pub fn lookup_bytes(&self) -> f64 {
         self.input_bytes / self.vocab as f64
     }
@@ -340,7 +343,7 @@ impl Cluster {
     /// Checks all numbers and names.
     ///
     /// # Errors
-    /// [`ClusterError`] naming the place, the field and what it may be.
+    /// [`ClusterError`] with the place, the field and the allowed range.
     pub fn check(&self) -> Result<(), ClusterError> {
         count("devices", self.devices.len(), DEVICES_MAX)?;
         let mut names = BTreeSet::new();
@@ -370,12 +373,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Where the device of this name stands.
+    /// Returns the index of the device with this name.
     pub fn index(&self, name: &str) -> Option<usize> {
         self.devices.iter().position(|device| device.name == name)
     }
 
-    /// The same cluster without one device. A head that goes leaves the choice to the planner.
+    /// Returns the cluster without one device. If that was the head, the planner chooses a new one.
     #[must_use]
     pub fn without(&self, name: &str) -> Self {
         let mut rest = self.clone();

@@ -1,20 +1,24 @@
-//! What a share of the layers costs a device, and what a token takes under a plan.
+//! What a share of the layers costs a device, and how long a token takes under a plan.
 //!
-//! The cost is overlap-aware: it counts what a device reads from its disk only as far as nothing hides it.
+//! The cost accounts for overlap: it counts reads from disk only as far as computing does not hide them.
 //!
-//! * **Compute and memory.** A layer takes `max(sum_q f^q / s^q, b' / T) + t^kv_cpy` on its processor, since products read
-//!   ahead of themselves; `b'` is `b` and the layer's KV cache. (prima.cpp, A.3, adds the two.)
-//! * **Residency.** Weights fill what KV and buffers leave of the memory; a fixed set stays, and the overflow `D` is read
-//!   for every token. With Metal a device that is too small reads everything (A.3, case 2).
-//! * **Reading ahead.** While others compute a device fills its reading buffers, `B` bytes; a part `P` of the memory may be
-//!   kept for more, in the page cache. Then `D + P` is needed for each token, of which `k (B + P)` before windows begin, and
-//!   `S = D - k B - (k - 1) P` inside them, beside the device's own products (all but the first half layer overlaps).
-//! * A device is busy for `t = max(C, S / s) + fill`, a token takes `T = sum t + k sum hops`, and no disk can do more than
-//!   `D + P <= s T`. So `P`, and with it `t`, depends on `T`: the least `T` is meant. `t` is convex in `T` and
-//!   piecewise linear, so Newton's method from the left finds it exactly.
+//! * **Compute and memory.** A layer takes `max(sum_q f^q / s^q, b' / r) + t^kv_cpy` on its processor, since
+//!   products prefetch their weights. `b'` is `b` plus the layer's KV cache, and `r` is the memory's rate
+//!   (the paper's `T`). (prima.cpp, A.3, adds the two terms of the maximum.)
+//! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
+//!   and the overflow `D` is read for every token. With Metal, a device that is too small reads everything
+//!   (A.3, case 2).
+//! * **Reading ahead.** While others compute, a device fills its read buffers of `B` bytes. A part `P` of the
+//!   memory may be kept to read ahead further, in the page cache. Then each token needs `D + P` bytes. Of
+//!   these `k (B + P)` are read before windows begin, and `S = D - k B - (k - 1) P` inside them, while the
+//!   device computes. All but the first half layer overlaps.
+//! * A device is busy for `t = max(C, S / s) + fill`, with the disk's rate `s`. A token takes
+//!   `T = sum t + k sum hops`, and no disk can read more than `D + P <= s T`. So `P`, and with it `t`,
+//!   depends on `T`; the cost is the least `T`. `t` is convex in `T` and piecewise linear, so Newton's method
+//!   from the left finds it exactly.
 //!
-//! With `k = 1` keeping memory for reading ahead gains nothing; `k` rounds cost `k` times the hops. Of the `P` with which
-//! `T` is the least, a plan has no more than that time needs.
+//! With `k = 1`, memory kept for reading ahead gains nothing; `k` rounds cost `k` times the hops. Several `P`
+//! may give the least `T`; a plan takes no more than that time needs.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +26,8 @@ use crate::cluster::{ByFormat, Cluster, ClusterError, Device, GpuKind, ModelShap
 use crate::network::Hops;
 use crate::plan::{Plan, PlanError};
 
-/// Below this rate a disk is slow, and its device never gets more than its memory holds (bytes a second; the value of
-/// prima.cpp's code).
+/// A disk below this rate is slow, and its device never gets more layers than its memory holds. Bytes a
+/// second; the value of prima.cpp's code.
 pub const SLOW_DISK_BYTES_PER_S: f64 = 0.1e9;
 
 /// Seconds on one processor, by cause.
@@ -49,17 +53,17 @@ pub(crate) struct Holding {
     pub(crate) overflow: f64,
     /// The largest `P` in bytes.
     pub(crate) room: f64,
-    /// Bytes a second of the reads it needs.
+    /// The disk's rate for the reads it needs, in bytes a second.
     pub(crate) disk: f64,
     /// `B` in bytes.
     pub(crate) stream: f64,
-    /// What the first streamed half layer adds.
+    /// Seconds that the first streamed half layer adds.
     pub(crate) fill_s: f64,
     /// `t^ram-vram + t^vram-ram`, for each window.
     pub(crate) copy_s: f64,
 }
 
-/// What one device does within a token of `T` seconds.
+/// The part of one device in a token of `T` seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Own {
     /// `t`.
@@ -71,8 +75,8 @@ pub(crate) struct Own {
 }
 
 impl Holding {
-    /// The least seconds in which this device does its part of a token of `token_s` seconds in `rounds` rounds; `None`
-    /// where its disk cannot keep up with that.
+    /// Returns the least seconds in which this device does its part of a token of `token_s` seconds in
+    /// `rounds` rounds. Returns `None` if its disk cannot keep up.
     pub(crate) fn own(&self, rounds: usize, token_s: f64) -> Option<Own> {
         let busy = self.busy_s + rounds as f64 * self.copy_s;
         if self.overflow <= 0.0 {
@@ -91,17 +95,17 @@ impl Holding {
         Some(Own { seconds: busy.max(inside) + self.fill_s, prefetch, slope })
     }
 
-    /// Seconds in which its disk gives what memory does not hold: no token takes less.
+    /// Returns the seconds its disk needs to read the overflow; no token takes less.
     pub(crate) fn reading_s(&self) -> f64 {
         if self.overflow > 0.0 { self.overflow / self.disk } else { 0.0 }
     }
 
-    /// What is left to be read inside the windows when every one begins with full buffers.
+    /// Returns the bytes still to be read inside the windows if every window begins with full buffers.
     fn buffered(&self, rounds: usize) -> f64 {
         (self.overflow - rounds as f64 * self.stream).max(0.0)
     }
 
-    /// The same part with up to `slack_s` more seconds, for which less memory is kept for reading ahead.
+    /// Returns the part with up to `slack_s` more seconds, so that less memory is kept for reading ahead.
     fn relaxed(&self, own: Own, rounds: usize, slack_s: f64) -> Own {
         if own.prefetch <= 0.0 || slack_s <= 0.0 {
             return own;
@@ -114,7 +118,7 @@ impl Holding {
     }
 }
 
-/// Costs of a model on a cluster, for every device and number of layers.
+/// The costs of a model on a cluster, for every device and number of layers.
 #[derive(Debug, Clone)]
 pub struct Costs<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -127,10 +131,10 @@ pub struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
-    /// Checks the description and prepares its costs.
+    /// Checks the description and computes its costs.
     ///
     /// # Errors
-    /// [`ClusterError`] where the description is wrong.
+    /// [`ClusterError`] if the description is wrong.
     pub fn new(
         cluster: &'a Cluster,
         model: &'a ModelShape,
@@ -164,7 +168,7 @@ impl<'a> Costs<'a> {
         Ok(Self { cluster, model, workload, hops, cpu, gpu, output })
     }
 
-    /// Bytes of one layer's KV cache.
+    /// Returns the bytes of one layer's KV cache.
     pub(crate) fn kv_bytes(&self) -> f64 {
         kv_bytes(self.model, self.workload)
     }
@@ -177,18 +181,18 @@ impl<'a> Costs<'a> {
         self.gpu[device]
     }
 
-    /// What the head computes beside its layers.
+    /// Returns the time that the head spends on the output.
     pub(crate) fn output(&self, device: usize) -> LayerTime {
         self.output[device]
     }
 
-    /// Seconds for which the head looks its tokens up in the embedding on disk (`b_i / V`).
+    /// Returns the seconds the head needs to look its tokens up in the embedding on disk (`b_i / V`).
     pub(crate) fn lookup_s(&self, device: usize) -> f64 {
         let disk = &self.cluster.devices[device].disk;
         self.workload.sequences as f64 * self.model.lookup_bytes() / disk.random_bytes_per_s
     }
 
-    /// The most layers that a device's GPU holds, of at most `layers`.
+    /// Returns how many of at most `layers` layers fit the device's GPU.
     pub(crate) fn gpu_room(&self, device: usize, layers: usize, head: bool) -> usize {
         let Some(gpu) = &self.cluster.devices[device].gpu else { return 0 };
         let output = if head && gpu.kind == GpuKind::Metal { self.model.output_bytes } else { 0.0 };
@@ -197,12 +201,12 @@ impl<'a> Costs<'a> {
         (room as usize).min(layers)
     }
 
-    /// The most layers that a worker's GPU holds.
+    /// Returns the most layers that fit a worker's GPU.
     pub fn gpu_layers_max(&self, device: usize) -> usize {
         self.gpu_room(device, self.model.layers, false)
     }
 
-    /// How a device holds `layers` with `gpu` of them on its GPU; `None` where it cannot.
+    /// Returns how a device holds `layers` with `gpu` of them on its GPU; `None` if it cannot.
     pub(crate) fn holding(&self, at: usize, layers: usize, gpu: usize, head: bool) -> Option<Holding> {
         let device = &self.cluster.devices[at];
         if gpu > self.gpu_room(at, layers, head) {
@@ -260,8 +264,8 @@ impl<'a> Costs<'a> {
         Some(held)
     }
 
-    /// The ways of holding `layers` that can be best: nothing on the GPU, or as much as it holds; every number of GPU
-    /// layers only where the GPU is the slower of the two.
+    /// Returns the ways of holding `layers` that can be best. These are none on the GPU or as many as fit; if
+    /// the GPU is slower than the CPU, every number of GPU layers.
     pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
         let most = self.gpu_room(at, layers, head);
         let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
@@ -270,7 +274,8 @@ impl<'a> Costs<'a> {
         unique.filter_map(|(_, gpu)| self.holding(at, layers, gpu, head)).collect()
     }
 
-    /// The least time of a token for these holdings, once around in `around_s`; infinite where there is none.
+    /// Returns the least time of a token for these holdings, given the hops of one round; infinite if there
+    /// is none.
     pub(crate) fn settle(holdings: &[Holding], rounds: usize, around_s: f64) -> f64 {
         let network = rounds as f64 * around_s;
         if !network.is_finite() {
@@ -293,8 +298,8 @@ impl<'a> Costs<'a> {
         token_s
     }
 
-    /// What each of these holdings does within a token of the [settled](Self::settle) time: nobody keeps more memory for
-    /// reading ahead than that time needs. None where a disk cannot keep up with it.
+    /// Returns the part of each holding in a token of the [settled](Self::settle) time. No device keeps more
+    /// memory for reading ahead than that time needs. Returns `None` if a disk cannot keep up.
     pub(crate) fn parts(
         holdings: &[Holding],
         rounds: usize,
@@ -313,14 +318,15 @@ impl<'a> Costs<'a> {
         Some(parts)
     }
 
-    /// The seconds of a token under `plan`; none where a device cannot hold its share or a hop leads nowhere.
+    /// Returns the seconds of a token under `plan`, or `None` if a device cannot hold its share or a hop
+    /// leads nowhere.
     pub fn token_s(&self, plan: &Plan) -> Option<f64> {
         let (ring, held) = self.places(plan).ok()?.into_iter().unzip::<_, _, Vec<usize>, Vec<Holding>>();
         let token_s = Self::settle(&held, rounds_of(plan), self.hops.around(&ring));
         token_s.is_finite().then_some(token_s)
     }
 
-    /// Devices and what they hold, in ring order.
+    /// Returns the devices and what they hold, in ring order.
     fn places(&self, plan: &Plan) -> Result<Vec<(usize, Holding)>, PlanError> {
         let place = |(at, share): (usize, &crate::plan::Share)| {
             let missing = || format!("the plan names `{}`, which is not in the cluster", share.device);
@@ -332,10 +338,11 @@ impl<'a> Costs<'a> {
         plan.shares.iter().enumerate().map(place).collect()
     }
 
-    /// What a token takes under `plan`, device by device. `P` is chosen anew: the best for these layers.
+    /// Predicts the time of a token under `plan`, device by device. `P` is not taken from the plan: the best
+    /// for these layers is computed.
     ///
     /// # Errors
-    /// [`PlanError::Impossible`] where a device cannot hold its share or a hop leads nowhere.
+    /// [`PlanError::Impossible`] if a device cannot hold its share or a hop leads nowhere.
     pub fn predict(&self, plan: &Plan) -> Result<Prediction, PlanError> {
         let places = self.places(plan)?;
         let ring: Vec<usize> = places.iter().map(|(device, _)| *device).collect();
@@ -353,7 +360,7 @@ impl<'a> Costs<'a> {
             devices.push(self.device_time(*device, held, own, share.layers, place == 0, &ring, rounds));
         }
         let waits = token_s - devices.iter().map(DeviceTime::total_s).sum::<f64>();
-        // A token that is no shorter than what one disk reads: the rest of the time is that disk's.
+        // If one disk alone sets the time of a token, the rest of that time counts as waiting for that disk.
         let slowest = (0..holdings.len())
             .filter(|at| holdings[*at].overflow > 0.0)
             .max_by(|a, b| holdings[*a].reading_s().total_cmp(&holdings[*b].reading_s()));
@@ -400,37 +407,38 @@ impl<'a> Costs<'a> {
     }
 }
 
-/// What one device adds to a token, in seconds by cause, and what it reads.
+/// The time one device adds to a token, in seconds by cause, and the bytes it reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTime {
     /// Its name.
     pub device: String,
     /// Arithmetic.
     pub compute_s: f64,
-    /// Reading weights and KV from memory beyond that, appending KV, copies to and from a GPU.
+    /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, copies to and
+    /// from a GPU.
     pub memory_s: f64,
     /// Waiting for its disk.
     pub disk_s: f64,
-    /// Handing hidden states on to the next device, in all rounds.
+    /// Passing hidden states on to the next device, in all rounds.
     pub network_s: f64,
     /// Bytes it reads from disk for each token.
     pub read_bytes: f64,
-    /// The least it could read: what its memory does not hold.
+    /// The least it could read: the bytes that its memory does not hold.
     pub overflow_bytes: f64,
     /// `P`.
     pub prefetch_bytes: f64,
-    /// What KV and buffers leave of its memory for weights; 0 where none lie there.
+    /// Bytes of memory that KV and buffers leave for weights; 0 if it keeps no weights there.
     pub weight_budget_bytes: f64,
 }
 
 impl DeviceTime {
-    /// All causes together.
+    /// Returns the sum of all causes.
     pub fn total_s(&self) -> f64 {
         self.compute_s + self.memory_s + self.disk_s + self.network_s
     }
 }
 
-/// What a token takes.
+/// The predicted time of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// TPOT in seconds: the sum over all devices and causes.
@@ -439,12 +447,12 @@ pub struct Prediction {
     pub devices: Vec<DeviceTime>,
 }
 
-/// Rounds that count: a device alone has nobody to read ahead behind.
+/// Returns the rounds that count; a single device has nobody to overlap with, so it has one.
 fn rounds_of(plan: &Plan) -> usize {
     if plan.shares.len() == 1 { 1 } else { plan.rounds.max(1) }
 }
 
-/// Bytes of one layer's KV cache of all sequences.
+/// Returns the bytes of one layer's KV cache of all sequences.
 fn kv_bytes(model: &ModelShape, workload: Workload) -> f64 {
     model.kv_bytes * workload.context as f64 * workload.sequences as f64
 }

@@ -1,21 +1,24 @@
-//! Each round's windows, for a terminal and as SVG: a row for a device, time to the right.
+//! Draws each round's windows, for a terminal and as SVG: one row per device, time to the right.
 
 use std::fmt::Write as _;
+
+use html_escape::encode_double_quoted_attribute as escaped;
 
 use crate::cost::{DeviceTime, Prediction};
 use crate::plan::{Plan, Window};
 
-/// One window on the time axis, in seconds from the token's start.
+/// One window on the time axis, in seconds since the token began.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Span {
     window: Window,
     begin_s: f64,
-    /// Of it computing; the rest is waiting for the disk.
+    /// The computing part of it; the rest is waiting for the disk.
     busy_s: f64,
     end_s: f64,
 }
 
-/// Places windows one after the other: each device's time in proportion to its window's layers, hops between.
+/// Places windows one after another: each device's time is split in proportion to the layers of its windows,
+/// with hops between.
 fn spans(plan: &Plan, prediction: &Prediction) -> Vec<Span> {
     let windows = plan.windows();
     let mut at = 0.0;
@@ -33,7 +36,7 @@ fn spans(plan: &Plan, prediction: &Prediction) -> Vec<Span> {
     spans
 }
 
-/// Milliseconds with as many digits as matter.
+/// Formats milliseconds with about three digits.
 fn ms(seconds: f64) -> String {
     let ms = seconds * 1e3;
     if ms >= 100.0 {
@@ -45,7 +48,8 @@ fn ms(seconds: f64) -> String {
     }
 }
 
-/// The plan as text of about `columns` columns: `#` GPU layers, `=` CPU layers, `.` waiting for the disk.
+/// Returns the plan as text of about `columns` columns: `#` GPU layers, `=` CPU layers, `.` waiting for the
+/// disk.
 pub fn text(plan: &Plan, prediction: &Prediction, columns: usize) -> String {
     let names = plan.shares.iter().map(|share| share.device.chars().count()).max().unwrap_or(0);
     let width = columns.saturating_sub(names + 3).max(20);
@@ -75,13 +79,13 @@ pub fn text(plan: &Plan, prediction: &Prediction, columns: usize) -> String {
     drawn
 }
 
-/// Colours of devices, told apart in light and dark and by people who see few colours (Okabe and Ito 2008).
+/// Colours of devices, distinct on light and dark and for colour-blind readers (Okabe and Ito 2008).
 const COLOURS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
 const ROW: usize = 34;
 const LEFT: usize = 130;
 const WIDTH: usize = 900;
 
-/// The plan as an SVG picture of its own, without anything from outside.
+/// Returns the plan as a self-contained SVG picture.
 pub fn svg(plan: &Plan, prediction: &Prediction) -> String {
     let spans = spans(plan, prediction);
     let whole = spans.last().map_or(1.0, |span| span.end_s).max(f64::MIN_POSITIVE);
@@ -154,10 +158,6 @@ fn layers_of(layers: usize, gpu: usize) -> String {
         (_, 0) => format!("{layers} layers"),
         _ => format!("{layers} layers, {gpu} on the GPU"),
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Why a plan is as it is: what bounds a token, what each number of rounds would give, what a token would take without
-//! a device, with one that was left out, or with a second one of a kind.
+//! Explains a plan: what bounds a token, and what other plans would give. These are plans with another number
+//! of rounds, without a device, with one that was left out, or with a second one of a kind.
 //!
-//! Every figure is a plan of its own, searched under the changed description; nothing is estimated from the first.
+//! Every figure comes from a search under the changed description; nothing is estimated from the first plan.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::cost::{Costs, DeviceTime, Prediction};
 use crate::plan::{Plan, PlanError};
 use crate::search::{ROUNDS_MAX, SearchOptions, search};
 
-/// What takes most of a token.
+/// The cause of the largest part of a token's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -24,48 +24,48 @@ pub enum Cause {
     Network,
 }
 
-/// A changed description, and what a token takes under it.
+/// A changed description, and the time of a token under it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WhatIf {
-    /// The device that goes or comes.
+    /// The device that is removed or added.
     pub device: String,
-    /// Seconds of a token; none: no plan.
+    /// Seconds of a token; `None` if there is no plan.
     pub token_s: Option<f64>,
 }
 
-/// One number of rounds.
+/// The best time for one number of rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
     /// `k`.
     pub rounds: usize,
-    /// Seconds of a token under the best plan with that; none: no plan.
+    /// Seconds of a token under the best plan with that; `None` if there is no plan.
     pub token_s: Option<f64>,
 }
 
-/// Everything about one plan.
+/// The explanation of one plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// What a token takes, device by device.
+    /// The time of a token, device by device.
     pub prediction: Prediction,
-    /// The device and the cause with the largest part of it.
+    /// The device and the cause that take the largest part of it.
     pub bound_by: (String, Cause),
-    /// The best for each number of rounds, up to 8.
+    /// The best time for each number of rounds, up to 8.
     pub rounds: Vec<Rounds>,
-    /// Without each device of the ring.
+    /// The time without each device of the ring.
     pub without: Vec<WhatIf>,
-    /// With each device that was left out, made to take part.
+    /// The time with each device that was left out, if it must take part.
     pub left_out: Vec<WhatIf>,
-    /// With a second one of each device of the cluster.
+    /// The time with a second one of each device of the cluster.
     pub twice: Vec<WhatIf>,
 }
 
-/// Rounds that an explanation looks at.
+/// The most rounds that an explanation lists.
 const ROUNDS_SHOWN: usize = 8;
 
-/// Explains `plan`, which [`search`] gave for this description and these options.
+/// Explains `plan`, which [`search`] returned for this description and these options.
 ///
 /// # Errors
-/// [`PlanError`] where the plan is not one of this description.
+/// [`PlanError`] if the plan does not belong to this description.
 pub fn explain(
     cluster: &Cluster,
     model: &ModelShape,
@@ -126,7 +126,7 @@ fn bound_by(prediction: &Prediction) -> (String, Cause) {
     most.map_or_else(|| (String::new(), Cause::Compute), |(device, cause, _)| (device, cause))
 }
 
-/// The cluster with a second device like `name`, seen by others as the first is.
+/// Returns the cluster with a second device like `name`, with the same connections to others.
 fn with_a_second(cluster: &Cluster, name: &str) -> Cluster {
     let mut grown = cluster.clone();
     let mut second = format!("a second {name}");

@@ -1,13 +1,14 @@
-//! Halda: prima.cpp's planner (Algorithm 1, with the model of Appendix A.3), its integer programmes solved by HiGHS.
+//! Halda, the planner of prima.cpp (Algorithm 1, with the model of Appendix A.3). HiGHS solves its integer
+//! programmes.
 //!
-//! Faithful to the paper: compute and memory time add up; four sets of devices with their own coefficients and memory
-//! constraints; one programme for each factor `k < L` of `L`; calibration by forcing the device with the slowest disk out
-//! of the overloaded sets; removal of devices that got one layer. Since its objective depends on the totals `k w_m` only,
-//! plus `k` times the hops, it never prefers `k > 1`.
+//! Follows the paper: compute and memory time add up. Four sets of devices have their own coefficients and
+//! memory constraints. There is one programme for each factor `k < L` of `L`. Calibration forces the device
+//! with the slowest disk out of the overloaded sets; devices that got one layer are removed. The objective
+//! depends only on the totals `k w_m` plus `k` times the hops, so it never prefers `k > 1`.
 //!
-//! Where the paper leaves a hole: the loop has a cap, a set assignment that comes back ends it (it can alternate between
-//! two), and the best solution seen by its own objective is returned; no solution at all is an error. The order is the
-//! cluster's, the head the named or the first device.
+//! The paper leaves some cases open. Here the loop has a limit, and it ends if a set assignment repeats (it
+//! can alternate between two). The best solution by its own objective is returned, and no solution is an
+//! error. Devices keep the cluster's order. The head is the named device, or the first.
 
 use std::collections::BTreeSet;
 
@@ -21,17 +22,17 @@ mod programme;
 
 use coefficients::{Coefficients, Set};
 
-/// The most turns of the outer loop.
+/// The most iterations of the outer loop.
 const TURNS_MAX: usize = 64;
 
-/// Halda's answer.
+/// The result of Halda.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Halda {
     /// Its plan.
     pub plan: Plan,
-    /// The time of a token by its own objective, in seconds.
+    /// The time of a token by Halda's own objective, in seconds.
     pub objective_s: f64,
-    /// Integer programmes solved.
+    /// How many integer programmes were solved.
     pub programmes: usize,
 }
 
@@ -47,8 +48,8 @@ struct Solution {
 /// Plans with Halda.
 ///
 /// # Errors
-/// [`PlanError::NoSolution`] where its first assignment of devices to sets has no solution, [`PlanError::Solver`] where
-/// HiGHS fails, [`PlanError::NoSolver`] where it is not built in (feature `halda`).
+/// [`PlanError::NoSolution`] if the first assignment of devices to sets has no solution;
+/// [`PlanError::Solver`] if HiGHS fails; [`PlanError::NoSolver`] if it is not built in (feature `halda`).
 pub fn halda(costs: &Costs<'_>) -> Result<Halda, PlanError> {
     let head = costs.cluster.head.as_deref().and_then(|name| costs.cluster.index(name)).unwrap_or(0);
     let mut ring: Vec<usize> = vec![head];
@@ -107,7 +108,7 @@ impl RingSearch<'_> {
     fn run(&mut self) -> Result<Solution, PlanError> {
         let layers = self.costs.model.layers;
         let memory: Vec<f64> = (0..self.ring.len()).map(|place| budget(self.device(place))).collect();
-        // Line 1.
+        // Line 1 of Algorithm 1.
         let mut now = Solution {
             w: proportional(layers, &memory),
             n: vec![0; self.ring.len()],
@@ -146,7 +147,7 @@ impl RingSearch<'_> {
         best.ok_or(PlanError::NoSolution)
     }
 
-    /// Cases 1 to 4 of A.3.
+    /// Returns the set of a device: cases 1 to 4 of A.3.
     fn set(&self, place: usize, now: &Solution, forced: &BTreeSet<usize>) -> Set {
         let device = self.device(place);
         let disk = coefficients::disk(device);
@@ -164,8 +165,8 @@ impl RingSearch<'_> {
         }
     }
 
-    /// The place to force into M4: that with the slowest disk among the overloaded, where a GPU has free memory while
-    /// another device has too little.
+    /// Returns the place to force into M4: the overloaded one with the slowest disk, if a GPU has free memory
+    /// while another device has too little.
     fn to_calibrate(&self, found: &Solution, sets: &[Set]) -> Option<usize> {
         let places = 0..self.ring.len();
         let room = |place: usize| coefficients::gpu_layers(self.costs, self.ring, place, found.k);
@@ -188,7 +189,7 @@ fn metal(device: &Device) -> bool {
     device.gpu.as_ref().is_some_and(|gpu| gpu.kind == GpuKind::Metal)
 }
 
-/// The memory that the first windows are in proportion to (the paper's footnote 6).
+/// Returns the memory to which the first windows are proportional (the paper's footnote 6).
 fn budget(device: &Device) -> f64 {
     match (&device.gpu, device.os) {
         (Some(gpu), Os::Macos) if gpu.kind == GpuKind::Metal => gpu.memory_bytes,

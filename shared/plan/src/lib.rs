@@ -1,25 +1,26 @@
-//! Planning the home cluster: which device computes how many layers of a model, in how many rounds, in which order,
-//! and what a token then takes.
+//! Plans the home cluster: which device computes how many layers of a model, in how many rounds and in which
+//! order, and how long a token then takes.
 //!
-//! Pure arithmetic over a description: measures nothing, reads no clock and no file. What always holds: the same
-//! description gives the same plan, a plan is found where one exists, and no description (zero, infinite, not a
-//! number) panics.
+//! Pure arithmetic over a description: measures nothing, reads no clock and no file. What always holds: the
+//! same description gives the same plan; a plan is found if one exists; no description (zero, infinite, NaN)
+//! panics.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`cluster`] | what a plan must know: model, devices, network, workload; their checks |
-//! | [`cost`] | what a share of the layers costs a device, and what a token takes under a plan |
+//! [`cluster`] | input of a plan: model, devices, network, workload; their checks |
+//! [`cost`] | what a share of the layers costs a device, and how long a token takes under a plan |
 //! | [`plan`] | a plan: order, layers, rounds and the windows that follow |
-//! | [`network`] | hops, relayed where two devices do not see each other, and the shortest ring |
-//! | [`mod@search`] | the exact search over that cost |
+//! [`network`] | hops, relayed if two devices do not see each other, and the shortest ring |
+//! [`mod@search`] | the exact search over that cost |
 //! | [`halda`] | Halda (prima.cpp, Algorithm 1), solved by HiGHS |
 //! | [`baselines`] | MemSched, PerfSched, Fill-Fastest-GPUs-First |
-//! | [`explain`] | why: what bounds a token, what leaving out or adding a device would change |
+//! [`explain`] | what bounds a token, and what leaving out or adding a device would change |
 //! | [`draw`] | each round's windows, for a terminal and as SVG |
 //!
-//! Symbols are those of prima.cpp: `M` devices, `L` layers, `k` rounds, `w` windows, `n` GPU layers, `b` bytes of a
-//! layer, `b_i`, `b_o` of the input and output tensors, `V` vocabulary, `n_kv` tokens in the KV cache, TPOT the time
-//! of a token. Sizes are bytes, times seconds, rates a second.
+//! Symbols are those of prima.cpp: `M` devices, `L` layers, `k` rounds, `w` windows, `n` GPU layers. `b` are
+//! the bytes of a layer, `b_i` and `b_o` those of the input and output tensors. `V` is the vocabulary, `n_kv`
+//! the tokens in the KV cache, TPOT the time of a token. Sizes are in bytes, times in seconds, rates per
+//! second.
 
 pub mod baselines;
 pub mod cluster;

@@ -1,26 +1,27 @@
-//! Hops: what it takes to hand a hidden state from one device to another, and the shortest ring through some of them.
+//! Hops: the time to pass a hidden state from one device to another, and the shortest ring through a set of
+//! devices.
 //!
-//! Two devices that do not see each other are joined by relays: hops are shortest paths (Floyd 1962). Rings are exact
-//! up to [`EXACT_MAX`] devices (Held and Karp 1962), beyond that improved locally.
+//! Relays join two devices that do not see each other: hops are shortest paths (Floyd 1962). Rings are exact
+//! up to [`EXACT_MAX`] devices (Held and Karp 1962), and improved locally beyond that.
 
 use crate::cluster::{Cluster, ModelShape, Workload};
 
-/// The most devices whose ring is the shortest for certain.
+/// The most devices for which the shortest ring is guaranteed.
 pub const EXACT_MAX: usize = 8;
-/// Bytes of one value of a hidden state on its way.
+/// Bytes of one value of a hidden state in transfer.
 const VALUE_BYTES: f64 = 4.0;
 
-/// Seconds from each device to each other one, over relays where that is shorter or the only way.
+/// Seconds from each device to each other one, over relays if that is shorter or the only way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hops {
     devices: usize,
     seconds: Vec<f64>,
-    /// The first device on the way, itself the goal where the two see each other.
+    /// The first device on the way; the target itself if the two see each other.
     via: Vec<usize>,
 }
 
 impl Hops {
-    /// The hops of one step of `workload`. Expects a cluster that passed its check.
+    /// Computes the hops of one step of `workload`. The cluster must have passed its check.
     pub fn new(cluster: &Cluster, model: &ModelShape, workload: &Workload) -> Self {
         let devices = cluster.devices.len();
         let bytes = VALUE_BYTES * model.hidden as f64 * workload.sequences as f64;
@@ -31,7 +32,7 @@ impl Hops {
             seconds: vec![time(network.latency_s, network.bytes_per_s); devices * devices],
             via: (0..devices * devices).map(|at| at % devices).collect(),
         };
-        // An edge counts both ways; then each in its own direction, which wins.
+        // An edge first counts in both directions; then each edge sets its own direction and wins.
         for own in [false, true] {
             for edge in &network.edges {
                 let (Some(from), Some(to)) = (cluster.index(&edge.from), cluster.index(&edge.to)) else {
@@ -65,12 +66,12 @@ impl Hops {
         }
     }
 
-    /// Seconds from one device to another; infinite where there is no way, 0 to itself.
+    /// Returns the seconds from one device to another: infinite if there is no way, 0 to itself.
     pub fn seconds(&self, from: usize, to: usize) -> f64 {
         self.seconds[from * self.devices + to]
     }
 
-    /// The relays on the way, in order; none where the two see each other.
+    /// Returns the relays on the way, in order; empty if the two see each other.
     pub fn relays(&self, from: usize, to: usize) -> Vec<usize> {
         let mut at = from;
         let mut relays = Vec::new();
@@ -83,7 +84,7 @@ impl Hops {
         relays
     }
 
-    /// Seconds once around, from the first back to it; 0 for one device.
+    /// Returns the seconds once around the ring; 0 for one device.
     pub fn around(&self, ring: &[usize]) -> f64 {
         if ring.len() < 2 {
             return 0.0;
@@ -92,19 +93,20 @@ impl Hops {
     }
 }
 
-/// The shortest ring from `head` through every set of the other devices, by bits of their place in `others`.
+/// The shortest ring from `head` through every set of other devices; a set is a bit mask of indices into
+/// `others`.
 #[derive(Debug)]
 pub struct Rings {
     others: Vec<usize>,
     head: usize,
     /// `best[set][last]`: the shortest way from the head through `set` that ends at `last`.
     best: Vec<f64>,
-    /// Seconds around for each set.
+    /// Seconds once around, for each set.
     around: Vec<f64>,
 }
 
 impl Rings {
-    /// Rings in whatever order is shortest. At most [`EXACT_MAX`] devices.
+    /// Finds for every set the shortest ring in any order. At most [`EXACT_MAX`] devices.
     pub fn shortest(hops: &Hops, head: usize, others: &[usize]) -> Self {
         let n = others.len();
         let sets = 1_usize << n;
@@ -128,7 +130,7 @@ impl Rings {
         Self { others: others.to_vec(), head, best, around }
     }
 
-    /// Rings in the order in which `others` are given.
+    /// Takes for every set the ring in the order of `others`.
     pub fn in_order(hops: &Hops, head: usize, others: &[usize]) -> Self {
         let ring = |set: usize| {
             let inside = others.iter().enumerate().filter(move |(at, _)| set >> at & 1 == 1);
@@ -138,12 +140,12 @@ impl Rings {
         Self { others: others.to_vec(), head, best: Vec::new(), around }
     }
 
-    /// Seconds once around the head and this set.
+    /// Returns the seconds once around the head and this set.
     pub fn around(&self, set: usize) -> f64 {
         self.around[set]
     }
 
-    /// The devices of the ring through this set, the head first.
+    /// Returns the devices of the ring through this set, the head first.
     pub fn ring(&self, hops: &Hops, set: usize) -> Vec<usize> {
         let n = self.others.len();
         let inside = |set: usize| (0..n).filter(move |at| set >> at & 1 == 1);
@@ -162,8 +164,8 @@ impl Rings {
     }
 }
 
-/// A short order of all of `others` behind `head`: always to the nearest next, then pieces turned round while that
-/// helps (2-opt, Croes 1958).
+/// Returns a short order of all of `others` after `head`: the nearest neighbour each time, then 2-opt (Croes
+/// 1958).
 pub fn short_order(hops: &Hops, head: usize, others: &[usize]) -> Vec<usize> {
     let (mut ring, mut left) = (vec![head], others.to_vec());
     while !left.is_empty() {
@@ -174,7 +176,7 @@ pub fn short_order(hops: &Hops, head: usize, others: &[usize]) -> Vec<usize> {
         ring.push(left.remove(nearest));
     }
     let mut around = hops.around(&ring);
-    // Every pass but the last shortens the ring; the bound keeps rounding from going on.
+    // Every pass but the last shortens the ring; the bound stops endless passes caused by rounding.
     for _ in 0..ring.len() {
         let before = around;
         for first in 1..ring.len() {

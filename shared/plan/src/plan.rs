@@ -1,14 +1,14 @@
 //! A plan: which device computes which layers, in what order, in how many rounds.
 //!
-//! A share is a total over all rounds. What a device computes in one round follows from it: its layers are spread over
-//! the rounds as evenly as whole layers can be, so that windows differ by at most one and the last round is no special
-//! case. Layers run through the devices in ring order, round by round.
+//! A share counts the layers of all rounds. What a device computes in one round follows from it: its layers
+//! are spread over the rounds as evenly as possible. So windows differ by at most one layer and the last
+//! round is not a special case. Layers run through the devices in ring order, round by round.
 
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::ClusterError;
 
-/// One device's part.
+/// The share of one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     /// Name of the device.
@@ -19,12 +19,12 @@ pub struct Share {
     pub gpu_layers: usize,
     /// `P_m`: bytes of the memory budget that are kept for reading ahead while others compute.
     pub prefetch_bytes: f64,
-    /// Devices that pass this one's output on to the next, because the two do not see each other.
+    /// Devices that relay this one's output to the next, because the two do not see each other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relays: Vec<String>,
 }
 
-/// Who computes what.
+/// Which device computes which layers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Layers of the model.
@@ -35,12 +35,12 @@ pub struct Plan {
     pub shares: Vec<Share>,
 }
 
-/// A piece of the model that one device computes in one go.
+/// A run of layers that one device computes in one go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
     /// The round, from 0.
     pub round: usize,
-    /// Place in the ring, the head's is 0.
+    /// Index in the ring; the head's is 0.
     pub place: usize,
     /// First layer.
     pub begin: usize,
@@ -66,10 +66,10 @@ pub enum PlanError {
         model: String,
         /// Its layers.
         layers: usize,
-        /// What is in the way, device by device.
+        /// The obstacle, device by device.
         reason: String,
     },
-    /// Halda stopped without a solution of its programmes.
+    /// Halda found no solution of its programmes.
     #[error("halda found no solution for its first assignment of devices to sets")]
     NoSolution,
     /// HiGHS is not built in.
@@ -80,20 +80,21 @@ pub enum PlanError {
     /// HiGHS failed.
     #[error("halda's programme for k = {rounds}: solver says {status}")]
     Solver {
-        /// k.
+        /// `k`.
         rounds: usize,
-        /// What it said.
+        /// The solver's status.
         status: String,
     },
 }
 
-/// What the first `i` of `parts` parts of `total` layers hold together, all parts as even as whole layers can be.
+/// Returns how many layers the first `i` of `parts` parts of `total` hold together, all parts as even as
+/// possible.
 fn until(total: usize, parts: usize, i: usize) -> usize {
     total * i / parts
 }
 
 impl Plan {
-    /// All windows in the order in which a token passes them; empty ones are left out.
+    /// Returns all non-empty windows in the order in which a token passes through them.
     pub fn windows(&self) -> Vec<Window> {
         let mut windows = Vec::new();
         let mut begin = 0;
@@ -111,7 +112,7 @@ impl Plan {
         windows
     }
 
-    /// The most layers that one window of this place of the ring has (`w_m`).
+    /// Returns the most layers of one window at this index of the ring (`w_m`).
     pub fn widest(&self, place: usize) -> usize {
         self.shares[place].layers.div_ceil(self.rounds)
     }

@@ -1,36 +1,38 @@
-//! Clusters for tests: drawn from a number, so that a failing one can be drawn again.
+//! Clusters for tests, drawn from a seed, so that a failing one can be drawn again.
+
+use baton_random::SplitMix64;
 
 use crate::cluster::{
     Cluster, Device, Disk, Edge, Gpu, GpuKind, ModelShape, Network, Os, Processor, Workload,
 };
 
-/// Draws, SplitMix64.
-pub struct Draw(pub u64);
+/// Draws of a seed.
+pub(crate) struct Draw(SplitMix64);
 
 impl Draw {
-    pub fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
     }
 
-    pub fn within(&mut self, low: f64, high: f64) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.0.unit()
+    }
+
+    pub(crate) fn within(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
 
-    pub fn count(&mut self, low: usize, high: usize) -> usize {
+    pub(crate) fn count(&mut self, low: usize, high: usize) -> usize {
         low + (self.unit() * (high - low + 1) as f64) as usize
     }
 
-    pub fn chance(&mut self, share: f64) -> bool {
+    pub(crate) fn chance(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 }
 
-/// A model of `layers` layers of 100 MB, with an output of 80 MB, all in Q4_K.
-pub fn model(layers: usize) -> ModelShape {
+/// Returns a model of `layers` layers of 100 MB with an output of 80 MB, all in Q4_K.
+pub(crate) fn model(layers: usize) -> ModelShape {
     let flops = |flops: f64| [("Q4_K".to_owned(), flops)].into();
     ModelShape {
         name: "sample".to_owned(),
@@ -50,8 +52,8 @@ fn processor(rate: f64) -> Processor {
     Processor { flops: [("Q4_K".to_owned(), rate * 4.0)].into(), read_bytes_per_s: rate, kv_copy_s: 1e-6 }
 }
 
-/// A Linux device with memory for `layers` layers of [`model`], and a disk of 1 GB/s.
-pub fn device(name: &str, layers: f64) -> Device {
+/// Returns a Linux device with memory for `layers` layers of [`model`] and a disk of 1 GB/s.
+pub(crate) fn device(name: &str, layers: f64) -> Device {
     Device {
         name: name.to_owned(),
         os: Os::Linux,
@@ -66,8 +68,8 @@ pub fn device(name: &str, layers: f64) -> Device {
     }
 }
 
-/// These devices, 5 ms apart, the first one the head.
-pub fn cluster(devices: Vec<Device>) -> Cluster {
+/// Returns a cluster of these devices, 5 ms apart, with the first one as head.
+pub(crate) fn cluster(devices: Vec<Device>) -> Cluster {
     let head = devices.first().map(|device| device.name.clone());
     Cluster {
         note: String::new(),
@@ -77,9 +79,9 @@ pub fn cluster(devices: Vec<Device>) -> Cluster {
     }
 }
 
-/// A cluster of any kind of devices with too little, just enough or plenty of memory for `layers` layers.
-pub fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, ModelShape, Workload) {
-    let mut draw = Draw(seed);
+/// Returns a cluster of random devices with too little, just enough or plenty of memory for `layers` layers.
+pub(crate) fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, ModelShape, Workload) {
+    let mut draw = Draw::new(seed);
     let model = model(layers);
     let mean = layers as f64 / devices as f64 * draw.within(0.2, 2.5);
     let names: Vec<String> = (0..devices).map(|at| format!("d{at}")).collect();

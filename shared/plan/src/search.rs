@@ -1,20 +1,21 @@
-//! The exact search: layers, GPU layers, reading ahead, rounds, set and order of devices at once.
+//! The exact search over layers, GPU layers, reading ahead, rounds, and the set and order of devices.
 //!
-//! For a token time `T` every device has a least time for each number of layers ([`crate::cost`]), and only the number
-//! of layers and the ring join the devices. So the least sum for that `T` comes from a dynamic programme:
+//! For a token time `T`, every device has a least time for each number of layers ([`crate::cost`]). Only the
+//! number of layers and the ring connect the devices. So dynamic programming finds the least sum for that
+//! `T`:
 //!
-//! * up to [`EXACT_MAX`] devices over sets of devices, each with its shortest ring: exact over
-//!   all orders;
-//! * beyond that along one order, devices skipped at will, each hop from the device before it: exact for that order,
-//!   which is improved locally.
+//! * up to [`EXACT_MAX`] devices over sets of devices, each with its shortest ring: exact over all orders;
+//! * beyond that along one order, in which devices may be skipped: exact for that order, which is then
+//!   improved locally.
 //!
-//! The sum falls as `T` grows, and the least `T` with sum at most `T` is meant. It is found without bisection: the
-//! shares that are best for some `T`, of those whose disks could keep up with less, have a least time `T' < T` of their
-//! own where their sum is below `T`; from there again, until nothing is gained. Each turn changes the shares, so this ends,
-//! and it ends at the optimum: with the least sum for `T` being `T` itself, every smaller time has a larger least sum.
+//! The sum falls as `T` grows, and the search wants the least `T` whose sum is at most `T`. No bisection is
+//! needed. Take the best shares for some `T`, among those whose disks could keep up with less. If their sum
+//! is below `T`, they have a least time `T' < T` of their own; continue from there until nothing is gained.
+//! Each step changes the shares, so this ends. It ends at the optimum: if the least sum for `T` is `T`
+//! itself, every smaller time has a larger least sum.
 //!
-//! Where a disk alone sets the time of a token, several numbers of rounds reach it: the one is taken that keeps the
-//! least memory for reading ahead, and then leaves the most time to spare.
+//! If a disk alone sets the time of a token, several numbers of rounds reach it. The search takes the one
+//! that keeps the least memory for reading ahead; of those, the one that leaves the most time to spare.
 //!
 //! A device that takes part has a layer in every round; only the head may have none.
 
@@ -29,34 +30,34 @@ mod sets;
 /// The most rounds that are tried.
 pub const ROUNDS_MAX: usize = 16;
 
-/// What restricts the search; all free by default.
+/// Restrictions of the search; none by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SearchOptions {
     /// Try only this number of rounds.
     pub rounds: Option<usize>,
-    /// Keep the order of the cluster's devices, in place of the best.
+    /// Keep the order of the cluster's devices instead of finding the best.
     pub fixed_order: bool,
-    /// A device that must take part. (A head always does, if only with text, embedding and output.)
+    /// A device that must take part. (A head always does, even if only with text, embedding and output.)
     pub with: Option<String>,
 }
 
-/// Shares before names are put to them.
+/// Shares with device indices instead of names.
 #[derive(Debug, Clone)]
 struct Choice {
     /// The ring, the head first.
     ring: Vec<usize>,
-    /// Layers of each place of the ring.
+    /// Layers of each device of the ring.
     layers: Vec<usize>,
 }
 
-/// Own times of one device for 0 to L layers.
+/// The own times of one device for 0 to L layers.
 type Row = Vec<f64>;
 
-/// What one head's search works on.
+/// The input of the search for one head.
 struct Field<'a> {
     costs: &'a Costs<'a>,
     head: usize,
-    /// Ways of holding, by device and number of layers.
+    /// Ways of holding layers, by device and number of layers.
     holdings: Vec<Vec<Vec<Holding>>>,
 }
 
@@ -67,14 +68,15 @@ impl<'a> Field<'a> {
         Self { costs, head, holdings: (0..costs.cluster.devices.len()).map(of).collect() }
     }
 
-    /// The way of holding that takes least in a token of `token_s`, of those whose disk would keep up with a shorter one.
+    /// Returns the way of holding that takes least time in a token of `token_s`, if its disk could keep up
+    /// with less.
     fn least(&self, device: usize, layers: usize, rounds: usize, token_s: f64) -> Option<(&Holding, f64)> {
         let ways = self.holdings[device][layers].iter().filter(|held| held.reading_s() < token_s);
         let own = ways.filter_map(|held| held.own(rounds, token_s).map(|own| (held, own.seconds)));
         own.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// Own times of all devices; infinite where a share is not allowed or cannot be.
+    /// Returns the own times of all devices; infinite if a share is not allowed or not possible.
     fn rows(&self, rounds: usize, token_s: f64) -> Vec<Row> {
         let layers = self.costs.model.layers;
         let time = |device: usize, count: usize| {
@@ -90,7 +92,7 @@ impl<'a> Field<'a> {
             .collect()
     }
 
-    /// The holdings that `choice` stands for in a token of `token_s`.
+    /// Returns the holdings of `choice` in a token of `token_s`.
     fn held(&self, choice: &Choice, rounds: usize, token_s: f64) -> Vec<Holding> {
         let places = choice.ring.iter().zip(&choice.layers);
         let least = |(device, layers): (&usize, &usize)| self.least(*device, *layers, rounds, token_s);
@@ -98,11 +100,11 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Something that finds the least sum of own times and hops.
+/// A dynamic programme that finds the least sum of own times and hops.
 trait Programme {
-    /// The shares with the least sum, if that is below `limit`. One device alone has one round.
+    /// Returns the shares with the least sum, if that is below `limit`. One device alone has one round.
     fn least(&self, rows: &[Row], rounds: usize, limit: f64) -> Option<Choice>;
-    /// A lower bound of the hops of any plan with more than one device, once around.
+    /// Returns a lower bound of the hops once around, for any plan with more than one device.
     fn shortest_around(&self) -> f64;
 }
 
@@ -115,7 +117,7 @@ struct Best {
     held: Vec<Holding>,
 }
 
-/// Improves `best` by plans of this head until none is better.
+/// Improves `best` with plans of this head until none is better.
 fn improve(field: &Field<'_>, programme: &dyn Programme, rounds: Option<usize>, best: &mut Option<Best>) {
     let most = ROUNDS_MAX.min(field.costs.model.layers).max(1);
     for rounds in rounds.map_or(1..=most, |rounds| rounds..=rounds) {
@@ -136,10 +138,10 @@ fn improve(field: &Field<'_>, programme: &dyn Programme, rounds: Option<usize>, 
     }
 }
 
-/// The plan with the least time of a token.
+/// Returns the plan with the least time of a token.
 ///
 /// # Errors
-/// [`PlanError::Description`] for a wrong description, [`PlanError::Impossible`] where no plan exists.
+/// [`PlanError::Description`] for a wrong description, [`PlanError::Impossible`] if no plan exists.
 pub fn search(
     cluster: &Cluster,
     model: &ModelShape,
@@ -168,38 +170,38 @@ pub fn search(
     Ok(named(&costs, &best))
 }
 
-/// What a number of rounds asks of the devices; less of the first, then of the next, is easier.
-struct Asked {
-    /// Bytes of memory that are kept for reading ahead.
+/// What a number of rounds demands of the devices. Less memory is easier; if equal, less time is.
+struct Demand {
+    /// Bytes of memory kept for reading ahead.
     prefetch_bytes: f64,
-    /// Seconds of all devices and ways together.
+    /// Seconds of all devices and hops together.
     busy_s: f64,
     rounds: usize,
     token_s: f64,
 }
 
-impl Asked {
+impl Demand {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         let by_memory = self.prefetch_bytes.total_cmp(&other.prefetch_bytes);
         by_memory.then(self.busy_s.total_cmp(&other.busy_s)).then(self.rounds.cmp(&other.rounds))
     }
 }
 
-/// The same shares in that number of rounds which takes no longer, and asks least of the devices.
+/// Returns the same shares in the number of rounds that takes no longer and demands least of the devices.
 fn easiest(costs: &Costs<'_>, best: Best) -> Best {
     let around_s = costs.hops.around(&best.choice.ring);
     let narrow = best.choice.layers.iter().copied().filter(|layers| *layers > 0).min().unwrap_or(1);
     let most = if best.choice.ring.len() > 1 { narrow.min(ROUNDS_MAX) } else { 1 };
-    let asked = |rounds: usize| {
+    let demand = |rounds: usize| {
         let token_s = Costs::settle(&best.held, rounds, around_s);
         let parts =
             Costs::parts(&best.held, rounds, around_s, token_s).filter(|_| token_s <= best.token_s)?;
         let prefetch_bytes = parts.iter().map(|own| own.prefetch).sum();
         let computing_s: f64 = parts.iter().map(|own| own.seconds).sum();
-        Some(Asked { prefetch_bytes, busy_s: computing_s + rounds as f64 * around_s, rounds, token_s })
+        Some(Demand { prefetch_bytes, busy_s: computing_s + rounds as f64 * around_s, rounds, token_s })
     };
-    match (1..=most).filter_map(asked).min_by(Asked::cmp) {
-        Some(Asked { rounds, token_s, .. }) => Best { rounds, token_s, ..best },
+    match (1..=most).filter_map(demand).min_by(Demand::cmp) {
+        Some(Demand { rounds, token_s, .. }) => Best { rounds, token_s, ..best },
         None => best,
     }
 }
@@ -221,7 +223,7 @@ fn named(costs: &Costs<'_>, best: &Best) -> Plan {
     Plan { layers: costs.model.layers, rounds: best.rounds, shares: (0..ring.len()).map(share).collect() }
 }
 
-/// What is in the way of every plan.
+/// Returns why no plan exists.
 fn why_not(costs: &Costs<'_>) -> String {
     let layers = costs.model.layers;
     let most = |at: usize| {

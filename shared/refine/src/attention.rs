@@ -1,4 +1,4 @@
-//! The default ranking: how much the question's last tokens look at each sentence.
+//! The attention part of the default ranking: how much the question's last tokens attend to each sentence.
 
 use baton_protocol::SentenceMap;
 
@@ -6,21 +6,22 @@ use crate::calibration::Calibration;
 use crate::content::Content;
 use crate::refine::{RefineError, Scores};
 
-/// The first positions of a prompt draw attention whatever they hold.
+/// Attention sinks: the first positions of a prompt draw attention whatever they contain.
 const SINK_TOKENS: usize = 4;
-/// A sentence is judged by at least so many of its tokens.
+/// Minimum number of top tokens that make up a sentence's value.
 const TOP_TOKENS_MIN: usize = 4;
-/// A shorter sentence is treated as if it had so many tokens.
+/// A shorter sentence counts as if it had this many tokens.
 const LENGTH_MIN: usize = 8;
-/// Share of the better neighbour's value that a sentence gets.
+/// Share of the better neighbour's value that is added to a sentence's value.
 const NEIGHBOUR_SHARE: f64 = 0.25;
 
-/// One value a unit of the map.
+/// Returns one value per unit of the map.
 ///
-/// With `m[h, j]` the weight of head `h` on token `j` (mean over the window), 0 for sinks and tokens without a letter
-/// or digit: `u = m / (its sum over the content)` for calibrated heads, `u = m` else; `x_j` is the weighted sum of
-/// `u` over the heads; a sentence's value is the sum of its top `max(4, half)` tokens' `x_j` over `max(length, 8)`,
-/// plus a quarter of the better neighbour's in its paragraph.
+/// `m[h, j]` is the weight of head `h` on token `j` (mean over the window), 0 for sinks and tokens without a
+/// letter or digit. For calibrated heads, `u = m / (sum of m over the content)`; else `u = m`. `x_j` is the
+/// weighted sum of `u` over the heads. A sentence's own value is the sum of `x_j` over its top `max(4, half)`
+/// tokens, divided by `max(length, 8)`. A quarter of the own value of its better neighbour in the paragraph
+/// is added.
 pub(crate) fn values(
     map: &SentenceMap,
     content: &Content,
@@ -46,7 +47,8 @@ pub(crate) fn values(
     Ok((0..map.len()).map(|unit| own[unit] + NEIGHBOUR_SHARE * better_neighbour(map, &own, unit)).collect())
 }
 
-/// A head's weight on each content token, 0 for sinks and tokens without a letter or digit. `row: [keys]`.
+/// Returns a head's weight on each content token, 0 for sinks and tokens without a letter or digit.
+/// `row: [keys]`.
 pub(crate) fn masses(content: &Content, row: &[f32]) -> impl Iterator<Item = f64> {
     content.tokens.iter().map(|token| match token.wordy && token.position >= SINK_TOKENS {
         true => f64::from(row[token.position]),
@@ -54,7 +56,7 @@ pub(crate) fn masses(content: &Content, row: &[f32]) -> impl Iterator<Item = f64
     })
 }
 
-/// Rows of the scores with their weights, which add up to 1.
+/// Returns rows of the scores with their weights, which add up to 1.
 fn weights(scores: &Scores<'_>, calibration: Option<&Calibration>) -> Result<Vec<(usize, f64)>, RefineError> {
     let Some(calibration) = calibration else {
         let share = 1.0 / scores.heads.len() as f64;

@@ -1,7 +1,8 @@
-//! BM25 of sentences against the question: the ranking that needs no model, and the baseline to beat.
+//! Ranks sentences by BM25 against the question. It needs no model, and is the baseline that other rankings
+//! must beat.
 //!
-//! Terms are lower-case runs of letters and digits; in text written without spaces, characters and pairs of them.
-//! Source: Robertson and Zaragoza 2009, with the logarithm that is never negative (as Lucene has it).
+//! Terms are lower-case runs of letters and digits; in CJK text, single characters and pairs of adjacent
+//! ones. Source: Robertson and Zaragoza 2009, with the logarithm that is never negative, as in Lucene.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,28 +11,28 @@ use baton_protocol::{Segment, SentenceMap, is_cjk};
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
-/// The terms of every unit of a map, and of every term the units that have it.
+/// The terms of every unit of a map, and for every term the units that contain it.
 pub(crate) struct TermIndex {
     units: Vec<Unit>,
-    /// Of each term, where it stands, by unit.
+    /// For each term, the units that contain it, in order.
     postings: HashMap<String, Vec<Posting>>,
 }
 
 struct Unit {
-    /// Its distinct terms, in order of the alphabet.
+    /// Its distinct terms, sorted.
     terms: Vec<String>,
-    /// What its length adds to how often a term stands in it.
+    /// The length-dependent summand in the denominator of BM25.
     norm: f64,
 }
 
 struct Posting {
     unit: usize,
-    /// How often the term stands there.
+    /// Number of occurrences of the term in the unit.
     count: u32,
 }
 
 impl TermIndex {
-    /// Of the units' texts. Cost: linear in the text.
+    /// Indexes the units' texts. Cost: linear in the text, and a sort of each unit's terms.
     pub(crate) fn new(segments: &[Segment], map: &SentenceMap) -> Self {
         let mut postings: HashMap<String, Vec<Posting>> = HashMap::new();
         let mut lengths = Vec::with_capacity(map.len());
@@ -54,27 +55,27 @@ impl TermIndex {
         Self { units, postings }
     }
 
-    /// Units that have the term.
+    /// Returns the number of units that contain the term.
     pub(crate) fn units_with(&self, term: &str) -> usize {
         self.postings.get(term).map_or(0, Vec::len)
     }
 
-    /// The distinct terms of one unit, in order of the alphabet.
+    /// Returns the distinct terms of one unit, sorted.
     pub(crate) fn terms_of(&self, unit: usize) -> Vec<&str> {
         self.units[unit].terms.iter().map(String::as_str).collect()
     }
 
-    /// One value a unit for a query of distinct terms with their weights. Cost: linear in the units, the query, and
-    /// the places where its terms stand.
+    /// Returns one value per unit for a query of distinct terms with their weights. Cost: linear in the
+    /// units, the query, and the postings of its terms.
     pub(crate) fn values(&self, query: &[(&str, f64)]) -> Vec<f64> {
         self.counted_values(query).0
     }
 
-    /// The values, and how many postings were read for them.
+    /// Returns the values, and the number of postings that were read.
     fn counted_values(&self, query: &[(&str, f64)]) -> (Vec<f64>, usize) {
         let n_units = self.units.len() as f64;
         let (mut values, mut read) = (vec![0.0; self.units.len()], 0);
-        // Each unit's value is a sum in the query's order: the same bits, whatever else the text holds.
+        // Each unit's value is a sum in the query's order, so that its bits do not depend on other text.
         for (term, weight) in query {
             let Some(postings) = self.postings.get(*term) else { continue };
             let with = postings.len() as f64;
@@ -89,14 +90,14 @@ impl TermIndex {
     }
 }
 
-/// One value a unit of the map.
+/// Returns one value per unit of the map.
 pub(crate) fn values(segments: &[Segment], map: &SentenceMap, question: &str) -> Vec<f64> {
     let query = distinct_terms(question);
     let query: Vec<(&str, f64)> = query.iter().map(|term| (term.as_str(), 1.0)).collect();
     TermIndex::new(segments, map).values(&query)
 }
 
-/// The terms of a text, each once, in order.
+/// Returns the terms of a text in order of their first occurrence, each once.
 pub(crate) fn distinct_terms(text: &str) -> Vec<String> {
     let mut terms = terms(text);
     let mut seen = HashSet::new();
@@ -104,7 +105,7 @@ pub(crate) fn distinct_terms(text: &str) -> Vec<String> {
     terms
 }
 
-/// The terms of a text, in order.
+/// Returns the terms of a text, in order.
 fn terms(text: &str) -> Vec<String> {
     let mut terms = Vec::new();
     let mut word = String::new();
@@ -170,7 +171,7 @@ mod tests {
         assert!(values(&segments, &map, "").iter().all(|&v| v == 0.0));
         assert!(values(&segments, &map, "what").iter().all(|&v| v == 0.0));
     }
-    /// The formula read off for every unit and every term of the query, in this order.
+    /// Applies the formula to every unit and every term of the query, in this order.
     fn naive(segments: &[Segment], map: &SentenceMap, query: &[(&str, f64)]) -> Vec<f64> {
         let units: Vec<Vec<String>> = (0..map.len())
             .map(|unit| terms(&segments[map.unit(unit).segment].text[map.unit(unit).bytes.clone()]))
@@ -215,7 +216,7 @@ mod tests {
         let segments = [Segment::refinable(Role::User, text)];
         let map = SentenceMap::new(&segments);
         let index = TermIndex::new(&segments, &map);
-        // 1000 words, of which every second is in one sentence each and the others in none.
+        // 1000 words: every second word is in exactly one sentence, the others are in none.
         let question: String = (0..1000).map(|at| format!("word{} ", at / 2 + 1000 * (at % 2))).collect();
         let asked = distinct_terms(&question);
         let query: Vec<(&str, f64)> = asked.iter().map(|term| (term.as_str(), 1.0)).collect();

@@ -1,4 +1,4 @@
-//! Filling the budget: from one value a sentence to the set that is kept.
+//! Fills the budget: from one value per sentence to the set of sentences that are kept.
 
 use std::collections::HashSet;
 
@@ -6,32 +6,34 @@ use baton_protocol::SentenceMap;
 
 use crate::content::Content;
 
-/// Largest gap, in tokens, that is closed where the budget lasts.
+/// Largest gap, in tokens, that is closed if the budget allows it.
 const GAP_TOKENS_MAX: usize = 8;
 
-/// What the filling does beyond taking the best.
+/// Options of [`fill`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FillRules {
-    /// Charge with a sentence the title lines that govern it; such lines are not chosen for themselves.
+    /// Keep, together with a sentence, the title lines above it, and count their tokens. Such lines are not
+    /// chosen on their own.
     pub titles: bool,
-    /// Close small gaps in the end.
+    /// Close small gaps at the end.
     pub gaps: bool,
 }
 
-/// Largest number of content tokens whose share is at most `ratio`.
+/// Returns the largest number of content tokens whose share is at most `ratio`.
 ///
-/// Shares are compared in `f32`, as they are stated: 7 of 10 tokens are the ratio 0.7, which no float is exactly.
+/// Shares are compared in `f32`, the type of `ratio`: 7 of 10 tokens count as 0.7, which no float represents
+/// exactly.
 pub(crate) fn token_budget(ratio: f32, content_tokens: usize) -> usize {
     let fits = |tokens: usize| (tokens as f64 / content_tokens as f64) as f32 <= ratio;
     let floor = (f64::from(ratio) * content_tokens as f64).floor() as usize;
     if fits(floor + 1) { floor + 1 } else { floor }
 }
 
-/// Chooses units by descending value (ties: the earlier first), as many as fit into `budget` tokens; what does not
-/// fit is skipped. `forced` units come first, the last of them first. At least one unit with a token is kept, so the
-/// budget is exceeded only where every such unit is larger than it.
+/// Chooses units by descending value (ties: the earlier first), as many as fit into `budget` tokens; a unit
+/// that does not fit is skipped. `forced` units come before all others, from the last to the first. At least
+/// one unit with a token is kept, so the budget is exceeded only if every such unit is larger than it.
 ///
-/// `values` has one entry a unit of `map`; the content must have a token.
+/// `values` has one entry per unit of `map`; the content must have at least one token.
 pub(crate) fn fill(
     map: &SentenceMap,
     content: &Content,
@@ -70,8 +72,9 @@ pub(crate) fn fill(
     kept
 }
 
-/// Units that can be chosen for themselves: those with a token. With title lines charged, a line that governs
-/// something comes only with that, for alone it says nothing; one that governs nothing may not be a title at all.
+/// Returns the units that can be chosen on their own: those with a token. With `rules.titles`, a title line
+/// above other units is left out, because it is kept only together with one of these. A title line above
+/// nothing may not be a title, so it stays. If only title lines have tokens, all of them can be chosen.
 fn candidates(map: &SentenceMap, content: &Content, rules: FillRules) -> Vec<usize> {
     let with_tokens = (0..map.len()).filter(|&unit| content.cost(unit) > 0);
     let governing: HashSet<usize> = match rules.titles {
@@ -82,7 +85,7 @@ fn candidates(map: &SentenceMap, content: &Content, rules: FillRules) -> Vec<usi
     if chosen.is_empty() { with_tokens.collect() } else { chosen }
 }
 
-/// Keeps the wanted units if those of them that are not kept yet fit together.
+/// Keeps the wanted units if all of them that are not yet kept fit together.
 fn take(kept: &mut [bool], left: &mut usize, content: &Content, wanted: &[usize]) {
     let cost: usize = wanted.iter().filter(|&&unit| !kept[unit]).map(|&unit| content.cost(unit)).sum();
     if cost <= *left {
@@ -93,7 +96,8 @@ fn take(kept: &mut [bool], left: &mut usize, content: &Content, wanted: &[usize]
     }
 }
 
-/// Keeps what lies between two kept units of a segment where it is at most 8 tokens, in order, while the budget lasts.
+/// Closes gaps between kept units of a segment, in order, if they have at most 8 tokens and fit into the
+/// budget.
 fn close_gaps(map: &SentenceMap, content: &Content, kept: &mut [bool], mut left: usize) {
     let mut last: Option<usize> = None;
     for unit in 0..kept.len() {

@@ -1,17 +1,18 @@
-//! Calibrated heads: those attention heads of one model that were found to look at what a question needs.
+//! Calibrated heads: the attention heads of one model that attend to the sentences that answer a question.
 
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Most heads a calibration may name.
+/// Maximum number of heads in a calibration.
 const HEADS_MAX: usize = 4096;
-/// How far the weights' sum may be from 1.
+/// Tolerance of the sum of the weights around 1.
 const SUM_TOLERANCE: f64 = 1e-3;
 
-/// The weighted heads of one model, found offline by needle probes.
+/// The weighted heads of one model, found offline by needle probes (see [`crate::HeadGains`]).
 ///
-/// Always holds: at least one head, none twice, weights not negative, their sum 1.
+/// Always holds: there is at least one head, no head occurs twice, no weight is negative, and the sum of the
+/// weights is 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     model_sha256: String,
@@ -25,26 +26,26 @@ pub struct WeightedHead {
     pub layer: usize,
     /// Query head of that layer, from 0.
     pub head: usize,
-    /// Share of the ranking.
+    /// Its share of the ranking.
     pub weight: f64,
 }
 
-/// Why a calibration was refused.
+/// Why a calibration is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CalibrationError {
-    /// Not the JSON of a calibration.
+    /// The text is not the JSON of a calibration.
     #[error("read calibration: {message}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// No head, or too many.
+    /// There is no head, or there are too many.
     #[error("calibration has {len} heads, must be 1 to {}", HEADS_MAX)]
     Heads {
-        /// How many there are.
+        /// Number of heads.
         len: usize,
     },
-    /// A head named twice.
+    /// A head occurs twice.
     #[error("calibration names layer {layer} head {head} twice")]
     Twice {
         /// Its layer.
@@ -52,7 +53,7 @@ pub enum CalibrationError {
         /// Its number in the layer.
         head: usize,
     },
-    /// A weight that is negative or no number.
+    /// A weight is not a number from 0 to 1.
     #[error("calibration has weight {weight} for layer {layer} head {head}, must be 0 to 1")]
     Weight {
         /// The head's layer.
@@ -62,13 +63,13 @@ pub enum CalibrationError {
         /// The weight.
         weight: f64,
     },
-    /// Weights that do not add up to 1.
+    /// The weights do not add up to 1.
     #[error("calibration's weights add up to {sum}, must be 1")]
     Sum {
-        /// What they add up to.
+        /// Their sum.
         sum: f64,
     },
-    /// A head that the model does not have.
+    /// The model does not have a head.
     #[error(
         "calibration names layer {layer} head {head}, the model has {n_layers} layers of {n_heads} heads"
     )]
@@ -77,9 +78,9 @@ pub enum CalibrationError {
         layer: usize,
         /// Its number in the layer.
         head: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         n_layers: usize,
-        /// Query heads of a layer.
+        /// Number of query heads per layer.
         n_heads: usize,
     },
 }
@@ -94,24 +95,24 @@ impl Calibration {
     /// Reads `{"model_sha256":"…","heads":[{"layer":l,"head":h,"weight":w},…]}`; further fields are ignored.
     ///
     /// # Errors
-    /// [`CalibrationError`] if it is not that, or breaks what always holds.
+    /// [`CalibrationError`] if the text has another form, or the invariant does not hold.
     pub fn from_json(json: &str) -> Result<Self, CalibrationError> {
         let parsed: CalibrationJson =
             serde_json::from_str(json).map_err(|e| CalibrationError::Json { message: e.to_string() })?;
         Self::new(parsed.model_sha256, parsed.heads)
     }
 
-    /// What [`Self::from_json`] reads, a line a head.
+    /// Writes the JSON that [`Self::from_json`] reads, with one line per head.
     pub fn to_json(&self) -> String {
         let json = CalibrationJson { model_sha256: self.model_sha256.clone(), heads: self.heads.clone() };
         let text = serde_json::to_string(&json).expect("strings and finite numbers are JSON");
         text.replace("[{", "[\n{").replace("},{", "},\n{").replace("}]", "}\n]") + "\n"
     }
 
-    /// A calibration of these heads.
+    /// Makes a calibration of these heads.
     ///
     /// # Errors
-    /// [`CalibrationError`] if they break what always holds.
+    /// [`CalibrationError`] if the invariant does not hold.
     pub fn new(model_sha256: String, heads: Vec<WeightedHead>) -> Result<Self, CalibrationError> {
         if heads.is_empty() || heads.len() > HEADS_MAX {
             return Err(CalibrationError::Heads { len: heads.len() });
@@ -132,20 +133,20 @@ impl Calibration {
         Ok(Self { model_sha256, heads })
     }
 
-    /// Digest of the model file that the heads belong to.
+    /// Returns the SHA-256 of the model file that the heads belong to.
     pub fn model_sha256(&self) -> &str {
         &self.model_sha256
     }
 
-    /// The heads, as in the file.
+    /// Returns the heads in the order of the file.
     pub fn heads(&self) -> &[WeightedHead] {
         &self.heads
     }
 
-    /// Checks that a model of these dimensions has all the heads; to be called once, when the model is loaded.
+    /// Checks that a model of these dimensions has all the heads. Call it once, when the model is loaded.
     ///
     /// # Errors
-    /// [`CalibrationError::NoSuchHead`] for the first one it does not have.
+    /// [`CalibrationError::NoSuchHead`] for the first head that the model does not have.
     pub fn check_model(&self, n_layers: usize, n_heads: usize) -> Result<(), CalibrationError> {
         match self.heads.iter().find(|h| h.layer >= n_layers || h.head >= n_heads) {
             Some(&WeightedHead { layer, head, .. }) => {

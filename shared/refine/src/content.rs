@@ -1,10 +1,11 @@
-//! The refinable tokens of a prompt, each with its place and its sentence.
+//! The refinable tokens of a prompt with their positions and sentences, and the budget that a ranking fills.
 
 use std::ops::Range;
 
 use baton_protocol::{Segment, SentenceMap};
 
-use crate::refine::RefineError;
+use crate::budget::{FillRules, fill, token_budget};
+use crate::refine::{RefineError, Refined};
 
 /// The tokens of one refinable segment.
 #[derive(Debug, Clone, Copy)]
@@ -13,33 +14,42 @@ pub struct ContentTokens<'a> {
     pub segment: usize,
     /// Position of its first token in the prompt.
     pub first: usize,
-    /// Of each token, the bytes of the segment's text it stands for.
+    /// For each token, its byte range in the segment's text.
     pub spans: &'a [Range<usize>],
 }
 
 /// One refinable token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Token {
+pub struct Token {
     /// Position in the prompt.
     pub position: usize,
     /// Index of its sentence in the map.
     pub unit: usize,
-    /// It holds a letter or a digit.
+    /// Whether it contains a letter or a digit.
     pub wordy: bool,
 }
 
-/// All refinable tokens, in prompt order.
+/// All refinable tokens of a prompt. A ranking gives a value to each unit and fills a budget of tokens by
+/// these values: see [`Self::budget`], [`Self::keep_best`] and [`Self::refined`].
 #[derive(Debug, Clone)]
-pub(crate) struct Content {
+pub struct Content {
+    /// The tokens, in prompt order.
     pub tokens: Vec<Token>,
-    /// Of each unit of the map, its tokens: a range of `tokens`, empty where it has none.
+    /// For each unit of the map, its tokens as a range of `tokens`; empty if it has none.
     pub units: Vec<Range<usize>>,
-    /// Of each refinable segment with tokens, its tokens: a range of `tokens`.
+    /// For each given part, its tokens as a range of `tokens`.
     pub segments: Vec<Range<usize>>,
 }
 
 impl Content {
     /// Assigns each token to the unit that holds its first byte that is not white space.
+    ///
+    /// `prompt_tokens`: number of tokens of the whole prompt. Every position must be smaller.
+    ///
+    /// # Errors
+    /// [`RefineError`] if a part belongs to a segment that is not refinable, or if parts overlap or end
+    /// beyond the prompt. The same if a token ends beyond its segment's text, or if the map was not made from
+    /// these segments.
     pub fn new(
         segments: &[Segment],
         map: &SentenceMap,
@@ -91,19 +101,69 @@ impl Content {
         Ok(Self { tokens, units: ranges, segments: parts })
     }
 
-    /// Tokens of a unit.
+    /// Returns how many tokens a unit has.
+    ///
+    /// # Panics
+    /// If the map has no such unit.
     pub fn cost(&self, unit: usize) -> usize {
         self.units[unit].len()
     }
+
+    /// Returns how many tokens may be kept: the largest number whose share of all content tokens is at most
+    /// `ratio`.
+    ///
+    /// # Errors
+    /// [`RefineError::Ratio`] if `ratio` is not above 0 and at most 1; [`RefineError::EmptyContent`] if there
+    /// is no token.
+    pub fn budget(&self, ratio: f32) -> Result<usize, RefineError> {
+        if !(ratio > 0.0 && ratio <= 1.0) {
+            return Err(RefineError::Ratio { ratio });
+        }
+        match self.tokens.len() {
+            0 => Err(RefineError::EmptyContent),
+            tokens => Ok(token_budget(ratio, tokens)),
+        }
+    }
+
+    /// Keeps the units with the largest values (ties: the earlier first), as many as fit into `budget`
+    /// tokens; a unit that does not fit is skipped. No title lines are added and no gaps are closed. At least
+    /// one unit is kept if any unit has a token.
+    ///
+    /// # Panics
+    /// If `values` does not have one entry per unit of `map`, or `map` is not the one that this was made
+    /// with.
+    pub fn keep_best(&self, map: &SentenceMap, values: &[f64], budget: usize) -> Vec<bool> {
+        fill(map, self, values, budget, &[], FillRules::default())
+    }
+
+    /// Counts the tokens that a choice of units keeps in a prompt of `prompt_tokens` tokens.
+    ///
+    /// # Panics
+    /// If `kept` does not have one flag per unit, or `prompt_tokens` is smaller than the number of content
+    /// tokens.
+    pub fn refined(&self, kept: Vec<bool>, prompt_tokens: usize) -> Refined {
+        assert_eq!(kept.len(), self.units.len(), "one flag a unit");
+        let kept_tokens = (0..kept.len()).filter(|&unit| kept[unit]).map(|unit| self.cost(unit)).sum();
+        let content_tokens = self.tokens.len();
+        let share = |part: usize, whole: usize| (part as f64 / whole as f64) as f32;
+        Refined {
+            kept,
+            kept_tokens,
+            content_tokens,
+            ratio: share(kept_tokens, content_tokens),
+            prompt_ratio: share(prompt_tokens - content_tokens + kept_tokens, prompt_tokens),
+        }
+    }
 }
 
-/// The units of one segment: neighbours in the map.
+/// Returns the units of one segment, which are adjacent in the map.
 fn segment_units(map: &SentenceMap, segment: usize) -> Range<usize> {
     let units = map.units();
     units.partition_point(|u| u.segment < segment)..units.partition_point(|u| u.segment <= segment)
 }
 
-/// Whether the characters that the span touches hold a letter or a digit; a token may be a part of a character.
+/// Returns whether the characters that overlap the span contain a letter or a digit. A token may be a part of
+/// a character.
 fn is_wordy(text: &str, span: &Range<usize>) -> bool {
     text[text.floor_char_boundary(span.start)..text.ceil_char_boundary(span.end)]
         .chars()

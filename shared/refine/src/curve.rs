@@ -1,10 +1,13 @@
-//! Quality curves: how good answers are over the share r of the content that is kept. The one file that the
-//! evaluation program writes and `baton-cloud scenes fit-xi` reads.
+//! Quality curves: the quality of answers over the share r of the content that is kept. `baton-eval` writes
+//! them to a file, and `baton-cloud scenes fit-xi` reads that file.
 //!
-//! Pure: text in, checked values out, and back. It knows neither how answers are scored nor what a scene is.
-//! Always holds, whoever made the file: at least one curve; in each curve r rises strictly and lies in 0.01..=1; every
-//! score is a share in 0..=1 (exact match, F1, ROUGE-L: never percent); a curve's points and its full-prompt reference
-//! are means over the **same** questions, so that a loss is a mean of paired differences.
+//! Pure: it converts text to checked values and back. It knows neither how answers are scored nor what a
+//! scene is. What always holds:
+//!
+//! - There is at least one curve. In each curve r rises strictly and lies in 0.01..=1.
+//! - Every score is a share in 0..=1 (exact match, F1, ROUGE-L), never a percentage.
+//! - A curve's points and its full-prompt reference are means over the **same** questions, so that a loss is
+//!   a mean of paired differences.
 //!
 //! # The file
 //!
@@ -22,80 +25,83 @@
 //!      "loss": {"mean": 0.005, "low": -0.0025, "high": 0.0125}}]}]}
 //! ```
 //!
-//! - `suite`, `subset` (what of the suite: a kind of question, a length; `all` for everything), `metric`, `mode` (the
-//!   refiner's, as [`crate::Mode`] is written) and `arm` (`relay`, `mask_only`, ...) are names; together with
-//!   `assist_tokens` (L; null: the optimizer's choice) and `corrector` (null: none) they name a curve.
-//! - `reference`: the same arm, models and questions on the full prompt (r = 1).
-//! - `low`, `high`: ends of the 95 % bootstrap interval; those of `loss` are of the **paired** differences
-//!   `reference - point`, question by question. A negative loss is a gain.
-//! - Fields that are not named here are ignored, so that the evaluation may write more beside them.
+//! - A curve is identified by `suite`, `subset`, `metric`, `mode`, `arm`, `assist_tokens` and `corrector`.
+//! - `subset` is a part of the suite, such as a kind of question or a length; `all` for the whole suite.
+//!   `mode` is the ranking: a [`crate::Mode`], or the name of a baseline. `arm` is the way of answering
+//!   (`relay`, `mask_only`, ...).
+//! - `assist_tokens` is L, or null for the optimizer's choice. `corrector` is null if cloud and device are
+//!   not compared.
+//! - `reference` is the same arm, models and questions on the full prompt (r = 1).
+//! - `low` and `high` are the ends of the 95 % bootstrap interval. A `loss` is the mean of the **paired**
+//!   differences `reference - point`, question by question. A negative loss is a gain.
+//! - Other fields are ignored, so that an evaluation may add its own.
 
 use serde::{Deserialize, Serialize};
 
-/// What `format` must say.
+/// The required value of `format`.
 const FORMAT: &str = "baton-quality-curves";
-/// The version that this build reads and writes.
+/// The version that this program reads and writes.
 const VERSION: u32 = 1;
-/// The least r that a point may have: the wire's.
+/// The smallest r of a point, which is the smallest that a request may have.
 const RATIO_MIN: f64 = 0.01;
-/// How far a loss may be from the difference of the means it belongs to.
+/// Tolerance between a loss and the difference of the two means.
 const LOSS_TOLERANCE: f64 = 1e-6;
 
-/// All curves of one evaluation: see the module's text for the file.
+/// All curves of one evaluation. The module documentation describes the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QualityCurves {
     format: String,
     version: u32,
-    /// The program that made it, with its version.
+    /// The program that made the file, with its version.
     pub made_by: String,
-    /// Seed of everything random in it.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// The model that made masks and first tokens.
+    /// The cloud's model, which made the masks and the first tokens.
     pub cloud_model: ModelMark,
-    /// The model that wrote the answers from the refined prompt.
+    /// The device's model, which continued the answers from the refined prompt.
     pub device_model: ModelMark,
     /// The curves.
     pub curves: Vec<QualityCurve>,
 }
 
-/// Which model file it was.
+/// The identity of a model file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelMark {
-    /// Its name, for people.
+    /// Its name, for display.
     pub name: String,
     /// SHA-256 of the file, 64 lower-case hex digits.
     pub sha256: String,
 }
 
-/// Quality over r of one suite in one way of answering.
+/// Quality over r for one suite and one way of answering.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QualityCurve {
     /// The suite, e.g. `facts`.
     pub suite: String,
-    /// What of it, e.g. `two-hop/2048`; `all` for everything.
+    /// The part of the suite, e.g. `two-hop/2048`; `all` for the whole suite.
     pub subset: String,
-    /// What is scored, e.g. `exact_match`.
+    /// The metric, e.g. `exact_match`.
     pub metric: String,
-    /// The refiner's mode.
+    /// The ranking of sentences: a mode of the refiner, or the name of a baseline.
     pub mode: String,
-    /// Who answers, e.g. `relay`.
+    /// The way of answering, e.g. `relay`.
     pub arm: String,
-    /// L; none: the optimizer's choice.
+    /// L; `None` for the optimizer's choice.
     pub assist_tokens: Option<u32>,
-    /// Who is right where cloud and device disagree; none: nobody compares.
+    /// The side that wins if cloud and device disagree; `None` if they are not compared.
     pub corrector: Option<String>,
-    /// The full prompt, same arm and questions.
+    /// The score on the full prompt, for the same arm and questions.
     pub reference: MeanScore,
-    /// By rising r.
+    /// The points, by rising r.
     pub points: Vec<CurvePoint>,
 }
 
 /// A mean over questions, with its 95 % bootstrap interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MeanScore {
-    /// Questions.
+    /// Number of questions.
     pub n: u32,
-    /// The mean, 0..=1.
+    /// The mean score, 0..=1.
     pub score: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -103,22 +109,22 @@ pub struct MeanScore {
     pub high: f64,
 }
 
-/// One r of a curve.
+/// One point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// The share of the refinable content that was allowed, 0.01..=1.
+    /// The share of the refinable content that may be kept, 0.01..=1.
     pub r: f64,
-    /// Its mean.
+    /// The mean score at this r.
     #[serde(flatten)]
     pub mean: MeanScore,
-    /// What it loses against the full prompt.
+    /// The loss against the full prompt.
     pub loss: PairedLoss,
 }
 
-/// Mean of the paired differences `reference - point`, with its 95 % bootstrap interval.
+/// The mean of the paired differences `reference - point`, with its 95 % bootstrap interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedLoss {
-    /// The mean; negative where the refined prompt is better.
+    /// The mean; negative if the refined prompt is better.
     pub mean: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -126,18 +132,19 @@ pub struct PairedLoss {
     pub high: f64,
 }
 
-/// Which figure of a loss must stay within the tolerance.
+/// The value of a loss that must stay within the tolerance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LossBy {
-    /// The upper end of its interval: the loss is within the tolerance as far as the questions can show it.
+    /// The upper end of the interval, so that the loss is within the tolerance with the interval's
+    /// confidence.
     #[default]
     Upper,
-    /// The mean alone.
+    /// The mean only.
     Mean,
 }
 
 impl PairedLoss {
-    /// The figure that counts.
+    /// Returns the value selected by `by`.
     #[must_use]
     pub fn by(&self, by: LossBy) -> f64 {
         match by {
@@ -147,72 +154,72 @@ impl PairedLoss {
     }
 }
 
-/// Why a file of curves was refused.
+/// Why a file of curves is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CurveError {
-    /// Not the JSON of quality curves.
+    /// The text is not the JSON of quality curves.
     #[error("read quality curves: {message}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// Another kind of file, or another version of it.
+    /// The file has another format or version.
     #[error(
         "quality curves have format `{format}` version {version}, this program reads `{FORMAT}` version {VERSION}"
     )]
     Format {
-        /// What it says.
+        /// The `format` of the file.
         format: String,
-        /// Its version.
+        /// The `version` of the file.
         version: u32,
     },
-    /// A model without the digest of its file.
+    /// A model has no valid SHA-256 digest.
     #[error(
         "quality curves name `{sha256}` as sha256 of the {which} model, must be 64 lower-case hex digits"
     )]
     Digest {
         /// `cloud` or `device`.
         which: &'static str,
-        /// What it says.
+        /// The given digest.
         sha256: String,
     },
-    /// Nothing to read.
+    /// There are no curves, or a curve has no points.
     #[error("quality curves have no {what}, must have at least 1")]
     None {
-        /// Curves, or points of one of them.
+        /// `curves` or `points`.
         what: &'static str,
     },
-    /// A number out of its range.
+    /// A number is outside its range.
     #[error("curve {curve} has `{field}` {value}, must be {want}")]
     Number {
-        /// Which curve, from 0.
+        /// Index of the curve, from 0.
         curve: usize,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// The given value.
         value: f64,
-        /// What is allowed.
+        /// The allowed values.
         want: &'static str,
     },
-    /// A point over other questions than its reference.
+    /// A point has another number of questions than its reference.
     #[error("curve {curve} has {n} questions at r {r}, its reference has {reference}")]
     NotPaired {
-        /// Which curve, from 0.
+        /// Index of the curve, from 0.
         curve: usize,
-        /// The point.
+        /// The point's r.
         r: f64,
-        /// Its questions.
+        /// Its number of questions.
         n: u32,
-        /// Those of the reference.
+        /// The reference's number of questions.
         reference: u32,
     },
 }
 
 impl QualityCurves {
-    /// Curves of one evaluation.
+    /// Makes the curves of one evaluation.
     ///
     /// # Errors
-    /// [`CurveError`] if they break what always holds.
+    /// [`CurveError`] if they break a rule of the module documentation.
     pub fn new(
         made_by: impl Into<String>,
         seed: u64,
@@ -229,7 +236,7 @@ impl QualityCurves {
     /// Reads a file's text.
     ///
     /// # Errors
-    /// [`CurveError`] if it is not one, or breaks what always holds.
+    /// [`CurveError`] if the text is not such a file, or breaks a rule of the module documentation.
     pub fn from_json(json: &str) -> Result<Self, CurveError> {
         let read: Self =
             serde_json::from_str(json).map_err(|e| CurveError::Json { message: e.to_string() })?;
@@ -237,7 +244,7 @@ impl QualityCurves {
         Ok(read)
     }
 
-    /// The file's text, ended by a line break.
+    /// Returns the file's text, which ends with a line break.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("names and finite numbers are JSON");
@@ -263,14 +270,15 @@ impl QualityCurves {
 }
 
 impl QualityCurve {
-    /// The smallest measured r from which on, at every measured r, the loss is at most `tolerance` (a share, as
-    /// scores are); none where not even the largest measured r is that good. Nothing is read between the points.
+    /// Returns the point with the smallest r such that it and every larger measured r have a loss of at most
+    /// `tolerance` (a share, like scores). `None` if the largest r already loses more. Nothing is
+    /// interpolated between the points.
     #[must_use]
     pub fn smallest_ratio(&self, tolerance: f64, by: LossBy) -> Option<&CurvePoint> {
         self.points.iter().rev().take_while(|point| point.loss.by(by) <= tolerance).last()
     }
 
-    /// The point that loses least; the smallest r of equal ones.
+    /// Returns the point with the smallest loss; among equal ones, that with the smallest r.
     #[must_use]
     pub fn best_point(&self, by: LossBy) -> &CurvePoint {
         let least = |a: &&CurvePoint, b: &&CurvePoint| a.loss.by(by).total_cmp(&b.loss.by(by));
@@ -297,7 +305,7 @@ impl QualityCurve {
                 return Err(CurveError::NotPaired { curve, r: *r, n: mean.n, reference: self.reference.n });
             }
             let difference = self.reference.score - mean.score;
-            // Not `>`: a NaN must not pass.
+            // Not written with `>`, which a NaN would pass.
             if (loss.mean - difference).abs().partial_cmp(&LOSS_TOLERANCE) != Some(std::cmp::Ordering::Less) {
                 return number("loss.mean", loss.mean, "the reference's score less the point's");
             }

@@ -1,28 +1,27 @@
-//! The prompt refiner: from attention scores (or none) to the sentences that are kept, and from these to the text.
+//! The prompt refiner: chooses the sentences of a prompt to keep, by attention scores or words, and rebuilds
+//! the text.
 //!
-//! Pure: no I/O, no clock, no randomness but a seed passed in. It never runs a model; the caller supplies what
-//! [`needs`] asks for.
-//! Always holds: same input, same mask; the kept tokens are at most the ratio's share of the content, unless not even
-//! one sentence fits, of which the best is kept then; segments that are not refinable stay as they are.
+//! Pure: no I/O, no clock, no randomness. It never runs a model: the caller captures the attention that
+//! [`capture_plan`] asks for. Always holds: the same input gives the same mask. The kept tokens are at most
+//! the ratio's share of the content; if no sentence fits, the best one is kept. Segments that are not
+//! refinable do not change.
 //!
-//! | mode | ranks by | needs | title lines, small gaps |
-//! |---|---|---|---|
-//! | `attention` | the question's attention on a sentence and on its better neighbour, its words, bridges | attention | yes |
-//! | `paper` | votes of all heads over the sentence's length | attention | no |
-//! | `tokens` | share of the tokens with most votes | attention | no |
-//! | `gemfilter` | share of the tokens that one layer sees from the last token | attention | no |
-//! | `chunk` | share of chosen chunks of ten tokens | attention | no |
-//! | `bm25` | the question's words | nothing | yes |
-//! | `streaming` | place: the start, then the end | nothing | no |
-//! | `perplexity` | mean surprise of a language model | log-probabilities | no |
-//! | `random` | a seed | nothing | no |
-//! | `none` | keeps everything | nothing | |
+//! | mode | ranks by | needs |
+//! |---|---|---|
+//! | `attention` | the question's attention on a sentence and its neighbours; words | attention |
+//! | `bm25` | BM25 against the question | nothing |
+//! | `none` | keeps everything | nothing |
 //!
-//! Every mode gives whole sentences, because that is what a mask names and what a device with another tokenizer can
-//! rebuild; `tokens`, `gemfilter` and `chunk` also say which tokens they chose, for evaluation ([`rebuild_tokens`]).
+//! A mode keeps whole sentences, because a mask names sentences and a device with another tokenizer can
+//! rebuild them. The title lines above a kept sentence are kept too, and small gaps between kept sentences
+//! are closed.
 //!
-//! Source: P/D-Device, sections 2.2.3 and 3.2, which fix a window of the last queries against all keys, pooling, top
-//! values per head and whole sentences; the rest (heads, one ranking, title lines, budget edges) is defined here.
+//! The baselines that the default is compared with are in the package `baton-baselines`. They rank sentences
+//! by their own values over [`Content`], and fill the same budget with [`Content::keep_best`].
+//!
+//! Source: P/D-Device, sections 2.2.3 and 3.2. They define the window of the last queries, pooling, top
+//! values per head and whole sentences. The rest (heads, one ranking, title lines, limits of the budget) is
+//! defined here.
 
 mod attention;
 mod bm25;
@@ -32,23 +31,18 @@ mod capture;
 mod content;
 mod curve;
 mod mode;
-mod paper;
-mod perplexity;
 mod probe;
 mod rebuild;
 mod refine;
-mod streaming;
-mod token_choice;
 mod words;
 
 pub use calibration::{Calibration, CalibrationError, WeightedHead};
-pub use capture::{AttentionShape, CapturePlan, Needs, needs};
-pub use content::ContentTokens;
+pub use capture::{AttentionShape, CapturePlan, capture_plan};
+pub use content::{Content, ContentTokens, Token};
 pub use curve::{
     CurveError, CurvePoint, LossBy, MeanScore, ModelMark, PairedLoss, QualityCurve, QualityCurves,
 };
 pub use mode::{Mode, UnknownMode};
-pub use perplexity::LogProbs;
 pub use probe::{HeadGains, Probe};
-pub use rebuild::{rebuild, rebuild_tokens};
-pub use refine::{Evidence, RefineError, RefineInput, Refined, Scores, refine};
+pub use rebuild::rebuild;
+pub use refine::{RefineError, RefineInput, Refined, Scores, refine};

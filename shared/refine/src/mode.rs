@@ -3,57 +3,36 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How sentences are ranked. What a mode must be given: [`crate::needs`].
+/// How sentences are ranked. [`crate::capture_plan`] returns the attention to capture for a mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Attention of the question's last tokens, by calibrated heads where there are some. The default.
+    /// Attention of the question's last tokens (of calibrated heads if there are any), with words. The
+    /// default.
     #[default]
     Attention,
-    /// The P/D-Device paper's sentences: all heads vote with their top tokens after max-pooling.
-    Paper,
-    /// The paper's tokens: those that most heads vote for. Sentences by their share of them.
-    Tokens,
-    /// Tokens that one middle layer sees from the prompt's last token. Sentences by their share of them.
-    GemFilter,
-    /// Chunks of ten tokens by the attention on them. Sentences by their share of the chunks.
-    Chunk,
     /// BM25 of the sentence against the question; needs no model.
     Bm25,
-    /// The start and the end of the content, whatever they say.
-    Streaming,
-    /// Sentences that a language model finds surprising.
-    Perplexity,
-    /// At random, for comparison.
-    Random {
-        /// Same seed, same mask.
-        seed: u64,
-    },
-    /// Everything is kept.
+    /// Keeps everything.
     None,
 }
 
 impl Mode {
-    /// Every mode; the random one with seed 0.
-    pub const ALL: [Self; 10] = [
-        Self::Attention,
-        Self::Paper,
-        Self::Tokens,
-        Self::GemFilter,
-        Self::Chunk,
-        Self::Bm25,
-        Self::Streaming,
-        Self::Perplexity,
-        Self::Random { seed: 0 },
-        Self::None,
-    ];
+    /// Every mode.
+    pub const ALL: [Self; 3] = [Self::Attention, Self::Bm25, Self::None];
+
+    /// Returns its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Bm25 => "bm25",
+            Self::None => "none",
+        }
+    }
 }
 
-/// Not the name of a mode.
+/// The text is not the name of a mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown refiner mode `{name}`, must be attention, paper, tokens, gemfilter, chunk, bm25, streaming, perplexity, \
-     random, random:SEED or none"
-)]
+#[error("unknown refiner mode `{name}`, must be attention, bm25 or none")]
 pub struct UnknownMode {
     name: String,
 }
@@ -61,41 +40,16 @@ pub struct UnknownMode {
 impl FromStr for Mode {
     type Err = UnknownMode;
 
-    /// Reads a mode's name; `random` alone has seed 0.
+    /// Reads a mode's name.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if let Some(mode) = Self::ALL.into_iter().find(|mode| mode.name() == text) {
-            return Ok(mode);
-        }
-        let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
-        seed.map(|seed| Self::Random { seed })
-            .ok_or_else(|| UnknownMode { name: text.chars().take(64).collect() })
-    }
-}
-
-impl Mode {
-    /// The name without a seed.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Attention => "attention",
-            Self::Paper => "paper",
-            Self::Tokens => "tokens",
-            Self::GemFilter => "gemfilter",
-            Self::Chunk => "chunk",
-            Self::Bm25 => "bm25",
-            Self::Streaming => "streaming",
-            Self::Perplexity => "perplexity",
-            Self::Random { .. } => "random",
-            Self::None => "none",
-        }
+        let found = Self::ALL.into_iter().find(|mode| mode.as_str() == text);
+        found.ok_or_else(|| UnknownMode { name: text.chars().take(64).collect() })
     }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Random { seed } if *seed != 0 => write!(f, "random:{seed}"),
-            mode => f.write_str(mode.name()),
-        }
+        f.write_str(self.as_str())
     }
 }
 
@@ -105,12 +59,12 @@ mod tests {
 
     #[test]
     fn modes_have_names() {
-        for mode in Mode::ALL.into_iter().chain([Mode::Random { seed: u64::MAX }]) {
+        for mode in Mode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        for bad in ["", "Attention", "random:", "random:-1", "random:x", "none ", "snapkv"] {
+        for bad in ["", "Attention", "none ", "snapkv", "paper", "random:1"] {
             let said = bad.parse::<Mode>().unwrap_err().to_string();
-            assert!(Mode::ALL.iter().all(|mode| said.contains(mode.name())), "{said}");
+            assert!(Mode::ALL.iter().all(|mode| said.contains(mode.as_str())), "{said}");
         }
     }
 }

@@ -1,45 +1,45 @@
-//! Needle probes: which heads look from a question to the sentences that answer it.
+//! Needle probes: find the heads that attend from a question to the sentences that answer it.
 //!
-//! Pure: sums up what a caller captured. A head's gain is its attention on a needle minus that on a random sentence, both
-//! as shares of its attention on the content, as the ranking weighs it. Source: retrieval heads, Wu 2024; that a few
-//! of them rank better than all is Sentinel's finding (Zhang 2025).
+//! Pure: it sums up attention that a caller captured. A head's gain is its attention on a needle minus that
+//! on a random sentence. Both are shares of the head's attention on the content, as in the ranking. Source:
+//! retrieval heads, Wu 2024. Sentinel (Zhang 2025) shows that a few such heads rank better than all heads.
 
 use baton_protocol::{Segment, SentenceMap};
 
 use crate::attention::masses;
 use crate::calibration::WeightedHead;
 use crate::content::{Content, ContentTokens};
-use crate::refine::{RefineError, Scores, check_shape};
+use crate::refine::{RefineError, Scores};
 
-/// Fewest heads that are kept, where there are so many that gain.
+/// Minimum number of heads that are kept, if enough heads have a positive gain.
 const HEADS_MIN: usize = 8;
-/// Most heads that are kept.
+/// Maximum number of heads that are kept.
 const HEADS_MAX: usize = 16;
-/// Heads beyond the fewest must gain this share of what the best one does.
+/// Heads beyond the minimum number must have at least this share of the best head's gain.
 const GAIN_SHARE_MIN: f64 = 0.25;
-/// Weights are rounded to parts of this many, so that a file shows no digits that mean nothing.
+/// Weights are rounded to multiples of 1 over this number, so that a file has no meaningless digits.
 const WEIGHT_PARTS: f64 = 1e6;
 
-/// One question with a known answer, and the attention that it drew.
+/// One question with a known answer, and the captured attention.
 #[derive(Debug, Clone)]
 pub struct Probe<'a> {
     /// The prompt.
     pub segments: &'a [Segment],
-    /// Its units.
+    /// The units of the prompt.
     pub map: &'a SentenceMap,
-    /// Where the tokens of its refinable segments are.
+    /// The tokens of the refinable segments.
     pub content: &'a [ContentTokens<'a>],
     /// Tokens of the whole prompt.
     pub prompt_tokens: usize,
-    /// The scores of all heads, in the order of the first probe.
+    /// The scores of all heads, in the same order as in the first probe.
     pub scores: Scores<'a>,
-    /// Units that must be read to answer, at least one.
+    /// Units that contain the answer, at least one.
     pub needles: &'a [usize],
-    /// A unit that says nothing about it.
+    /// A unit that is irrelevant to the answer.
     pub other: usize,
 }
 
-/// What each head gains, over all probes so far.
+/// The gain of each head over all probes so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeadGains {
     heads: Vec<(usize, usize)>,
@@ -48,15 +48,15 @@ pub struct HeadGains {
 }
 
 impl HeadGains {
-    /// Adds one probe: of several needles the mean counts, since a head must serve them all.
+    /// Adds one probe. If it has several needles, their mean counts, because a head must find all of them.
     ///
     /// # Errors
-    /// [`RefineError`] if the parts do not fit each other, [`RefineError::Unit`] for a unit without tokens or none at all,
-    /// [`RefineError::OtherHeads`] for other heads than before.
+    /// [`RefineError`] if the parts do not match each other. [`RefineError::Unit`] if a unit has no tokens or
+    /// there is no needle. [`RefineError::OtherHeads`] if the heads are not those of the first probe.
     pub fn add(&mut self, probe: &Probe<'_>) -> Result<(), RefineError> {
         let Probe { segments, map, scores, .. } = probe;
         let content = Content::new(segments, map, probe.content, probe.prompt_tokens)?;
-        check_shape(scores, &content)?;
+        scores.check(&content)?;
         let units = probe.needles.iter().chain([&probe.other]);
         let missing =
             units.copied().find(|&unit| content.units.get(unit).is_none_or(|tokens| tokens.is_empty()));
@@ -82,19 +82,20 @@ impl HeadGains {
         Ok(())
     }
 
-    /// Probes so far.
+    /// Returns the number of probes so far.
     pub fn probes(&self) -> usize {
         self.probes
     }
 
-    /// The mean gain of each head, from -1 to 1, in the order of the first probe.
+    /// Returns the mean gain of each head, from -1 to 1, in the order of the first probe.
     pub fn gains(&self) -> impl Iterator<Item = ((usize, usize), f64)> {
         let probes = self.probes.max(1) as f64;
         self.heads.iter().zip(&self.sums).map(move |(&head, sum)| (head, sum / probes))
     }
 
-    /// The 8 heads that gain most, and up to 8 more that gain a quarter of what the best one does, weighted by their
-    /// gain; the first is the best. Fewer where fewer gain at all, none where none does.
+    /// Returns the 8 heads with the largest gains, and up to 8 more that have at least a quarter of the best
+    /// gain. They are weighted by their gain, the best first. Heads without a positive gain are never
+    /// included.
     pub fn best(&self) -> Vec<WeightedHead> {
         let mut gaining: Vec<_> = self.gains().filter(|&(_, gain)| gain > 0.0).collect();
         gaining.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -126,7 +127,8 @@ mod tests {
     use super::*;
     use baton_protocol::Role;
 
-    /// Four lines of four letters, a token a letter, from position 4 on; `hot`: weight on each line's tokens.
+    /// Adds a probe of four lines of four letters, with one token per letter from position 4 on. `rows`: for
+    /// each head, the weight on the tokens of each line.
     fn add(
         gains: &mut HeadGains,
         rows: &[[f32; 4]],

@@ -1,18 +1,22 @@
-//! The refined text: the kept sentences in their order, joined where something was left out.
+//! Rebuilds the refined text: the kept sentences in their order, with separators in place of removed ones.
 
 use baton_protocol::{Segment, SentenceMap, Unit, is_cjk};
 
-use crate::content::ContentTokens;
-
-/// The segments with only the kept units of those that are refinable.
+/// Returns the segments with only the kept units in the refinable ones.
 ///
-/// Neighbours stay as they were, byte for byte. Where units between two kept ones were left out, there is a blank line
-/// if they are of different paragraphs, a line end if the later one starts a line that must stay one, nothing between
-/// two CJK characters, else one space; a title line keeps its own line end. White space at a segment's very end stays.
-/// Keeping all units gives the segments as they are.
+/// Adjacent kept units keep the bytes between them. If units between two kept ones are removed, the separator
+/// is:
+///
+/// - a blank line if they are in different paragraphs;
+/// - else a line end if the later one starts a line that must stay a line;
+/// - else nothing between two CJK characters;
+/// - else one space.
+///
+/// A title line keeps its own line end. White space at the end of a segment stays. If all units are kept, the
+/// segments do not change.
 ///
 /// # Panics
-/// If `kept` is not one flag a unit of `map`, or `map` was not made from `segments`.
+/// If `kept` does not have one flag per unit of `map`, or `map` was not made from `segments`.
 pub fn rebuild(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Segment> {
     assert_eq!(kept.len(), map.len(), "one flag a unit");
     let mut rebuilt = segments.to_vec();
@@ -41,33 +45,7 @@ pub fn rebuild(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Se
     rebuilt
 }
 
-/// The segments with only the kept tokens of those that are refinable: what a mode that chooses tokens would leave. For
-/// evaluation; no mask carries it.
-///
-/// A character stays where all its bytes belong to kept tokens. Nothing is put where something was left out: a token
-/// brings its own space.
-///
-/// # Panics
-/// If `kept` is not one flag a token of `content`, or a token lies outside its segment.
-pub fn rebuild_tokens(segments: &[Segment], content: &[ContentTokens<'_>], kept: &[bool]) -> Vec<Segment> {
-    let tokens: usize = content.iter().map(|part| part.spans.len()).sum();
-    assert_eq!(kept.len(), tokens, "one flag a token");
-    let mut rebuilt = segments.to_vec();
-    let mut flags = kept.iter();
-    for part in content {
-        let source = &segments[part.segment].text;
-        let mut stays = vec![false; source.len()];
-        for (span, _) in part.spans.iter().zip(flags.by_ref()).filter(|(_, kept)| **kept) {
-            stays[span.clone()].fill(true);
-        }
-        let chars = source.char_indices();
-        let whole = |&(at, c): &(usize, char)| stays[at..at + c.len_utf8()].iter().all(|&stays| stays);
-        rebuilt[part.segment].text = chars.filter(whole).map(|(_, c)| c).collect();
-    }
-    rebuilt
-}
-
-/// Puts between `text`, which ends with `before`, and `next` what the gap between them asks for.
+/// Appends to `text`, which ends with `before`, the separator before `unit`, whose text is `next`.
 fn join(text: &mut String, before: &Unit, unit: &Unit, next: &str) {
     if before.title && text.ends_with(['\n', '\r']) {
         return;
@@ -126,22 +104,6 @@ mod tests {
     #[test]
     fn nothing_kept_is_an_empty_text() {
         check("One. Two.\n", &[], "");
-    }
-
-    #[test]
-    fn kept_tokens_leave_whole_characters_only() {
-        let segments = [Segment::fixed(Role::System, "S."), Segment::refinable(Role::User, "One two 字文.")];
-        let spans = [0..3, 3..7, 7..9, 9..11, 11..14, 14..15];
-        let content = [ContentTokens { segment: 1, first: 2, spans: &spans }];
-        let text = |kept: [bool; 6]| {
-            let rebuilt = rebuild_tokens(&segments, &content, &kept);
-            assert_eq!(rebuilt[0], segments[0]);
-            rebuilt[1].text.clone()
-        };
-        assert_eq!(text([true; 6]), segments[1].text);
-        assert_eq!(text([true, false, false, false, false, true]), "One.");
-        assert_eq!(text([false, true, true, false, true, false]), " two 文");
-        assert_eq!(text([false; 6]), "");
     }
 
     proptest! {

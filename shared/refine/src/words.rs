@@ -1,11 +1,14 @@
-//! What words add to attention in the default ranking: matches with the question, and bridges.
+//! The word part of the default ranking: matches with the question, and bridge words.
 //!
-//! Attention of a question finds what its words stand for, but the lookup of a second fact begins only while a model
-//! answers, and a question that names things finds them by their names best. So a sentence's attention is joined by its
-//! BM25 value, and by a bridge: words of the sentences that lead so far, which are neither the question's nor those of
-//! their own titles, but of another part's title or of several sentences, point to where the next fact stands.
+//! Attention alone has two weaknesses. Names in a question are found best by exact matches, so the BM25 value
+//! of a sentence is added. And a model looks up the second fact of a two-hop question only while it answers,
+//! so bridge words are added.
 //!
-//! Pure. Each of the three parts is divided by its largest value, so that none outweighs the others by its unit.
+//! A bridge word is a word of the best sentences so far. It is in neither the question nor the titles above
+//! its own sentence, but in another title or in several sentences. It points to the sentence with the next
+//! fact, like the bridge entity of a two-hop question.
+//!
+//! Pure. Each of the three parts is divided by its largest value, so that their scales do not matter.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,19 +16,20 @@ use baton_protocol::{Segment, SentenceMap};
 
 use crate::bm25::{TermIndex, distinct_terms};
 
-/// Weight of the question's words beside attention's 1. This and the next were chosen from six pairs by recall on 24
-/// generated documents of each length (seeds from 4,000,000); `./x bench quality` measures on others.
+/// Weight of the question's words; that of attention is 1. This weight and the next were chosen from six
+/// pairs by recall on 24 generated documents of each length (seeds from 4,000,000). `./x bench quality`
+/// measures on other documents.
 const WORDS_SHARE: f64 = 1.5;
-/// Weight of bridges.
+/// Weight of bridge words.
 const BRIDGE_SHARE: f64 = 0.4;
-/// Sentences that bridges begin at.
+/// Number of best sentences whose words can be bridge words.
 const LEADERS: usize = 3;
-/// A word of more than this share of the units bridges nothing.
+/// A word in more than this share of the units is too common to be a bridge word.
 const BRIDGE_UNITS_SHARE_MAX: f64 = 0.1;
-/// A word of fewer units is a value rather than a name, unless it stands in a title.
+/// A word in fewer units than this is rather a value than a name, unless it is in a title.
 const BRIDGE_UNITS_MIN: usize = 3;
 
-/// One value a unit: attention's, with what words add.
+/// Returns one value per unit: the sum of attention, the question's words and bridge words.
 pub(crate) fn joined(segments: &[Segment], map: &SentenceMap, question: &str, attention: &[f64]) -> Vec<f64> {
     let index = TermIndex::new(segments, map);
     let asked = distinct_terms(question);
@@ -39,7 +43,7 @@ pub(crate) fn joined(segments: &[Segment], map: &SentenceMap, question: &str, at
     joined
 }
 
-/// Divided by the largest, times `share`; zeros where none is positive.
+/// Divides the values by the largest and multiplies them by `share`; all zeros if no value is positive.
 fn scaled(values: &[f64], share: f64) -> Vec<f64> {
     let most = values.iter().copied().fold(0.0, f64::max);
     let factor = if most > 0.0 { share / most } else { 0.0 };
@@ -52,7 +56,8 @@ fn add(values: &mut [f64], more: &[f64]) {
     }
 }
 
-/// Words that lead on from the best sentences, each weighted by the best sentence it stands in.
+/// Returns the bridge words, each with the value of the best sentence that contains it, relative to the
+/// largest.
 fn bridges<'a>(
     map: &SentenceMap,
     index: &'a TermIndex,
@@ -73,7 +78,7 @@ fn bridges<'a>(
     let most = order.first().map_or(0.0, |&unit| values[unit]);
     let mut bridges: BTreeMap<&str, f64> = BTreeMap::new();
     for &unit in order.iter().take(LEADERS).filter(|&&unit| values[unit] > 0.0) {
-        // The names of the part that it stands in lead nowhere else.
+        // Words of the titles above this sentence do not lead to another part.
         let own: HashSet<&str> = map.titles_of(unit).flat_map(|title| index.terms_of(title)).collect();
         let terms = index.terms_of(unit).into_iter().filter(|term| leads_on(term) && !own.contains(term));
         for term in terms {

@@ -1,9 +1,9 @@
-//! The generated documents that the demo models are trained on: their headings and sentences must be units, or a
-//! mask could not name them.
+//! Tests on the generated documents that the demo models are trained on. Their headings and sentences must be
+//! units, because a mask can only name units.
 
 use baton_corpus::{QuestionKind, document};
 use baton_protocol::{Role, Segment, SentenceMap};
-use baton_refine::{ContentTokens, Evidence, Mode, RefineInput, rebuild, refine};
+use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
 
 #[test]
 fn headings_and_sentences_are_units() {
@@ -39,7 +39,7 @@ fn bm25_finds_the_gold_of_short_questions_where_words_are_shared() {
                 map: &map,
                 content: &[ContentTokens { segment: 0, first: 0, spans: &spans }],
                 prompt_tokens: spans.len() + 20,
-                evidence: Evidence::Nothing,
+                scores: None,
                 calibration: None,
                 question: &question.text,
                 ratio: 0.25,

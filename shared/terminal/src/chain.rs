@@ -1,9 +1,11 @@
-//! An error in one line of words, for people, reports and frames: who reads it has no error to ask for its cause.
+//! An error as one line of text, for people, reports and frames, whose readers cannot ask the error for its
+//! cause.
 
 use std::error::Error;
 
-/// The error, then each of its causes behind a colon. Nothing is said twice: a cause that the text ends with already, or
-/// that only names a file again (``open `a` `` below ``open model `a` ``), is left out.
+/// Returns the error, then each of its causes after a colon. Nothing is repeated. A cause is left out if the
+/// text already ends with it, or if it only names the same file again (``open `a` `` after ``open model `a`
+/// ``).
 pub fn chain(err: &dyn Error) -> String {
     let mut text = err.to_string();
     let mut cause = err.source();
@@ -18,7 +20,7 @@ pub fn chain(err: &dyn Error) -> String {
     text
 }
 
-/// Whether `words` are a verb and a quoted name that `text` quotes too.
+/// Whether `words` is only a verb and a quoted name that `text` also quotes.
 fn only_names_again(words: &str, text: &str) -> bool {
     let Some((verb, name)) = words.split_once(' ') else { return false };
     let quoted = name.len() > 2 && name.starts_with('`') && name.ends_with('`');
@@ -30,7 +32,7 @@ mod tests {
     use super::*;
     use std::fmt;
 
-    /// The words of an error, the outermost first, and of its causes.
+    /// The text of an error and of its causes, the outermost first.
     #[derive(Debug)]
     struct Words(&'static str, Option<Box<Words>>);
 
@@ -66,7 +68,7 @@ mod tests {
         );
         check(&["open model `a`", "open `a`", "no such file"], "open model `a`: no such file");
         check(&["read `a`: cut off", "cut off"], "read `a`: cut off");
-        // Another file, and what says more than its name, stay.
+        // Other files, and causes that add more than a name, stay.
         check(&["open model `a`", "open `b`", "no such file"], "open model `a`: open `b`: no such file");
         check(&["open `a`", "`a` is a folder"], "open `a`: `a` is a folder");
     }

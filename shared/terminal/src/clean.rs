@@ -1,23 +1,25 @@
-//! The filter between text from outside and a terminal. Pure.
+//! The filter between untrusted text and a terminal. Pure.
 
 use std::borrow::Cow;
 
-/// What stands for a character that would steer a terminal; `None` for those that may pass.
+/// Returns the symbol shown instead of a character that controls a terminal; `None` if the character may
+/// pass.
 fn symbol(c: char) -> Option<char> {
     match c {
         '\n' | '\t' => None,
         '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(c)),
         '\x7f' => Some('\u{2421}'),
-        // C1 controls have no symbols of their own. Embeddings, overrides and isolates of writing direction show text in
-        // another order than it has.
+        // C1 controls have no symbols of their own. Embeddings, overrides and isolates of writing direction
+        // show text in another order than it has.
         '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => Some('\u{fffd}'),
         _ => None,
     }
 }
 
-/// `text` as a terminal may have it: every control character (C0, C1, DEL, bidirectional overrides) but newline and tab
-/// as a symbol, a carriage return before a newline left out. Characters are judged one by one, so an escape sequence that
-/// comes in several pieces is filtered like a whole one.
+/// Returns `text` as it may be written to a terminal. Every control character (C0, C1, DEL, bidirectional
+/// overrides) except newline and tab becomes a symbol; a carriage return before a newline is removed. Each
+/// character is judged alone, so an escape sequence that comes in several pieces is filtered like a whole
+/// one.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| symbol(c).is_some()) {
         return Cow::Borrowed(text);
@@ -59,7 +61,7 @@ mod tests {
         fn nothing_that_steers_a_terminal_is_left(text in any::<String>(), cut in 0usize..64) {
             let shown = clean(&text);
             prop_assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
-            // An escape sequence in two pieces is no way past the filter.
+            // An escape sequence split in two pieces must not pass the filter.
             let at = text.char_indices().map(|(at, _)| at).nth(cut).unwrap_or(text.len());
             let pieces = format!("{}{}", clean(&text[..at]), clean(&text[at..]));
             prop_assert!(!pieces.contains(['\x1b', '\u{9b}']), "{:?}", pieces);

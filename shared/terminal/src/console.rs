@@ -1,17 +1,18 @@
-//! The two streams of one terminal: what is filtered, where a line begins, and the line of progress. Pure: gives bytes.
+//! The two streams of one terminal: filtering, beginnings of lines, and the progress line. Pure: returns
+//! bytes.
 
 use crate::clean;
 use std::str;
 
-/// Takes the line of progress away: to the line's begin, erase to its end.
+/// Removes the progress line: back to the line's start, erase to its end.
 const ERASE: &[u8] = b"\r\x1b[K";
-/// Characters of the line of progress: it fits a terminal of 80 columns.
+/// Characters of the progress line, which must fit a terminal of 80 columns.
 const STATUS_CHARS: usize = 78;
 
-/// Text that comes in pieces which may cut a character.
+/// Text that arrives in pieces, which may end inside a character.
 #[derive(Debug, Default)]
 struct Text {
-    /// The begin of a character whose end has not come, at most three bytes.
+    /// The first bytes of an incomplete character, at most three.
     held: Vec<u8>,
 }
 
@@ -42,16 +43,16 @@ impl Text {
     }
 }
 
-/// What is known of standard output and standard error.
+/// The state of standard output and standard error.
 #[derive(Debug)]
 pub(crate) struct Console {
     out_terminal: bool,
     err_terminal: bool,
     out_text: Text,
     err_text: Text,
-    /// A line of standard output is under way on the terminal.
+    /// Standard output is inside a line on the terminal.
     mid_line: bool,
-    /// The line of progress is shown.
+    /// The progress line is shown.
     status: bool,
 }
 
@@ -69,7 +70,7 @@ impl Console {
         self.err_terminal
     }
 
-    /// What to write on standard output for `bytes`.
+    /// Returns the bytes to write on standard output for `bytes`.
     pub(crate) fn out(&mut self, bytes: &[u8]) -> Vec<u8> {
         if !self.out_terminal {
             return bytes.to_vec();
@@ -83,7 +84,7 @@ impl Console {
         shown
     }
 
-    /// What to write on standard error for `bytes`; it begins on a line of its own.
+    /// Returns the bytes to write on standard error for `bytes`, beginning on a fresh line.
     pub(crate) fn err(&mut self, bytes: &[u8]) -> Vec<u8> {
         if !self.err_terminal {
             return bytes.to_vec();
@@ -98,7 +99,7 @@ impl Console {
         shown
     }
 
-    /// What to write on standard error to show a line of progress.
+    /// Returns the bytes to write on standard error to show a progress line.
     pub(crate) fn status(&mut self, text: &str) -> Vec<u8> {
         if !self.err_terminal || self.mid_line {
             return Vec::new();
@@ -108,7 +109,7 @@ impl Console {
         [ERASE, line.as_bytes()].concat()
     }
 
-    /// What to write to take the line of progress away.
+    /// Returns the bytes to write to remove the progress line.
     pub(crate) fn clear_status(&mut self) -> Vec<u8> {
         if std::mem::take(&mut self.status) { ERASE.to_vec() } else { Vec::new() }
     }
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn characters_in_pieces_are_filtered_as_whole_ones() {
         let mut console = Console::new(true, true);
-        // U+009B, the one-character form of ESC [, comes in two pieces; then bytes that are no text at all.
+        // U+009B, the one-character form of ESC [, comes in two pieces; then bytes that are not valid UTF-8.
         check(&console.out(b"a\xc2"), "a");
         check(&console.out(b"\x9b2J"), "\u{fffd}2J");
         check(&console.out(b"\x9b2J\xff!"), "\u{fffd}2J\u{fffd}!");

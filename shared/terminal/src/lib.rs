@@ -1,9 +1,11 @@
-//! What the programs write on standard output and standard error.
+//! All writing of the programs to standard output and standard error.
 //!
-//! Text that a model wrote, that came from the network or that names a file must not steer a terminal. If the stream is
-//! a terminal, every control character but newline and tab is shown as a symbol ([`clean()`]); files and pipes get text as
-//! it is. What a panic says goes the same way ([`filter_panics()`]). A reader that has gone is an error that [`is_closed`]
-//! knows, never a panic: `main` then ends without a word, with [`CLOSED_STATUS`]. Nothing else in the programs writes on
+//! Text from a model, from the network or from a file name must not control a terminal. If the stream is a
+//! terminal, every control character except newline and tab is shown as a symbol ([`clean()`]). Files and
+//! pipes get the text unchanged. Panic messages go through the same filter ([`filter_panics()`]).
+//!
+//! If the reader has closed standard output, writing returns an error that [`is_closed`] recognizes, and
+//! never panics. `main` then ends silently with [`CLOSED_STATUS`]. Nothing else in the programs writes to
 //! these streams.
 
 mod chain;
@@ -22,7 +24,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use console::Console;
 
-/// Exit status of a program whose reader has gone: what a shell shows of one that SIGPIPE ended.
+/// Exit status of a program whose reader has closed the pipe: what a shell reports for one ended by SIGPIPE.
 pub const CLOSED_STATUS: u8 = 141;
 
 static CONSOLE: LazyLock<Mutex<Console>> =
@@ -32,7 +34,7 @@ fn console() -> MutexGuard<'static, Console> {
     CONSOLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whoever read standard output has gone.
+/// The reader of standard output has closed it.
 #[derive(Debug)]
 struct Closed;
 
@@ -44,7 +46,7 @@ impl fmt::Display for Closed {
 
 impl Error for Closed {}
 
-/// Whether `err` comes of a reader of standard output that has gone, as the end of a pipe like `| head` does.
+/// Whether `err` was caused by a closed standard output, for example by the end of `| head`.
 pub fn is_closed(err: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(err);
     while let Some(err) = cause {
@@ -57,25 +59,25 @@ pub fn is_closed(err: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Standard output, through the filter. A closed pipe is an error that [`is_closed`] knows.
+/// Standard output through the filter. A closed pipe is an error that [`is_closed`] recognizes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Stdout;
 
-/// Standard error, through the filter. To report that it takes nothing, there would be nobody: callers may ignore errors.
+/// Standard error through the filter. Callers may ignore its errors: there is nowhere left to report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Stderr;
 
-/// Standard output.
+/// Returns standard output.
 pub fn stdout() -> Stdout {
     Stdout
 }
 
-/// Standard error.
+/// Returns standard error.
 pub fn stderr() -> Stderr {
     Stderr
 }
 
-/// Marks a closed pipe, so that it is told from those of sockets and files.
+/// Marks the error of a closed pipe, to tell it from errors of sockets and files.
 fn marked(err: io::Error) -> io::Error {
     if err.kind() == io::ErrorKind::BrokenPipe { io::Error::new(err.kind(), Closed) } else { err }
 }
@@ -109,27 +111,27 @@ impl Write for Stderr {
     }
 }
 
-/// Whether a person reads standard error on a terminal.
+/// Whether standard error is a terminal.
 pub fn stderr_is_terminal() -> bool {
     console().err_is_terminal()
 }
 
-/// Shows `text` as the line of progress, in place of the one before; it is gone before anything else is written.
-/// Does nothing if standard error is no terminal, or if a line of standard output is under way there.
+/// Shows `text` as the progress line, replacing the previous one. It is removed before anything else is
+/// written. Does nothing if standard error is not a terminal or standard output is inside a line there.
 pub fn status(text: &str) {
     let shown = console().status(text);
-    // Progress that cannot be shown is no reason to stop.
+    // A failure to show progress must not stop the program.
     let _unseen = io::stderr().write_all(&shown);
 }
 
-/// Takes the line of progress away.
+/// Removes the progress line.
 pub fn clear_status() {
     let shown = console().clear_status();
     let _unseen = io::stderr().write_all(&shown);
 }
 
-/// Leaves a terminal on a fresh line before the program ends at once. Waits for nobody: a reader that stands still may
-/// hold the streams.
+/// Moves a terminal to a fresh line before the program ends at once. Does not wait for locks: a reader that
+/// does not read may block the thread that holds them.
 pub fn leave() {
     if let Ok(mut console) = CONSOLE.try_lock() {
         let shown = console.err_is_terminal().then(|| [console.clear_status().as_slice(), b"\n"].concat());
@@ -140,14 +142,14 @@ pub fn leave() {
 /// Writes text on standard output, as [`out!`](crate::out) does.
 ///
 /// # Errors
-/// Standard output takes nothing: [`is_closed`] says whether its reader has gone.
+/// An error of standard output; [`is_closed`] says whether its reader has closed it.
 pub fn write_out(text: fmt::Arguments<'_>) -> io::Result<()> {
     stdout().write_all(text.to_string().as_bytes())
 }
 
 /// Writes text on standard error, as [`err!`](crate::err) does.
 pub fn write_err(text: fmt::Arguments<'_>) {
-    // Who cannot be told anything cannot be told that either.
+    // There is nowhere left to report this error.
     let _untold = stderr().write_all(text.to_string().as_bytes());
 }
 
@@ -201,7 +203,7 @@ mod tests {
         let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(is_closed(&marked(pipe())));
         assert!(is_closed(&Above(marked(pipe()))));
-        // A socket that breaks is an error like any other.
+        // A broken socket is an ordinary error.
         assert!(!is_closed(&Above(pipe())));
         assert!(!is_closed(&marked(io::Error::from(io::ErrorKind::StorageFull))));
     }

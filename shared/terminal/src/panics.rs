@@ -1,4 +1,4 @@
-//! What a panic says on standard error.
+//! Panic messages on standard error.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
@@ -8,27 +8,27 @@ use std::sync::TryLockError;
 use crate::console::Console;
 use crate::{CONSOLE, clean};
 
-/// From now on what a panic says goes through the filter too: it may hold text from outside.
+/// Installs a panic hook that sends the message through the filter, since it may hold text from outside.
 ///
-/// As ever, `RUST_BACKTRACE` adds where it happened, and the panic unwinds. To be called first in `main`; never panics
-/// itself, and waits for no other thread that writes through the filter.
+/// `RUST_BACKTRACE` still adds a backtrace, and the panic still unwinds. Call it first in `main`. The hook
+/// never panics and never waits for another thread that writes through the filter.
 pub fn filter_panics() {
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();
         let said = message(thread.name(), info, &Backtrace::capture());
         let terminal = io::stderr().is_terminal();
-        // The thread that panics may hold the console: then the filter alone must do.
+        // The thread that panics may hold the console. Then only the filter is used.
         let shown = match CONSOLE.try_lock() {
             Ok(mut console) => shown(Some(&mut *console), terminal, &said),
             Err(TryLockError::Poisoned(err)) => shown(Some(&mut *err.into_inner()), terminal, &said),
             Err(TryLockError::WouldBlock) => shown(None, terminal, &said),
         };
-        // Who cannot be told anything cannot be told that either.
+        // There is nowhere left to report this error.
         let _untold = io::stderr().write_all(&shown);
     }));
 }
 
-/// The words, as Rust has them.
+/// Returns the message in the form that Rust gives it.
 fn message(thread: Option<&str>, info: &dyn fmt::Display, backtrace: &Backtrace) -> String {
     let thread = thread.unwrap_or("<unnamed>");
     let place = match backtrace.status() {
@@ -38,7 +38,8 @@ fn message(thread: Option<&str>, info: &dyn fmt::Display, backtrace: &Backtrace)
     format!("thread '{thread}' {info}\n{place}\n")
 }
 
-/// What to write on standard error: by the console, which knows where lines begin, or else on a fresh line.
+/// Returns the bytes to write on standard error. The console, if free, knows where lines begin; else the
+/// message gets a fresh line.
 fn shown(console: Option<&mut Console>, terminal: bool, said: &str) -> Vec<u8> {
     match console {
         Some(console) => console.err(said.as_bytes()),
@@ -65,7 +66,7 @@ mod tests {
             assert!(text.contains("␛]0;owned␇ \u{fffd}x"), "{text:?}");
             assert!(!text.contains(['\x1b', '\x07', '\u{202e}']), "{text:?}");
         }
-        // Files and pipes get it as it is.
+        // Files and pipes get it unchanged.
         assert_eq!(shown(None, false, &said), said.as_bytes());
         assert_eq!(shown(Some(&mut Console::new(false, false)), false, &said), said.as_bytes());
     }

@@ -1,8 +1,8 @@
-//! Line charts with intervals, as SVG.
+//! Draws line charts with intervals as SVG.
 
 use std::fmt::Write as _;
 
-use super::escaped;
+use html_escape::encode_double_quoted_attribute as escaped;
 
 const WIDTH: f64 = 520.0;
 const LEFT: f64 = 46.0;
@@ -10,10 +10,10 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 30.0;
 const PLOT_HEIGHT: f64 = 200.0;
 const LEGEND_LINE: f64 = 15.0;
-/// Told apart by people who do not see all colours (Okabe and Ito).
+/// Colours that people with colour blindness can distinguish (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c6bb1"];
-/// Of lines that share a colour, the first is whole and the next ones are dashed.
+/// Dash patterns of lines that share a colour: the first line is solid.
 const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 
 /// A point with its interval; `y` in 0..=1.
@@ -38,13 +38,13 @@ pub(super) struct Series {
 pub(super) struct Chart {
     pub(super) title: String,
     pub(super) x_label: &'static str,
-    /// Over the logarithm of x.
+    /// Whether the axis shows the logarithm of x.
     pub(super) log_x: bool,
     pub(super) series: Vec<Series>,
 }
 
 impl Chart {
-    /// Whether there are two places of x at least.
+    /// Returns whether there are at least two different values of x.
     pub(super) fn is_worth_drawing(&self) -> bool {
         let (low, high) = self.range();
         high > low
@@ -59,7 +59,7 @@ impl Chart {
         xs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)))
     }
 
-    /// The chart as an `svg` element.
+    /// Returns the chart as an `svg` element.
     pub(super) fn draw(&self) -> String {
         let (low, high) = self.range();
         let plot_width = WIDTH - LEFT - RIGHT;
@@ -118,7 +118,7 @@ impl Chart {
         out
     }
 
-    /// Where x is written: its own values where they are few, else eight of them.
+    /// Returns the labelled values of x: all values, or about eight of them if there are more.
     fn ticks(&self) -> Vec<f64> {
         let mut xs: Vec<f64> =
             self.series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
@@ -129,12 +129,12 @@ impl Chart {
     }
 }
 
-/// How the line of a series looks: no two of the first [`COLOURS`] x [`DASHES`] alike.
+/// The style of a series' line. The first [`COLOURS`] x [`DASHES`] styles are all different.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     colour: &'static str,
     dash: &'static str,
-    /// Earlier lines are wider, so that they are seen beside a later one that lies on them.
+    /// Earlier lines are wider, so that they are visible under later ones.
     width: f64,
 }
 
@@ -155,7 +155,7 @@ impl std::fmt::Display for Look {
     }
 }
 
-/// The line of a series, its points, and a bar for each interval.
+/// Draws the line of a series, its points, and a bar for each interval.
 fn line(series: &Series, look: Look, x_of: &dyn Fn(f64) -> f64, y_of: &dyn Fn(f64) -> f64) -> String {
     let path: Vec<String> =
         series.points.iter().map(|point| format!("{:.1},{:.1}", x_of(point.x), y_of(point.y))).collect();

@@ -1,19 +1,24 @@
-//! `badcases`: prompts on which answers go wrong in ways that a score hides; the score is whether any detector spoke.
+//! `badcases`: prompts on which answers have faults that other scores hide. The score is 1 if no detector
+//! finds a fault.
 //!
-//! Groups: `absent` (a subject that the text does not have), `everything` (a long copy, where a lost thread ends in a
-//! loop), `again` (the same section three times), `fragment` (a text of hardly more than a sentence).
+//! Groups:
+//!
+//! - `absent`: a subject that is not in the text;
+//! - `everything`: a long copy, which often ends in a loop;
+//! - `again`: the same section three times;
+//! - `fragment`: a text of one sentence.
 
-use baton_corpus::{QuestionKind, Rng, document};
+use baton_corpus::{QuestionKind, document, stream};
 use baton_engine::Tokenizer;
 
 use crate::case::Case;
 use crate::metric::Metric;
 use crate::suite::{QUESTION_PREFIX, SYSTEM};
 
-/// Most tokens of an answer: a loop has room to show.
+/// Maximum number of tokens in an answer; large enough for a loop to show.
 const MAX_TOKENS: usize = 256;
 
-/// The cases: `documents` texts of each of `lengths` (tokens, about), four groups.
+/// Makes the cases: `documents` texts of each of `lengths` (approximate, in tokens), in four groups.
 pub fn cases(lengths: &[usize], documents: usize, seed: u64, tokenizer: &Tokenizer) -> Vec<Case> {
     let mut cases = Vec::new();
     for &length in lengths {
@@ -45,7 +50,7 @@ pub fn cases(lengths: &[usize], documents: usize, seed: u64, tokenizer: &Tokeniz
             let name = absent.unwrap_or("Nowhere");
             cases.push(case("absent", main.text.clone(), format!("Tell everything about {name}.")));
             cases.push(case("everything", main.text.clone(), everything.text.clone()));
-            let section = &main.sections[Rng::new(seed).below(main.sections.len())];
+            let section = &main.sections[stream(seed).below(main.sections.len())];
             let part = &main.text[section.heading.start..section.body.end];
             let again = [part, part, part].join("\n\n");
             cases.push(case("again", again, format!("Describe all of {}.", section.name)));

@@ -1,8 +1,13 @@
-//! `facts`: generated documents that no training row held, and questions whose right answer is known word for word.
+//! `facts`: generated documents that are not in the training data, with questions whose right answers are
+//! known exactly.
 //!
-//! Kinds: `short` (a value of one sentence), `long` (a section, word for word), `two_hop` (a value behind a link),
-//! `paraphrase` (a value asked for in words that neither document nor training has), `distractor` (a value where all
-//! sections state the same attributes).
+//! Kinds:
+//!
+//! - `short`: a value in one sentence;
+//! - `long`: a whole section, verbatim;
+//! - `two_hop`: a value behind a link;
+//! - `paraphrase`: a value asked for in words that are in neither document nor training data;
+//! - `distractor`: a value in a document whose sections all have the same attributes.
 
 use baton_corpus::{Document, Question, QuestionKind, crowded, document, paraphrased};
 use baton_engine::Tokenizer;
@@ -14,15 +19,15 @@ use crate::suite::{QUESTION_PREFIX, SYSTEM};
 /// A kind of question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// A value of one sentence.
+    /// A value in one sentence.
     Short,
-    /// A section.
+    /// A whole section, verbatim.
     Long,
     /// A value behind a link.
     TwoHop,
-    /// A value, in other words.
+    /// A value, asked for in other words.
     Paraphrase,
-    /// A value among many of its like.
+    /// A value among many similar ones.
     Distractor,
 }
 
@@ -30,7 +35,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 5] = [Self::Short, Self::Long, Self::TwoHop, Self::Paraphrase, Self::Distractor];
 
-    /// Its name in results.
+    /// Returns its name in results.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Distractor => "distractor",
@@ -38,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// The kind that its questions have in the corpus.
+    /// Returns the kind of its questions in the corpus.
     fn question(self) -> QuestionKind {
         match self {
             Self::Short | Self::Distractor => QuestionKind::Short,
@@ -48,7 +53,8 @@ impl Kind {
         }
     }
 
-    /// The question of this kind that a document's own question gives.
+    /// Makes a question of this kind from a question of the document, or returns `None` if that is not
+    /// possible.
     fn ask(self, question: &Question, index: usize) -> Option<Question> {
         match self.question() {
             QuestionKind::Paraphrase => paraphrased(question, index as u64),
@@ -62,20 +68,21 @@ impl Kind {
 pub struct Options {
     /// Kinds of questions.
     pub kinds: Vec<Kind>,
-    /// Tokens of a document, about.
+    /// Approximate lengths of the documents, in tokens.
     pub lengths: Vec<usize>,
-    /// Documents of each length.
+    /// Number of documents of each length.
     pub documents: usize,
-    /// Most questions of a kind about one document.
+    /// Maximum number of questions of one kind about one document.
     pub questions: usize,
-    /// Seed of the first document; the next ones follow. Seeds of training have the topmost bit set.
+    /// Seed of the first document; the next documents have the next seeds. Training uses seeds with the
+    /// highest bit set.
     pub seed: u64,
 }
 
-/// Tokens that an answer may have beyond the right one.
+/// Number of tokens that an answer may be longer than the right one.
 const SPARE_TOKENS: usize = 16;
 
-/// The cases, those about one document one after the other.
+/// Makes the cases; cases about one document are adjacent.
 pub fn cases(options: &Options, tokenizer: &Tokenizer) -> Vec<Case> {
     let mut cases = Vec::new();
     for &length in &options.lengths {
@@ -97,7 +104,7 @@ pub fn cases(options: &Options, tokenizer: &Tokenizer) -> Vec<Case> {
     cases
 }
 
-/// Words that give a document of about `length` tokens.
+/// Returns the number of words that gives a document of about `length` tokens.
 fn words_for(length: usize, seed: u64, generate: fn(u64, usize) -> Document, tokenizer: &Tokenizer) -> usize {
     let words = length / 2;
     let tokens = tokenizer.encode(&generate(seed, words).text).len();
@@ -116,7 +123,7 @@ fn about(
         .take(questions)
         .enumerate()
         .map(|(index, question)| {
-            // A model cannot be asked to answer in the form that it was not asked in.
+            // An answer to a paraphrased question may have another form, so it only has to contain the value.
             let value = question.asked.as_ref().filter(|_| kind == Kind::Paraphrase);
             let metric = if value.is_some() { TextMetric::ContainsAll } else { TextMetric::Exact };
             Case {

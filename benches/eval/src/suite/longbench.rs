@@ -1,7 +1,7 @@
-//! `longbench`: a folder of the user's `jsonl` files of LongBench, scored as LongBench does.
+//! `longbench`: a user's folder of LongBench's `jsonl` files, scored with LongBench's metrics.
 //!
-//! The data set of a file is its name. Prompts are the user's too: LongBench's `dataset2prompt.json`, where it lies in the
-//! folder, is used; else the context stands first and the input behind it. Answers end at its token limits.
+//! The name of a file is the name of its data set. Prompts follow LongBench's `dataset2prompt.json` if it is
+//! in the folder; else the context comes first and the input after it. Answers have LongBench's token limits.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,9 +13,9 @@ use crate::case::Case;
 use crate::metric::Metric;
 use crate::suite::SuiteError;
 
-/// Where the folder says how prompts are written.
+/// The file in the folder that contains the prompt templates.
 const PROMPTS: &str = "dataset2prompt.json";
-/// LongBench's token limits of answers that are not 32.
+/// LongBench's token limits of answers; 32 for all other data sets.
 const MAX_TOKENS: [(&str, usize); 14] = [
     ("narrativeqa", 128),
     ("qasper", 128),
@@ -43,7 +43,7 @@ struct Line {
     all_classes: Option<Vec<String>>,
 }
 
-/// How a prompt is written: `{context}` is the text, `{input}` the question.
+/// The prompt template before and after `{context}`; `{input}` stands for the question.
 struct Layout {
     lead: String,
     question: String,
@@ -58,10 +58,10 @@ impl Layout {
     }
 }
 
-/// The cases of a folder: at most `count` of each file, 0 for all.
+/// Reads the cases of a folder: at most `count` of each file, or all if `count` is 0.
 ///
 /// # Errors
-/// [`SuiteError`] where the folder has no such files, or one cannot be read.
+/// [`SuiteError`] if the folder has no such files, or a file cannot be read.
 pub fn cases(folder: &Path, count: usize) -> Result<Vec<Case>, SuiteError> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).map_err(|err| SuiteError::Read { path: path.to_owned(), err })

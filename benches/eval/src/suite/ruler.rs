@@ -1,14 +1,23 @@
-//! `ruler`: the retrieval, tracing and counting tasks of RULER (Hsieh 2024), re-implemented on this project's texts.
+//! `ruler`: the retrieval, tracing and counting tasks of RULER (Hsieh 2024), implemented on this project's
+//! texts.
 //!
-//! Tasks: `single` (one needle), `multikey` (one of many like it), `multivalue` (all four values of one key), `multiquery`
-//! (four keys asked at once), `tracking` (a chain of assignments), `frequent` (the three most frequent words). The haystack is
-//! a generated document; each needle is a sentence of its own at a random place. Scores are shares of the right strings
-//! that stand in the answer, as RULER's.
+//! Tasks:
+//!
+//! - `single`: one needle;
+//! - `multikey`: one needle among many similar ones;
+//! - `multivalue`: all four values of one key;
+//! - `multiquery`: four keys at once;
+//! - `tracking`: a chain of assignments;
+//! - `frequent`: the three most frequent words.
+//!
+//! The haystack is a generated document; each needle is a separate sentence at a random place. As in RULER, a
+//! score is the share of the right strings that occur in the answer.
 
 use std::ops::Range;
 
-use baton_corpus::{Rng, document};
+use baton_corpus::{document, stream};
 use baton_engine::Tokenizer;
+use baton_random::SplitMix64;
 
 use crate::case::Case;
 use crate::metric::{Metric, TextMetric};
@@ -16,16 +25,16 @@ use crate::suite::SYSTEM;
 
 /// The tasks.
 const TASKS: [&str; 6] = ["single", "multikey", "multivalue", "multiquery", "tracking", "frequent"];
-/// Needles of the tasks that have several, and links of a chain.
+/// Number of needles in tasks that have several, and of links in a chain.
 const NEEDLES: usize = 4;
-/// Needles that only look like the one asked for.
+/// Number of needles with other keys than the one asked for.
 const DISTRACTORS: usize = 24;
-/// Most tokens of an answer.
+/// Maximum number of tokens in an answer.
 const MAX_TOKENS: usize = 96;
-/// How often the three most frequent words come; others come at most twice.
+/// Occurrences of the three most frequent words; other words occur at most twice.
 const FREQUENCIES: [usize; 3] = [24, 16, 10];
 
-/// The cases: `count` of each task at each of `lengths` (tokens, about).
+/// Makes the cases: `count` of each task at each of `lengths` (approximate, in tokens).
 pub fn cases(lengths: &[usize], count: usize, seed: u64, tokenizer: &Tokenizer) -> Vec<Case> {
     let mut cases = Vec::new();
     for &length in lengths {
@@ -34,7 +43,7 @@ pub fn cases(lengths: &[usize], count: usize, seed: u64, tokenizer: &Tokenizer) 
             let sample = document(seed, length / 4).text;
             let words = length / 4 * length / tokenizer.encode(&sample).len().max(1);
             for task in TASKS {
-                let made = make(task, words, Rng::new(seed ^ (task.len() as u64) << 32));
+                let made = make(task, words, stream(seed ^ (task.len() as u64) << 32));
                 cases.push(Case {
                     id: format!("ruler/{task}/{length}/{seed}"),
                     suite: "ruler",
@@ -65,7 +74,7 @@ struct Made {
     answers: Vec<String>,
 }
 
-fn make(task: &str, words: usize, mut rng: Rng) -> Made {
+fn make(task: &str, words: usize, mut rng: SplitMix64) -> Made {
     match task {
         "tracking" => tracking(words, &mut rng),
         "frequent" => frequent(words, &mut rng),
@@ -73,13 +82,13 @@ fn make(task: &str, words: usize, mut rng: Rng) -> Made {
     }
 }
 
-/// A number of seven digits, as RULER's.
-fn number(rng: &mut Rng) -> String {
+/// Draws a number of seven digits, as in RULER.
+fn number(rng: &mut SplitMix64) -> String {
     (1_000_000 + rng.below(9_000_000)).to_string()
 }
 
-/// Distinct invented words of six letters.
-fn keys(rng: &mut Rng, count: usize) -> Vec<String> {
+/// Draws distinct invented words of six letters.
+fn keys(rng: &mut SplitMix64, count: usize) -> Vec<String> {
     let mut keys: Vec<String> = Vec::with_capacity(count);
     while keys.len() < count {
         let key: String = (0..3)
@@ -97,7 +106,7 @@ fn needle(key: &str, value: &str) -> String {
     format!("One of the special magic numbers for {key} is: {value}.")
 }
 
-fn needles(task: &str, words: usize, rng: &mut Rng) -> Made {
+fn needles(task: &str, words: usize, rng: &mut SplitMix64) -> Made {
     let several = if task == "single" || task == "multikey" { 1 } else { NEEDLES };
     let keys = keys(rng, NEEDLES + DISTRACTORS);
     let values: Vec<String> = (0..several).map(|_| number(rng)).collect();
@@ -120,7 +129,7 @@ fn needles(task: &str, words: usize, rng: &mut Rng) -> Made {
     Made { text, gold, question, answers: values }
 }
 
-fn tracking(words: usize, rng: &mut Rng) -> Made {
+fn tracking(words: usize, rng: &mut SplitMix64) -> Made {
     let names: Vec<String> =
         keys(rng, 2 * (NEEDLES + 1)).into_iter().map(|key| key[..5].to_uppercase()).collect();
     let (chain, other) = names.split_at(NEEDLES + 1);
@@ -135,10 +144,10 @@ fn tracking(words: usize, rng: &mut Rng) -> Made {
     Made { text, gold, question, answers: chain.to_vec() }
 }
 
-/// A list of coded words, of which three come often.
-fn frequent(words: usize, rng: &mut Rng) -> Made {
+/// Makes a list of invented words, three of which are frequent.
+fn frequent(words: usize, rng: &mut SplitMix64) -> Made {
     let often: usize = FREQUENCIES.iter().sum();
-    // A coded word costs about three times the tokens of a common one.
+    // An invented word has about three times the tokens of a common one.
     let rest = (words / 3).saturating_sub(often).max(3);
     let keys = keys(rng, FREQUENCIES.len() + rest.div_ceil(2));
     let mut list: Vec<&str> = Vec::new();
@@ -156,9 +165,15 @@ fn frequent(words: usize, rng: &mut Rng) -> Made {
     }
 }
 
-/// A document with sentences hidden in it, and where those of `wanted` are. The order within each list stays.
-fn hidden(words: usize, wanted: &[String], others: &[String], rng: &mut Rng) -> (String, Vec<Range<usize>>) {
-    // Needles cost more tokens a word than prose does.
+/// Makes a document with inserted sentences, and returns the byte ranges of those of `wanted`. The order
+/// within each list is kept.
+fn hidden(
+    words: usize,
+    wanted: &[String],
+    others: &[String],
+    rng: &mut SplitMix64,
+) -> (String, Vec<Range<usize>>) {
+    // Needles have more tokens per word than prose.
     let inserted: usize = wanted.iter().chain(others).map(|text| text.split(' ').count()).sum();
     let words = words.saturating_sub(inserted * 3 / 2);
     let document = document(rng.next_u64() & !baton_corpus::TRAINING_SEED_BIT, words);
@@ -199,7 +214,7 @@ mod tests {
     fn every_answer_stands_in_its_text() {
         for task in TASKS {
             for seed in 0..5 {
-                let made = make(task, 900, Rng::new(seed));
+                let made = make(task, 900, stream(seed));
                 for answer in &made.answers {
                     assert!(made.text.contains(answer.as_str()), "{task}: {answer}");
                 }
@@ -217,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_chain_is_asked_for_whole() {
-        let made = make("tracking", 600, Rng::new(3));
+        let made = make("tracking", 600, stream(3));
         assert_eq!((made.answers.len(), made.gold.len()), (NEEDLES + 1, NEEDLES + 1));
         for (gold, name) in made.gold.iter().zip(&made.answers) {
             assert!(made.text[gold.clone()].starts_with(&format!("VAR {name} = ")), "in order");
@@ -227,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_frequent_words_are_the_most_frequent() {
-        let made = make("frequent", 900, Rng::new(4));
+        let made = make("frequent", 900, stream(4));
         let count = |word: &str| made.text.split([' ', '.']).filter(|w| *w == word).count();
         for (word, want) in made.answers.iter().zip(FREQUENCIES) {
             assert_eq!(count(word), want);

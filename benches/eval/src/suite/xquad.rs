@@ -1,7 +1,8 @@
-//! `xquad`: the questions of a file in SQuAD's format (XQuAD's, for instance), over mixes of its paragraphs.
+//! `xquad`: the questions of a file in SQuAD's format (for example XQuAD), over mixes of its paragraphs.
 //!
-//! The file is the user's; nothing of it is part of this project. A mix is `paragraphs` of them, parted by blank lines, so
-//! that the text is long enough to be worth refining; the gold sentences are those that hold the answer's span.
+//! The file belongs to the user and is not part of this project. A mix consists of several paragraphs,
+//! separated by blank lines, so that the text is long enough to refine. The gold sentences are those that
+//! contain the answer's span.
 
 use std::ops::Range;
 
@@ -11,9 +12,9 @@ use crate::case::Case;
 use crate::metric::{Metric, TextMetric};
 use crate::suite::{QUESTION_PREFIX, SuiteError};
 
-/// System text: none of the generated documents', since these are other texts.
+/// System text. It differs from that of the generated documents, because the texts are different.
 const SYSTEM: &str = "Answer the question with words of the text, as briefly as possible.";
-/// Most tokens of an answer.
+/// Maximum number of tokens in an answer.
 const MAX_TOKENS: usize = 32;
 
 #[derive(Deserialize)]
@@ -41,15 +42,16 @@ struct Asked {
 
 #[derive(Deserialize)]
 struct Span {
-    /// In characters.
+    /// Start of the answer in the context, in characters.
     answer_start: usize,
     text: String,
 }
 
-/// The cases of a file's text: mixes of `paragraphs` paragraphs, at most `questions` questions about each mix, 0 for all.
+/// Makes the cases of a file: mixes of `paragraphs` paragraphs, with at most `questions` questions about each
+/// mix, or all if it is 0.
 ///
 /// # Errors
-/// [`SuiteError::Data`] where it is not SQuAD's format, or an answer is not where it says.
+/// [`SuiteError::Data`] if `json` is not in SQuAD's format, or an answer is not at its stated position.
 pub fn cases(json: &str, paragraphs: usize, questions: usize) -> Result<Vec<Case>, SuiteError> {
     let data = |message: String| SuiteError::Data { suite: "xquad", message };
     let file: SquadFile = serde_json::from_str(json).map_err(|err| data(err.to_string()))?;
@@ -57,7 +59,7 @@ pub fn cases(json: &str, paragraphs: usize, questions: usize) -> Result<Vec<Case
     let mixes = all.len().div_ceil(paragraphs.max(1));
     let mut cases = Vec::new();
     for mix in 0..mixes {
-        // Neighbours in the file are about one thing, so a mix takes every `mixes`-th.
+        // Adjacent paragraphs are about one subject, so a mix takes every `mixes`-th paragraph.
         let chosen: Vec<&Paragraph> = all.iter().skip(mix).step_by(mixes).collect();
         let mut content = String::new();
         let mut asked: Vec<(&Asked, Vec<Range<usize>>)> = Vec::new();
@@ -100,7 +102,7 @@ pub fn cases(json: &str, paragraphs: usize, questions: usize) -> Result<Vec<Case
     Ok(cases)
 }
 
-/// Bytes of an answer in the mix; `None` where the text has something else there.
+/// Returns the byte range of an answer in the mix, or `None` if the text is different there.
 fn place(context: &str, span: &Span, offset: usize) -> Option<Range<usize>> {
     let (start, _) = context.char_indices().nth(span.answer_start)?;
     let holds = context[start..].starts_with(&span.text) && !span.text.is_empty();

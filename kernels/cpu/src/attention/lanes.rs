@@ -1,8 +1,8 @@
-//! Attention with the keys of a chunk in the lanes: the definition of [`super`], several query rows at a time.
+//! Attention with one key per lane: computes what [`super`] defines, for several query rows at a time.
 //!
-//! Keys are kept with their tokens in lanes, so a score is a sum inside its lane; halves are widened once for all rows of
-//! the call. The state of each row (largest score, sum, weighted values) is kept from chunk to chunk, so that blocks
-//! are read once.
+//! Keys are kept with their tokens in lanes, so a score is a sum inside its lane. Keys in binary16 are
+//! widened once for all rows of the call. The state of each row (largest score, sum, weighted values) is kept
+//! from chunk to chunk, so that each block is read once.
 
 #![allow(
     clippy::needless_range_loop,
@@ -18,7 +18,7 @@ use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
 
-/// How many blocks ahead of the one at hand are asked for.
+/// How many blocks ahead of the current one are prefetched.
 const AHEAD: usize = 4;
 
 /// [`super::attend_rows`] as a kernel.
@@ -43,9 +43,9 @@ pub(super) struct Score<'a> {
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// `[2, d]` lines, where keys are kept as halves.
+    /// `[2, d]` lines, used if keys are kept in binary16.
     keys: Vec<Line>,
-    /// Value rows of `width` floats, where they are not kept as floats.
+    /// Value rows of `width` floats, used if values are not kept as floats.
     values: Vec<f32>,
     /// Visible keys of each token.
     masks: Vec<u32>,
@@ -74,12 +74,12 @@ struct RowBytes {
     groups: usize,
 }
 
-/// Keys of a chunk, as the scores are computed from them.
+/// Keys of a chunk in the form that scores are computed from.
 #[derive(Clone, Copy)]
 enum Chunk<'a> {
     /// Two halves of `d` lines.
     Floats([&'a [Line]; 2]),
-    /// Two halves of `d / 4` lines, with `d / 32` scales, and where the next block's lines lie.
+    /// Two halves of `d / 4` lines, with `d / 32` scales, and the address of the next block's lines.
     Bytes([&'a [Line]; 2], [&'a [[u16; LANES]]; 2], *const u8),
 }
 
@@ -127,15 +127,15 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     }
 }
 
-/// Sets the masks of all tokens for a chunk; says whether any key of it is seen.
+/// Sets the masks of all tokens for a chunk; returns whether any key of it is visible.
 fn see(queries: &Queries<'_>, first: usize, n: usize, masks: &mut Vec<u32>) -> bool {
     masks.clear();
     masks.extend((0..queries.rows.tokens).map(|token| queries.visible.mask(token, first, n)));
     masks.iter().any(|&mask| mask != 0)
 }
 
-/// The keys of a block, widened where they are halves. While they are read those of `next` are asked for: blocks
-/// lie too far apart for the CPU to see where the next one is.
+/// Returns the keys of a block, widened if they are in binary16, and prefetches the keys of `next`. Blocks
+/// lie too far apart for the CPU to prefetch them by itself.
 #[inline(always)]
 fn chunk<'a, S: Simd>(
     s: S,
@@ -158,7 +158,7 @@ fn chunk<'a, S: Simd>(
     }
 }
 
-/// The two halves of a slice.
+/// Splits a slice into two halves.
 #[inline(always)]
 fn halves<T>(all: &[T]) -> [&[T]; 2] {
     let (low, high) = all.split_at(all.len() / 2);
@@ -189,7 +189,7 @@ impl RowBytes {
         }
     }
 
-    /// The products of rows `first..first + T` with the keys of a chunk.
+    /// Returns the products of rows `first..first + T` with the keys of a chunk.
     #[inline(always)]
     fn dots<S: Simd, const T: usize>(
         &self,
@@ -240,20 +240,20 @@ impl RowBytes {
     }
 }
 
-/// The query vectors of rows `first..first + T`.
+/// Returns the query vectors of rows `first..first + T`.
 #[inline(always)]
 fn vectors<'a, const T: usize>(queries: &Queries<'a>, first: usize) -> [&'a [f32]; T] {
     let layout = queries.rows;
     std::array::from_fn(|t| &queries.q[layout.at((first + t) / layout.heads, (first + t) % layout.heads)])
 }
 
-/// Bits of the keys in the lanes of each panel.
+/// Splits a mask into the bits of the two panels' lanes.
 #[inline(always)]
 fn lane_masks(mask: u32) -> [u16; 2] {
     [mask as u16, (mask >> LANES) as u16]
 }
 
-/// One chunk's keys and values, and the queries that meet them.
+/// The keys and values of one chunk, and the queries that are computed with them.
 #[derive(Clone, Copy)]
 struct Step<'a, V> {
     queries: &'a Queries<'a>,
@@ -263,7 +263,7 @@ struct Step<'a, V> {
 }
 
 impl<V: Copy> Step<'_, V> {
-    /// The products of rows `first..first + T` with the chunk's keys.
+    /// Returns the products of rows `first..first + T` with the chunk's keys.
     #[inline(always)]
     fn dots<S: Simd, const T: usize>(&self, s: S, first: usize) -> tile::Tile<S, 2, T> {
         match self.keys {
@@ -275,7 +275,7 @@ impl<V: Copy> Step<'_, V> {
         }
     }
 
-    /// One step of the online softmax for every row, as many at a time as the registers hold.
+    /// Does one step of the online softmax for every row, as many rows at a time as the registers hold.
     #[inline(always)]
     fn all_rows<S: Simd>(&self, s: S, state: &mut Rows, masks: &[u32])
     where
@@ -300,7 +300,7 @@ impl<V: Copy> Step<'_, V> {
         }
     }
 
-    /// One step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
+    /// Does one step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
     #[inline(always)]
     fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut Rows, first: usize, mask: u32)
     where
@@ -315,7 +315,7 @@ impl<V: Copy> Step<'_, V> {
         let scale = s.splat(self.queries.scale);
         let mut weights = [[[0.0; LANES]; 2]; T];
         let mut sums = [0.0; T];
-        // What is left of the sums so far, all rows at once.
+        // The factors by which the sums so far shrink, computed for all rows at once.
         let mut older = [f32::NEG_INFINITY; LANES];
         for t in 0..T {
             let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
@@ -354,7 +354,7 @@ impl Rows {
         }
     }
 
-    /// Writes row `r`'s output and gives its log-sum-exp.
+    /// Writes the output of row `r` and returns its log-sum-exp.
     #[inline(always)]
     fn finish(&self, r: usize, out: &mut [f32]) -> f32 {
         let width = self.acc.len() / self.top.len();
@@ -407,7 +407,7 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
     }
 }
 
-/// The sums of attention weights and what they are made of.
+/// The sums of attention weights and the values they are computed from.
 struct Sums<'a> {
     queries: &'a Queries<'a>,
     keys: usize,

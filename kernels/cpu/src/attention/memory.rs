@@ -1,8 +1,8 @@
-//! Memory for keys and values, mapped in large pieces and on huge pages where the system grants them.
+//! Memory for keys and values, mapped in large pieces, on huge pages if the system grants them.
 //!
-//! One token's attention walks through blocks that lie far apart; with pages of 4 KiB nearly each of them needs its
-//! address looked up in memory first. Measured with byte keys and values from memory: .64 instead of .74 us a block.
-//! What always holds: parts do not overlap, start zeroed and live as long as anything of their piece does.
+//! Attention for one token reads blocks that lie far apart. With pages of 4 KiB, nearly every block needs an
+//! address translation from memory first. Measured with byte keys and values in memory: 0.64 us a block
+//! instead of 0.74 us. What always holds: parts do not overlap, start zeroed and live as long as their piece.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -13,27 +13,27 @@ use memmap2::MmapMut;
 
 use crate::simd::Line;
 
-/// Bytes of a huge page, on the systems that have such.
+/// Bytes of a huge page, on systems that have them.
 const HUGE: usize = 2 << 20;
 /// Alignment of every part.
 const ALIGN: usize = size_of::<Line>();
-/// Bytes that are mapped at once, at least.
+/// The least number of bytes mapped at once.
 const PIECE: usize = 4 * HUGE;
 
-/// Where [`super::KvStore`]s take their memory from; clones share it.
+/// The source of memory for [`super::KvStore`]s; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct KvMemory {
     piece: Arc<Mutex<Option<Piece>>>,
 }
 
-/// Mapped memory of which the first `used` bytes after `start` are given out.
+/// Mapped memory; the first `used` bytes after `start` are handed out.
 #[derive(Debug)]
 struct Piece {
     map: Arc<Mapping>,
     used: usize,
 }
 
-/// Zeroed memory that is only reached through [`Part`]s.
+/// Zeroed memory that is reached only through [`Part`]s.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -41,20 +41,21 @@ struct Mapping {
     _map: MmapMut,
 }
 
-// SAFETY: the pointer is into the mapping beside it, which any thread may own; bytes are reached through parts alone.
+// SAFETY: the pointer is into the mapping beside it, which any thread may own; bytes are reached only through
+// parts.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared mapping hands out nothing by itself.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// At least `len` bytes, from the start of a huge page on.
+    /// Maps at least `len` bytes, aligned to a huge page.
     fn new(len: usize) -> Self {
         let len = len.next_multiple_of(HUGE);
         let Ok(mut map) = MmapMut::map_anon(len + HUGE) else {
             handle_alloc_error(Layout::from_size_align(len, HUGE).expect("a power of two"))
         };
         let before = map.as_ptr().align_offset(HUGE);
-        // A system without huge pages gives its own; nothing but speed depends on it.
+        // A system without huge pages uses its own page size; only speed depends on it.
         #[cfg(target_os = "linux")]
         let _ = map.advise_range(memmap2::Advice::HugePage, before, len);
         let start = NonNull::from(&mut map[before..before + len]).cast();
@@ -62,7 +63,7 @@ impl Mapping {
     }
 }
 
-/// Types of which zeroed memory is a value, and that need no drop.
+/// Types for which zeroed memory is a valid value and that need no drop.
 ///
 /// # Safety
 /// All bits zero must be a value of the type.
@@ -79,7 +80,7 @@ unsafe impl Zeroed for u8 {}
 unsafe impl Zeroed for f32 {}
 
 impl KvMemory {
-    /// `len` zeroes.
+    /// Returns `len` zeroed values.
     pub(super) fn take<T: Zeroed>(&self, len: usize) -> Part<T> {
         let bytes = len.checked_mul(size_of::<T>()).expect("a part fits the address space");
         let bytes = bytes.next_multiple_of(ALIGN);
@@ -96,7 +97,7 @@ impl KvMemory {
     }
 }
 
-/// A slice of its own in a piece of memory.
+/// A slice that owns its range of a piece of memory.
 #[derive(Debug)]
 pub(super) struct Part<T> {
     start: NonNull<T>,
@@ -104,16 +105,17 @@ pub(super) struct Part<T> {
     _map: Arc<Mapping>,
 }
 
-// SAFETY: a part is the only way to its bytes, as a `Box` is.
+// SAFETY: only the part reaches its bytes, as with a `Box`.
 unsafe impl<T: Send> Send for Part<T> {}
-// SAFETY: as a `Box`.
+// SAFETY: as for a `Box`.
 unsafe impl<T: Sync> Sync for Part<T> {}
 
 impl<T: Zeroed> Deref for Part<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the part's own bytes, aligned to 64, zeroed when mapped and written as `T` since, alive with `_map`.
+        // SAFETY: these are the part's own bytes. They are aligned to 64, were zeroed when mapped and written
+        // only as `T` since, and live as long as `_map`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -9,7 +9,7 @@ use crate::f16::f16_to_f32;
 use crate::matmul::FLOAT_BLOCK;
 use crate::rows::{larger, tree_sum};
 
-/// The product of a query with key `key`.
+/// Returns the product of a query with key `key`.
 fn dot(q: &[f32], block: &KvBlock<'_>, key: usize) -> f32 {
     let (half, lane) = (key / HALF, key % HALF);
     match block.k {
@@ -51,7 +51,7 @@ fn float_dot(q: &[f32], key: impl Fn(usize) -> f32) -> f32 {
     sum
 }
 
-/// Dimension `j` of the value of key `key`.
+/// Returns dimension `j` of the value of key `key`.
 fn value(block: &KvBlock<'_>, key: usize, j: usize) -> f32 {
     let width = block.d.next_multiple_of(HALF);
     match block.v {
@@ -64,12 +64,12 @@ fn value(block: &KvBlock<'_>, key: usize, j: usize) -> f32 {
     }
 }
 
-/// Scores of the keys of a block; hidden ones are -inf.
+/// Returns the scores of the keys of a block; hidden keys have -inf.
 fn scores(q: &[f32], block: &KvBlock<'_>, mask: u32, scale: f32) -> [f32; CHUNK] {
     std::array::from_fn(|i| if mask >> i & 1 == 1 { dot(q, block, i) * scale } else { f32::NEG_INFINITY })
 }
 
-/// The largest score, found in the order of [`tree_sum`].
+/// Returns the largest score, compared in the order of [`tree_sum`].
 fn largest(s: &[f32; CHUNK]) -> f32 {
     let mut lanes: [f32; 16] = std::array::from_fn(|i| larger(s[i], s[i + 16]));
     let mut width = 8;

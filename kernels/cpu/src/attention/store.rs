@@ -1,9 +1,9 @@
-//! How keys and values are kept: blocks of 32 tokens, laid out for the loops that read them.
+//! Storage of keys and values: blocks of 32 tokens, laid out for the loops that read them.
 //!
-//! Keys lie in two halves of sixteen tokens, `[2, d]` lines of sixteen: the tokens are the lanes, so that a score is a sum
-//! inside its lane and nothing is transposed when it is read. Values lie in rows, `[32, d]`. In the byte format each 32
-//! dimensions of a token have a scale of their own, as in Q8_0; a line of keys then has four dimensions of
-//! sixteen tokens.
+//! Keys lie in two halves of sixteen tokens, `[2, d]` lines of sixteen. The tokens are the lanes, so a score
+//! is a sum inside its lane and reading needs no transpose. Values lie in rows, `[32, d]`. In the byte format
+//! each 32 dimensions of a token have their own scale, as in Q8_0. A line of keys then holds four dimensions
+//! of sixteen tokens.
 
 use super::CHUNK;
 use super::memory::{KvMemory, Part};
@@ -16,10 +16,10 @@ use crate::simd::Line;
 /// Tokens of half a block.
 pub(super) const HALF: usize = CHUNK / 2;
 
-/// How keys and values are kept.
+/// The number format of stored keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvFormat {
-    /// As computed.
+    /// Floats as computed.
     #[default]
     F32,
     /// Rounded to half precision: half the memory.
@@ -29,7 +29,7 @@ pub enum KvFormat {
 }
 
 impl KvFormat {
-    /// Bytes of the keys and values of one token in one head of `d` dimensions.
+    /// Returns the bytes of the keys and values of one token in one head of `d` dimensions.
     pub fn token_bytes(self, d: usize) -> usize {
         match self {
             Self::F32 => 4 * (d + d.next_multiple_of(HALF)),
@@ -58,13 +58,13 @@ enum Data {
 pub(super) enum Keys<'a> {
     /// `[2, d]` lines of floats.
     F32(&'a [Line]),
-    /// `[2, d]` lines of halves.
+    /// `[2, d]` lines of binary16.
     F16(&'a [[u16; HALF]]),
     /// `[2, d / 4]` lines of bytes, `[2, d / 32]` scales.
     Q8 { lines: &'a [Line], scale: &'a [[u16; HALF]] },
 }
 
-/// Values of one head: rows of `d` rounded up to whole lanes (Q8: to 32).
+/// Values of one head: rows of `d` rounded up to whole lanes (for `Q8` to 32).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Values<'a> {
     F32(&'a [f32]),
@@ -89,7 +89,7 @@ pub struct KvBlock<'a> {
 }
 
 impl KvBlock<'_> {
-    /// Where its keys lie.
+    /// Returns the address of its keys.
     pub(super) fn keys_at(&self) -> *const u8 {
         match self.k {
             Keys::F32(lines) | Keys::Q8 { lines, .. } => lines.as_ptr().cast(),
@@ -97,14 +97,14 @@ impl KvBlock<'_> {
         }
     }
 
-    /// Where its scales lie, of keys and of values.
+    /// Returns the addresses of the scales of its keys and of its values.
     pub(super) fn scales_at(&self) -> [*const u8; 2] {
         let k = if let Keys::Q8 { scale, .. } = self.k { scale.as_ptr().cast() } else { self.keys_at() };
         let v = if let Values::Q8 { scale, .. } = self.v { scale.as_ptr().cast() } else { self.values_at() };
         [k, v]
     }
 
-    /// Where its values lie.
+    /// Returns the address of its values.
     pub(super) fn values_at(&self) -> *const u8 {
         match self.v {
             Values::F32(rows) => rows.as_ptr().cast(),
@@ -114,16 +114,16 @@ impl KvBlock<'_> {
     }
 }
 
-/// Part `i` of `parts` equal ones.
+/// Returns the `i`-th run of `len` items.
 fn nth<T>(all: &[T], i: usize, len: usize) -> &[T] {
     &all[i * len..(i + 1) * len]
 }
 
 impl KvStore {
-    /// Room for 32 tokens in `heads` heads of `d` dimensions, all zero.
+    /// Makes room for 32 tokens in `heads` heads of `d` dimensions, all zero.
     ///
     /// # Panics
-    /// Where `d` is 0.
+    /// If `d` is 0.
     pub fn new(format: KvFormat, d: usize, heads: usize, memory: &KvMemory) -> Self {
         assert!(d > 0, "heads of 0 dimensions");
         let (width, padded) = (d.next_multiple_of(HALF), d.next_multiple_of(SHORT_LEN));
@@ -145,12 +145,12 @@ impl KvStore {
         Self { d, data }
     }
 
-    /// Keeps the key and the value of one token in one head.
+    /// Stores the key and the value of one token in one head.
     ///
     /// Shapes: `k, v: [d]`.
     ///
     /// # Panics
-    /// Where `head` or `slot` is outside the store, or a row is not `d` long.
+    /// If `head` or `slot` is outside the store, or a row is not `d` long.
     pub fn write(&mut self, head: usize, slot: usize, k: &[f32], v: &[f32]) {
         let d = self.d;
         assert!(slot < CHUNK, "slot {slot} of {CHUNK}");
@@ -189,10 +189,10 @@ impl KvStore {
         }
     }
 
-    /// Keeps the key and the value that another store holds in `from_slot` of the same head, bit for bit.
+    /// Copies the key and the value that another store holds in `from_slot` of the same head, bit for bit.
     ///
     /// # Panics
-    /// Where `head` or a slot is outside the stores, or the other has another shape or format.
+    /// If `head` or a slot is outside the stores, or the other has another shape or format.
     pub fn copy_token(&mut self, head: usize, slot: usize, from: &Self, from_slot: usize) {
         let d = self.d;
         assert!(slot < CHUNK && from_slot < CHUNK, "slots {slot} and {from_slot} of {CHUNK}");
@@ -234,10 +234,10 @@ impl KvStore {
         }
     }
 
-    /// The first `n` keys and values of one head, whose first position in the sequence is `first`.
+    /// Returns the first `n` keys and values of one head; `first` is the sequence position of the first one.
     ///
     /// # Panics
-    /// Where `head` is outside the store or `n` is above 32.
+    /// If `head` is outside the store or `n` is above 32.
     pub fn block(&self, head: usize, n: usize, first: usize) -> KvBlock<'_> {
         assert!(n <= CHUNK, "{n} keys of {CHUNK}");
         let d = self.d;
@@ -256,10 +256,10 @@ impl KvStore {
         KvBlock { k, v, d, n, first }
     }
 
-    /// Takes over the contents of another store.
+    /// Copies the contents of another store.
     ///
     /// # Panics
-    /// Where the other has another shape or format.
+    /// If the other has another shape or format.
     pub fn copy_from(&mut self, other: &Self) {
         match (&mut self.data, &other.data) {
             (Data::F32 { k, v }, Data::F32 { k: from_k, v: from_v }) => {
@@ -284,7 +284,7 @@ impl KvStore {
     }
 }
 
-/// Group `g` of a row as signed bytes, zeros past its end, and their scale.
+/// Returns group `g` of a row as signed bytes, zero past the row's end, and their scale as binary16 bits.
 fn quantized(row: &[f32], g: usize) -> ([u8; SHORT_LEN], u16) {
     let part = &row[g * SHORT_LEN..row.len().min((g + 1) * SHORT_LEN)];
     let mut x = [0.0; SHORT_LEN];
@@ -292,7 +292,8 @@ fn quantized(row: &[f32], g: usize) -> ([u8; SHORT_LEN], u16) {
     let mut q = [0; SHORT_LEN];
     let scale = quantize_block(&x, &mut q);
     let kept = f32_to_f16(scale);
-    // Steps of the scale that is kept; a fault or a group of zeros has its bytes and scale already.
+    // Values are rounded in steps of the scale as it is kept. A group with a fault or of zeros already has
+    // its bytes.
     let inverse = 1.0 / f16_to_f32(kept);
     if inverse.is_finite() {
         for (q, v) in q.iter_mut().zip(&x) {

@@ -21,13 +21,13 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Keys and values of one KV head between two others, in blocks.
+/// The keys and values of one KV head in blocks, stored between two other heads.
 struct Cache {
     stores: Vec<KvStore>,
     keys: usize,
 }
 
-/// Tokens of each block; fewer than a block holds, so that blocks of every length are met.
+/// Tokens of each block. They are fewer than a block holds, so blocks of every length occur.
 fn lens(keys: usize, block_len: usize) -> Vec<usize> {
     (0..keys).step_by(block_len).map(|first| block_len.min(keys - first)).collect()
 }
@@ -45,7 +45,7 @@ impl Cache {
         for n in lens(keys, block_len) {
             let mut store = KvStore::new(format, d, 3, &KvMemory::default());
             for slot in 0..32 {
-                // Other heads, and what lies behind the last key, must not be read into a result.
+                // Other heads, and slots past the last key, must not change a result.
                 store.write(0, slot, &faults, &faults);
                 store.write(2, slot, &faults, &faults);
                 let at = (first + slot) * d..(first + slot + 1) * d;
@@ -149,7 +149,7 @@ fn the_definition_is_near_exact_softmax() {
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q = row(15, tokens * rows.stride);
     let scale = 0.3f32;
-    // Rounding of halves and of bytes: queries and keys are at most 2, products of 48 of them are summed.
+    // Tolerances for the rounding of binary16 and of bytes: values are at most 2, and 48 products are summed.
     let cases = [(KvFormat::F32, 1e-5), (KvFormat::F16, 0.01), (KvFormat::Q8, 0.2)];
     let windows = [(0, usize::MAX), (4, 50)];
     for ((sinks, window), (format, slack)) in windows.into_iter().flat_map(|w| cases.map(|case| (w, case))) {
@@ -202,7 +202,7 @@ fn rows_together_equal_rows_alone() {
     {
         let cache = Cache::new(keys, d, 32, format);
         let (together, together_lse) = attended(Dispatch::best(), &queries, &cache.blocks(32));
-        // A cache that ends with this token: the last block is shorter than in the call above.
+        // A cache that ends with this token, so its last block is shorter than in the call above.
         let ended = Cache { keys: visible.position + token + 1, ..cache };
         for head in 0..heads {
             let at = rows.at(token, head);

@@ -1,4 +1,6 @@
-//! Values of a chunk, as floats where many query rows meet them, else as they are kept, and the sums they are added to.
+//! Values of a chunk, and the sums they are added to.
+//!
+//! Values are widened to floats if many query rows use them; for few rows they are read as stored.
 
 #![allow(
     clippy::needless_range_loop,
@@ -9,9 +11,10 @@ use super::store::{HALF as LANES, KvBlock, Values};
 use crate::blocks::SHORT_LEN;
 use crate::simd::Simd;
 
-/// Value rows of a chunk, of whole lanes.
+/// Value rows of a chunk, in whole lanes.
 pub(super) trait ValueRows<S: Simd>: Copy {
-    /// `J` strips of sixteen dimensions of row `i`, from `strip` on, which is even where `J` is not 1.
+    /// Returns `J` strips of sixteen dimensions of row `i`, beginning at `strip`, which is even unless `J` is
+    /// 1.
     fn strips<const J: usize>(self, s: S, i: usize, strip: usize) -> [S::F; J];
 }
 
@@ -22,15 +25,15 @@ pub(super) struct FloatRows<'a> {
     stride: usize,
 }
 
-/// Rows of bytes as they are kept, with the widened scales of 32 dimensions each: for few query rows, where writing
-/// down the floats would cost more than it saves.
+/// Rows of bytes as stored, with one widened scale per 32 dimensions. Used for few query rows: storing the
+/// floats would cost more than it saves.
 #[derive(Clone, Copy)]
 pub(super) struct ByteRows<'a> {
     pub rows: &'a [u8],
     pub scales: &'a [f32],
     /// Groups of 32 dimensions in a row.
     pub groups: usize,
-    /// Where the next block's rows lie, which are asked for while these are read.
+    /// Address of the next block's rows, which are prefetched while these are read.
     pub next: *const u8,
 }
 
@@ -64,7 +67,7 @@ impl<S: Simd> ValueRows<S> for ByteRows<'_> {
     }
 }
 
-/// The value rows of a block, as floats in whole lanes.
+/// Returns the value rows of a block as floats in whole lanes.
 #[inline(always)]
 pub(super) fn value_rows<'a, S: Simd>(
     s: S,
@@ -87,7 +90,8 @@ pub(super) fn value_rows<'a, S: Simd>(
         Values::Q8 { q, scale } => {
             let stride = block.d.next_multiple_of(SHORT_LEN);
             copy.resize(super::CHUNK * stride, 0.0);
-            // Of 32 tokens, so whole lanes of scales; what lies behind the last key is computed and not read.
+            // A block has scales for 32 tokens, so whole lanes. Rows past the last key are computed but not
+            // read.
             let sixteen = copy.as_chunks_mut::<{ LANES * SHORT_LEN }>().0.iter_mut();
             let sixteen = sixteen.zip(q.as_chunks::<{ LANES * SHORT_LEN }>().0);
             for ((to, from), scale) in sixteen.zip(scale.as_chunks().0) {
@@ -108,7 +112,7 @@ pub(super) fn value_rows<'a, S: Simd>(
     FloatRows { rows: copy, stride: width }
 }
 
-/// The scales of a block's values: of 32 tokens, so whole lanes.
+/// Widens the scales of a block's values, which are for 32 tokens and so fill whole lanes.
 #[inline(always)]
 pub(super) fn widened<'a, S: Simd>(s: S, scale: &[u16], copy: &'a mut Vec<f32>) -> &'a [f32] {
     copy.resize(scale.len(), 0.0);
@@ -118,8 +122,8 @@ pub(super) fn widened<'a, S: Simd>(s: S, scale: &[u16], copy: &'a mut Vec<f32>) 
     copy
 }
 
-/// `acc[t] = acc[t] * fade[t] + Σ weights[t] v` over the visible keys in order, in strips of as many lanes as the
-/// registers hold.
+/// Sets `acc[t] = acc[t] * fade[t] + Σ weights[t] v` over the visible keys in order. Works on strips of as
+/// many lanes as the registers hold.
 #[inline(always)]
 pub(super) fn weigh_all<S: Simd, V: ValueRows<S>, const T: usize>(
     s: S,
@@ -149,7 +153,7 @@ pub(super) fn weigh_all<S: Simd, V: ValueRows<S>, const T: usize>(
     }
 }
 
-/// [`weigh_all`] for `J` strips of sixteen dimensions from `strip` on.
+/// [`weigh_all`] for `J` strips of sixteen dimensions, beginning at `strip`.
 #[inline(always)]
 fn weigh<S: Simd, V: ValueRows<S>, const T: usize, const J: usize>(
     s: S,

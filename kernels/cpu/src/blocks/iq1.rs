@@ -1,8 +1,8 @@
-//! Ternary formats in super-blocks of 256 weights: groups of eight weights are codes of a codebook.
+//! Ternary formats in super-blocks of 256 weights: each group of eight weights is an index into a codebook.
 //!
-//! ggml defines a weight as `d * (2 s + 1) * (v ± 1/8)` with `v` of -1, 0 and 1. That is exactly
-//! `d / 8 * (2 s + 1) * (8 v ± 1)`: all factors are integers but a power of two times a binary16, and the product
-//! has 19 significant bits at most.
+//! ggml defines a weight as `d * (2 s + 1) * (v ± 1/8)` with `v` of -1, 0 or 1. That is exactly
+//! `d / 8 * (2 s + 1) * (8 v ± 1)`. All factors are integers except a binary16 times a power of two, and the
+//! product has at most 19 significant bits.
 
 use super::iq1_grid::CODED;
 use super::{K_LEN, Long, half_at};
@@ -11,7 +11,8 @@ use crate::format::Format;
 /// Codes of the codebook.
 const CODES: usize = 2_048;
 
-/// The eight members of each code's vector, raised to 0, 1 and 2, in the bytes of a word, the first one lowest.
+/// For each code, the eight members of its vector, raised to 0, 1 and 2: one byte each, the first in the
+/// lowest byte.
 pub(crate) static TERNARY_GRID: [u64; CODES] = ternary_grid();
 
 const fn ternary_grid() -> [u64; CODES] {
@@ -32,18 +33,19 @@ const fn ternary_grid() -> [u64; CODES] {
     grid
 }
 
-/// What is added to `8 v ± 1`.
+/// Added to `8 v ± 1`.
 const RAISE: u8 = 16;
 
-/// The raised quants of a code: `8 v ± 1 + 16`, so `8 (v + 1)` plus 9 or 7.
+/// Returns the raised quants of a code: `8 v ± 1 + 16`, which is `8 (v + 1)` plus 9 or 7.
 #[inline(always)]
 fn octet(code: usize, negative: bool) -> [u8; 8] {
     let above = u64::from_ne_bytes([if negative { 7 } else { 9 }; 8]);
     ((TERNARY_GRID[code % CODES] << 3) + above).to_le_bytes()
 }
 
-/// `struct { half d; uint8 qs[32]; uint16 qh[8]; }`: eight low bits of each code; for 32 weights, the high bits of four
-/// codes in twelve bits, `s` in three, and the sign of their eighths in the highest.
+/// `struct { half d; uint8 qs[32]; uint16 qh[8]; }`. `qs` holds the eight low bits of each code. Each `qh`
+/// serves 32 weights: the high bits of four codes in twelve bits, `s` in three bits, and the sign of the
+/// eighths in the highest bit.
 pub(crate) struct Iq1S;
 
 impl Iq1S {
@@ -82,9 +84,9 @@ impl Long for Iq1S {
     }
 }
 
-/// `struct { uint8 qs[32]; uint8 qh[16]; uint16 scales[4]; }`: eight low bits of each code; a nibble each for its high
-/// bits and the sign of its eighths; the `s` of four times 16 weights in twelve bits of a scale, and in the highest
-/// four a nibble of `d`, the lowest nibble first.
+/// `struct { uint8 qs[32]; uint8 qh[16]; uint16 scales[4]; }`. `qs` holds the eight low bits of each code. A
+/// nibble of `qh` holds a code's high bits and the sign of its eighths. Each of `scales` holds `s` of four
+/// groups of 16 weights in twelve bits. Its highest four bits are a nibble of `d`, lowest nibble first.
 pub(crate) struct Iq1M;
 
 impl Iq1M {
@@ -132,7 +134,7 @@ mod tests {
     fn the_codebook_is_full_and_ordered() {
         assert_eq!(CODED.iter().map(|word| word.count_ones()).sum::<u32>(), CODES as u32);
         assert!(TERNARY_GRID.is_sorted());
-        // The table of ggml begins with all -1 and ends with all 1.
+        // ggml's table begins with all -1 and ends with all 1.
         assert_eq!([octet(0, true), octet(0, false)], [[7; 8], [9; 8]]);
         assert_eq!([octet(2_047, true), octet(2_047, false)], [[23; 8], [25; 8]]);
     }

@@ -1,9 +1,10 @@
-//! The codebook of the ternary formats (IQ1_S, IQ1_M): which 2,048 of the 3^8 vectors of -1, 0 and 1 have a code.
+//! The codebook of the ternary formats (IQ1_S, IQ1_M): which 2,048 of the 3^8 vectors of -1, 0 and 1 have a
+//! code.
 //!
-//! Part of the formats' definition. Codes number the vectors in ascending order of `Σ (v[i] + 1) 3^i`, so that the
-//! set alone says it all. Source: `iq1s_grid` of ggml (`ggml-common.h`), as given by PyPI's gguf 0.19.0.
+//! Part of the formats' definition. Codes number the vectors in ascending order of `Σ (v[i] + 1) 3^i`, so the
+//! set alone defines them. Source: `iq1s_grid` of ggml (`ggml-common.h`), as given by PyPI's gguf 0.19.0.
 
-/// Bit `n % 32` of word `n / 32`: whether vector `n` has a code.
+/// Bit `n % 32` of word `n / 32` is set if vector `n` has a code.
 pub(super) const CODED: [u32; 206] = [
     0x85142555, 0x514202a0, 0xa8314508, 0xa28a2086, 0x202a081a, 0x14508514, 0x45442082, 0xa0051525,
     0x88208202, 0x82080018, 0xa02a03a0, 0x0aaabb88, 0x000baa90, 0xaa0a0022, 0x08a0828c, 0x45085140,

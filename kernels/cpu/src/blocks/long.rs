@@ -4,7 +4,8 @@ use super::short::{IQ4_RAISE, iq4_quants};
 use super::{K_LEN, Long, half_at};
 use crate::format::Format;
 
-/// Bit pairs of 256 weights: pair `p` of byte `i` of a half belongs to its weight `32 p + i` (Q2_K, Q3_K).
+/// Writes the bit pairs of 256 weights: in each half of 128, pair `p` of byte `i` belongs to weight
+/// `32 p + i` (Q2_K, Q3_K).
 #[inline(always)]
 fn bit_pairs(bytes: &[u8], out: &mut [u8; K_LEN]) {
     let (halves, _) = out.as_chunks_mut::<128>();
@@ -17,7 +18,7 @@ fn bit_pairs(bytes: &[u8], out: &mut [u8; K_LEN]) {
     }
 }
 
-/// 32 low nibbles, then the 32 high ones of the same bytes, four times (Q4_K, Q5_K).
+/// Writes 32 low nibbles, then the 32 high ones of the same bytes, four times (Q4_K, Q5_K).
 #[inline(always)]
 fn nibbles(bytes: &[u8], out: &mut [u8; K_LEN]) {
     let (quarters, _) = out.as_chunks_mut::<64>();
@@ -88,8 +89,9 @@ impl Long for Q3K {
         [half_at(block, 108), 0]
     }
 
-    /// Six bits, raised by 32: low nibbles of the first eight, then of the last eight in the high halves of the same
-    /// bytes; then four bytes with bit pairs, pair `p` of byte `i` for scale `4 p + i`.
+    /// Six bits, raised by 32. Bytes 0..8 hold the low nibbles of the first eight scales in their low halves
+    /// and of the last eight in their high halves. Then four bytes hold bit pairs: pair `p` of byte `i`
+    /// belongs to scale `4 p + i`.
     #[inline(always)]
     fn scales(block: &[u8]) -> [i8; 16] {
         let packed = &block[96..108];
@@ -110,10 +112,10 @@ impl Long for Q3K {
 /// `struct { half d, dmin; uint8 scales[12]; uint8 qs[128]; }`
 pub(crate) struct Q4K;
 
-/// Six-bit scales and minima of eight groups, packed in twelve bytes (Q4_K, Q5_K).
+/// Returns the six-bit scales and minima of eight groups, packed in twelve bytes (Q4_K, Q5_K).
 ///
-/// The first four of each sit in the low six bits of bytes 0..4 and 4..8; the last four have their low nibble in
-/// bytes 8..12 and their two high bits in the top of the bytes that hold the first four.
+/// The first four of each sit in the low six bits of bytes 0..4 and 4..8. The last four have their low nibble
+/// in bytes 8..12 and their two high bits in the top bits of the bytes that hold the first four.
 #[inline(always)]
 fn six_bits(packed: &[u8]) -> ([i8; 16], [i8; 16]) {
     let (mut scales, mut minima) = ([0; 16], [0; 16]);
@@ -215,8 +217,9 @@ impl Long for Q6K {
         scales
     }
 
-    /// Each half of 128 has 64 bytes of low nibbles and 32 bytes of high bit pairs; pair `p` of byte `i` belongs to
-    /// weight `32 p + i`, whose low nibble is the low (`p < 2`) or high half of byte `32 (p % 2) + i`.
+    /// Each half of 128 weights has 64 bytes of low nibbles and 32 bytes of high bit pairs. Pair `p` of byte
+    /// `i` belongs to weight `32 p + i`. The low nibble of that weight is the low half (`p < 2`) or the high
+    /// half of byte `32 (p % 2) + i`.
     #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; K_LEN]) {
         let (halves, _) = out.as_chunks_mut::<128>();

@@ -3,11 +3,11 @@
 use super::{SHORT_LEN, Short, half_at};
 use crate::format::Format;
 
-/// The values of four bits in the non-linear formats (IQ4_NL, IQ4_XS), as given by `kvalues_iq4nl` of ggml.
+/// The 16 values of the non-linear formats (IQ4_NL, IQ4_XS), as given by `kvalues_iq4nl` of ggml.
 pub(crate) const IQ4_VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// What is added to them.
+/// Added to them.
 pub(super) const IQ4_RAISE: u8 = 128;
 
 /// [`IQ4_VALUES`], raised.
@@ -21,7 +21,7 @@ const IQ4_RAISED: [u8; 16] = {
     raised
 };
 
-/// 16 low nibbles, then the 16 high ones of the same bytes.
+/// Writes the 16 low nibbles, then the 16 high ones of the same bytes.
 #[inline(always)]
 fn nibbles(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     let (low, high) = out.split_at_mut(16);
@@ -31,7 +31,7 @@ fn nibbles(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     }
 }
 
-/// [`nibbles`] of non-linear values, raised.
+/// Writes the raised non-linear values that the [`nibbles`] select.
 #[inline(always)]
 pub(super) fn iq4_quants(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     nibbles(bytes, out);
@@ -40,7 +40,8 @@ pub(super) fn iq4_quants(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     }
 }
 
-/// Four bytes with the fifth bits of the weights in order, then the [`nibbles`] with the rest.
+/// Writes quants of five bits: four bytes hold the fifth bits in order, then come the [`nibbles`] with the
+/// rest.
 #[inline(always)]
 fn five_bits(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     nibbles(&bytes[4..20], out);
@@ -158,7 +159,7 @@ impl Short for Q8_0 {
     }
 }
 
-/// `struct { half d; uint8 qs[16]; }`, nibbles being places in [`IQ4_VALUES`].
+/// `struct { half d; uint8 qs[16]; }`; each nibble is an index into [`IQ4_VALUES`].
 pub(crate) struct Iq4Nl;
 
 impl Short for Iq4Nl {

@@ -1,9 +1,10 @@
 //! One body compiled once per level.
 //!
-//! The bodies are safe Rust without intrinsics: compiling them with more instructions lets the compiler vectorize
-//! them, and since it may not reorder or fuse float operations on its own, every version gives the same bits.
+//! The bodies are safe Rust without intrinsics. Compiled with more instructions, the compiler can vectorize
+//! them. It may not reorder or fuse float operations on its own, so every version gives the same bits.
 
-/// Defines `$name(args)`, which runs at [`Dispatch::current`](crate::Dispatch::current), and `$at(level, args)`.
+/// Defines `$name(args)`, which runs at [`Dispatch::current`](crate::Dispatch::current), and
+/// `$at(level, args)`.
 macro_rules! versions {
     (
         $(#[$meta:meta])*

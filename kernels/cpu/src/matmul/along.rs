@@ -1,8 +1,9 @@
-//! Products along stored rows: sixteen rows at a time straight from their blocks, for one to three activation rows.
+//! Products along stored rows: sixteen rows at a time directly from their blocks, for one to three activation
+//! rows.
 //!
-//! For so few tokens packing a panel would cost more than the products. Each block's dot product with the activations
-//! is a sum across lanes, but a sum of integers, so its order does not matter; the lanes of sixteen rows are then
-//! brought together so that what follows, in floats, is lane by lane the definition of [`super`].
+//! For so few tokens, packing a panel would cost more than the products. The dot product of a block with the
+//! activations is a sum across lanes, but of integers, so its order does not matter. Then the sums of sixteen
+//! rows are put into lanes. The float operations that follow are, lane by lane, the definition of [`super`].
 
 #![allow(
     clippy::needless_range_loop,
@@ -18,10 +19,10 @@ use crate::activations::QuantizedRows;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::simd::Simd;
 
-/// The most activation rows of one call.
+/// The largest number of activation rows of one call.
 pub(super) const TOKENS_MAX: usize = 3;
 
-/// Elements of sixteen rows of short blocks and activation rows `first..first + T`.
+/// Computes the elements of sixteen rows of short blocks and activation rows `first..first + T`.
 #[inline(always)]
 pub(super) fn short<S: Simd, B: Short, const T: usize>(
     s: S,
@@ -33,7 +34,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
     let blocks = rows.blocks;
     let mut y = [s.splat(0.0); T];
     for b in (0..blocks).step_by(2) {
-        // An odd last block is taken twice; nothing is made of the second.
+        // An odd last block is loaded twice; the second copy is not used.
         let two = [b, (b + 1).min(blocks - 1)];
         let mut q = [s.splat_int(0); T];
         for t in 0..T {
@@ -45,7 +46,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
         let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
         for i in 0..ROWS {
             let own = [rows.block(i, two[0], bytes), rows.block(i, two[1], bytes)];
-            rows.ask_ahead(s, i, two[0], bytes);
+            rows.prefetch_ahead(s, i, two[0], bytes);
             let w = pair::<S, B>(s, own[0], own[1]);
             for t in 0..T {
                 dots[t][i] = if B::RAISE == 128 {
@@ -82,7 +83,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
     y
 }
 
-/// Elements of sixteen rows of super-blocks and activation rows `first..first + T`.
+/// Computes the elements of sixteen rows of super-blocks and activation rows `first..first + T`.
 #[inline(always)]
 pub(super) fn long<S: Simd, B: Long, const T: usize>(
     s: S,
@@ -106,7 +107,7 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
         }
         let mut dots = [[s.splat_int(0); ROWS]; T];
         for i in 0..ROWS {
-            rows.ask_ahead(s, i, b, bytes);
+            rows.prefetch_ahead(s, i, b, bytes);
             let (w, scale) = (chunks::<S, B>(s, own[i]), Heads::spread::<B>(s, &scales, i));
             for t in 0..T {
                 dots[t][i] = dot::<S, B>(s, w, q[t], scale);
@@ -116,7 +117,7 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
             let at = (first + t) * blocks + b;
             let mut total = s.reduce(dots[t]);
             if is_biased::<S>(B::RAISE) {
-                // Interleaved formats, whose scales are of 32 weights here, are not raised.
+                // Interleaved formats have one scale per 32 weights here; none of them is raised.
                 let raised = Heads::weigh(s, &heads.scales, &x.words[at].of_16);
                 total = s.add_int(total, s.mul_int(raised, s.splat_int(-i32::from(B::RAISE))));
             }
@@ -131,7 +132,7 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
     y
 }
 
-/// A super-block's activations in the order of [`chunks`].
+/// Loads the activations of a super-block in the order of [`chunks`].
 #[inline(always)]
 fn activations<S: Simd, B: Long>(s: S, q: &[u8; K_LEN]) -> [S::I; 4] {
     if interleaved::<B>() {
@@ -148,7 +149,7 @@ fn activations<S: Simd, B: Long>(s: S, q: &[u8; K_LEN]) -> [S::I; 4] {
     }
 }
 
-/// The scaled dot product of a super-block, spread over the lanes.
+/// Returns the scaled dot product of a super-block, spread over the lanes.
 #[inline(always)]
 fn dot<S: Simd, B: Long>(s: S, w: [S::I; 4], q: [S::I; 4], scale: [S::I; 4]) -> S::I {
     let mut total = s.splat_int(0);

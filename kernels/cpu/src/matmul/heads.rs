@@ -1,4 +1,4 @@
-//! The scales, minima and units of sixteen super-blocks at once, taken out of their blocks' bytes.
+//! The scales, minima and units of sixteen super-blocks at once, read from the bytes of their blocks.
 
 #![allow(
     clippy::needless_range_loop,
@@ -11,9 +11,9 @@ use crate::blocks::Long;
 use crate::format::Format;
 use crate::simd::{Line, Simd};
 
-/// Scales, minima and units of sixteen super-blocks, a lane a row.
+/// Scales, minima and units of sixteen super-blocks, one row per lane.
 pub(super) struct Heads<S: Simd> {
-    /// Four scales of groups of 16 (where the format is interleaved: of 32) as bytes.
+    /// Four scales as bytes, each of a group of 16 weights, or of 32 if the format is interleaved.
     pub scales: [S::I; 4],
     /// Four minima of groups of [`Long::GROUP`] as bytes.
     pub minima: [S::I; 4],
@@ -25,7 +25,7 @@ pub(super) struct Heads<S: Simd> {
 
 impl<S: Simd> Heads<S> {
     #[inline(always)]
-    pub fn of<B: Long>(s: S, own: Blocks<'_>) -> Self {
+    pub(super) fn of<B: Long>(s: S, own: Blocks<'_>) -> Self {
         match B::FORMAT {
             Format::Q4K => Self::six_bits(s, own),
             Format::Q6K => Self::sixteen_bytes(s, own),
@@ -33,7 +33,7 @@ impl<S: Simd> Heads<S> {
         }
     }
 
-    /// One row after the other.
+    /// Reads the rows one after another, for any format.
     #[inline(always)]
     fn any<B: Long>(s: S, own: Blocks<'_>) -> Self {
         let (mut scales, mut minima) = ([[0; ROWS]; 4], [[0; ROWS]; 4]);
@@ -68,8 +68,8 @@ impl<S: Simd> Heads<S> {
         Self { scales: [int; 4], minima: [int; 4], d: float, m: float }
     }
 
-    /// Formats that begin with `d`, `dmin` and twelve bytes of six-bit scales and minima; four of a kind at once, as
-    /// [`crate::blocks`] takes them apart one by one.
+    /// Reads formats that begin with `d`, `dmin` and twelve bytes of six-bit scales and minima. Takes four of
+    /// a kind at once; [`crate::blocks`] reads the same layout one by one.
     #[inline(always)]
     fn six_bits(s: S, own: Blocks<'_>) -> Self {
         let mut heads = Self::empty(s);
@@ -84,7 +84,7 @@ impl<S: Simd> Heads<S> {
         heads
     }
 
-    /// Q6_K: sixteen scales as they are, with `d` behind them.
+    /// Reads Q6_K: sixteen scales of one byte, followed by `d`.
     #[inline(always)]
     fn sixteen_bytes(s: S, own: Blocks<'_>) -> Self {
         let mut heads = Self::empty(s);
@@ -94,9 +94,9 @@ impl<S: Simd> Heads<S> {
         heads
     }
 
-    /// The scales as units in memory, to be spread row by row.
+    /// Stores the scales as units in memory, so that each row can be spread.
     #[inline(always)]
-    pub fn stored(&self, s: S) -> [[u32; ROWS]; 4] {
+    pub(super) fn stored(&self, s: S) -> [[u32; ROWS]; 4] {
         let mut stored = [[0; ROWS]; 4];
         for c in 0..4 {
             stored[c] = units_of(s, self.scales[c]);
@@ -104,9 +104,10 @@ impl<S: Simd> Heads<S> {
         stored
     }
 
-    /// The scales of row `i` as [`Simd::dot_scaled`] takes them, for each of [`super::quants::chunks`].
+    /// Returns the scales of row `i` as [`Simd::dot_scaled`] takes them, for each of
+    /// [`super::quants::chunks`].
     #[inline(always)]
-    pub fn spread<B: Long>(s: S, stored: &[[u32; ROWS]; 4], i: usize) -> [S::I; 4] {
+    pub(super) fn spread<B: Long>(s: S, stored: &[[u32; ROWS]; 4], i: usize) -> [S::I; 4] {
         if interleaved::<B>() {
             let (low, high) = (stored[0][i], stored[1][i]);
             [
@@ -125,11 +126,12 @@ impl<S: Simd> Heads<S> {
         }
     }
 
-    /// `Σ factor Σ q` over groups of activations, lane by lane: factors four to a unit, sums as [`SumWords`] has them.
+    /// Returns `Σ factor Σ q` over groups of activations, lane by lane. Four factors are in a unit; the sums
+    /// are as in [`SumWords`].
     ///
     /// [`SumWords`]: crate::activations::SumWords
     #[inline(always)]
-    pub fn weigh(s: S, factors: &[S::I; 4], words: &[i32]) -> S::I {
+    pub(super) fn weigh(s: S, factors: &[S::I; 4], words: &[i32]) -> S::I {
         let mut total = s.splat_int(0);
         for (factors, words) in factors.iter().zip(words.as_chunks::<2>().0) {
             total = s.dot_words(total, s.even_bytes(*factors), s.splat_int(words[0]));
@@ -139,7 +141,7 @@ impl<S: Simd> Heads<S> {
     }
 }
 
-/// Four units at `at` of each row, as columns.
+/// Reads four units at `at` of each row, as columns.
 #[inline(always)]
 fn columns<S: Simd>(s: S, own: Blocks<'_>, at: usize) -> [S::I; 4] {
     let mut bytes = [[0; 16]; ROWS];
@@ -149,7 +151,7 @@ fn columns<S: Simd>(s: S, own: Blocks<'_>, at: usize) -> [S::I; 4] {
     s.transpose_four(&bytes)
 }
 
-/// The low and the high words of sixteen units.
+/// Returns the low and the high words of sixteen units.
 #[inline(always)]
 fn halves<S: Simd>(s: S, v: S::I) -> ([u16; ROWS], [u16; ROWS]) {
     let units = units_of(s, v);
@@ -160,7 +162,7 @@ fn halves<S: Simd>(s: S, v: S::I) -> ([u16; ROWS], [u16; ROWS]) {
     (low, high)
 }
 
-/// Sixteen units in memory.
+/// Stores sixteen units in memory.
 #[inline(always)]
 fn units_of<S: Simd>(s: S, v: S::I) -> [u32; ROWS] {
     let mut line = Line([0; 64]);
@@ -172,7 +174,7 @@ fn units_of<S: Simd>(s: S, v: S::I) -> [u32; ROWS] {
     units
 }
 
-/// Sixteen units as their bytes.
+/// Returns sixteen units as their bytes.
 #[inline(always)]
 fn bytes_of(units: &[u32; ROWS]) -> [u8; 64] {
     let mut bytes = [0; 64];

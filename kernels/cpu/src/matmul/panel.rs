@@ -1,8 +1,8 @@
 //! Sixteen weight rows packed side by side, so that one register lane belongs to one row.
 //!
-//! Step `k` of a panel holds columns `4 k..4 k + 4` (bytes) or column `k` (floats) of all sixteen rows on one cache
-//! line; scales of a group lie likewise. A panel holds a range of blocks at a time, short enough to stay in the first
-//! cache while every token is multiplied with it.
+//! Step `k` of a panel holds columns `4 k..4 k + 4` (bytes) or column `k` (floats) of all sixteen rows on one
+//! cache line. The scales of a group lie the same way. A panel holds a range of blocks that is short enough
+//! to stay in the L1 cache while every token is multiplied with it.
 
 #![allow(
     clippy::needless_range_loop,
@@ -21,17 +21,19 @@ use crate::simd::{Floats, Line, Simd};
 /// Rows of a panel.
 pub(super) const ROWS: usize = STRIP_ROWS;
 
-/// A block of each row of a panel.
+/// One block of each row of a panel.
 pub(super) type Blocks<'a> = [&'a [u8]; ROWS];
 
-/// One packed panel; its buffers are kept from use to use.
+/// One packed panel; its buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct Panel {
-    /// Weights, a line a step.
+    /// Weights, one line per step.
     pub weights: Vec<Line>,
-    /// Super-blocks: the integer scales of each group, as floats or integers as [`Long::FLOAT_PARTS`] says.
+    /// Super-blocks: the integer scales of each group, as floats or integers, whichever [`Long::FLOAT_PARTS`]
+    /// asks for.
     pub scales: Vec<Line>,
-    /// Super-blocks: the integer minima of two groups as signed words: 0 and 2, 1 and 3, 4 and 6, and so on.
+    /// Super-blocks: the integer minima of two groups as signed words: groups 0 and 2, 1 and 3, 4 and 6, and
+    /// so on.
     pub minima: Vec<Line>,
     /// The scale or `d` of each block.
     pub d: Vec<Floats>,
@@ -39,14 +41,14 @@ pub(super) struct Panel {
     pub m: Vec<Floats>,
 }
 
-/// Bytes of a row past the last whole line, padded with zeros.
+/// Returns the bytes of a row past its last whole line, padded with zeros.
 fn padded(tail: &[u8]) -> [u8; 64] {
     let mut line = [0; 64];
     line[..tail.len()].copy_from_slice(tail);
     line
 }
 
-/// Sixteen halves from the bytes of a file.
+/// Reads sixteen binary16 numbers from the bytes of a file.
 #[inline(always)]
 fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
     let mut halves = [0; ROWS];
@@ -57,7 +59,7 @@ fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
 }
 
 impl Panel {
-    /// Makes room for whole transposes of `steps` lines and for `blocks` blocks.
+    /// Makes room for `steps` lines, rounded up to whole transposes, and for `blocks` blocks.
     fn reset(&mut self, steps: usize, blocks: usize, groups: usize, minima: usize) {
         self.weights.resize(steps.next_multiple_of(ROWS), Line([0; 64]));
         self.scales.resize(blocks * groups, Line([0; 64]));
@@ -66,9 +68,9 @@ impl Panel {
         self.m.resize(blocks, Floats([0.0; ROWS]));
     }
 
-    /// Packs columns `cols` of F32 rows, zeros behind the last.
+    /// Packs columns `cols` of F32 rows, zeros past the last column.
     #[inline(always)]
-    pub fn pack_f32<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
+    pub(super) fn pack_f32<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
@@ -80,9 +82,9 @@ impl Panel {
         }
     }
 
-    /// Packs columns `cols` of F16 rows as floats, zeros behind the last.
+    /// Packs columns `cols` of F16 rows as floats, zeros past the last column.
     #[inline(always)]
-    pub fn pack_f16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
+    pub(super) fn pack_f16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
@@ -95,9 +97,9 @@ impl Panel {
         }
     }
 
-    /// Packs columns `cols` of BF16 rows as floats, zeros behind the last.
+    /// Packs columns `cols` of BF16 rows as floats, zeros past the last column.
     #[inline(always)]
-    pub fn pack_bf16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
+    pub(super) fn pack_bf16<S: Simd>(&mut self, s: S, rows: &Strip<'_>, cols: Range<usize>) {
         self.reset(cols.len(), 0, 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
@@ -116,19 +118,19 @@ impl Panel {
 
     /// Packs short blocks `blocks`.
     #[inline(always)]
-    pub fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
+    pub(super) fn pack_short<S: Simd, B: Short>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
         const STEPS: usize = SHORT_LEN / 4;
         let bytes = B::FORMAT.block_bytes();
         self.reset(blocks.len() * STEPS, blocks.len(), 0, 0);
         let mut units = [s.splat_int(0); ROWS];
         for (two, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
-            // An odd last block is taken twice; nothing reads the second.
+            // An odd last block is loaded twice; the second copy is not read.
             let a = blocks.start + 2 * two;
             let b = (a + 1).min(blocks.end - 1);
             let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
             for i in 0..ROWS {
                 let own = [rows.block(i, a, bytes), rows.block(i, b, bytes)];
-                ask_ahead(s, own[0], rows.row_bytes);
+                prefetch_ahead(s, own[0], rows.row_bytes);
                 units[i] = pair::<S, B>(s, own[0], own[1]);
                 for j in 0..2 {
                     scale[j][i] = B::scale(own[j]);
@@ -147,14 +149,14 @@ impl Panel {
 
     /// Packs super-blocks `blocks`.
     #[inline(always)]
-    pub fn pack_long<S: Simd, B: Long>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
+    pub(super) fn pack_long<S: Simd, B: Long>(&mut self, s: S, rows: &Strip<'_>, blocks: Range<usize>) {
         let groups = K_LEN / B::GROUP;
         self.reset(blocks.len() * K_LEN / 4, blocks.len(), groups, groups / 2);
         for (at, b) in blocks.enumerate() {
             let mut own: Blocks<'_> = [&[]; ROWS];
             for i in 0..ROWS {
                 own[i] = rows.block(i, b, B::FORMAT.block_bytes());
-                ask_ahead(s, own[i], rows.row_bytes);
+                prefetch_ahead(s, own[i], rows.row_bytes);
             }
             let lines = self.weights[at * K_LEN / 4..].first_chunk_mut().expect("reset made the room");
             match B::FORMAT {
@@ -166,14 +168,14 @@ impl Panel {
         }
     }
 
-    /// Scales, minima and units of one super-block of sixteen rows.
+    /// Packs the scales, minima and units of one super-block of sixteen rows.
     #[inline(always)]
     fn pack_scales<S: Simd, B: Long>(&mut self, s: S, own: Blocks<'_>, at: usize) {
         let groups = K_LEN / B::GROUP;
         let heads = Heads::of::<B>(s, own);
         let lines = &mut self.scales[at * groups..(at + 1) * groups];
         if B::GROUP == 32 && !interleaved::<B>() {
-            // Scales lie by groups of 16, of which two and two are equal.
+            // There is one scale per 16 weights; here neighbours are equal, so every second one is taken.
             for (four, lines) in heads.scales.into_iter().zip(lines.as_chunks_mut::<2>().0) {
                 s.store_units(scale::<S, B>(s, s.byte::<0>(four)), &mut lines[0]);
                 s.store_units(scale::<S, B>(s, s.byte::<2>(four)), &mut lines[1]);
@@ -198,15 +200,16 @@ impl Panel {
     }
 }
 
-/// Asks for the same block of the row that follows two panels later, to be there when these have been multiplied.
+/// Prefetches the same block of the row two panels later, which is needed once these panels have been
+/// multiplied.
 #[inline(always)]
-fn ask_ahead<S: Simd>(s: S, block: &[u8], row_bytes: usize) {
+fn prefetch_ahead<S: Simd>(s: S, block: &[u8], row_bytes: usize) {
     for line in (0..block.len()).step_by(64) {
         s.prefetch_far(block.as_ptr().wrapping_add(2 * ROWS * row_bytes + line));
     }
 }
 
-/// Integer scales as [`Panel::scales`] keeps them.
+/// Converts integer scales to the form that [`Panel::scales`] keeps.
 #[inline(always)]
 fn scale<S: Simd, B: Long>(s: S, v: S::I) -> S::I {
     if B::FLOAT_PARTS > 0 { s.bits(s.to_float(v)) } else { v }
@@ -219,7 +222,7 @@ fn store<S: Simd>(s: S, columns: [S::I; ROWS], lines: &mut [Line; ROWS]) {
     }
 }
 
-/// Any format: the quants of each row, then a transpose for each 64 columns.
+/// Packs any format: the quants of each row, then one transpose per 64 columns.
 #[inline(always)]
 fn pack_chunks<S: Simd, B: Long>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     assert!(!interleaved::<B>(), "interleaved formats are packed by functions of their own");
@@ -235,7 +238,7 @@ fn pack_chunks<S: Simd, B: Long>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN
     }
 }
 
-/// Transposes bytes of two weights each and takes them apart afterwards: half the shuffles.
+/// Packs Q4_K: transposes bytes of two weights each and splits them afterwards, which halves the shuffles.
 #[inline(always)]
 fn pack_q4k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     for (half, lines) in lines.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -245,7 +248,7 @@ fn pack_q4k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
         }
         let columns = s.transpose(units);
         for k in 0..ROWS {
-            // Eight steps of a group's low halves, then eight of the next group's, in the high halves.
+            // Eight steps of one group's low nibbles, then eight of the next group's high nibbles.
             let step = k / 8 * 16 + k % 8;
             s.store_units(s.low_nibbles(columns[k]), &mut lines[step]);
             s.store_units(s.high_nibbles(columns[k]), &mut lines[step + 8]);
@@ -253,7 +256,7 @@ fn pack_q4k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     }
 }
 
-/// As [`pack_q4k`], with the high bits of four weights in a byte.
+/// Packs Q6_K as [`pack_q4k`] does Q4_K; the high bits of four weights share a byte.
 #[inline(always)]
 fn pack_q6k<S: Simd>(s: S, own: Blocks<'_>, lines: &mut [Line; K_LEN / 4]) {
     let mut units = [s.splat_int(0); ROWS];

@@ -1,19 +1,19 @@
-//! Raised quants of blocks in registers: what packing and the products along rows share.
+//! Raised quants of blocks in registers, used by packing and by the products along rows.
 //!
-//! Each function knows the layouts of the formats that matter most to speed and takes the others through
+//! Each function has fast code for the formats that matter most to speed and reads the others through
 //! [`Short::quants`] and [`Long::quants`].
 
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::format::Format;
 use crate::simd::Simd;
 
-/// A run of `N` bytes at `at`.
+/// Returns a run of `N` bytes at `at`.
 #[inline(always)]
 pub(super) fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
     bytes[at..].first_chunk().expect("parts lie inside their block")
 }
 
-/// Bytes as the dot products take them: small ones as they are, those raised by 128 as the level has signed ones.
+/// Loads bytes for the dot products: small ones as they are, those raised by 128 in the level's signed form.
 #[inline(always)]
 fn taken<S: Simd>(s: S, bytes: &mut [u8; 64], raise: u8) -> S::I {
     if raise < 128 {
@@ -25,13 +25,13 @@ fn taken<S: Simd>(s: S, bytes: &mut [u8; 64], raise: u8) -> S::I {
     s.raised(s.units(bytes))
 }
 
-/// The four bytes at `at` of two blocks, as one number.
+/// Returns the four bytes at `at` of two blocks as one number.
 #[inline(always)]
 fn two_units(a: &[u8], b: &[u8], at: usize) -> u64 {
     u64::from(u32::from_le_bytes(*part(a, at))) | u64::from(u32::from_le_bytes(*part(b, at))) << 32
 }
 
-/// The quants of two short blocks, in the order of the weights.
+/// Returns the quants of two short blocks, in the order of the weights.
 #[inline(always)]
 pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
     match B::FORMAT {
@@ -50,13 +50,13 @@ pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
     }
 }
 
-/// Whether [`chunks`] gives the groups of 32 weights in the order 0 2 1 3 4 6 5 7: formats whose bytes hold a weight
-/// of one group in the low half and one of the next in the high half.
+/// Whether [`chunks`] returns the groups of 32 weights in the order 0 2 1 3 4 6 5 7. That is so for formats
+/// whose bytes hold a weight of one group in the low half and one of the next group in the high half.
 pub(super) const fn interleaved<B: Long>() -> bool {
     matches!(B::FORMAT, Format::Q4K)
 }
 
-/// The quants of a super-block in four parts of 64, in the order of the weights or [`interleaved`].
+/// Returns the quants of a super-block in four parts of 64, in the order of the weights or [`interleaved`].
 #[inline(always)]
 pub(super) fn chunks<S: Simd, B: Long>(s: S, block: &[u8]) -> [S::I; 4] {
     match B::FORMAT {

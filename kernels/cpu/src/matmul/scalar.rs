@@ -1,17 +1,18 @@
-//! The definition of a matrix product's elements in plain Rust. Slow, and the oracle of every other level.
+//! The definition of the elements of a matrix product in plain Rust: slow, and the reference for every other
+//! level.
 
 use crate::activations::Activations;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, bf16_to_f32, visit};
 use crate::f16::f16_to_f32;
 use crate::format::Matrix;
 
-/// Output element of weight row `row` and activation row `t`.
+/// Returns the output element of weight row `row` and activation row `t`.
 pub(super) fn element(w: &Matrix<'_>, row: usize, x: &Activations<'_>, t: usize) -> f32 {
     let stored: Vec<u8> = (0..w.blocks()).flat_map(|b| w.block(row, b)).copied().collect();
     visit(w.format(), Element { bytes: &stored, x, t })
 }
 
-/// Columns of a float row that are summed on their own.
+/// Columns of a float row that have a partial sum of their own.
 pub(crate) const FLOAT_BLOCK: usize = 32;
 
 /// One element: the stored bytes of its weight row, and its activation row.

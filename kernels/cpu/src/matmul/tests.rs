@@ -26,7 +26,7 @@ fn weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u
     data
 }
 
-/// Valid blocks of arbitrary bytes, extremes of every field included; only the scales are made finite.
+/// Valid blocks of arbitrary bytes, with extremes of every field; only the scales are made finite.
 fn wild_weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> Vec<u8> {
     let bytes = rows * format.row_bytes(cols).unwrap();
     let mut data: Vec<u8> = (0..bytes).map(|_| (noise.next() * 8_388_608.0) as i32 as u8).collect();
@@ -35,7 +35,7 @@ fn wild_weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> 
     }
     for block in data.chunks_mut(format.block_bytes()) {
         for &at in halves(format) {
-            // Clearing an exponent bit leaves a finite half, subnormals included.
+            // Clearing an exponent bit leaves a finite binary16, subnormals included.
             block[at + 1] &= 0xbf;
         }
     }
@@ -109,8 +109,8 @@ fn the_definition_is_near_exact_arithmetic() {
                 let pairs = || floats.iter().zip(&x[t * cols..]).map(|(w, x)| (f64::from(*w), f64::from(*x)));
                 let exact: f64 = pairs().map(|(w, x)| w * x).sum();
                 let size: f64 = pairs().map(|(w, x)| (w * x).abs()).sum();
-                // Float rows: rounding of at most 32 + cols / 32 additions. Byte rows: half a step of 1/127 of the
-                // block's largest activation (at most 1) on each of the weights.
+                // Float rows: the rounding of at most 32 + cols / 32 additions. Byte rows: each weight sees
+                // half a step of 1/127 of the block's largest activation (at most 1).
                 let steps = f64::from(32 + cols as u32 / 32) * f64::from(f32::EPSILON) * size;
                 let weight_sum: f64 = floats.iter().map(|w| f64::from(w.abs())).sum();
                 let bound = if format.block_len() == 1 { steps } else { steps + weight_sum / 254.0 };
@@ -234,7 +234,7 @@ fn products_with_some_rows_at_a_time_equal_the_product_with_all() {
             let x = noise.row(tokens * 512);
             let want = product(Dispatch::current(), &w, &x);
             let mut out = vec![f32::NAN; tokens * 100];
-            // The last rows first, since any order must do.
+            // The last rows come first: the order of the parts must not matter.
             for cut in cuts.windows(2).rev() {
                 let bytes = &data[cut[0] * row_bytes..cut[1] * row_bytes];
                 let some = Matrix::new(format, cut[1] - cut[0], 512, bytes).unwrap();

@@ -1,8 +1,7 @@
 //! The products of `P` panels with `T` activation rows, in registers.
 //!
-//! Each function adds the columns that a panel holds to the elements of sixteen rows at once, as the definition of
-//! [`super`] says: lane `i` of result `[t][p]` belongs to row `16 p + i` and activation row `t`, and no operation
-//! crosses lanes.
+//! Each function adds the columns of a panel to the elements of sixteen rows at once, as [`super`] defines.
+//! Lane `i` of result `[t][p]` belongs to row `16 p + i` and activation row `t`; no operation crosses lanes.
 
 #![allow(
     clippy::needless_range_loop,
@@ -15,7 +14,7 @@ use crate::activations::{QuantizedRows, SumWords};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::simd::{Floats, Line, Simd};
 
-/// Partial sums of two panels with `T` activation rows, as they are kept between ranges of columns.
+/// Partial sums of two panels with `T` activation rows, kept between ranges of columns.
 pub(super) type Sums<const T: usize> = [[Floats; 2]; T];
 
 /// Results of [`floats`].
@@ -41,7 +40,8 @@ fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, side: 
     }
 }
 
-/// Weights as floats (F32, F16, keys), a line a column; `x` are the same columns of the `T` rows. Adds to `y`.
+/// Adds the products with float weights (F32, F16, keys) to `y`: one line per column, `x` the same columns of
+/// `T` rows.
 #[inline(always)]
 pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     s: S,
@@ -90,19 +90,19 @@ pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
     store(s, y, side, sums);
 }
 
-/// Four activations as the level's dot products take them, the same in every lane.
+/// Loads four activations in the form of the level's dot products, the same in every lane.
 #[inline(always)]
 fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
     s.splat_int(i32::from_le_bytes([q[at], q[at + 1], q[at + 2], q[at + 3]]))
 }
 
-/// Whether dot products of a level with weights raised by `raise` need a bias.
+/// Whether the level's dot products need a bias for weights raised by `raise`.
 #[inline(always)]
 pub(super) const fn is_biased<S: Simd>(raise: u8) -> bool {
     raise != 0 && (raise != 128 || S::RAISES_SIGNED)
 }
 
-/// Minus `raise` times a sum of activations, from -128 times the sum in every lane.
+/// Returns minus `raise` times a sum of activations, given -128 times that sum in every lane.
 #[inline(always)]
 pub(super) fn bias<S: Simd>(s: S, raise: u8, of_128: S::I) -> S::I {
     match raise {
@@ -115,7 +115,7 @@ pub(super) fn bias<S: Simd>(s: S, raise: u8, of_128: S::I) -> S::I {
     }
 }
 
-/// Short blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
+/// Multiplies short blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
 #[inline(always)]
 pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
     s: S,
@@ -194,7 +194,7 @@ struct LongBlock<'a, const P: usize, const T: usize> {
     words: [&'a SumWords; T],
 }
 
-/// Super-blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
+/// Multiplies super-blocks: the panels hold those from `block` on, for activation rows `first..first + T`.
 #[inline(always)]
 pub(super) fn long<S: Simd, B: Long, const P: usize, const T: usize>(
     s: S,
@@ -234,7 +234,7 @@ pub(super) fn long<S: Simd, B: Long, const P: usize, const T: usize>(
 }
 
 impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
-    /// `Σ scale Σ w q` over the groups, exact, rounded once to a float.
+    /// Returns `Σ scale Σ w q` over the groups, exact, rounded once to a float.
     #[inline(always)]
     fn dots<S: Simd, B: Long>(&self, s: S) -> Tile<S, P, T> {
         let groups = K_LEN / B::GROUP;
@@ -254,7 +254,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         }
     }
 
-    /// `Σ scale Σ w q` over some groups as floats, exact by [`Long::FLOAT_PARTS`].
+    /// Returns `Σ scale Σ w q` over groups `from..to` as floats, exact by [`Long::FLOAT_PARTS`].
     #[inline(always)]
     fn float_dots<S: Simd, B: Long>(&self, s: S, from: usize, to: usize) -> Tile<S, P, T> {
         let mut part = [[s.splat(0.0); T]; P];
@@ -270,7 +270,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         part
     }
 
-    /// `Σ scale Σ w q` over the groups in integers, rounded once to a float.
+    /// Returns `Σ scale Σ w q` over the groups, computed in integers and rounded once to a float.
     #[inline(always)]
     fn whole_dots<S: Simd, B: Long>(&self, s: S, groups: usize) -> Tile<S, P, T> {
         let mut whole = [[s.splat_int(0); T]; P];
@@ -292,7 +292,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         dots
     }
 
-    /// `Σ w q` over group `g`.
+    /// Returns `Σ w q` over group `g`.
     #[inline(always)]
     fn group<S: Simd, B: Long>(&self, s: S, g: usize) -> [[S::I; T]; P] {
         let mut dot = [[s.splat_int(0); T]; P];
@@ -336,7 +336,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         dot
     }
 
-    /// `Σ minimum Σ q` over the groups.
+    /// Returns `Σ minimum Σ q` over the groups.
     #[inline(always)]
     fn minima<S: Simd, B: Long>(&self, s: S) -> [[S::I; T]; P] {
         let mut out = [[s.splat_int(0); T]; P];
@@ -356,7 +356,7 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
     }
 }
 
-/// The sums of groups of [`Long::GROUP`] activations.
+/// Returns the sums of groups of [`Long::GROUP`] activations.
 #[inline(always)]
 pub(super) fn words<B: Long>(words: &SumWords) -> &[i32] {
     if B::GROUP == 16 { &words.of_16 } else { &words.of_32 }

@@ -1,7 +1,7 @@
 //! Ternary super-blocks (IQ1_S, IQ1_M).
 //!
-//! Each group tries a few steps and rounds to vectors of -1, 0 and 1, each vector then to the nearest one that has a
-//! code; the step that errs least is fitted to its vectors once more.
+//! Each group tries a few steps. It rounds to vectors of -1, 0 and 1, then each vector to the nearest one
+//! that has a code. The step with the least error is then fitted to its vectors once more.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -11,10 +11,10 @@ use crate::blocks::{K_LEN, TERNARY_GRID};
 use crate::f16::{f16_to_f32, f32_to_f16};
 use crate::format::Format;
 
-/// Vectors of eight members of three values.
+/// Number of vectors of eight members with three values each.
 const VECTORS: usize = 6_561;
 
-/// What is added to each member, or taken from it.
+/// Added to each member, or subtracted from it.
 const DELTA: f32 = 0.125;
 
 /// The code nearest to each vector, by the sum of absolute differences.
@@ -26,7 +26,7 @@ static NEAREST: LazyLock<Vec<u16>> = LazyLock::new(|| {
         nearest[number] = code as u16;
         queue.push_back(number);
     }
-    // Outwards from the coded vectors, one step of one member at a time.
+    // A breadth-first search from the coded vectors, changing one member by one per step.
     while let Some(number) = queue.pop_front() {
         for unit in [1, 3, 9, 27, 81, 243, 729, 2_187] {
             let member = number / unit % 3;
@@ -43,7 +43,7 @@ static NEAREST: LazyLock<Vec<u16>> = LazyLock::new(|| {
     nearest
 });
 
-/// A code and whether [`DELTA`] is taken from its members.
+/// A code, and whether [`DELTA`] is subtracted from its members.
 #[derive(Debug, Clone, Copy, Default)]
 struct Octet {
     code: u16,
@@ -70,7 +70,8 @@ impl Octet {
     }
 }
 
-/// Codes of a group at a given step, and their squared error; `same_sign` octets in a row share their sign.
+/// Returns the codes of a group at a given step, and their squared error. `same_sign` octets in a row share
+/// their sign.
 fn round_group<const OCTETS: usize>(
     x: &[[f32; 8]; OCTETS],
     step: f32,
@@ -95,7 +96,7 @@ fn round_group<const OCTETS: usize>(
     (octets, total)
 }
 
-/// The step with the least squared error among a few, fitted to what it rounds to.
+/// Returns the step with the least squared error among a few, fitted to the vectors it rounds to.
 fn fit_step<const OCTETS: usize>(x: &[[f32; 8]; OCTETS], same_sign: usize) -> f32 {
     let longest = extreme(x.as_flattened()).abs() / (1.0 + DELTA);
     let (mut step, mut least) = (0.0, f32::INFINITY);
@@ -113,7 +114,7 @@ fn fit_step<const OCTETS: usize>(x: &[[f32; 8]; OCTETS], same_sign: usize) -> f3
     step
 }
 
-/// The unit, the odd scales as `s` of `2 s + 1`, and the octets of a super-block in groups of `OCTETS`.
+/// Returns the unit, `s` of each odd scale `2 s + 1`, and the octets of a super-block in groups of `OCTETS`.
 fn fit_block<const OCTETS: usize, const GROUPS: usize>(
     x: &[f32; K_LEN],
     same_sign: usize,

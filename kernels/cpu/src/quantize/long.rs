@@ -5,7 +5,7 @@ use crate::blocks::{IQ4_VALUES, K_LEN};
 use crate::f16::{f16_to_f32, f32_to_f16};
 use crate::format::Format;
 
-/// Groups that are described by their lowest value and a step up from it (Q2_K, Q4_K, Q5_K).
+/// Groups described by their lowest value and a step (Q2_K, Q4_K, Q5_K).
 struct Ranges<const GROUPS: usize> {
     d: u16,
     dmin: u16,
@@ -15,7 +15,7 @@ struct Ranges<const GROUPS: usize> {
 }
 
 impl<const GROUPS: usize> Ranges<GROUPS> {
-    /// Groups of a super-block with quants up to `quant_max`, scales and minima up to `scale_max`.
+    /// Fits the groups of a super-block, with quants up to `quant_max`, scales and minima up to `scale_max`.
     fn new(x: &[f32; K_LEN], quant_max: f32, scale_max: f32) -> Self {
         let group = |j: usize| &x[j * (K_LEN / GROUPS)..][..K_LEN / GROUPS];
         let low: [f32; GROUPS] = std::array::from_fn(|j| group(j).iter().fold(0.0f32, |m, &v| m.min(v)));
@@ -40,7 +40,7 @@ impl<const GROUPS: usize> Ranges<GROUPS> {
 }
 
 impl Ranges<8> {
-    /// `d`, `dmin`, and the scales and minima in six bits, as Q4_K and Q5_K begin.
+    /// Returns `d`, `dmin`, and the six-bit scales and minima: the first bytes of Q4_K and Q5_K.
     fn head(&self) -> [u8; 16] {
         let Self { d, dmin, scale, min, .. } = self;
         let mut head = [0; 16];
@@ -55,7 +55,7 @@ impl Ranges<8> {
     }
 }
 
-/// Signed six-bit scales (Q3_K, IQ4_XS): the unit, and each step in units; the extreme step becomes -32.
+/// Returns the unit and the signed six-bit scales in that unit (Q3_K, IQ4_XS). The extreme step becomes -32.
 fn signed_scales<const GROUPS: usize>(steps: [f32; GROUPS]) -> (u16, [i8; GROUPS]) {
     let d = f32_to_f16(extreme(&steps) / -32.0);
     let inverse = inverse(f16_to_f32(d));

@@ -11,17 +11,17 @@ pub(super) fn q8_0_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
     dst.extend(x.iter().map(|v| (v * inverse).round().clamp(-127.0, 127.0) as i8 as u8));
 }
 
-/// Q4_0 and Q5_0: the extreme becomes the lowest quant, which is one further from zero than the highest.
+/// Q4_0 and Q5_0: the extreme becomes the lowest quant, whose magnitude is one more than that of the highest.
 pub(super) fn symmetric_block(x: &[f32; SHORT_LEN], bits: u32, dst: &mut Vec<u8>) {
     let lowest = (1 << (bits - 1)) as f32;
     let scale = extreme(x) / -lowest;
     let inverse = inverse(scale);
     dst.extend(f32_to_f16(scale).to_le_bytes());
-    // Conversion cuts towards zero: the half rounds.
+    // The conversion truncates, so adding one half rounds to nearest.
     push_quants(&x.map(|v| (v * inverse + (lowest + 0.5)) as u8), bits, dst);
 }
 
-/// Q4_1 and Q5_1: from the lowest value to the highest.
+/// Q4_1 and Q5_1: quants cover the range from the lowest value to the highest.
 pub(super) fn range_block(x: &[f32; SHORT_LEN], bits: u32, dst: &mut Vec<u8>) {
     let low = x.iter().fold(f32::MAX, |m, &v| m.min(v));
     let high = x.iter().fold(f32::MIN, |m, &v| m.max(v));
@@ -32,7 +32,8 @@ pub(super) fn range_block(x: &[f32; SHORT_LEN], bits: u32, dst: &mut Vec<u8>) {
     push_quants(&x.map(|v| ((v - low) * inverse + 0.5) as u8), bits, dst);
 }
 
-/// IQ4_NL: places by the extreme's scale, then the scale that fits them best, large values weighing more.
+/// IQ4_NL: chooses table indices with the extreme's scale, then fits the scale to them; large values weigh
+/// more.
 pub(super) fn iq4_nl_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
     let inverse = inverse(extreme(x) / f32::from(IQ4_VALUES[0]));
     let places = x.map(|v| nearest_iq4(v * inverse));
@@ -47,7 +48,7 @@ pub(super) fn iq4_nl_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
     push_quants(&places, 4, dst);
 }
 
-/// Appends quants of four or five bits, the fifth ones first.
+/// Appends quants of four or five bits; the fifth bits come first.
 fn push_quants(quants: &[u8; SHORT_LEN], bits: u32, dst: &mut Vec<u8>) {
     let quants = quants.map(|q| q.min((1 << bits) - 1));
     if bits == 5 {

@@ -15,16 +15,16 @@ use crate::dispatch::has_avx2;
 pub(crate) struct Avx2(());
 
 impl Avx2 {
-    /// A witness, where the CPU has the level.
-    pub fn detect() -> Option<Self> {
+    /// Returns a witness if the CPU has the level.
+    pub(super) fn detect() -> Option<Self> {
         has_avx2().then_some(Self(()))
     }
 }
 
-/// Wraps one intrinsic whose only demand is the CPU's features.
+/// Wraps one intrinsic that needs only the CPU's features.
 macro_rules! checked {
     ($e:expr) => {{
-        // SAFETY: a witness exists only where `has_avx2` found the features; a reference is valid memory.
+        // SAFETY: a witness exists only if `has_avx2` found the features; a reference is valid memory.
         unsafe { $e }
     }};
 }
@@ -47,7 +47,7 @@ impl Simd for Avx2 {
         fn entered<K: Kernel>(s: Avx2, kernel: K) {
             kernel.run(s);
         }
-        // SAFETY: `self` exists only where `has_avx2` found these features.
+        // SAFETY: `self` exists only if `has_avx2` found these features.
         unsafe { entered(self, kernel) }
     }
 
@@ -313,7 +313,8 @@ impl Simd for Avx2 {
     }
 }
 
-/// Shuffle indices that put byte `of[h]` of each lane into the high halves of the words of half `h`.
+/// Returns the shuffle indices that put byte `of[h]` of each lane into the high halves of the words of half
+/// `h`.
 const fn high_bytes(of: [u8; 2]) -> [u8; 32] {
     let mut index = [0x80; 32];
     let mut i = 1;
@@ -344,7 +345,7 @@ fn two_bits<const AT: u32>(v: __m256i) -> __m256i {
     _mm256_and_si256(moved, _mm256_set1_epi8(0x30))
 }
 
-/// Byte `i` of the mask's 32 bits decides byte `i`: each byte is given its mask byte, then its bit of it.
+/// Adds 16 to byte `i` if bit `i` of `bits` is set: each byte gets its byte of the mask, then tests its bit.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn fifth_bits(v: __m256i, bits: u32) -> __m256i {
@@ -355,7 +356,7 @@ fn fifth_bits(v: __m256i, bits: u32) -> __m256i {
     _mm256_add_epi8(v, _mm256_and_si256(set, _mm256_set1_epi8(16)))
 }
 
-/// Sums of half `part` of sixteen pairs of registers.
+/// Returns the sums of half `part` of sixteen pairs of registers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn reduce(rows: &[IntPair; 16], part: usize) -> IntPair {
@@ -374,7 +375,7 @@ fn reduce(rows: &[IntPair; 16], part: usize) -> IntPair {
     sums
 }
 
-/// As [`dot_unsigned`], each pair of products times its word of `scale`.
+/// As [`dot_unsigned`], with each pair of products times its word of `scale`.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot_scaled(acc: __m256i, w: __m256i, x: __m256i, scale: __m256i) -> __m256i {
@@ -414,7 +415,8 @@ fn power_of_two(shifted: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f80_0000)))
 }
 
-/// Pairs of products fit 16 bits (63 * 127 * 2 = 16,002), so that `maddubs` never saturates.
+/// Adds dot products of unsigned and signed bytes. Pairs of products fit 16 bits (63 * 127 * 2 = 16,002), so
+/// `maddubs` never saturates.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot_unsigned(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
@@ -422,14 +424,15 @@ fn dot_unsigned(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
     _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// `|w| * (x with the sign of w)`: pairs reach 128 * 127 * 2 = 32,512 and fit 16 bits since no activation is -128.
+/// Adds dot products of signed bytes as `|w| * (x with the sign of w)`. Pairs reach 128 * 127 * 2 = 32,512,
+/// which fits 16 bits since no activation is -128.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot_signed(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
     dot_unsigned(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
 }
 
-/// An 8 x 8 transpose of 32-bit units.
+/// Does an 8 x 8 transpose of 32-bit units.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {

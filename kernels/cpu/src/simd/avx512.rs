@@ -15,16 +15,16 @@ use crate::dispatch::has_avx512_vnni;
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// A witness, where the CPU has the level.
-    pub fn detect() -> Option<Self> {
+    /// Returns a witness if the CPU has the level.
+    pub(super) fn detect() -> Option<Self> {
         has_avx512_vnni().then_some(Self(()))
     }
 }
 
-/// Wraps one intrinsic whose only demand is the CPU's features.
+/// Wraps one intrinsic that needs only the CPU's features.
 macro_rules! checked {
     ($e:expr) => {{
-        // SAFETY: a witness exists only where `has_avx512_vnni` found the features; a reference is valid memory.
+        // SAFETY: a witness exists only if `has_avx512_vnni` found the features; a reference is valid memory.
         unsafe { $e }
     }};
 }
@@ -43,7 +43,7 @@ impl Simd for Avx512 {
         fn entered<K: Kernel>(s: Avx512, kernel: K) {
             kernel.run(s);
         }
-        // SAFETY: `self` exists only where `has_avx512_vnni` found these features.
+        // SAFETY: `self` exists only if `has_avx512_vnni` found these features.
         unsafe { entered(self, kernel) }
     }
 
@@ -282,7 +282,8 @@ impl Simd for Avx512 {
     }
 }
 
-/// Shuffle indices that put byte `of[q]` of each lane into the high halves of the words of quarter `q`.
+/// Returns the shuffle indices that put byte `of[q]` of each lane into the high halves of the words of
+/// quarter `q`.
 const fn high_bytes(of: [u8; 4]) -> [u8; 64] {
     let mut index = [0x80; 64];
     let mut i = 1;
@@ -342,7 +343,7 @@ fn nibble_pair(a: __m128i, b: __m128i) -> __m512i {
     _mm512_and_si512(moved, _mm512_set1_epi8(15))
 }
 
-/// Sums of the two halves of sixteen registers, by pairs of lanes.
+/// Returns the sums of the two halves of sixteen registers, by pairs of lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn reduce_halves(r: [__m512i; 16]) -> [__m512i; 2] {
@@ -352,7 +353,7 @@ fn reduce_halves(r: [__m512i; 16]) -> [__m512i; 2] {
             (_mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]));
         a[i] = _mm512_add_epi32(low, high);
     }
-    // Each quarter of b[i] now holds that quarter's sums of rows 4 i..4 i + 4.
+    // Each quarter of `b[i]` now holds that quarter's sums of rows `4 i..4 i + 4`.
     let mut b = [a[0]; 4];
     for i in 0..4 {
         let (low, high) =
@@ -368,7 +369,7 @@ fn reduce_halves(r: [__m512i; 16]) -> [__m512i; 2] {
     [_mm512_shuffle_i32x4::<0x88>(c[0], c[1]), _mm512_shuffle_i32x4::<0xdd>(c[0], c[1])]
 }
 
-/// A 16 x 16 transpose of 32-bit units in four rounds of shuffles.
+/// Does a 16 x 16 transpose of 32-bit units in four rounds of shuffles.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
@@ -377,7 +378,7 @@ fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
         a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
-    // After this round b[4 q + c] holds column c of each 128-bit lane for rows 4 q..4 q + 4.
+    // After this round `b[4 q + c]` holds column `c` of each 128-bit lane for rows `4 q..4 q + 4`.
     let mut b = a;
     for q in 0..4 {
         b[4 * q] = _mm512_unpacklo_epi64(a[4 * q], a[4 * q + 2]);
@@ -399,7 +400,7 @@ fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
-/// Sixteen rows of four 32-bit units, four rows a register, as four columns.
+/// Transposes sixteen rows of four 32-bit units, four rows to a register, to four columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_four(r: [__m512i; 4]) -> [__m512i; 4] {

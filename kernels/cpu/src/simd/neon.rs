@@ -1,4 +1,5 @@
-//! The lanes of [`Simd`] in fours of NEON registers; [`bytes`] holds the levels, which differ in their byte products.
+//! The lanes of [`Simd`] in groups of four NEON registers. The levels are in [`bytes`]; they differ in their
+//! byte products.
 
 #![allow(
     clippy::needless_range_loop,
@@ -18,15 +19,15 @@ pub(crate) use bytes::{Dotprod, I8mm, Widening};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neon<M>(M);
 
-/// Wraps one intrinsic, or function of this module, whose only demand is NEON.
+/// Wraps one intrinsic, or one function of this module, that needs only NEON.
 macro_rules! checked {
     ($e:expr) => {{
-        // SAFETY: a witness exists only where `has_neon` found the feature; a reference is valid memory.
+        // SAFETY: a witness exists only if `has_neon` found the feature; a reference is valid memory.
         unsafe { $e }
     }};
 }
 
-/// `$e` for registers 0..4, called `$i` in it.
+/// Repeats `$e` for registers 0..4; `$i` is the register's index in it.
 macro_rules! four {
     ($i:ident => $e:expr) => {
         [
@@ -179,7 +180,7 @@ impl<M: Bytes> Simd for Neon<M> {
     fn dot_words(self, acc: IntFour, a: IntFour, b: IntFour) -> IntFour {
         four!(I => dot_words(acc[I], a[I], b[I]))
     }
-    /// The high words are the sign here, so that a lane is its scale.
+    /// Both words of a lane are filled: the high word extends the sign, so a lane is its scale.
     #[inline(always)]
     fn spread<const A: u8, const B: u8, const C: u8, const D: u8>(self, four: u32) -> IntFour {
         let byte = |at: u8| i32::from(four.to_le_bytes()[usize::from(at)] as i8);
@@ -338,7 +339,7 @@ fn tree_sum(v: Four) -> f32 {
     vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
 }
 
-/// `fmax` gives NaN where either is NaN and orders zeros; this takes the second, as the definition does.
+/// `fmax` returns NaN if either is NaN, and it orders zeros. This returns the second, as the definition does.
 #[inline]
 #[target_feature(enable = "neon")]
 fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -401,7 +402,8 @@ fn two_bits<const AT: u32>(v: int32x4_t) -> int32x4_t {
     vreinterpretq_s32_u8(vandq_u8(moved, vdupq_n_u8(0x30)))
 }
 
-/// Each byte is given its byte of the mask, the first eight that at `first`, then its bit of it.
+/// Adds 16 to the bytes whose bit is set. Each byte gets its byte of the mask, the first eight bytes that at
+/// `first`, then tests its bit.
 #[inline]
 #[target_feature(enable = "neon")]
 fn fifth_bits(v: int32x4_t, bits: u64, first: u8) -> int32x4_t {
@@ -430,7 +432,7 @@ fn sum_four(v: IntFour) -> int32x4_t {
     vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3]))
 }
 
-/// Lane `i` of register `j` becomes the sum of the lanes of `v[4 j + i]`.
+/// Sets lane `i` of register `j` to the sum of the lanes of `v[4 j + i]`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn sum_lanes(v: [int32x4_t; 16]) -> IntFour {
@@ -458,7 +460,7 @@ fn widen(halves: &[u16; 4]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(halves))
 }
 
-/// A 4 x 4 transpose of 32-bit units.
+/// Does a 4 x 4 transpose of 32-bit units.
 #[inline]
 #[target_feature(enable = "neon")]
 fn transpose(r: IntFour) -> IntFour {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::rows;
 
-/// Runs one check of lane operations at every vector level of this CPU; at least the call must return.
+/// Checks the lane operations at every vector level of this CPU; also that the call returns.
 struct Check;
 
 fn values(seed: f32) -> [f32; 16] {
@@ -55,7 +55,7 @@ fn floats<S: Simd>(s: S) {
 }
 
 fn integers<S: Simd>(s: S) {
-    // Extremes included: -128 may stand in a file, though no quantizer writes it.
+    // Extremes are included: a file may hold -128, though no quantizer writes it.
     let signed: [u8; 64] = std::array::from_fn(|i| [0x80, 0x7f, 0, 0xff, (i * 37) as u8][i % 5]);
     let small: [u8; 64] = std::array::from_fn(|i| [63, 0, (i % 64) as u8][i % 3]);
     for x in [[127i8; 4], [-127; 4], [127, -127, 3, -90], [0, 1, -1, 77]] {
@@ -80,7 +80,7 @@ fn integers<S: Simd>(s: S) {
     words(s, &signed);
 }
 
-/// Products of pairs of activation rows with eight steps of signed weights.
+/// Checks the products of pairs of activation rows with eight steps of signed weights.
 fn pairs<S: Simd, const T: usize>(s: S) {
     let weights: [[u8; 64]; 8] =
         std::array::from_fn(|k| std::array::from_fn(|i| [0x80, (k * 64 + i * 13) as u8, 0x7f][(k + i) % 3]));
@@ -102,7 +102,7 @@ fn pairs<S: Simd, const T: usize>(s: S) {
     }
 }
 
-/// Integer lanes, sixteen-bit words and sums over lanes.
+/// Checks integer lanes, sixteen-bit words and sums over lanes.
 fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
     let v = s.units(bytes);
     let byte = |i: usize| i32::from(bytes[i] as i8);
@@ -175,7 +175,7 @@ fn stored<S: Simd>(s: S, units: [S::I; 16]) -> [Line; 16] {
     })
 }
 
-/// The 64 bytes of sixteen units.
+/// Returns the 64 bytes of sixteen units.
 fn taken_bytes<S: Simd>(s: S, v: S::I) -> [u8; 64] {
     stored(s, [v; 16])[0].0
 }

@@ -1,11 +1,12 @@
-//! A second derivation of ggml's layouts: one weight at a time, by index arithmetic alone, from the description of the
-//! structs. Shares no code with the crate; the ternary codebook is the one recorded from another implementation.
+//! A second derivation of ggml's layouts from the description of the structs: one weight at a time, by index
+//! arithmetic alone. It shares no code with the crate. The ternary codebook is recorded from another
+//! implementation.
 
 use baton_kernels_cpu::Format;
 use half::{bf16, f16};
 
-/// Weight `i` of a block.
-pub fn weight(format: Format, block: &[u8], i: usize) -> f32 {
+/// Returns weight `i` of a block.
+pub(crate) fn weight(format: Format, block: &[u8], i: usize) -> f32 {
     match format {
         Format::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
         Format::F16 => half(block, 0),
@@ -16,8 +17,8 @@ pub fn weight(format: Format, block: &[u8], i: usize) -> f32 {
     }
 }
 
-/// All weights of a row.
-pub fn row(format: Format, bytes: &[u8]) -> Vec<f32> {
+/// Returns all weights of a row.
+pub(crate) fn row(format: Format, bytes: &[u8]) -> Vec<f32> {
     bytes
         .chunks(format.block_bytes())
         .flat_map(|block| (0..format.block_len()).map(|i| weight(format, block, i)))
@@ -72,7 +73,7 @@ fn short_weight(format: Format, block: &[u8], i: usize) -> f32 {
     }
 }
 
-/// Scale and minimum `group` of the twelve bytes of Q4_K and Q5_K.
+/// Returns scale and minimum `group` of the twelve bytes of Q4_K and Q5_K.
 fn six_bits(packed: &[u8], group: usize) -> (f32, f32) {
     let (scale, min) = if group < 4 {
         (packed[group] & 0b11_1111, packed[group + 4] & 0b11_1111)
@@ -122,7 +123,7 @@ fn k_weight(format: Format, block: &[u8], i: usize) -> f32 {
     }
 }
 
-/// Member `i` of a code's vector, as ggml has it: -1, 0 or 1.
+/// Returns member `i` of a code's vector as ggml has it: -1, 0 or 1.
 fn member(code: usize, i: usize) -> f32 {
     let digits = &crate::recorded::grid()[4 * code..4 * code + 4];
     let packed = u32::from_str_radix(digits, 16).expect("the record is hexadecimal").swap_bytes() >> 16;

@@ -1,5 +1,5 @@
-//! Stored formats from outside: dequantization against a second derivation of the layouts and against recorded
-//! vectors, quantizers within their steps, and bad lengths refused.
+//! Stored formats from outside: dequantization is checked against a second derivation of the layouts and
+//! against recorded vectors. Quantizers must stay within their steps, and bad lengths are refused.
 
 mod layouts;
 mod recorded;
@@ -15,8 +15,9 @@ fn any_format() -> impl Strategy<Value = Format> {
     proptest::sample::select(Format::ALL.to_vec())
 }
 
-/// Largest error of a quantized value, in units of the row's largest magnitude: half a step of the coarsest group, or
-/// the whole step by which one end of the range falls short, widened by the rounding of scales and minima.
+/// Returns the largest error of a quantized value, in units of the row's largest magnitude. It is half a step
+/// of the coarsest group, or the whole step by which one end of the range falls short. The rounding of scales
+/// and minima is added.
 fn error_max(format: Format) -> f32 {
     match format {
         Format::F32 => 0.0,
@@ -34,7 +35,8 @@ fn error_max(format: Format) -> f32 {
         Format::Q6K => 0.5 / 31.0 + 1.0 / 127.0,
         Format::Iq4Nl => 0.2,
         Format::Iq4Xs => 14.0 / 127.0 + 1.0 / 32.0,
-        // Small values beside large ones may take the wrong sign; the energy of the error is bounded instead.
+        // Small values beside large ones may take the wrong sign; instead, the energy of the error is
+        // bounded.
         Format::Iq1S | Format::Iq1M => 2.5,
         _ => unreachable!("a format without a bound"),
     }
@@ -123,7 +125,7 @@ fn faults_are_not_quantized() {
 
 #[test]
 fn quantizers_keep_most_of_the_signal() {
-    // Noise of a bell's shape: sums of four uniform numbers.
+    // Nearly normal noise: sums of four uniform numbers.
     let mut state = 7u64;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -4,7 +4,7 @@ use baton_kernels_cpu::{Format, dequantize_row, quantize_row};
 
 const RECORD: &str = include_str!("../data/formats.txt");
 
-/// Lines that begin with `kind`, as their other words.
+/// Returns the other words of the lines that begin with `kind`.
 fn lines(kind: &str) -> impl Iterator<Item = Vec<&'static str>> {
     RECORD
         .lines()
@@ -13,8 +13,8 @@ fn lines(kind: &str) -> impl Iterator<Item = Vec<&'static str>> {
         .map(|words| words[1..].to_vec())
 }
 
-/// The ternary codebook: four hexadecimal digits a code, two bytes little-endian.
-pub fn grid() -> &'static str {
+/// Returns the ternary codebook: four hexadecimal digits per code, two bytes little-endian.
+pub(crate) fn grid() -> &'static str {
     RECORD.lines().next().and_then(|line| line.strip_prefix("grid ")).expect("the first line is the grid")
 }
 

@@ -1,36 +1,36 @@
-//! Why a file is no adapter of a model.
+//! Why a file is not an adapter of a model.
 
 use baton_kernels_cpu::KernelError;
 
 use crate::gguf::GgufError;
 
-/// Why a file is no adapter that the engine can run with a model.
+/// Why a file is not an adapter that the engine can run with a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
     /// The file cannot be read as GGUF, or lacks a key or tensor.
     #[error("read adapter file")]
     Gguf(#[from] GgufError),
-    /// The file says that it is something else, or of another family.
+    /// The file states another type, kind or family.
     #[error("`{key}` is `{found}`, must be `{want}`")]
     Kind {
         /// The metadata key.
         key: &'static str,
-        /// Its value; empty where it is absent.
+        /// Its value; empty if it is absent.
         found: String,
         /// The value wanted.
         want: &'static str,
     },
-    /// Something that changes what an adapter does.
+    /// The file has a key that would change how the adapter works.
     #[error("adapters with `{key}` are not supported")]
     Unsupported {
         /// The metadata key.
         key: &'static str,
     },
-    /// The file does not say alpha.
+    /// The file gives no alpha.
     #[error("metadata key `adapter.lora.alpha` is missing")]
     NoAlpha,
-    /// Alpha is not a number.
+    /// Alpha is not finite.
     #[error("`adapter.lora.alpha` is {0}, must be finite")]
     Alpha(f32),
     /// The model is a mixture of experts.
@@ -39,7 +39,7 @@ pub enum AdapterError {
         /// The model's family.
         family: &'static str,
     },
-    /// A tensor that is no half of a change of one of the model's projections.
+    /// A tensor is not half of a change of one of the model's projections.
     #[error("tensor `{name}` is no `blk.N.NAME.weight.lora_a` or `.lora_b` with NAME one of {known}")]
     UnknownTensor {
         /// The tensor.
@@ -47,7 +47,7 @@ pub enum AdapterError {
         /// The names that the model's family has.
         known: String,
     },
-    /// A layer that the model does not have.
+    /// The tensor is for a layer that the model does not have.
     #[error("tensor `{name}`: the model has {n_layers} layers")]
     NoSuchLayer {
         /// The tensor.
@@ -55,7 +55,7 @@ pub enum AdapterError {
         /// The model's layers.
         n_layers: usize,
     },
-    /// Halves without the other, or no tensors at all.
+    /// A half has no counterpart, or there are no tensors.
     #[error(
         "adapter has {halves} tensors, of which {matrices} are `lora_a`; want as many `lora_b`, and at least 1"
     )]
@@ -75,7 +75,7 @@ pub enum AdapterError {
         /// The dimensions that the model implies.
         want: String,
     },
-    /// More than the rank that the matrix itself can have.
+    /// The rank is larger than the matrix itself can have.
     #[error("tensor `{name}` has rank {rank}, at most {max} makes sense")]
     Rank {
         /// The tensor.
@@ -85,7 +85,7 @@ pub enum AdapterError {
         /// The lesser side of the model's matrix.
         max: usize,
     },
-    /// A type other than F32 and F16.
+    /// The type is not F32 or F16.
     #[error("tensor `{name}` has type {found}, must be F32 or F16")]
     Type {
         /// The tensor.
@@ -98,11 +98,11 @@ pub enum AdapterError {
     Matrix {
         /// The tensor.
         name: String,
-        /// What the kernels say.
+        /// The error of the kernels.
         #[source]
         err: KernelError,
     },
-    /// A number that is not finite.
+    /// A number is not finite.
     #[error("tensor `{name}` holds {value} at {at}")]
     Value {
         /// The tensor.
@@ -118,7 +118,7 @@ pub enum AdapterError {
         /// The adapter.
         name: String,
     },
-    /// More adapters than an engine numbers.
+    /// The engine cannot hold more adapters.
     #[error("an engine holds at most {max} adapters")]
     TooMany {
         /// The limit.

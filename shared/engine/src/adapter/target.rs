@@ -1,4 +1,4 @@
-//! Which matrices of a model an adapter may change, and which projections they are.
+//! The matrices of a model that an adapter may change, and the projections they are.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(crate) enum Projection {
     Down,
 }
 
-/// Projections of a layer.
+/// Number of projections of a layer.
 pub(super) const PROJECTIONS: usize = 7;
 
 /// A matrix of every layer that an adapter may change: `[rows, cols]`.
@@ -24,11 +24,11 @@ pub(super) const PROJECTIONS: usize = 7;
 pub struct Target {
     /// Its name in the file, between `blk.N.` and `.weight`.
     pub name: &'static str,
-    /// Rows: the width of what it gives.
+    /// Rows: the width of the output.
     pub rows: usize,
-    /// Columns: the width of what it reads.
+    /// Columns: the width of the input.
     pub cols: usize,
-    /// The projections that it is, each some of its rows: one, or more where the family fuses them.
+    /// The projections in the matrix, each with its rows: one, or several if the family fuses them.
     pub(super) parts: Vec<(Projection, Range<usize>)>,
 }
 
@@ -48,7 +48,8 @@ impl Target {
     }
 }
 
-/// The matrices of a layer that an adapter of this model may change; those of dense layers, whatever the model.
+/// Returns the matrices of a layer that an adapter of this model may change. They are those of dense layers,
+/// for any model.
 pub fn targets(config: &ModelConfig) -> Vec<Target> {
     use Projection::{Down, Gate, Key, Output, Query, Up, Value};
     let (e, f, q, kv) = (config.d_model, config.d_ff, config.d_q(), config.d_kv());

@@ -1,4 +1,4 @@
-//! The CPU backend: rows in main memory, arithmetic by the kernels, on the kernels' pool of threads.
+//! The CPU backend: rows in main memory, arithmetic by the kernels, on the kernels' thread pool.
 
 use std::ops::Range;
 
@@ -35,13 +35,13 @@ pub(crate) struct CpuRows {
     width: usize,
 }
 
-/// Fewer numbers than this are not worth waking another thread.
+/// Work on fewer numbers than this is not worth waking another thread.
 const PARALLEL_LEN_MIN: usize = 1 << 15;
 
 /// Rows that a thread takes at a time.
 const ROWS_EACH: usize = 16;
 
-/// Query tokens that share one walk over the keys.
+/// Query tokens that share one pass over the keys.
 const TILE_TOKENS: usize = 32;
 
 impl CpuRows {
@@ -67,14 +67,14 @@ impl CpuRows {
     }
 }
 
-/// The queries of one group of heads at neighbouring positions of one sequence.
+/// The queries of one group of heads at consecutive positions of one sequence.
 struct Tile<'a> {
     span: &'a SeqSpan,
     rows: Range<usize>,
     kv_head: usize,
 }
 
-/// What attention makes of a tile.
+/// The attention output of a tile.
 struct Mixed {
     /// `[tokens, group, d]`.
     out: Vec<f32>,
@@ -107,7 +107,7 @@ impl Tile<'_> {
         let blocks = kv.head_blocks(layer, self.kv_head, &self.span.blocks, keys, |first| {
             shape.sees_block(position, first)
         });
-        // A copy of its own, because queries and outputs share one layout.
+        // Queries and outputs share one layout, so the queries are copied to it.
         let width = heads * d;
         let first = self.kv_head * width;
         let mut own = Vec::with_capacity(tokens * width);

@@ -1,7 +1,7 @@
 //! Contents of the KV cache's blocks in main memory.
 //!
-//! One store a block, made when the block is first used, with every head of every layer side by side. A block's
-//! contents outlive their sequences, for the prefix index.
+//! Each block has one store, made when the block is first used, which holds every head of every layer. A
+//! block's contents outlive their sequences, for the prefix index.
 
 use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
@@ -12,7 +12,7 @@ use crate::kv::{BLOCK_TOKENS, BlockCopy};
 
 pub use baton_kernels_cpu::KvFormat;
 
-/// What one token needs.
+/// The layout of one token's keys and values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KvShape {
     /// Layers whose keys and values are kept.
@@ -31,10 +31,11 @@ impl KvShape {
 /// The blocks of one engine.
 pub(crate) struct CpuKv {
     shape: KvShape,
-    /// Of every layer of the model, its place among those that the blocks hold; `usize::MAX` where they do not.
+    /// For every layer of the model, its index among the layers that the blocks hold; `usize::MAX` if they do
+    /// not hold it.
     places: Vec<usize>,
     memory: KvMemory,
-    /// By block id; `None` where a block was never used.
+    /// By block id; `None` if a block was never used.
     blocks: Vec<Option<KvStore>>,
 }
 
@@ -45,7 +46,8 @@ impl std::fmt::Debug for CpuKv {
 }
 
 impl CpuKv {
-    /// A cache without any block in memory, for these layers of the model, of which the shape counts as many.
+    /// Makes a cache for these layers of the model, without any block in memory. Their number must be the
+    /// shape's.
     pub(crate) fn new(shape: KvShape, layers: impl Iterator<Item = usize>) -> Self {
         let mut places = Vec::new();
         for (place, layer) in layers.enumerate() {
@@ -55,12 +57,12 @@ impl CpuKv {
         Self { shape, places, memory: KvMemory::default(), blocks: Vec::new() }
     }
 
-    /// A cache of the same kind for these layers, without any block in memory.
+    /// Returns a cache of the same kind for these layers, without any block in memory.
     pub(crate) fn emptied(&self, layers: &[usize]) -> Self {
         Self::new(KvShape { n_layers: layers.len(), ..self.shape }, layers.iter().copied())
     }
 
-    /// Takes memory for the block where it has none.
+    /// Allocates memory for the block if it has none.
     pub(crate) fn ensure(&mut self, id: BlockId) {
         let at = id.0 as usize;
         if self.blocks.len() <= at {
@@ -77,7 +79,7 @@ impl CpuKv {
         self.blocks[copy.to.0 as usize] = Some(to);
     }
 
-    /// Copies what `kept` names from the blocks `from` into the first slots of the blocks `to`.
+    /// Copies the tokens that `kept` names from the blocks `from` into the first slots of the blocks `to`.
     pub(crate) fn keep(&mut self, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         for (at, id) in to.iter().enumerate() {
             self.ensure(*id);
@@ -93,7 +95,7 @@ impl CpuKv {
         }
     }
 
-    /// Writes the keys and values of a span's rows, each `[t, g d]`.
+    /// Writes the keys and values of a span's rows; `k` and `v` are `[t, g d]`.
     pub(crate) fn append(&mut self, pool: &Pool, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
         let (shape, d, place) = (self.shape, self.shape.d_head, self.places[layer]);
         let width = shape.n_kv_heads * d;
@@ -122,8 +124,8 @@ impl CpuKv {
         }
     }
 
-    /// The first `keys` keys and values of one head of a sequence, as blocks. Blocks that hold none of the
-    /// positions that `wanted` accepts (given the first position of each) are left out.
+    /// Returns the first `keys` keys and values of one head of a sequence, as blocks. Blocks whose first
+    /// position `wanted` rejects are left out.
     pub(crate) fn head_blocks(
         &self,
         layer: usize,

@@ -1,8 +1,9 @@
 //! A step in pieces: some layers, some rows at a time, hidden states in and out.
 //!
-//! What a ring of devices is made of: each has an engine of its own layers over the same sequences, and hands the hidden
-//! states of a chunk of rows to the next. Invariant: whatever the pieces, the logits are those of [`Engine::step`], bit
-//! for bit, as long as every row passes the layers in order and rows of one sequence pass each layer in order.
+//! This is the basis of a ring of devices. Each device has an engine with its own layers over the same
+//! sequences, and passes the hidden states of a chunk of rows to the next. Invariant: for any pieces, the
+//! logits are those of [`Engine::step`], bit for bit. Every row must pass the layers in order, and rows of
+//! one sequence must pass each layer in order.
 
 use std::ops::Range;
 
@@ -17,11 +18,11 @@ use crate::tokenizer::TokenId;
 /// Hidden states, `[rows, width]` in f32, row-major.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Hidden {
-    /// How many.
+    /// Number of rows.
     pub rows: usize,
-    /// Values of each (`e`).
+    /// Values per row (`e`).
     pub width: usize,
-    /// `rows * width` of them.
+    /// `rows * width` values.
     pub values: Vec<f32>,
 }
 
@@ -40,19 +41,19 @@ impl Hidden {
 struct OpenSeq {
     seq: SeqId,
     span: SeqSpan,
-    /// Rows of the step.
+    /// Rows of the step whose logits are wanted.
     wanted: Range<usize>,
 }
 
-/// A step that was begun; its sequences stay as they are until it is committed or cancelled.
+/// A step that has begun. Its sequences do not change until it is committed or cancelled.
 #[derive(Debug)]
 pub struct OpenStep {
     seqs: Vec<OpenSeq>,
-    /// Of every row.
+    /// Token ids of all rows.
     ids: Vec<TokenId>,
 }
 
-/// A range of a step's rows, counted from its own first row.
+/// A range of a step's rows, counted from the range's first row.
 struct Chunk<'a> {
     seqs: Vec<SeqId>,
     spans: Vec<SeqSpan>,
@@ -61,12 +62,12 @@ struct Chunk<'a> {
 }
 
 impl OpenStep {
-    /// Rows: the new tokens of all sequences, in the order of the batch.
+    /// Returns the number of rows: the new tokens of all sequences, in the order of the batch.
     pub fn rows(&self) -> usize {
         self.ids.len()
     }
 
-    /// How many of these rows have logits.
+    /// Returns how many of these rows have logits.
     pub fn wanted(&self, rows: &Range<usize>) -> usize {
         self.seqs.iter().map(|part| overlap(&part.wanted, rows).len()).sum()
     }
@@ -97,13 +98,13 @@ impl OpenStep {
     }
 }
 
-/// What lies in both; empty, and within `b`, where they do not meet.
+/// Returns the intersection; if it is empty, an empty range within `b`.
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.clamp(b.start, b.end);
     start..a.end.clamp(start, b.end)
 }
 
-/// The layers asked for, all where `None`.
+/// Returns the layers requested; `None` means all.
 pub(super) fn own_layers(layers: Option<Vec<usize>>, n_layers: usize) -> Result<Vec<usize>, EngineError> {
     let layers = layers.unwrap_or_else(|| (0..n_layers).collect());
     let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
@@ -114,8 +115,8 @@ pub(super) fn own_layers(layers: Option<Vec<usize>>, n_layers: usize) -> Result<
 }
 
 impl Engine {
-    /// Begins anew with these layers, ascending, or with all: every sequence stays, and has no tokens; known prefixes
-    /// are forgotten, and a step that is open is over.
+    /// Starts over with these layers, ascending; `None` means all. Every sequence stays but has no tokens.
+    /// Known prefixes are forgotten, and an open step ends.
     ///
     /// # Errors
     /// [`EngineError::Layers`]; nothing has changed then.
@@ -126,11 +127,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a step: checks it and makes room in the cache. Until [`Self::commit_step`] or [`Self::cancel_step`] its
-    /// sequences take part in nothing else.
+    /// Begins a step: checks it and makes room in the cache. Until [`Self::commit_step`] or
+    /// [`Self::cancel_step`], its sequences cannot be used otherwise.
     ///
     /// # Errors
-    /// As [`Self::step`]; [`StepError::CaptureInPieces`]. Nothing has changed then.
+    /// Those of [`Self::step`], and [`StepError::CaptureInPieces`]. Nothing has changed then.
     pub fn open_step(&mut self, batch: &[StepSeq<'_>]) -> Result<OpenStep, StepError> {
         if batch.iter().any(|entry| entry.capture.is_some()) {
             return Err(StepError::CaptureInPieces);
@@ -149,7 +150,7 @@ impl Engine {
         Ok(OpenStep { seqs: batch.iter().zip(spans).map(part).collect(), ids })
     }
 
-    /// What these rows begin with: the embeddings of their tokens, `[rows, e]`.
+    /// Returns the input of the first layer for these rows: the embeddings of their tokens, `[rows, e]`.
     ///
     /// # Errors
     /// [`StepError::Rows`], [`StepError::Weights`], [`StepError::ModelFile`].
@@ -160,12 +161,13 @@ impl Engine {
         Ok(Hidden { rows: rows.len(), width: config.d_model, values: self.backend.read(x) })
     }
 
-    /// Runs layers over the hidden states of these rows, and writes their keys and values. Behind the model's last layer
-    /// only the rows whose logits are wanted are left.
+    /// Runs layers over the hidden states of these rows, and writes their keys and values. After the model's
+    /// last layer, only the rows whose logits are wanted are left.
     ///
     /// # Errors
     /// [`StepError::NotHeld`], [`StepError::Rows`], [`StepError::Hidden`], [`StepError::Weights`],
-    /// [`StepError::Cancelled`], and [`StepError::Kv`] where the step is not open any more. The step stays open.
+    /// [`StepError::ModelFile`], [`StepError::Cancelled`]; [`StepError::Kv`] if the step is not open any
+    /// more. The step stays open.
     pub fn run_layers(
         &mut self,
         step: &OpenStep,
@@ -210,11 +212,11 @@ impl Engine {
         Ok(Hidden { rows: left, width: config.d_model, values: pass.hidden() })
     }
 
-    /// The logits of the wanted rows among these, from what the last layer has left of them; one output for each sequence
-    /// of the step, empty where none of its wanted rows are among them.
+    /// Returns the logits of the wanted rows among these, given their hidden states after the last layer.
+    /// There is one output per sequence of the step, empty if none of its wanted rows are among them.
     ///
     /// # Errors
-    /// [`StepError::Rows`], [`StepError::Hidden`], [`StepError::Weights`].
+    /// [`StepError::Rows`], [`StepError::Hidden`], [`StepError::Weights`], [`StepError::ModelFile`].
     pub fn logits(
         &self,
         step: &OpenStep,
@@ -236,8 +238,8 @@ impl Engine {
         Ok(outputs.collect())
     }
 
-    /// Appends the step's tokens, whose rows have passed all layers of this engine. Sequences that were released
-    /// meanwhile stay so.
+    /// Appends the step's tokens, whose rows have passed all layers of this engine. Sequences that were
+    /// released meanwhile stay released.
     pub fn commit_step(&mut self, step: OpenStep) {
         for part in step.seqs {
             if self.table.is_open(part.seq) {
@@ -247,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Forgets the step; its sequences have the lengths they had before.
+    /// Discards the step; its sequences keep the lengths they had before.
     pub fn cancel_step(&mut self, step: OpenStep) {
         step.seqs.iter().for_each(|part| self.table.cancel(part.seq));
     }

@@ -1,14 +1,14 @@
-//! Which rows of a pass have an adapter, and what it adds to their projections.
+//! The rows of a pass that have an adapter, and the changes the adapter makes to their projections.
 //!
-//! Rows of different adapters, and rows without one, ride in the same pass. Invariant: what is added to a row depends
-//! on that row and its adapter alone, summed in the fixed order of the backend's products; rows without an adapter are
-//! not touched.
+//! Rows of different adapters, and rows without one, can be in the same pass. Invariant: the change of a row
+//! depends only on that row and its adapter, summed in the fixed order of the backend's products. Rows
+//! without an adapter do not change.
 
 use crate::adapter::{Adapter, Projection};
 use crate::backend::Backend;
 use crate::weights::WeightError;
 
-/// Rows of one adapter, in order, and how many rows the pass has.
+/// The rows of one adapter, in order.
 pub(crate) struct AdaptedRows<'a> {
     adapter: &'a Adapter,
     rows: Vec<usize>,
@@ -19,12 +19,12 @@ pub(crate) struct AdaptedRows<'a> {
 pub(crate) struct Adapted<'a>(Vec<AdaptedRows<'a>>);
 
 impl<'a> Adapted<'a> {
-    /// The rows of one more adapter, in order and not empty.
+    /// Adds the rows of one more adapter, in order and not empty.
     pub(crate) fn push(&mut self, adapter: &'a Adapter, rows: Vec<usize>) {
         self.0.push(AdaptedRows { adapter, rows });
     }
 
-    /// Leaves only these rows of the pass, numbered anew in this order, which is ascending.
+    /// Keeps only these rows of the pass, given in ascending order, and renumbers them.
     pub(super) fn keep(&mut self, kept: &[usize]) {
         for part in &mut self.0 {
             let own = |(_, row): &(usize, &usize)| part.rows.binary_search(row).is_ok();
@@ -33,8 +33,8 @@ impl<'a> Adapted<'a> {
         self.0.retain(|part| !part.rows.is_empty());
     }
 
-    /// For each projection: its output, which holds `W x` for the pass's rows of `x`, gains the adapters' changes.
-    /// `n_rows` are the rows of `x`.
+    /// Adds the adapters' changes to the output of each projection, which holds `W x` for the pass's rows of
+    /// `x`. `n_rows` is the number of rows of `x`.
     pub(super) fn add<B: Backend>(
         &self,
         backend: &B,

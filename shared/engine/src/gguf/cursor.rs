@@ -1,8 +1,8 @@
-//! Reading little-endian fields from a byte slice without ever running past its end.
+//! Reads little-endian fields from a byte slice without ever running past its end.
 
 use super::error::GgufError;
 
-/// A place in a file's bytes; every read is checked against the end.
+/// A position in a file's bytes; every read is checked against the end.
 #[derive(Debug, Clone)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -15,12 +15,12 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at: 0 }
     }
 
-    /// The place of the next byte.
+    /// Returns the position of the next byte.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes not yet read.
+    /// Returns the number of bytes not yet read.
     pub(super) fn left(&self) -> u64 {
         (self.bytes.len() - self.at) as u64
     }
@@ -54,14 +54,14 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// Reads a count of things that take at least `min_bytes` each, and refuses one that cannot fit.
+    /// Reads a count of items that take at least `min_bytes` each, and refuses one that cannot fit.
     pub(super) fn count(&mut self, what: &'static str, min_bytes: u64) -> Result<usize, GgufError> {
         let count = self.u64(what)?;
         self.check_count(what, count, min_bytes)?;
         Ok(count as usize)
     }
 
-    /// Refuses a count of things of at least `min_bytes` each that the bytes left cannot hold.
+    /// Refuses a count of items of at least `min_bytes` each if the remaining bytes cannot hold them.
     pub(super) fn check_count(
         &self,
         what: &'static str,

@@ -1,35 +1,35 @@
-//! What can be wrong with a GGUF file, and with what is asked of it.
+//! Errors of a GGUF file, of reading from it, and of writing one.
 
 use std::io;
 use std::path::PathBuf;
 
 use baton_kernels_cpu::Format;
 
-/// Why a GGUF file was refused, or why a value or tensor of it cannot be had.
+/// Why a GGUF file was refused, or why a value or tensor cannot be returned.
 ///
-/// Every variant names the limit and the value; keys and names from the file are shown shortened.
+/// Every variant names the limit and the value; keys and names from the file are shortened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
     /// The file could not be opened.
     #[error("open `{path}`")]
     Open {
-        /// The file asked for.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
     /// The file could not be mapped into memory.
     #[error("map `{path}`")]
     Map {
-        /// The file asked for.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
-    /// Bytes of a mapped file went away while it was in use.
+    /// Bytes of a mapped file disappeared while it was in use.
     #[error(
         "`{path}` was cut short, or cannot be read any more, while it was in use: put the whole file back and start again"
     )]
@@ -40,7 +40,7 @@ pub enum GgufError {
     /// The path is a folder, a pipe or a device.
     #[error("`{path}` is not a regular file")]
     NotAFile {
-        /// The path asked for.
+        /// The path requested.
         path: PathBuf,
     },
     /// The first four bytes are not `GGUF`.
@@ -52,7 +52,7 @@ pub enum GgufError {
     /// The file was written by a big-endian machine.
     #[error("file is big-endian; only little-endian files are read")]
     BigEndian,
-    /// A version other than 2 and 3.
+    /// The version is not 2 or 3.
     #[error("version is {found}, want 2 or 3")]
     UnsupportedVersion {
         /// The version field.
@@ -63,7 +63,7 @@ pub enum GgufError {
     Truncated {
         /// The field being read.
         what: &'static str,
-        /// Where it begins.
+        /// The position where it begins.
         at: u64,
         /// Its length.
         need: u64,
@@ -73,7 +73,7 @@ pub enum GgufError {
     /// A count in the header is larger than the rest of the file could hold.
     #[error("{what} is {count}, the {left} bytes left hold at most {max}")]
     CountTooLarge {
-        /// The thing counted.
+        /// The items counted.
         what: &'static str,
         /// The count claimed.
         count: u64,
@@ -128,7 +128,7 @@ pub enum GgufError {
         /// The byte.
         found: u8,
     },
-    /// Arrays lie in arrays too deep.
+    /// Arrays are nested too deep.
     #[error("metadata key `{key}` nests arrays more than {max} deep")]
     ArrayTooDeep {
         /// The key.
@@ -144,7 +144,7 @@ pub enum GgufError {
         /// The limit.
         max: u64,
     },
-    /// A tensor has no dimension, too many, or one of zero.
+    /// A tensor has no dimension, too many, or a dimension of zero.
     #[error("tensor `{name}` has dimensions {dims:?}, want 1 to 4 of at least 1")]
     BadDims {
         /// The tensor.
@@ -168,7 +168,7 @@ pub enum GgufError {
         /// The type number.
         found: u32,
     },
-    /// A tensor's type is known to ggml but cannot be computed with here.
+    /// ggml knows a tensor's type, but the kernels cannot compute with it.
     #[error("tensor `{name}` has type {type_name}; supported are {}", Format::ALL.map(Format::name).join(", "))]
     UnsupportedType {
         /// The tensor.
@@ -203,7 +203,7 @@ pub enum GgufError {
     TensorOutOfFile {
         /// The tensor.
         name: String,
-        /// The byte after its last one, at most `u64::MAX`.
+        /// One past its last byte, at most `u64::MAX`.
         end: u64,
         /// The length of the file.
         len: u64,
@@ -216,13 +216,13 @@ pub enum GgufError {
         /// The one that begins inside it.
         second: String,
     },
-    /// A metadata key that is needed is absent.
+    /// A required metadata key is absent.
     #[error("metadata key `{key}` is missing")]
     MissingKey {
         /// The key.
         key: String,
     },
-    /// A metadata value has another type than the one needed.
+    /// A metadata value has the wrong type.
     #[error("metadata key `{key}` is {found}, want {want}")]
     WrongType {
         /// The key.
@@ -232,7 +232,7 @@ pub enum GgufError {
         /// The type needed.
         want: &'static str,
     },
-    /// A metadata number does not fit the type needed.
+    /// A metadata number does not fit the wanted type.
     #[error("metadata key `{key}` is {value}, want a number in {want}")]
     OutOfRange {
         /// The key.
@@ -242,7 +242,7 @@ pub enum GgufError {
         /// The type needed.
         want: &'static str,
     },
-    /// `split.no` or `split.count` make no sense.
+    /// `split.no` or `split.count` is out of range.
     #[error(
         "split.no is {no} and split.count {count}, want a number below the count, and at most {max} parts"
     )]
@@ -254,7 +254,7 @@ pub enum GgufError {
         /// The limit.
         max: u32,
     },
-    /// Bytes in memory are a part of a split model, which only a path can lead to.
+    /// Bytes in memory are a part of a split model; the other parts can be found only by path.
     #[error("bytes are part {part} of a model of {count} files; open the first file by its path")]
     SplitInMemory {
         /// The part, from 1.
@@ -262,7 +262,7 @@ pub enum GgufError {
         /// The number of parts.
         count: u32,
     },
-    /// A part of a split model has a name from which those of the others cannot be told.
+    /// The file name of a part does not have the form from which the other names follow.
     #[error("`{path}` is part {part} of {count} and must be named `{want}`")]
     SplitName {
         /// The file.
@@ -293,11 +293,11 @@ pub enum GgufError {
         count: u32,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the part.
         #[source]
         err: Box<GgufError>,
     },
-    /// A file says that it is another part than its name does.
+    /// A file's metadata states another part than its name does.
     #[error("`{path}` says that it is part {found_part} of {found_count}, want {part} of {count}")]
     WrongPart {
         /// The file.
@@ -311,7 +311,7 @@ pub enum GgufError {
         /// The number of parts that the file says.
         found_count: u32,
     },
-    /// Parts of different models have names of one set.
+    /// Files named as one set are parts of different models.
     #[error("`{path}`, part {part} of {count}, has another `{key}` than part 1")]
     MixedParts {
         /// The file.
@@ -323,17 +323,17 @@ pub enum GgufError {
         /// The key that differs.
         key: String,
     },
-    /// The parts together do not hold as many tensors as the first says.
+    /// The parts together do not hold as many tensors as the first part states.
     #[error("{count} parts hold {found} tensors, split.tensors.count is {want}")]
     SplitTensorCount {
         /// The number of parts.
         count: u32,
         /// Tensors of all parts.
         found: u64,
-        /// Tensors that the first part says.
+        /// Tensors that the first part states.
         want: u64,
     },
-    /// A tensor that is needed is absent.
+    /// A required tensor is absent.
     #[error("tensor `{name}` is missing")]
     MissingTensor {
         /// The name.
@@ -345,7 +345,7 @@ pub enum GgufError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufWriteError {
-    /// A tensor's data does not have the length that its dimensions and format ask for.
+    /// A tensor's data does not have the length that its dimensions and format require.
     #[error("tensor `{name}` has {found} bytes, dimensions {dims:?} in {format} want {want}")]
     DataLength {
         /// The tensor.
@@ -359,7 +359,7 @@ pub enum GgufWriteError {
         /// Bytes wanted.
         want: usize,
     },
-    /// A tensor's dimensions are empty, zero, too many, or no whole number of blocks.
+    /// A tensor's dimensions are empty, zero, too many, or not a whole number of blocks.
     #[error("tensor `{name}` cannot have dimensions {dims:?} in {format}")]
     BadDims {
         /// The tensor.
@@ -377,24 +377,24 @@ pub enum GgufWriteError {
         /// The limit.
         max: usize,
     },
-    /// More data came for a tensor than it has room for, or data after the last tensor (no name).
+    /// More data was given for a tensor than it has room for, or data after the last tensor (empty name).
     #[error("{found} bytes came for tensor `{name}`, which takes {left} more")]
     Surplus {
         /// The tensor.
         name: String,
-        /// Bytes that came.
+        /// Bytes given.
         found: usize,
-        /// Bytes that it still takes.
+        /// Bytes for which it still has room.
         left: usize,
     },
-    /// The file was ended before a tensor's data was complete.
+    /// The file was ended before the data of a tensor was complete.
     #[error("tensor `{name}` got {found} of its {want} bytes")]
     Unfinished {
-        /// The first tensor without all its data.
+        /// The first tensor with missing data.
         name: String,
-        /// Bytes that came.
+        /// Bytes given.
         found: usize,
-        /// Bytes that it takes.
+        /// Bytes required.
         want: usize,
     },
     /// The file or stream could not be written.

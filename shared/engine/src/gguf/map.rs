@@ -1,12 +1,12 @@
-//! The one place of the engine that maps files: read-only, whole, for the life of the model.
+//! The only module of the engine that maps files: read-only, whole, for the life of the model.
 //!
-//! A file that is cut short while it is mapped, or whose disk fails, does not end the program: a handler of the bus error
-//! puts zeros in place of the pages that are gone, and [`MappedFile::is_cut`] says so from then on. Whoever computed with
-//! them asks afterwards, and throws the result away. Bus errors outside of mapped model files stay what they were.
+//! If a file is cut short while it is mapped, or its disk fails, the program goes on. A handler of the bus
+//! error replaces the missing pages by zeros, and [`MappedFile::is_cut`] returns true from then on. The
+//! caller asks after computing and discards the result. Bus errors outside of mapped model files are handled
+//! as before.
 //!
-//! Never writes, never hands out the mapping itself, only its bytes. What is said to the system about parts of a file
-//! (which are needed again and again, which are not) is advice: it changes no byte, and where it is refused nothing is
-//! lost but speed.
+//! Never writes, never hands out the mapping itself, only its bytes. Advice to the system about parts of a
+//! file (needed repeatedly, not needed) changes no byte; if the system refuses it, only speed is lost.
 
 use std::fs::File;
 use std::io;
@@ -18,24 +18,24 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use memmap2::{Advice, Mmap};
 
-/// Pages of the largest kind that Linux keeps files in, as a rule.
+/// The largest pages in which Linux usually keeps files.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// The huge pages wholly inside these bytes of a file: it is by its place in the file that the system cuts it.
+/// Returns the huge pages wholly inside these bytes of a file. They are aligned to the file's beginning.
 pub(super) fn whole_huge_pages(range: &Range<usize>) -> Range<usize> {
     let first = range.start.next_multiple_of(HUGE_PAGE);
     first..(range.end / HUGE_PAGE * HUGE_PAGE).max(first)
 }
 
-/// Files that can be watched at a time. Of more than these, the last ones end the program if they are cut short.
+/// Files that can be watched at the same time. Beyond that, a file that is cut short ends the program.
 const WATCHED_MAX: usize = 256;
 
-/// A mapping as the handler of bus errors sees it: numbers that it can read without a lock.
+/// A mapping as the handler of bus errors sees it: numbers that can be read without a lock.
 #[derive(Debug)]
 struct Watched {
-    /// 0 if the place is free.
+    /// 0 if the entry is free.
     start: AtomicUsize,
-    /// 0 as long as the place is not complete.
+    /// 0 until the entry is complete.
     end: AtomicUsize,
     is_cut: AtomicBool,
 }
@@ -44,11 +44,11 @@ static WATCHED: [Watched; WATCHED_MAX] = [const {
     Watched { start: AtomicUsize::new(0), end: AtomicUsize::new(0), is_cut: AtomicBool::new(false) }
 }; WATCHED_MAX];
 static PAGE: AtomicUsize = AtomicUsize::new(0);
-/// What was done about bus errors before.
+/// The previous handler of bus errors.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 impl Watched {
-    /// Takes a free place for a mapping; none if all are taken.
+    /// Takes a free entry for a mapping; returns `None` if all are taken.
     fn begin(bytes: &[u8]) -> Option<&'static Watched> {
         static HANDLED: Once = Once::new();
         HANDLED.call_once(handle_bus_errors);
@@ -65,13 +65,13 @@ impl Watched {
     }
 
     fn holds(&self, address: usize) -> bool {
-        // A mapping ends with a whole page.
+        // A mapping ends at a page boundary.
         let end = self.end.load(SeqCst).next_multiple_of(PAGE.load(SeqCst).max(1));
         (self.start.load(SeqCst)..end).contains(&address)
     }
 }
 
-/// Asks the system to tell of bus errors. Refused, they end the program as before.
+/// Installs the handler of bus errors. If the system refuses, they end the program as before.
 fn handle_bus_errors() {
     PAGE.store(rustix::param::page_size(), SeqCst);
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
@@ -79,54 +79,57 @@ fn handle_bus_errors() {
     let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
     action.sa_sigaction = on_bus_error as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: both point to `sigaction`s of this function; the handler does only what a signal handler may.
+    // SAFETY: both pointers are to `sigaction`s of this function; the handler does only what a signal handler
+    // may.
     let set = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) };
     if set == 0 {
         // SAFETY: the call above has filled it.
         let before = Box::new(unsafe { before.assume_init() });
-        // For the life of the program: a handler may run at any time.
+        // Leaked for the life of the program, since a handler may run at any time.
         BEFORE.store(Box::into_raw(before), SeqCst);
     }
-    // SAFETY: `action` is complete, and nothing is asked back.
+    // SAFETY: `action` is complete, and no previous action is requested.
     let refused = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
-    let _ = refused; // Then a file that is cut short ends the program, as with every mapped loader.
+    let _ = refused; // If refused, a file that is cut short ends the program.
 }
 
-/// Runs on the thread that touched a page that is gone. Reads atomics and calls the system, nothing else: no lock, no
-/// memory of the heap, no formatting.
+/// Runs on the thread that touched a missing page. It reads atomics and calls the system, and nothing else:
+/// no lock, no heap memory, no formatting.
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the system passes a valid description of the signal to a handler with SA_SIGINFO.
     let info = unsafe { &*info };
     let by_system = info.si_code > 0;
-    // SAFETY: of a bus error by the system the address is the one that was touched; of another nobody looks at it.
+    // SAFETY: for a bus error from the system this is the touched address; otherwise the value is not used.
     let address = unsafe { info.si_addr() } as usize;
     let file = WATCHED.iter().find(|file| by_system && file.holds(address));
     if file.is_some_and(|file| put_zeros(file, address)) {
         return;
     }
-    // Not ours: what would have happened without this handler happens as soon as it returns.
+    // Not a model file: restore the previous action, which takes effect when this handler returns.
     let before = BEFORE.load(SeqCst);
     // SAFETY: `before` is null or points to a `sigaction` that is never freed.
     let restored =
         !before.is_null() && unsafe { libc::sigaction(libc::SIGBUS, before, ptr::null_mut()) } == 0;
     if !restored {
-        // SAFETY: sets the action that a program begins with.
+        // SAFETY: sets the default action.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     }
     if !by_system {
-        // SAFETY: sends this thread the signal that somebody has sent, which waits until the handler has returned.
+        // SAFETY: sends this thread the same signal again; it is delivered after the handler has returned.
         unsafe { libc::raise(libc::SIGBUS) };
     }
 }
 
-/// Maps zeros over the file from the page of `address` to its end: what lies behind a page that is gone is gone too.
+/// Maps zeros over the file from the page of `address` to its end: pages behind a missing page are missing
+/// too.
 fn put_zeros(file: &Watched, address: usize) -> bool {
     let page = PAGE.load(SeqCst);
     let first = address / page * page;
     let len = file.end.load(SeqCst).next_multiple_of(page).saturating_sub(first);
     let (access, kind) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED);
     file.is_cut.store(true, SeqCst);
-    // SAFETY: the range lies in a mapping of this module, which lives as long as it is watched, and stays readable.
+    // SAFETY: the range lies in a mapping of this module, which lives as long as it is watched, and stays
+    // readable.
     let zeros = unsafe { libc::mmap(first as *mut libc::c_void, len, access, kind, -1, 0) };
     zeros != libc::MAP_FAILED
 }
@@ -139,7 +142,7 @@ pub(super) struct MappedFile {
 }
 
 impl Drop for MappedFile {
-    /// Before the mapping goes: its addresses may be another's then.
+    /// Runs before the mapping is removed: its addresses may be reused afterwards.
     fn drop(&mut self) {
         if let Some(watched) = self.watched {
             watched.end();
@@ -150,43 +153,44 @@ impl Drop for MappedFile {
 impl MappedFile {
     /// Maps the whole of `file` for reading.
     ///
-    /// The file has to keep still while it is mapped: the model store writes a model under another name
-    /// and renames it when it is whole, so a finished file is replaced, never changed in place. If a person
-    /// truncates a model in use, zeros are read in place of what is gone, and [`Self::is_cut`] says so.
+    /// The file must not change while it is mapped. The model store writes a model under another name and
+    /// renames it when it is complete, so a finished file is replaced, never changed in place. If a person
+    /// truncates a model in use, zeros are read for the missing bytes, and [`Self::is_cut`] returns true.
     ///
     /// # Errors
-    /// What the system says when it cannot map.
+    /// The system's error if it cannot map the file.
     pub(super) fn map(file: &File) -> io::Result<MappedFile> {
-        // SAFETY: the mapping is private and read-only, and model files are replaced by rename, never
-        // changed in place (the model store's rule, stated above), so the bytes keep still. Where a person breaks the
-        // rule, numbers become other numbers, of which no index or length is made after the file was opened.
+        // SAFETY: the mapping is private and read-only. Model files are replaced by rename and never changed
+        // in place (see above), so the bytes do not change. If a person breaks this rule, numbers change, but
+        // no index or length is read from the file after it was opened.
         let map = unsafe { Mmap::map(file) }?;
-        // Pages read from now on come in huge ones, where the file system has them: with pages of 4 KiB decoding
-        // spends a tenth of its time on looking addresses up (measured). Elsewhere this is refused and changes nothing.
+        // Asks for huge pages, if the file system has them: with pages of 4 KiB, decoding spends a tenth of
+        // its time on address translation (measured). Other file systems refuse, which changes nothing.
         #[cfg(target_os = "linux")]
         let _ = map.advise(Advice::HugePage);
         let watched = Watched::begin(&map);
         Ok(MappedFile { map, watched })
     }
 
-    /// Whether bytes of the file were asked for that are not there any more; zeros were read in their place.
+    /// Whether missing bytes of the file were touched; zeros were read in their place.
     pub(super) fn is_cut(&self) -> bool {
         self.watched.is_some_and(|watched| watched.is_cut.load(SeqCst))
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Pages are to be read one by one as they are touched, without their neighbours.
+    /// Asks the system to read pages one by one as they are touched, without their neighbours.
     pub(super) fn read_only_what_is_touched(&self) {
         let _ = self.map.advise(Advice::Random);
         #[cfg(target_os = "linux")]
         let _ = self.map.advise(Advice::NoHugePage);
     }
 
-    /// Pages that lie wholly inside `range` are to be read in huge ones, where the file system has them.
+    /// Asks the system to read pages that lie wholly inside `range` as huge pages, if the file system has
+    /// them.
     pub(super) fn expect_use(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(whole) = self.inside(whole_huge_pages(&range)) {
@@ -205,23 +209,23 @@ impl MappedFile {
         let _ = self.map.advise_range(Advice::WillNeed, range.start, range.len());
     }
 
-    /// Unmaps the pages that lie wholly inside `range`: the system may drop them, and reads them again when they are
-    /// touched.
+    /// Unmaps the pages that lie wholly inside `range`. The system may drop them and reads them again when
+    /// they are touched.
     pub(super) fn let_go(&self, range: Range<usize>) {
         let page = rustix::param::page_size();
         let whole = range.start.next_multiple_of(page)..range.end / page * page;
         let Some(range) = self.inside(whole) else { return };
         #[cfg(target_os = "linux")]
         let _ = self.map.advise_range(Advice::NoHugePage, range.start, range.len());
-        // SAFETY: the mapping is of a file, read-only, and nothing was ever written to its pages, so those that are
-        // dropped come back with the same bytes; borrowed slices stay valid.
+        // SAFETY: the mapping is of a file, read-only, and nothing was ever written to its pages. Dropped
+        // pages come back with the same bytes, so borrowed slices stay valid.
         let dropped = unsafe {
             self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
         };
-        let _ = dropped; // Refused, the pages stay until the system wants them.
+        let _ = dropped; // If refused, the pages stay until the system needs the memory.
     }
 
-    /// The part of `range` that lies in the file; none where that is empty.
+    /// Returns the part of `range` that lies in the file, or `None` if that is empty.
     fn inside(&self, range: Range<usize>) -> Option<Range<usize>> {
         let range = range.start..range.end.min(self.map.len());
         (range.start < range.end).then_some(range)
@@ -250,7 +254,7 @@ mod tests {
         assert_eq!(sum(&map), 7 * len as u64);
         file.set_len(10).unwrap();
         assert!(!map.is_cut(), "nobody has asked for what is gone");
-        // From several threads at once, as a forward pass reads.
+        // From several threads at once, as in a forward pass.
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| assert_eq!(sum(&map), 70));

@@ -1,18 +1,18 @@
 //! Typed access to a GGUF file's metadata.
 //!
-//! Strings and arrays stay in the file: an entry only remembers where they lie, so reading the
-//! metadata of any file takes memory in proportion to the number of its keys.
+//! Strings and arrays stay in the file: an entry stores only their position. So reading the metadata of any
+//! file takes memory in proportion to the number of its keys.
 
 use std::ops::Range;
 
 use super::cursor::Cursor;
 use super::error::GgufError;
 
-/// Most bytes of a metadata key (the format's own limit).
+/// The most bytes of a metadata key (the format's own limit).
 pub(super) const KEY_BYTES_MAX: u64 = 65_535;
-/// Arrays in arrays are walked over, not read; real files have none.
+/// Arrays in arrays are skipped, not read; real files have none.
 const ARRAY_DEPTH_MAX: usize = 4;
-/// Least bytes of an entry: key length, one letter, type, one byte of value.
+/// The least bytes of an entry: key length, one letter, type, one byte of value.
 const ENTRY_BYTES_MIN: u64 = 8 + 1 + 4 + 1;
 
 /// The value types of GGUF, in the order of their numbers.
@@ -54,7 +54,7 @@ impl Kind {
         Kind::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// The type's number in a file.
+    /// Returns the type's number in a file.
     pub(super) fn number(self) -> u32 {
         self as u32
     }
@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of a number; `None` for strings and arrays, whose length varies.
+    /// Returns the bytes of a number; `None` for strings and arrays, whose length varies.
     fn fixed_len(self) -> Option<u64> {
         match self {
             Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
@@ -88,7 +88,7 @@ impl Kind {
         }
     }
 
-    /// Least bytes an element takes.
+    /// Returns the least bytes of an element.
     fn min_len(self) -> u64 {
         match self {
             Kind::String => 8,
@@ -98,18 +98,18 @@ impl Kind {
     }
 }
 
-/// Where a value lies and what it is.
+/// The position and type of a value.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     key: Range<usize>,
     kind: Kind,
-    /// Of an array: what it holds and how many.
+    /// For an array: the type and number of its elements.
     elements: Option<(Kind, usize)>,
-    /// A number's or string's own bytes; an array's elements, without kind and count.
+    /// The bytes of a number or string; the elements of an array, without type and count.
     value: Range<usize>,
 }
 
-/// Reads `count` entries in file order and checks every one; sorted by key when done.
+/// Reads `count` entries, checks each, and returns them sorted by key.
 pub(super) fn read(cursor: &mut Cursor<'_>, file: &[u8], count: u64) -> Result<Vec<Entry>, GgufError> {
     cursor.check_count("metadata count", count, ENTRY_BYTES_MIN)?;
     let mut entries = (0..count).map(|_| read_entry(cursor)).collect::<Result<Vec<_>, _>>()?;
@@ -123,7 +123,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>, file: &[u8], count: u64) -> Result<V
     Ok(entries)
 }
 
-/// Keys come from the file and may be long; messages show their beginning.
+/// Shortens a key for a message, since keys from a file may be long.
 fn short(key: &str) -> String {
     const SHOWN: usize = 80;
     if key.len() <= SHOWN {
@@ -169,7 +169,7 @@ fn read_array_header(cursor: &mut Cursor<'_>, key: &str) -> Result<(Kind, usize)
     Ok((element, count))
 }
 
-/// Walks over an array's elements, so that later reads need no length check of their own.
+/// Skips an array's elements and checks their lengths, so that later reads need no check.
 fn skip_elements(
     cursor: &mut Cursor<'_>,
     key: &str,
@@ -193,7 +193,7 @@ fn skip_elements(
             }
         }
         _ => {
-            // The count was checked against the bytes left, so the product cannot overflow.
+            // The count was checked against the remaining bytes, so the product cannot overflow.
             let values = cursor.take(count as u64 * element.min_len(), "array numbers")?;
             check_bools(key, element, values)?;
         }
@@ -210,22 +210,22 @@ fn check_bools(key: &str, kind: Kind, values: &[u8]) -> Result<(), GgufError> {
 
 /// A GGUF file's metadata.
 ///
-/// Each getter answers [`GgufError::MissingKey`] where the key is absent and [`GgufError::WrongType`]
-/// where the value has another type; its `opt_` form answers `None` where the key is absent. Integer
-/// getters take an integer of any width that fits ([`GgufError::OutOfRange`] where it does not).
+/// Each getter fails with [`GgufError::MissingKey`] if the key is absent and with [`GgufError::WrongType`] if
+/// the value has another type. Its `opt_` form returns `None` if the key is absent. Integer getters accept an
+/// integer of any width whose value fits, and fail with [`GgufError::OutOfRange`] if it does not.
 #[derive(Debug, Clone, Copy)]
 pub struct Metadata<'a> {
     file: &'a [u8],
     entries: &'a [Entry],
 }
 
-/// Makes a getter that fails on an absent key of one that answers `None`.
+/// Makes a getter that fails on an absent key from one that returns `None`.
 macro_rules! getters {
     ($($(#[$doc:meta])* $name:ident, $opt:ident -> $ty:ty;)*) => {$(
         $(#[$doc])*
         ///
         /// # Errors
-        /// The key is absent, or its value has another type or does not fit.
+        /// If the key is absent, or its value has another type or does not fit.
         pub fn $name(&self, key: &str) -> Result<$ty, GgufError> {
             self.$opt(key)?.ok_or_else(|| GgufError::MissingKey { key: short(key) })
         }
@@ -242,13 +242,13 @@ impl<'a> Metadata<'a> {
         self.entry(key).is_some()
     }
 
-    /// All keys, sorted by their bytes.
+    /// Returns all keys, sorted by their bytes.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         let file = self.file;
         self.entries.iter().map(move |e| key_of(file, e))
     }
 
-    /// Whether `key` has the same type and value here and in `other`; false where either lacks it.
+    /// Whether `key` has the same type and value here and in `other`; false if it is absent in either.
     pub(super) fn agrees(&self, other: Metadata<'_>, key: &str) -> bool {
         let (Some(a), Some(b)) = (self.entry(key), other.entry(key)) else { return false };
         let same_type = a.kind == b.kind && a.elements == b.elements;
@@ -256,56 +256,56 @@ impl<'a> Metadata<'a> {
     }
 
     getters! {
-        /// An integer of 32 bits without sign.
+        /// Returns an unsigned 32-bit integer.
         u32, opt_u32 -> u32;
-        /// An integer of 64 bits without sign.
+        /// Returns an unsigned 64-bit integer.
         u64, opt_u64 -> u64;
-        /// A number with a fraction; an `f64` is rounded.
+        /// Returns a float; an `f64` is rounded.
         f32, opt_f32 -> f32;
-        /// A truth value.
+        /// Returns a boolean.
         bool, opt_bool -> bool;
-        /// A string.
+        /// Returns a string.
         str, opt_str -> &'a str;
-        /// An array of strings.
+        /// Returns an array of strings.
         str_array, opt_str_array -> Vec<&'a str>;
-        /// An array of integers without sign.
+        /// Returns an array of unsigned integers.
         u32_array, opt_u32_array -> Vec<u32>;
-        /// An array of integers with sign.
+        /// Returns an array of signed integers.
         i32_array, opt_i32_array -> Vec<i32>;
-        /// An array of numbers with a fraction.
+        /// Returns an array of floats.
         f32_array, opt_f32_array -> Vec<f32>;
     }
 
-    /// Like [`Metadata::u32`], `None` where the key is absent.
+    /// As [`Metadata::u32`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or does not fit.
+    /// If the value has another type or does not fit.
     pub fn opt_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.opt_integer(key, "u32")
     }
 
-    /// Like [`Metadata::u64`], `None` where the key is absent.
+    /// As [`Metadata::u64`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or does not fit.
+    /// If the value has another type or does not fit.
     pub fn opt_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.opt_integer(key, "u64")
     }
 
-    /// Like [`Metadata::f32`], `None` where the key is absent.
+    /// As [`Metadata::f32`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type.
+    /// If the value has another type.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         let value = float(entry.kind, &self.file[entry.value.clone()]);
         value.map(Some).ok_or_else(|| wrong_type(key, entry, "f32"))
     }
 
-    /// Like [`Metadata::bool`], `None` where the key is absent.
+    /// As [`Metadata::bool`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type.
+    /// If the value has another type.
     pub fn opt_bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         match entry.kind {
@@ -314,10 +314,10 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Like [`Metadata::str`], `None` where the key is absent.
+    /// As [`Metadata::str`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or is not UTF-8.
+    /// If the value has another type or is not UTF-8.
     pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         if entry.kind != Kind::String {
@@ -326,10 +326,10 @@ impl<'a> Metadata<'a> {
         utf8("metadata string", entry.value.start, &self.file[entry.value.clone()]).map(Some)
     }
 
-    /// Like [`Metadata::str_array`], `None` where the key is absent.
+    /// As [`Metadata::str_array`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or a string of it is not UTF-8.
+    /// If the value has another type or one of its strings is not UTF-8.
     pub fn opt_str_array(&self, key: &str) -> Result<Option<Vec<&'a str>>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         let Some((Kind::String, count)) = entry.elements else {
@@ -343,26 +343,26 @@ impl<'a> Metadata<'a> {
         (0..count).map(read).collect::<Result<Vec<_>, _>>().map(Some)
     }
 
-    /// Like [`Metadata::u32_array`], `None` where the key is absent.
+    /// As [`Metadata::u32_array`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or an element does not fit.
+    /// If the value has another type or an element does not fit.
     pub fn opt_u32_array(&self, key: &str) -> Result<Option<Vec<u32>>, GgufError> {
         self.opt_integers(key, "array of u32", "u32")
     }
 
-    /// Like [`Metadata::i32_array`], `None` where the key is absent.
+    /// As [`Metadata::i32_array`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type or an element does not fit.
+    /// If the value has another type or an element does not fit.
     pub fn opt_i32_array(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.opt_integers(key, "array of i32", "i32")
     }
 
-    /// Like [`Metadata::f32_array`], `None` where the key is absent.
+    /// As [`Metadata::f32_array`], but `None` if the key is absent.
     ///
     /// # Errors
-    /// The value has another type.
+    /// If the value has another type.
     pub fn opt_f32_array(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         let mistyped = || wrong_type(key, entry, "array of f32");
@@ -426,7 +426,7 @@ fn fit<T: TryFrom<i128>>(key: &str, value: i128, want: &'static str) -> Result<T
     T::try_from(value).map_err(|_| GgufError::OutOfRange { key: short(key), value, want })
 }
 
-/// The integer of an integer kind; `bytes` has exactly the kind's length.
+/// Returns the value of an integer type; `bytes` must have exactly the type's length.
 fn integer(kind: Kind, bytes: &[u8]) -> Option<i128> {
     const LEN: &str = "a value's range has its kind's length";
     Some(match kind {
@@ -442,7 +442,7 @@ fn integer(kind: Kind, bytes: &[u8]) -> Option<i128> {
     })
 }
 
-/// The number of a float kind; `bytes` has exactly the kind's length.
+/// Returns the value of a float type; `bytes` must have exactly the type's length.
 fn float(kind: Kind, bytes: &[u8]) -> Option<f32> {
     const LEN: &str = "a value's range has its kind's length";
     match kind {

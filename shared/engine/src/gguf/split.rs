@@ -1,11 +1,9 @@
-//! Models split over several files, as llama.cpp's `gguf-split` writes them: `NAME-00001-of-00003.gguf` and so on.
+//! Models split over several files, as llama.cpp's `gguf-split` writes them: `NAME-00001-of-00003.gguf` and
+//! so on.
 //!
-//! The first part holds the model's metadata, every part its own tensors and three keys: `split.no` (from 0),
-//! `split.count` and `split.tensors.count` (of all parts together). Nothing here maps a file; it only decides
-//! which files belong together. Always holds: parts are in order, all there, and of one set.
-
-#[cfg(test)]
-mod tests;
+//! The first part holds the model's metadata. Every part holds its own tensors and three keys: `split.no`
+//! (from 0), `split.count` and `split.tensors.count` (of all parts together). This module maps no file; it
+//! only decides which files belong together. Always holds: parts are in order, complete, and from one set.
 
 use std::path::{Path, PathBuf};
 
@@ -15,22 +13,22 @@ use super::metadata::Metadata;
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
-/// Most parts of a model: `split.count` has 16 bits where `gguf-split` writes it.
+/// The most parts of a model: `gguf-split` writes `split.count` with 16 bits.
 const PARTS_MAX: u32 = u16::MAX as u32;
 
-/// What a file says about the set that it is a part of.
+/// A file's own statement about its set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Split {
-    /// The part's place, from 0; below `count`.
+    /// The part's index, from 0; below `count`.
     pub(super) no: u32,
-    /// Parts of the set, at least 2.
+    /// Number of parts of the set, at least 2.
     count: u32,
-    /// Tensors of all parts together, where the file says.
+    /// Tensors of all parts together, if the file says.
     n_tensors: Option<u64>,
 }
 
 impl Split {
-    /// What the metadata says; `None` where the file is a whole model.
+    /// Reads the statement from the metadata; returns `None` if the file is a whole model.
     pub(super) fn of(metadata: Metadata<'_>) -> Result<Option<Split>, GgufError> {
         let count = metadata.opt_u32(COUNT)?.unwrap_or(1);
         if count <= 1 {
@@ -43,7 +41,7 @@ impl Split {
         Ok(Some(Split { no, count, n_tensors: metadata.opt_u64(TENSORS)? }))
     }
 
-    /// The paths of the parts after the first, whose own path is `path`.
+    /// Returns the paths of the parts after the first, whose own path is `path`.
     pub(super) fn rest(self, path: Option<&Path>) -> Result<Vec<PathBuf>, GgufError> {
         let Split { no, count, .. } = self;
         let Some(path) = path else { return Err(GgufError::SplitInMemory { part: no + 1, count }) };
@@ -58,7 +56,8 @@ impl Split {
         Ok((1..count).map(named).collect())
     }
 
-    /// Checks that the file at `path`, with `metadata`, is part `no` of the set whose first part has `first`.
+    /// Checks that the file at `path`, with `metadata`, is part `no` of the set whose first part has the
+    /// metadata `first`.
     pub(super) fn check_part(
         self,
         no: u32,
@@ -72,7 +71,8 @@ impl Split {
             let (found_part, found_count) = found.unwrap_or((1, 1));
             return Err(GgufError::WrongPart { path: path.to_owned(), part, count, found_part, found_count });
         }
-        // `gguf-split` gives later parts no metadata but its own; what others repeat must agree.
+        // `gguf-split` gives later parts only its own keys. If other tools repeat more, the values must
+        // agree.
         match metadata.keys().find(|key| *key != NO && first.contains(key) && !metadata.agrees(first, key)) {
             Some(key) => {
                 Err(GgufError::MixedParts { path: path.to_owned(), part, count, key: key.to_owned() })
@@ -81,7 +81,7 @@ impl Split {
         }
     }
 
-    /// Checks the number of tensors of all parts together.
+    /// Checks the total number of tensors.
     pub(super) fn check_tensors(self, found: usize) -> Result<(), GgufError> {
         match self.n_tensors {
             Some(want) if want != found as u64 => {
@@ -92,12 +92,12 @@ impl Split {
     }
 }
 
-/// The end of a part's file name.
+/// Returns the end of a part's file name.
 fn suffix(no: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", no + 1)
 }
 
-/// The name before the suffix.
+/// Returns the name before the suffix.
 fn stem(path: &Path, no: u32, count: u32) -> Option<&str> {
     path.file_name()?.to_str()?.strip_suffix(&suffix(no, count))
 }

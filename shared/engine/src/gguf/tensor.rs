@@ -1,4 +1,4 @@
-//! The tensor directory: names, dimensions, types and the place of each tensor's bytes.
+//! The tensor directory: names, dimensions, types and the position of each tensor's bytes.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use baton_kernels_cpu::Format;
 use super::cursor::Cursor;
 use super::error::GgufError;
 
-/// Most bytes of a tensor's name (ggml's `GGML_MAX_NAME`).
+/// The most bytes of a tensor's name (ggml's `GGML_MAX_NAME`).
 pub(super) const NAME_BYTES_MAX: u64 = 64;
-/// Most dimensions of a tensor (ggml's `GGML_MAX_DIMS`).
+/// The most dimensions of a tensor (ggml's `GGML_MAX_DIMS`).
 pub(super) const DIMS_MAX: u32 = 4;
-/// Least bytes of a directory entry: name length, one letter, count, one dimension, type, offset.
+/// The least bytes of a directory entry: name length, one letter, count, one dimension, type, offset.
 const ENTRY_BYTES_MIN: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 /// One row of ggml's table of tensor types.
@@ -26,8 +26,8 @@ const fn ty(number: u32, name: &'static str, block_len: u64, block_bytes: u64) -
     GgmlType { number, name, block_len, block_bytes }
 }
 
-/// ggml's tensor types (`ggml_type` and `type_traits` of ggml), so that the place of every tensor is
-/// checked at open, whether this engine computes with its type or not. Numbers missing were withdrawn.
+/// ggml's tensor types (`ggml_type` and `type_traits` of ggml). With them the position of every tensor is
+/// checked at open, even if this engine cannot compute with its type. Missing numbers were withdrawn.
 const TYPES: &[GgmlType] = &[
     ty(0, "F32", 1, 4),
     ty(1, "F16", 1, 2),
@@ -63,7 +63,7 @@ const TYPES: &[GgmlType] = &[
     ty(39, "MXFP4", 32, 17),
 ];
 
-/// A tensor of the directory, its bytes checked to lie in the file.
+/// A tensor of the directory. Its bytes were checked to lie in the file.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
     name: String,
@@ -73,55 +73,55 @@ pub struct TensorInfo {
     place: TensorPlace,
 }
 
-/// Where a tensor's bytes lie: a range of one of the model's files. Only ever made by the file that it is read from
-/// again ([`Gguf::bytes_at`](super::Gguf::bytes_at)).
+/// The position of a tensor's bytes: a range of one of the model's files. Valid only for the model that
+/// returned it ([`Gguf::bytes_at`](super::Gguf::bytes_at)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorPlace {
-    /// The file, 0 where a model is whole.
+    /// Index of the file; 0 if the model is not split.
     pub(super) part: usize,
     start: usize,
     end: usize,
 }
 
 impl TensorPlace {
-    /// The number of the file, 0 where a model is whole.
+    /// Returns the index of the file; 0 if the model is not split.
     pub fn part(&self) -> usize {
         self.part
     }
 
-    /// The bytes of the file.
+    /// Returns the range of bytes in the file.
     pub fn range(&self) -> Range<usize> {
         self.start..self.end
     }
 }
 
 impl TensorInfo {
-    /// The tensor's name.
+    /// Returns the tensor's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Dimensions in ggml's order: elements of a row first.
+    /// Returns the dimensions in ggml's order: elements of a row first.
     pub fn dims(&self) -> &[u64] {
         &self.dims
     }
 
-    /// ggml's name of the tensor's type, also of types that cannot be computed with here.
+    /// Returns ggml's name of the tensor's type, also for types that the kernels cannot compute with.
     pub fn type_name(&self) -> &'static str {
         self.type_name
     }
 
-    /// The length of the tensor's data in bytes.
+    /// Returns the length of the tensor's data in bytes.
     pub fn data_len(&self) -> usize {
         self.place.range().len()
     }
 
-    /// Where the tensor's bytes lie.
+    /// Returns the position of the tensor's bytes.
     pub fn place(&self) -> TensorPlace {
         self.place
     }
 
-    /// The tensor over its own bytes.
+    /// Returns the tensor with its bytes.
     pub(super) fn view<'a>(&'a self, data: &'a [u8]) -> Result<TensorView<'a>, GgufError> {
         let format = Format::from_ggml_type(self.type_number).ok_or_else(|| GgufError::UnsupportedType {
             name: self.name.clone(),
@@ -138,11 +138,11 @@ pub struct TensorView<'a> {
     pub name: &'a str,
     /// Dimensions in ggml's order: elements of a row first; the product fits the data.
     pub dims: &'a [u64],
-    /// How the elements are stored.
+    /// The storage format of the elements.
     pub format: Format,
-    /// The stored elements, row after row; exactly as many bytes as dimensions and format ask for.
+    /// The stored elements, row after row; exactly as many bytes as dimensions and format require.
     pub data: &'a [u8],
-    /// Where the data lies, for those who keep the place and borrow the data again.
+    /// The position of the data, for callers that borrow it again later.
     pub place: TensorPlace,
 }
 
@@ -152,7 +152,8 @@ pub(super) fn read_directory(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<
     (0..count).map(|_| read_entry(cursor)).collect()
 }
 
-/// A directory entry as read: the type known, the byte length computed, the place not yet checked.
+/// A directory entry as read: the type is known and the byte length computed; the position is not yet
+/// checked.
 #[derive(Debug)]
 pub(super) struct Entry {
     name: String,
@@ -187,7 +188,7 @@ fn read_entry(cursor: &mut Cursor<'_>) -> Result<Entry, GgufError> {
     Ok(Entry { name, dims, ggml_type, data_len, offset })
 }
 
-/// Bytes of a tensor's data.
+/// Returns the bytes of a tensor's data.
 fn data_len(name: &str, dims: &[u64], ggml_type: &GgmlType) -> Result<u64, GgufError> {
     if dims.contains(&0) {
         return Err(GgufError::BadDims { name: name.to_owned(), dims: dims.to_vec() });
@@ -205,9 +206,10 @@ fn data_len(name: &str, dims: &[u64], ggml_type: &GgmlType) -> Result<u64, GgufE
     }
 }
 
-/// Checks every tensor's place: aligned, inside the file, shared with no other.
+/// Checks every tensor's position: aligned, inside the file, without overlap.
 ///
-/// `part` is the file's number; `data_start` is where the data section begins, already rounded up to `alignment`.
+/// `part` is the file's index; `data_start` is where the data section begins, already rounded up to
+/// `alignment`.
 pub(super) fn place(
     part: usize,
     entries: Vec<Entry>,

@@ -1,11 +1,11 @@
-//! The malformed corpus, round trips, and mutations of a valid file.
+//! Malformed files, round trips, and mutations of a valid file.
 
 use proptest::prelude::*;
 
 use super::*;
 use baton_kernels_cpu::Format;
 
-/// Builds a file field by field, so that each field can be wrong by itself.
+/// Builds a file field by field, so that each field can be wrong on its own.
 #[derive(Default)]
 struct Raw(Vec<u8>);
 
@@ -26,7 +26,7 @@ impl Raw {
     fn str(self, s: &str) -> Raw {
         self.u64(s.len() as u64).bytes(s.as_bytes())
     }
-    /// A directory entry.
+    /// Adds a directory entry.
     fn tensor(self, name: &str, dims: &[u64], ty: u32, offset: u64) -> Raw {
         let raw = self.str(name).u32(dims.len() as u32);
         dims.iter().fold(raw, |raw, &d| raw.u64(d)).u32(ty).u64(offset)
@@ -332,7 +332,7 @@ fn a_stream_refuses_too_much_and_too_little() {
     assert_eq!(stream.finish().unwrap_err().to_string(), "tensor `u` got 0 of its 4 bytes");
 }
 
-/// Reads everything there is; every answer but a panic is right.
+/// Reads everything; any result except a panic is right.
 fn read_all(bytes: Vec<u8>) {
     let Ok(gguf) = Gguf::from_bytes(bytes) else { return };
     let m = gguf.metadata();

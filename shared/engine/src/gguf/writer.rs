@@ -1,8 +1,8 @@
-//! Writing GGUF files: imported models, tests, benches and random-weight models of a seed.
+//! Writes GGUF files: imported models, and random models for tests and benches.
 //!
-//! Metadata and tensors come out in the order in which they were given, so equal calls make equal
-//! files, byte for byte. Never holds a second copy of tensor data that was lent to it; a file larger than
-//! memory is written by [`GgufWriter::declare`] and [`GgufWriter::begin`], its data passing through once.
+//! Metadata and tensors are written in the order in which they were given, so equal calls make equal files,
+//! byte for byte. Never holds a second copy of borrowed tensor data. A file larger than memory is written
+//! with [`GgufWriter::declare`] and [`GgufWriter::begin`]; its data then passes through once.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -20,23 +20,23 @@ use super::tensor::{DIMS_MAX, NAME_BYTES_MAX};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum MetaValue {
-    /// An integer of 32 bits without sign.
+    /// An unsigned 32-bit integer.
     U32(u32),
-    /// An integer of 64 bits without sign.
+    /// An unsigned 64-bit integer.
     U64(u64),
-    /// An integer of 32 bits with sign.
+    /// A signed 32-bit integer.
     I32(i32),
-    /// A number with a fraction.
+    /// A float.
     F32(f32),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A string.
     Str(String),
-    /// An array of integers without sign.
+    /// An array of unsigned integers.
     U32s(Vec<u32>),
-    /// An array of integers with sign.
+    /// An array of signed integers.
     I32s(Vec<i32>),
-    /// An array of numbers with a fraction.
+    /// An array of floats.
     F32s(Vec<f32>),
     /// An array of strings.
     Strs(Vec<String>),
@@ -69,9 +69,9 @@ pub(super) struct Tensor<'a> {
     pub(super) name: String,
     pub(super) dims: Vec<u64>,
     pub(super) format: Format,
-    /// Bytes of its data, padding not counted.
+    /// Bytes of its data, without padding.
     len: usize,
-    /// `None` where the data comes later, through [`GgufStream::put`].
+    /// `None` if the data is given later, with [`GgufStream::put`].
     pub(super) data: Option<Cow<'a, [u8]>>,
 }
 
@@ -83,12 +83,12 @@ pub struct GgufWriter<'a> {
 }
 
 impl<'a> GgufWriter<'a> {
-    /// A file without metadata and tensors.
+    /// Returns a file without metadata and tensors.
     pub fn new() -> GgufWriter<'a> {
         GgufWriter::default()
     }
 
-    /// Sets a metadata value; a key set again keeps its place and takes the new value.
+    /// Sets a metadata value; a key that is set again keeps its position and takes the new value.
     pub fn set(&mut self, key: &str, value: impl Into<MetaValue>) -> &mut GgufWriter<'a> {
         let value = value.into();
         match self.metadata.iter_mut().find(|(k, _)| k == key) {
@@ -98,11 +98,11 @@ impl<'a> GgufWriter<'a> {
         self
     }
 
-    /// Adds a tensor; `dims` in ggml's order (elements of a row first), `data` already in `format`.
+    /// Adds a tensor; `dims` is in ggml's order (elements of a row first), `data` is already in `format`.
     ///
     /// # Errors
-    /// The name is empty, too long or taken, or the data does not have the length that dimensions and
-    /// format ask for.
+    /// If the name is empty, too long or taken, or the data does not have the length that dimensions and
+    /// format require.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -120,10 +120,10 @@ impl<'a> GgufWriter<'a> {
         Ok(self)
     }
 
-    /// Adds a tensor whose data comes later, through [`GgufStream::put`].
+    /// Adds a tensor whose data is given later, with [`GgufStream::put`].
     ///
     /// # Errors
-    /// The name is empty, too long or taken, or the format cannot hold the dimensions.
+    /// If the name is empty, too long or taken, or the format cannot hold the dimensions.
     pub fn declare(
         &mut self,
         name: &str,
@@ -139,7 +139,7 @@ impl<'a> GgufWriter<'a> {
         self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), format, len, data });
     }
 
-    /// The bytes of a new tensor's data.
+    /// Checks a new tensor; returns the bytes of its data.
     fn checked_len(&self, name: &str, dims: &[u64], format: Format) -> Result<usize, GgufWriteError> {
         let max = NAME_BYTES_MAX as usize;
         if name.is_empty() || name.len() > max || self.tensors.iter().any(|t| t.name == name) {
@@ -152,11 +152,11 @@ impl<'a> GgufWriter<'a> {
         })
     }
 
-    /// Writes everything before the data, and gives the stream that takes the tensors' data in the order in
-    /// which they were added; data that was lent has to be put there as well.
+    /// Writes everything before the data. Returns the stream that takes the tensors' data in the order in
+    /// which they were added. Data given to [`Self::tensor`] must be put there as well.
     ///
     /// # Errors
-    /// A key is empty or too long, or the stream fails.
+    /// If a key is empty or too long, or the stream fails.
     pub fn begin<W: Write>(&self, mut out: W) -> Result<GgufStream<W>, GgufWriteError> {
         let max = KEY_BYTES_MAX as usize;
         if let Some((key, _)) = self.metadata.iter().find(|(k, _)| k.is_empty() || k.len() > max) {
@@ -169,17 +169,10 @@ impl<'a> GgufWriter<'a> {
         Ok(GgufStream { out, tensors, at: 0, filled: 0 })
     }
 
-    /// Name, dimensions and type number of every tensor.
-    #[cfg(test)]
-    pub(crate) fn directory(&self) -> Vec<(String, Vec<u64>, u32)> {
-        let entry = |t: &Tensor<'_>| (t.name.clone(), t.dims.clone(), t.format.ggml_type());
-        self.tensors.iter().map(entry).collect()
-    }
-
     /// Writes the file to a stream: header, metadata, directory, then each tensor's data.
     ///
     /// # Errors
-    /// A key is empty or too long, a tensor was only declared, or the stream fails.
+    /// If a key is empty or too long, a tensor was only declared, or the stream fails.
     pub fn write_to(&self, out: impl Write) -> Result<(), GgufWriteError> {
         let mut stream = self.begin(out)?;
         for data in self.tensors.iter().map_while(|tensor| tensor.data.as_deref()) {
@@ -188,17 +181,17 @@ impl<'a> GgufWriter<'a> {
         stream.finish().map(drop)
     }
 
-    /// The whole file in memory.
+    /// Returns the whole file in memory.
     ///
     /// # Errors
-    /// A key is empty or too long, or a tensor was only declared.
+    /// If a key is empty or too long, or a tensor was only declared.
     pub fn to_bytes(&self) -> Result<Vec<u8>, GgufWriteError> {
         let mut bytes = Vec::new();
         self.write_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Writes the file at `path`, replacing what is there.
+    /// Writes the file at `path`, replacing an existing one.
     ///
     /// # Errors
     /// As [`GgufWriter::write_to`].
@@ -206,7 +199,7 @@ impl<'a> GgufWriter<'a> {
         self.write_to(BufWriter::new(File::create(path)?))
     }
 
-    /// Everything before the data section.
+    /// Returns everything before the data section.
     fn head(&self) -> Vec<u8> {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
@@ -229,24 +222,25 @@ impl<'a> GgufWriter<'a> {
     }
 }
 
-/// Takes the data of a file whose header is written; made by [`GgufWriter::begin`].
+/// Takes the data of a file whose header is written; returned by [`GgufWriter::begin`].
 #[derive(Debug)]
 pub struct GgufStream<W> {
     out: W,
     /// Names and bytes of data, in file order.
     tensors: Vec<(String, usize)>,
-    /// The tensor that the next byte belongs to.
+    /// Index of the tensor that the next byte belongs to.
     at: usize,
-    /// Bytes of it that came.
+    /// Bytes of it given so far.
     filled: usize,
 }
 
 impl<W: Write> GgufStream<W> {
-    /// Appends to the data of the tensor whose turn it is; pads after its last byte and goes on to the next.
-    /// Data may come in pieces of any length, but no piece may reach into the next tensor.
+    /// Appends to the data of the current tensor; after its last byte pads and moves on to the next. Data may
+    /// come in pieces of any length, but no piece may reach into the next tensor.
     ///
     /// # Errors
-    /// [`GgufWriteError::Surplus`] where the tensor is shorter or no tensor is left; the stream fails.
+    /// [`GgufWriteError::Surplus`] if the tensor has less room or no tensor is left; an I/O error of the
+    /// stream.
     pub fn put(&mut self, piece: &[u8]) -> Result<(), GgufWriteError> {
         let (name, len) = self.tensors.get(self.at).map_or(("", 0), |(name, len)| (name, *len));
         let left = len - self.filled;
@@ -262,15 +256,15 @@ impl<W: Write> GgufStream<W> {
         Ok(())
     }
 
-    /// The tensor whose data comes next; `None` where the file is complete.
+    /// Returns the tensor whose data comes next, or `None` if the file is complete.
     pub fn next_tensor(&self) -> Option<&str> {
         self.tensors.get(self.at).map(|(name, _)| name.as_str())
     }
 
-    /// Ends the file and gives back what it was written to, flushed.
+    /// Ends the file, flushes the output and returns it.
     ///
     /// # Errors
-    /// [`GgufWriteError::Unfinished`] where data is missing; the stream fails.
+    /// [`GgufWriteError::Unfinished`] if data is missing; an I/O error of the stream.
     pub fn finish(mut self) -> Result<W, GgufWriteError> {
         if let Some((name, want)) = self.tensors.get(self.at) {
             let (name, found, want) = (name.clone(), self.filled, *want);
@@ -281,7 +275,8 @@ impl<W: Write> GgufStream<W> {
     }
 }
 
-/// Bytes of a tensor's data; `None` where dimensions are empty, zero, too many or no whole blocks.
+/// Returns the bytes of a tensor's data, or `None` if dimensions are empty, zero, too many or not whole
+/// blocks.
 fn data_len(dims: &[u64], format: Format) -> Option<usize> {
     if dims.is_empty() || dims.len() > DIMS_MAX as usize || dims.contains(&0) {
         return None;

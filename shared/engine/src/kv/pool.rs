@@ -1,14 +1,15 @@
-//! Which blocks of the KV cache are in use, by how many sequences, and the tree of prefixes they form.
+//! The blocks of the KV cache: which are in use, by how many sequences, and the tree of prefixes they form.
 //!
-//! Bookkeeping only: block contents live in the backend. A block is in one of three states: free (no content),
-//! held (by one sequence or more), or cached (no sequence holds it, but the tree still knows its content). A node
-//! of the tree is a full block: its place says the root, the ids of the block and of everything before it, compared id by
-//! id, so that nobody can write a prompt that names the block of another one. Beside its place it has an owner: a
-//! block is found by its own owner's sequences only, however well somebody else guesses its ids.
+//! Bookkeeping only: block contents live in the backend. A block is in one of three states: free (no
+//! content), held (by one or more sequences), or cached (no sequence holds it, but the tree knows its
+//! content). A node of the tree is a full block. Its place is the root, the ids of the block and all ids
+//! before it. Ids are compared one by one, so nobody can write a prompt that matches another block. A node
+//! also has an owner: a block is found only by sequences of its owner, even if somebody else guesses its ids.
 //!
-//! What always holds: every block is in exactly one state; a held node's parent is held, so that below a cached
-//! node everything is cached; below a node of one owner there are only nodes of that owner; only leaves are evicted, the
-//! one released first before the others, so that a prefix outlives what follows it; no more than the bound are cached.
+//! What always holds: every block is in exactly one state. The parent of a held node is held, so below a
+//! cached node everything is cached. Below a node of one owner there are only nodes of that owner. Only
+//! leaves are evicted, in the order of release, so that a prefix outlives what follows it. No more than the
+//! limit are cached.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -16,39 +17,40 @@ use std::sync::Arc;
 
 use crate::tokenizer::TokenId;
 
-/// The place of one block of [`super::BLOCK_TOKENS`] tokens in the cache.
+/// The id of one block of [`super::BLOCK_TOKENS`] tokens in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(pub(crate) u32);
 
-/// What computes a sequence's keys and values, as one number: 0 is the model alone, n its n-th adapter. Prefixes of
-/// different roots never meet.
+/// The computation behind a sequence's keys and values, as a number: 0 is the model alone, n its n-th
+/// adapter. Sequences of different roots share no prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) struct Root(pub(crate) u32);
 
-/// Whose sequences find a block.
+/// Whose sequences may find a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// Everybody's.
+    /// Everybody's sequences.
     All,
-    /// Those of this owner.
+    /// Sequences of this owner.
     One(u128),
 }
 
-/// Where a block stands in the tree.
+/// The place of a block in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// At the beginning of sequences of this root.
+    /// The first block of sequences of this root.
     First(Root),
-    /// Behind this block.
+    /// The block after this one.
     Behind(BlockId),
 }
 
-/// Nodes of one owner below one node, by the ids of their blocks; sorted, so that the nearest ids are neighbours.
+/// Nodes of one owner below one node, by the ids of their blocks. Sorted, so that the most similar ids are
+/// neighbours.
 type Siblings = BTreeMap<Arc<[TokenId]>, BlockId>;
-/// Nodes below one node; no owner has none.
+/// Nodes below one node; an owner without nodes has no entry.
 type Children = BTreeMap<Owner, Siblings>;
 
-/// Where nothing was published.
+/// Returned for places without nodes.
 static NO_SIBLINGS: Siblings = Siblings::new();
 
 #[derive(Debug, Clone)]
@@ -57,7 +59,7 @@ struct Node {
     owner: Owner,
     ids: Arc<[TokenId]>,
     children: Children,
-    /// When the last sequence left it: the key of a leaf in `leaves`; meaningful only while it is cached.
+    /// When the last sequence released it: the key of a leaf in `leaves`. Used only while the node is cached.
     released_at: u64,
 }
 
@@ -71,11 +73,11 @@ struct Block {
 #[derive(Debug, Clone)]
 pub(crate) struct BlockPool {
     blocks: Vec<Block>,
-    /// Used as a stack, so that memory already touched is used again first.
+    /// A stack, so that memory used before is used again first.
     free: Vec<BlockId>,
     /// First blocks of sequences, by root.
     roots: BTreeMap<Root, Children>,
-    /// Cached nodes without children, by time of release: the first is evicted first.
+    /// Cached nodes without children, by time of release; the first is evicted first.
     leaves: BTreeMap<u64, BlockId>,
     cached: usize,
     cached_max: usize,
@@ -84,7 +86,8 @@ pub(crate) struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `n_blocks` free blocks, of which at most `cached_max` are kept for content that no sequence holds.
+    /// Returns a pool of `n_blocks` free blocks. At most `cached_max` of them keep content that no sequence
+    /// holds.
     pub(crate) fn new(n_blocks: u32, cached_max: usize) -> Self {
         Self {
             blocks: vec![Block::default(); n_blocks as usize],
@@ -98,27 +101,27 @@ impl BlockPool {
         }
     }
 
-    /// A pool of as many blocks, all free.
+    /// Returns a pool of as many blocks, all free.
     pub(crate) fn emptied(&self) -> Self {
         Self { evicted: self.evicted, ..Self::new(self.blocks.len() as u32, self.cached_max) }
     }
 
-    /// Blocks that [`Self::allocate`] can hand out: free ones and cached ones.
+    /// Returns how many blocks [`Self::allocate`] can hand out: free ones and cached ones.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached
     }
 
-    /// Blocks that no sequence holds and the tree knows.
+    /// Returns how many blocks are known to the tree and held by no sequence.
     pub(crate) fn cached(&self) -> usize {
         self.cached
     }
 
-    /// Cached blocks that were given up for room, since the beginning.
+    /// Returns how many cached blocks were evicted since the start.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// How many sequences hold the block.
+    /// Returns how many sequences hold the block.
     pub(crate) fn refs(&self, id: BlockId) -> u32 {
         self.blocks[id.0 as usize].refs
     }
@@ -128,8 +131,8 @@ impl BlockPool {
         self.blocks[id.0 as usize].node.is_some()
     }
 
-    /// A block with one reference and no content; evicts a leaf where none is free. `None` where every block is
-    /// held.
+    /// Returns a block with one reference and no content. Evicts a leaf if none is free; returns `None` if
+    /// every block is held.
     pub(crate) fn allocate(&mut self) -> Option<BlockId> {
         let id = match self.free.pop() {
             Some(id) => id,
@@ -139,7 +142,7 @@ impl BlockPool {
         Some(id)
     }
 
-    /// One more sequence holds the block; it holds the block's parent already.
+    /// Adds a reference of a sequence, which must hold the block's parent already.
     pub(crate) fn retain(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         if block.refs == 0 {
@@ -150,8 +153,8 @@ impl BlockPool {
         block.refs += 1;
     }
 
-    /// One sequence fewer holds the block (and it holds no node below any more); the last one makes it cached where
-    /// the tree knows it, else free.
+    /// Removes a reference of a sequence, which must hold no node below any more. When the last one is
+    /// removed, the block becomes cached if the tree knows it, else free.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         assert!(block.refs > 0, "released block {} that no sequence holds", id.0);
@@ -175,8 +178,8 @@ impl BlockPool {
         }
     }
 
-    /// Makes a full block, held by one sequence, findable at `place` for its owner. Where the tree knows this content
-    /// already, the sequence gets the known block in place of its own, which becomes free. Returns the block to hold.
+    /// Makes a full block, held by one sequence, findable at `place` for its owner. If the tree already knows
+    /// this content, the sequence gets the known block and its own becomes free. Returns the block to hold.
     pub(crate) fn publish(&mut self, place: Place, owner: Owner, ids: &[TokenId], id: BlockId) -> BlockId {
         if let Some(known) = self.find(place, owner, ids) {
             self.retain(known);
@@ -191,8 +194,8 @@ impl BlockPool {
         id
     }
 
-    /// Takes the block out of the tree, because the one sequence that holds it is about to change its content; what
-    /// was cached below it is given up.
+    /// Removes the block from the tree, because the one sequence that holds it is about to change its
+    /// content. Cached nodes below it are freed.
     pub(crate) fn unpublish(&mut self, id: BlockId) {
         if let Some(node) = self.blocks[id.0 as usize].node.take() {
             self.detach(&node);
@@ -210,16 +213,16 @@ impl BlockPool {
         }
     }
 
-    /// The owner's block that holds `ids` at `place`, if the tree knows one.
+    /// Returns the owner's block that holds `ids` at `place`, if the tree knows one.
     pub(crate) fn find(&self, place: Place, owner: Owner, ids: &[TokenId]) -> Option<BlockId> {
         self.siblings(place, owner).get(ids).copied()
     }
 
-    /// The owner's block at `place` whose first ids agree with `ids` for longest, and for how many: at least one. Of two
-    /// that agree for equally long, the one whose ids come first.
+    /// Returns the owner's block at `place` whose ids share the longest prefix with `ids`, and the length of
+    /// that prefix, at least one. If two are equally long, the one whose ids sort first wins.
     pub(crate) fn find_part(&self, place: Place, owner: Owner, ids: &[TokenId]) -> Option<(BlockId, usize)> {
         let siblings = self.siblings(place, owner);
-        // What shares the longest prefix with a key is its neighbour in sorted order.
+        // The key that shares the longest prefix is a neighbour in sorted order.
         let below = siblings.range::<[TokenId], _>((Unbounded, Excluded(ids))).next_back();
         let above = siblings.range::<[TokenId], _>((Included(ids), Unbounded)).next();
         let shared = |key: &[TokenId]| key.iter().zip(ids).take_while(|(a, b)| a == b).count();
@@ -233,7 +236,7 @@ impl BlockPool {
         best
     }
 
-    /// Takes the leaf that was released first out of the tree; the caller uses its block.
+    /// Removes the leaf that was released first from the tree; the caller uses its block.
     fn evict(&mut self) -> Option<BlockId> {
         let (_, id) = self.leaves.pop_first()?;
         let node = self.blocks[id.0 as usize].node.take().expect("leaves are nodes");
@@ -251,7 +254,7 @@ impl BlockPool {
         Some(id)
     }
 
-    /// Takes a node out of the list that it stands in.
+    /// Removes a node from its parent's list.
     fn detach(&mut self, node: &Node) {
         let children = self.children_mut(node.place);
         if let Some(siblings) = children.get_mut(&node.owner) {
@@ -281,7 +284,7 @@ impl BlockPool {
         }
     }
 
-    /// Checks the invariants of the module's description.
+    /// Checks the invariants of the module's documentation.
     #[cfg(test)]
     pub(crate) fn check(&self) {
         let free: std::collections::HashSet<_> = self.free.iter().copied().collect();

@@ -1,4 +1,5 @@
-//! The table against a naive model: sequences as plain lists of ids, blocks as what was written into them.
+//! The table compared with a naive model: sequences are plain lists of ids, blocks hold what was written into
+//! them.
 
 use std::collections::HashMap;
 
@@ -6,11 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a block's slots hold: the root and the ids of the whole sequence up to that token, as keys and values depend on
-/// them.
+/// The contents of each block's slots: the root and the ids of the whole sequence up to that token, on which
+/// keys and values depend.
 type Contents = HashMap<BlockId, Vec<(Root, Vec<TokenId>)>>;
 
-/// The table with a stand-in for the backend's memory, and the sequences as they should be.
+/// The table with a stand-in for the backend's memory, and the expected sequences.
 struct World {
     table: KvTable,
     contents: Contents,
@@ -60,8 +61,9 @@ impl World {
         Ok(())
     }
 
-    /// Every sequence has its ids, its blocks hold what was written for exactly these ids, and sequences with equal
-    /// beginnings share the full blocks of them as far as every block has one owner; no two owners hold one block.
+    /// Checks that every sequence has its ids and that its blocks hold what was written for exactly these
+    /// ids. Sequences with equal beginnings must share full blocks of the same owner. No block may have two
+    /// owners.
     fn check(&self) {
         self.table.pool.check();
         let mut held = std::collections::HashSet::new();
@@ -76,7 +78,8 @@ impl World {
             held.extend(blocks.iter().copied());
             for (at, block) in blocks[..ids.len() / BLOCK_TOKENS].iter().enumerate() {
                 let prefix = &ids[..(at + 1) * BLOCK_TOKENS];
-                // A block follows one block: behind two blocks of different owners stand two, though their owner is one.
+                // A block has one parent, so equal blocks after two blocks of different owners are two
+                // blocks.
                 let scope = self.table.seqs[seq].scope;
                 let path: Vec<Owner> = (0..=at).map(|at| scope.owner_at(at)).collect();
                 assert_eq!(
@@ -138,7 +141,7 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             let mut wants: Vec<(usize, Vec<TokenId>)> = Vec::new();
             for (at, n, id) in seqs {
                 if wants.iter().all(|(other, _)| *other != at % count) {
-                    // Few different contents, so that prefixes meet again.
+                    // Few different contents, so that equal prefixes occur.
                     wants.push((at % count, vec![id; n]));
                 }
             }
@@ -303,7 +306,7 @@ fn owners_meet_only_in_what_is_everybody_s() {
         assert_eq!(held(&world, scope), known, "{scope:?}");
         let seq = world.table.create(Root::default(), scope);
         assert_eq!(world.table.reuse_prefix(seq, &ids), known, "{scope:?}");
-        // Nor by a guess that is right but for the last ids of a block.
+        // Nor by a guess that is right except for the last ids of a block.
         let mut guess = ids[..63].to_vec();
         guess.extend([77, 78]);
         let other = world.table.create(Root::default(), scope);
@@ -315,7 +318,7 @@ fn owners_meet_only_in_what_is_everybody_s() {
         world.table.release(seq);
         world.table.release(other);
     }
-    // Who computes the same later gets blocks of its own, and both stay.
+    // A sequence that computes the same later gets its own blocks, and both stay.
     let other = world.table.create(Root::default(), scope(2, 40));
     let known = world.table.reuse_prefix(other, &ids);
     world.naive.push((other, ids[..known].to_vec()));
@@ -333,7 +336,8 @@ fn owners_meet_only_in_what_is_everybody_s() {
 
 #[test]
 fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
-    // A trunk of two blocks; branches of two blocks each, released in turn, the trunk's first user first of all.
+    // A trunk of two blocks, and branches of two blocks each. They are released in turn, the trunk's first
+    // user first.
     let trunk: Vec<TokenId> = (0..64).collect();
     let branch = |n: u32| [&trunk[..], &[1000 + n; 64][..]].concat();
     let mut world = World::new(8);
@@ -351,7 +355,7 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     }
     let stats = world.table.prefix_stats();
     assert_eq!((world.table.free_tokens(), stats.cached_blocks), (8 * BLOCK_TOKENS, 8));
-    // Six blocks are taken: the branches go, oldest first, and the trunk stays.
+    // Six blocks are taken: the branches are evicted, oldest first, and the trunk stays.
     let other = world.table.create(Root::default(), PrefixScope::default());
     world.naive.push((other, Vec::new()));
     for (blocks, left) in [(2, [64, 128, 128]), (2, [64, 64, 128]), (1, [64, 64, 96]), (1, [64, 64, 64])] {
@@ -359,7 +363,7 @@ fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
         for (n, left) in left.into_iter().enumerate() {
             let seq = world.table.create(Root::default(), PrefixScope::default());
             let wanted = [&branch(n as u32)[..], &[1]].concat();
-            // Looking must not count as using, so the sequence is given back in the order of the branches.
+            // A lookup must not count as a use, so the sequences are released in the order of the branches.
             assert_eq!(world.table.reuse_prefix(seq, &wanted), left, "branch {n}");
             world.table.release(seq);
         }

@@ -1,7 +1,8 @@
-//! Prompts of conversations with tools: calls, their results, and what may be called.
+//! Prompts of conversations with tools: definitions of tools, calls, and their results.
 //!
-//! As everywhere in [`super`], texts are laid out as sentinels. Definitions of tools and arguments of calls are JSON that the template writes out by itself, so only those of their strings that hold a control token's
-//! text are replaced; everything else of them is what the template makes of it.
+//! As in [`super`], texts are replaced by sentinels. Definitions of tools and arguments of calls are JSON
+//! that the template writes by itself. Of these, only strings that hold the text of a control token are
+//! replaced.
 
 use serde_json::{Map, Value};
 
@@ -12,27 +13,28 @@ use crate::tokenizer::{TokenId, Tokenizer};
 /// One message of a conversation with tools.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Turn {
-    /// Who speaks.
+    /// The speaker's role.
     pub role: String,
-    /// The text; may be empty where the message is a call.
+    /// The text; may be empty if the message is a call.
     pub text: String,
-    /// Further fields that the template may look at: `tool_calls`, `tool_call_id`, `name`.
+    /// Further fields for the template: `tool_calls`, `tool_call_id`, `name`.
     pub fields: Map<String, Value>,
 }
 
 impl Turn {
-    /// A message that is only text.
+    /// Returns a message that is only text.
     pub fn new(role: impl Into<String>, text: impl Into<String>) -> Turn {
         Turn { role: role.into(), text: text.into(), fields: Map::new() }
     }
 }
 
-/// The ids of a conversation with tools; they end where the answer begins.
+/// Returns the ids of a conversation with tools; they end at the beginning of the answer.
 ///
-/// Unlike [`super::assemble`], neighbours of one role stay messages of their own: each result of a tool is one.
+/// Unlike in [`super::assemble`], consecutive messages of one role stay separate: each result of a tool is
+/// one.
 ///
 /// # Errors
-/// As [`super::assemble`]. Text beside calls may be left out by the template, other text may not.
+/// As [`super::assemble`]. The template may leave out text next to calls, but no other text.
 pub fn assemble_with_tools(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -78,7 +80,8 @@ pub fn assemble_with_tools(
     if ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(ids) }
 }
 
-/// A message's text shows the template the white space at its ends; a value inside of JSON does not.
+/// Frames a text. Templates see the white space at the ends of a message's text, but not of a value inside
+/// JSON.
 fn framed(text: &str, is_message: bool) -> Framed<'_> {
     let mut framed = Framed::whole(text);
     if is_message {
@@ -88,7 +91,7 @@ fn framed(text: &str, is_message: bool) -> Framed<'_> {
     framed
 }
 
-/// A message as the template sees it; an empty text stays empty, so that templates can tell.
+/// Returns a message as the template sees it. An empty text stays empty, so that templates can test for it.
 fn message(index: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -> Value {
     let mut content = String::new();
     if !turn.text.is_empty() {
@@ -103,9 +106,10 @@ fn message(index: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -
     Value::Object(message)
 }
 
-/// Puts sentinels in place of strings (and names of fields) that a template must not write as they are.
+/// Replaces strings and field names that a template must not write as they are by sentinels.
 ///
-/// What they stand for is the string as it is inside of JSON's quotes: templates write such values by `tojson`.
+/// A sentinel stands for the string as it is inside JSON's quotes, since templates write such values with
+/// `tojson`.
 fn replace_control_texts(tokenizer: &Tokenizer, value: &mut Value, texts: &mut Vec<String>) {
     let is_unsafe = |text: &str| {
         text.contains([OPEN, CLOSE])
@@ -141,7 +145,7 @@ mod tests {
     use crate::template::tests::QWEN;
     use crate::tokenizer::tests::{byte_level_gguf, tokenizer};
 
-    /// A template that lists tools and writes calls, in the manner of Qwen 2.5.
+    /// A template that lists tools and writes calls, similar to that of Qwen 2.5.
     const TOOLS: &str = "{{ '<|bos|>' }}{% if tools %}{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}\
         {% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.content %}{{ m.content }}{% endif %}\
         {% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.function.name }}={{ call.function.arguments | tojson }}\

@@ -1,45 +1,46 @@
-//! How many tokens to propose: as many as bring the most tokens per second, or none.
+//! Decides how many tokens to propose: the number with the most tokens per second, or none.
 //!
-//! With acceptance `a` of one proposed token, a step with `k` of them writes `(1 - a^(k+1)) / (1 - a)` tokens on
-//! average (Leviathan 2023, eq. 1) and takes `c(k)`. The controller keeps a decaying estimate of `a` and of every
-//! `c(k)`, takes the `k` with the most tokens per time, and none where that is less than plain decoding gives; then
-//! it tries again after a pause that doubles while trying does not help. Now and then it decodes plainly, to know
-//! what that takes.
+//! If one proposed token is accepted with probability `a`, a step with `k` of them writes
+//! `(1 - a^(k+1)) / (1 - a)` tokens on average (Leviathan 2023, eq. 1) and takes `c(k)`. The controller keeps
+//! a decaying estimate of `a` and of every `c(k)`. It takes the `k` with the most tokens per time, or none if
+//! plain decoding is faster. Then it tries again after a pause that doubles while trying does not help. From
+//! time to time it decodes plainly, to measure plain decoding.
 //!
-//! Pure: a function of what it was told; reads no clock.
+//! Pure: a function of its observations; reads no clock.
 
-/// Tokens proposed in one step, at most.
+/// The most tokens proposed in one step.
 pub const K_MAX: usize = 8;
-/// What one more proposed token adds to a step until it is measured, as a share of a plain step: checking is bound by
-/// reading the weights.
+/// The cost of one more proposed token until it is measured, as a share of a plain step. Checking is limited
+/// by reading the weights.
 pub(super) const LOOKUP_SLOPE: f64 = 0.1;
-/// The same where a draft model of a quarter of the size writes it.
+/// The same if a draft model of a quarter of the size proposes it.
 pub(super) const DRAFT_SLOPE: f64 = 0.35;
-/// Proposed tokens that the estimate of the acceptance remembers, about.
+/// About how many proposed tokens the estimate of the acceptance remembers.
 const REMEMBERED: f64 = 32.0;
 /// Weight of a new duration.
 const NEW_SHARE: f64 = 0.2;
-/// What proposing must win to be worth it.
+/// The least gain at which proposing is worth it.
 const GAIN_MIN: f64 = 1.02;
-/// Tokens proposed to see whether it pays now.
+/// Tokens proposed to test whether it pays off now.
 const TRY_K: usize = 2;
-/// Steps at the beginning that hold no proposals, and how often one does later, to learn what plain decoding takes.
+/// Number of plain steps at the beginning, and how often a plain step follows later, to measure plain
+/// decoding.
 const PLAIN_FIRST: u64 = 2;
 const PLAIN_EVERY: u64 = 64;
-/// Steps between tries.
+/// Bounds of the number of steps between tries.
 const PAUSE_MIN: usize = 16;
 const PAUSE_MAX: usize = 256;
 
 /// When tokens are proposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// While that is faster than plain decoding, and now and then to see whether it would be.
+    /// While it is faster than plain decoding, with a test from time to time.
     WhenItPays,
     /// In every step: at least [`TRY_K`] tokens.
     Always,
 }
 
-/// What came of proposing.
+/// Statistics of proposing.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SpeculationStats {
     /// Decoding steps.
@@ -56,22 +57,22 @@ pub struct SpeculationStats {
     pub timed: u64,
     /// Time of these steps, in milliseconds.
     pub spent_ms: f64,
-    /// What they would have taken one token at a time, in milliseconds; grows once a plain step was timed.
+    /// Estimated milliseconds of these steps one token at a time; counted once a plain step was timed.
     pub plain_ms: f64,
 }
 
 impl SpeculationStats {
-    /// Share of proposed tokens that were right.
+    /// Returns the share of proposed tokens that were right.
     pub fn acceptance(&self) -> Option<f64> {
         (self.proposed > 0).then(|| self.accepted as f64 / self.proposed as f64)
     }
 
-    /// Plain decoding's time for the same tokens, by the time taken.
+    /// Returns the time of plain decoding for the same tokens divided by the time taken.
     pub fn speed_up(&self) -> Option<f64> {
         (self.spent_ms > 0.0 && self.plain_ms > 0.0).then(|| self.plain_ms / self.spent_ms)
     }
 
-    /// What was added since `before`.
+    /// Returns the difference to `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -92,20 +93,20 @@ impl SpeculationStats {
 pub struct Controller {
     policy: Policy,
     slope: f64,
-    /// Decaying counts of proposed tokens that were looked at, and that were right.
+    /// Decaying counts of proposed tokens that were checked, and that were right.
     tried: f64,
     right: f64,
-    /// By number of proposed tokens; milliseconds.
+    /// Milliseconds by number of proposed tokens.
     took: [Option<f64>; K_MAX + 1],
-    /// Steps until the next try, and how long the next pause is.
+    /// Steps until the next try, and the length of the next pause.
     rest: usize,
     pause: usize,
     stats: SpeculationStats,
 }
 
 impl Controller {
-    /// A controller that has seen nothing: it expects every second proposal to be right, and each to cost `slope`
-    /// plain steps.
+    /// Returns a controller without observations. It assumes that every second proposal is right and that
+    /// each costs `slope` plain steps.
     pub fn new(policy: Policy, slope: f64) -> Self {
         Self {
             policy,
@@ -119,7 +120,7 @@ impl Controller {
         }
     }
 
-    /// How many tokens to propose now; 0: plain decoding.
+    /// Returns how many tokens to propose now; 0 means plain decoding.
     pub fn proposals(&self) -> usize {
         let (k, gain) = self.best();
         let steps = self.stats.steps;
@@ -132,7 +133,7 @@ impl Controller {
         }
     }
 
-    /// A step ran: see [`super::Speculator::observe`].
+    /// Records a step; see [`super::Speculator::observe`].
     pub fn observe(&mut self, proposed: usize, accepted: usize, written: usize) {
         self.stats.steps += 1;
         self.stats.written += written as u64;
@@ -143,7 +144,7 @@ impl Controller {
         self.stats.speculative_steps += 1;
         self.stats.proposed += proposed as u64;
         self.stats.accepted += accepted as u64;
-        // Tokens behind the first wrong one say nothing.
+        // Tokens after the first wrong one carry no information.
         let tried = proposed.min(accepted + 1) as f64;
         let keep = (1.0 - tried / REMEMBERED).max(0.0);
         self.tried = self.tried * keep + tried;
@@ -156,7 +157,7 @@ impl Controller {
         }
     }
 
-    /// How long a step took: see [`super::Speculator::took`].
+    /// Records the duration of a step; see [`super::Speculator::took`].
     pub fn took(&mut self, proposed: usize, written: usize, ms: f64) {
         if !(ms.is_finite() && ms > 0.0) {
             return;
@@ -170,17 +171,17 @@ impl Controller {
         }
     }
 
-    /// What came of it so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> SpeculationStats {
         self.stats
     }
 
-    /// Estimated share of proposed tokens that are right.
+    /// Returns the estimated share of proposed tokens that are right.
     fn acceptance(&self) -> f64 {
         ((self.right + 1.0) / (self.tried + 2.0)).min(0.99)
     }
 
-    /// The best number of proposed tokens, and its tokens per time as a multiple of plain decoding's.
+    /// Returns the best number of proposed tokens, and its tokens per time as a multiple of plain decoding's.
     fn best(&self) -> (usize, f64) {
         let a = self.acceptance();
         let gain = |k: usize| (1.0 - a.powi(k as i32 + 1)) / (1.0 - a) / self.cost(k);
@@ -189,7 +190,7 @@ impl Controller {
             .fold((1, 0.0), |best, next| if next.1 > best.1 { next } else { best })
     }
 
-    /// `c(k)` in plain steps: as measured, else on the line through the measured neighbours.
+    /// Returns `c(k)` in plain steps: as measured, else on the line through the measured neighbours.
     fn cost(&self, k: usize) -> f64 {
         let Some(plain) = self.took[0] else { return 1.0 + self.slope * k as f64 };
         let ratio = |k: usize| self.took[k].map(|ms| (k, (ms / plain).max(1.0)));
@@ -211,7 +212,7 @@ impl Controller {
 mod tests {
     use super::*;
 
-    /// Whether the `n`th proposed token is right, for a share of them spread evenly.
+    /// Returns whether the next proposed token is right, for a share of them spread evenly.
     fn stream(share: f64) -> impl FnMut() -> bool {
         let mut sum = 0.0;
         move || {
@@ -222,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Runs `steps` steps on a machine where each proposed token adds `slope` plain steps of 10 ms.
+    /// Runs `steps` steps on a machine where each proposed token costs `slope` plain steps of 10 ms.
     fn run(controller: &mut Controller, steps: usize, share: f64, slope: f64) -> SpeculationStats {
         let before = controller.stats();
         let mut right = stream(share);

@@ -1,8 +1,8 @@
 //! Proposals from a smaller model with the same tokenizer.
 //!
-//! It samples with the same sampler at the same token index as the model that checks it, so that equal distributions
-//! give equal tokens also where the answer is sampled. Follows the sequence in its own KV cache, a bounded number of
-//! tokens at a time, so that no step of the answer waits for a whole prompt.
+//! It samples with the same sampler at the same token index as the model that checks it. So equal
+//! distributions give equal tokens, even if the answer is sampled. It follows the sequence in its own KV
+//! cache, a bounded number of tokens at a time, so that no step of the answer waits for a whole prompt.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::kv::SeqId;
 use crate::model::Model;
 use crate::tokenizer::TokenId;
 
-/// Tokens that it catches up with in one step of the answer.
+/// Tokens by which it catches up in one step of the answer.
 const CATCH_UP_TOKENS: usize = 128;
 
-/// Why a model cannot be the draft of another.
+/// Why a model cannot be the draft model of another.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DraftError {
-    /// Its tokens mean something else.
+    /// Its tokenizer is different.
     #[error("the draft model's tokenizer is {draft}, the model's is {target}: they must be the same")]
     Tokenizer {
         /// SHA-256 of the draft's tokenizer.
@@ -27,7 +27,7 @@ pub enum DraftError {
         /// SHA-256 of the model's tokenizer.
         target: String,
     },
-    /// The engine cannot be set up.
+    /// The engine cannot be created.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
@@ -38,15 +38,15 @@ pub struct Draft {
     engine: Engine,
     seq: SeqId,
     capacity: usize,
-    /// Ids that the checked model has rows for.
+    /// Number of ids that the checked model has rows for.
     vocab_len: usize,
 }
 
 impl Draft {
-    /// `draft` proposes for `target`.
+    /// Creates a draft model that proposes for `target`.
     ///
     /// # Errors
-    /// [`DraftError::Tokenizer`] where the tokenizers differ; [`DraftError::Engine`].
+    /// [`DraftError::Tokenizer`] if the tokenizers differ; [`DraftError::Engine`].
     pub fn new(target: &Model, draft: Arc<Model>, options: EngineOptions) -> Result<Self, DraftError> {
         let digest = |model: &Model| model.tokenizer().digest_hex().to_owned();
         let (own, other) = (digest(&draft), digest(target));
@@ -59,10 +59,11 @@ impl Draft {
         Ok(Self { engine, seq, capacity, vocab_len: target.config().vocab_len })
     }
 
-    /// Up to `k` tokens that this model would write next; none while it catches up, or where the sequence does not fit.
+    /// Returns up to `k` tokens that this model would write next; empty while it catches up, or if the
+    /// sequence does not fit.
     ///
     /// # Errors
-    /// [`StepError::Cancelled`] where `control` says so.
+    /// [`StepError::Cancelled`] if `control` cancels it.
     pub fn propose(
         &mut self,
         writing: Writing<'_>,
@@ -71,7 +72,7 @@ impl Draft {
     ) -> Result<Vec<TokenId>, StepError> {
         match self.write(writing, k, control) {
             Err(err @ StepError::Cancelled { .. }) => Err(err),
-            // A draft that fails is no reason for the answer to fail.
+            // A failure of the draft model must not make the answer fail.
             Err(_) => Ok(Vec::new()),
             Ok(proposed) => Ok(proposed),
         }

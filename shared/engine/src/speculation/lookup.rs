@@ -1,31 +1,33 @@
-//! Proposals from the sequence itself: what followed the last time that these tokens stood there.
+//! Proposals from the sequence itself: the tokens that followed the last occurrence of its end.
 //!
-//! Answers about a document quote it; where the end of the answer is found earlier in prompt or answer, the tokens
-//! behind that place are likely to come again. Pure. Always: the longest match wins, of equally long ones the last.
+//! Answers about a document quote it. If the end of the answer occurs earlier in prompt or answer, the tokens
+//! after that occurrence are likely to follow again. Pure. Always: the longest match wins; of equally long
+//! ones the last.
 
 use std::collections::HashMap;
 
 use super::Writing;
 use crate::tokenizer::TokenId;
 
-/// Matches longer than this are not told apart.
+/// The longest match that is compared.
 const MATCH_MAX: usize = 16;
-/// Places that are looked at, the last ones first.
+/// The most occurrences that are compared, the last ones first.
 const PLACES_MAX: usize = 64;
 
-/// Pairs of a sequence's tokens and where they stand.
+/// Pairs of a sequence's tokens and their positions.
 ///
-/// Cost: 16 bytes or so a token; a proposal compares at most [`PLACES_MAX`] places.
+/// Cost: about 16 bytes per token; a proposal compares at most [`PLACES_MAX`] positions.
 #[derive(Debug, Default)]
 pub struct Lookup {
     ids: Vec<TokenId>,
-    /// Where the token after each pair stands, ascending.
+    /// The position of the token after each pair, ascending.
     after: HashMap<[TokenId; 2], Vec<u32>>,
 }
 
 impl Lookup {
-    /// Up to `k` tokens that followed the longest earlier match of the sequence's end; none where its last two
-    /// tokens never stood together before. A match that runs into the end goes on with the proposal itself.
+    /// Returns up to `k` tokens that followed the longest earlier match of the sequence's end; empty if its
+    /// last two tokens never occurred together before. A match that reaches the end continues with the
+    /// proposal itself.
     pub fn propose(&mut self, writing: Writing<'_>, k: usize) -> Vec<TokenId> {
         self.follow(writing.prompt, writing.answer);
         let ids = &self.ids;
@@ -35,7 +37,7 @@ impl Lookup {
             let (earlier, end) = (ids[..at].iter().rev(), ids.iter().rev());
             earlier.zip(end).take(MATCH_MAX).take_while(|(a, b)| a == b).count()
         };
-        // The last place is the end itself.
+        // The last position is the end itself.
         let earlier = places.iter().rev().map(|at| *at as usize).filter(|at| *at < ids.len());
         let mut best: Option<(usize, usize)> = None;
         for at in earlier.take(PLACES_MAX) {
@@ -53,7 +55,7 @@ impl Lookup {
         proposed
     }
 
-    /// Takes over what is new; another sequence is read anew.
+    /// Appends new tokens; reads another sequence from the beginning.
     fn follow(&mut self, prompt: &[TokenId], answer: &[TokenId]) {
         let whole = || prompt.iter().chain(answer);
         let known = self.ids.iter().zip(whole()).take_while(|(a, b)| a == b).count();
@@ -108,7 +110,7 @@ mod tests {
         assert!(propose(&mut lookup, &[1, 2], &[], 1).is_empty());
     }
 
-    /// Every earlier place, by definition.
+    /// Compares every earlier position, by definition.
     fn naive(ids: &[TokenId], k: usize) -> Vec<TokenId> {
         let length =
             |at: usize| (1..=at.min(MATCH_MAX)).take_while(|n| ids[at - n] == ids[ids.len() - n]).count();
@@ -128,7 +130,7 @@ mod tests {
         ) {
             let (prompt, answer) = ids.split_at(cut.min(ids.len()));
             let mut lookup = Lookup::default();
-            // What it saw before must not matter.
+            // An earlier sequence must not matter.
             propose(&mut lookup, prompt, &[], k);
             prop_assert_eq!(propose(&mut lookup, prompt, answer, k), naive(&ids, k));
         }

@@ -1,8 +1,9 @@
-//! What walks through values in one step of the template library, counted: comparisons, and what values are kept in.
+//! Counted forms of operations that walk through values in one step: comparisons, and storing values in
+//! values.
 //!
-//! A value may hold another one twice, so that a few steps make one that has more nodes than could ever be visited. What
-//! is made of values is therefore counted by all that it holds, and so is what walks through it. Namespaces and loops
-//! change after they were counted: no value may hold one.
+//! A value may hold another one twice, so a few steps can make a value with more nodes than could ever be
+//! visited. So making a value, and walking through one, is charged for all that it holds. Namespaces and
+//! loops change after they were counted, so no value may hold one.
 
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use minijinja::{Environment, Error, ErrorKind, functions, tests};
 
 use super::runtime::Budget;
 
-/// How often a filter may use an argument, once for each item; the budget allows for few more items.
+/// The number of times a filter may use an argument, once per item; the budget allows few more items.
 const EACH_COST: u64 = 1_024;
-/// What looking up a key costs beside the key.
+/// The cost of looking up a key, in addition to the key's.
 const LOOKUP_COST: u64 = 8;
 
 type Comparison = fn(&Value, &Value) -> bool;
 
-/// The tests that compare values, also those that filters such as `select` use.
+/// The tests that compare values, also as used by filters such as `select`.
 const COMPARISONS: &[(&[&str], Comparison)] = &[
     (&["eq", "equalto", "=="], |left, right| left == right),
     (&["ne", "!="], |left, right| left != right),
@@ -32,7 +33,7 @@ const COMPARISONS: &[(&[&str], Comparison)] = &[
     (&["endingwith"], |left, right| left.to_string().ends_with(&right.to_string())),
 ];
 
-/// Whether a value may hold other ones later than now.
+/// Whether a value may later hold other values than now.
 pub(super) fn changes(value: &Value) -> bool {
     value.as_object().is_some_and(|object| {
         let name = object.type_name();
@@ -40,7 +41,7 @@ pub(super) fn changes(value: &Value) -> bool {
     })
 }
 
-/// Puts the counting filters, tests and functions into a template's environment.
+/// Adds the counting filters, tests and functions to a template's environment.
 pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     add_filters(env, budget);
     add_tests(env, budget);
@@ -114,7 +115,7 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     }
 }
 
-/// A slice or another view of a value as a list of its own: views of views would nest without bound.
+/// Returns a slice or another view of a value as a list of its own: views of views would nest without limit.
 fn listed(value: Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -122,7 +123,7 @@ fn listed(value: Value) -> Result<Value, Error> {
     Ok(value.try_iter()?.collect())
 }
 
-/// What the operator `in` says.
+/// Returns the result of the operator `in`.
 fn contains(value: &Value, whole: &Value) -> bool {
     if let Some(text) = whole.as_str() {
         return match value.as_str() {

@@ -1,22 +1,22 @@
-//! What is checked on a template's tokens, before it is parsed.
+//! Checks of a template's tokens, before it is parsed.
 //!
-//! The parser and the compiler walk expressions recursively, and the compiler computes products of
-//! constants; bounding tokens here bounds both. The limits are ten times those of any real template.
+//! The parser and the compiler walk expressions recursively, and the compiler computes products of constants.
+//! Limiting tokens here limits both. The limits are ten times those of any real template.
 
 use minijinja::machinery::{Token, tokenize};
 
 use super::TemplateError;
 use super::rewrite::syntax;
 
-/// Most tokens of one `{{ }}` or `{% %}`; bounds the depth of an expression.
+/// The most tokens of one `{{ }}` or `{% %}`; limits the depth of an expression.
 const TAG_TOKENS_MAX: usize = 2_000;
-/// Most `elif` branches; each nests one deeper in the syntax tree.
+/// The most `elif` branches; each is one level deeper in the syntax tree.
 const ELIFS_MAX: usize = 200;
 
 /// Checks a source's tokens.
 ///
 /// # Errors
-/// Malformed tokens, or a limit passed.
+/// If tokens are malformed or a limit is exceeded.
 pub(super) fn check(source: &str) -> Result<(), TemplateError> {
     let unsupported = |what| Err(TemplateError::Unsupported { what });
     let (mut in_tag, mut elifs) = (0, 0);
@@ -38,7 +38,7 @@ pub(super) fn check(source: &str) -> Result<(), TemplateError> {
         let is_literal_text =
             matches!(token, Token::Str(_) | Token::String(_) | Token::BracketOpen | Token::ParenOpen);
         if (after_mul && is_literal_text) || (matches!(token, Token::Mul) && !after_number_or_name) {
-            // Constant products are computed while compiling, before any budget counts.
+            // Products of constants are computed during compilation, before any budget counts.
             return unsupported("a product of literals, or `*` before an argument");
         }
         after_mul = matches!(token, Token::Mul);

@@ -5,10 +5,10 @@ use minijinja::{Error, ErrorKind};
 
 use super::runtime::Budget;
 
-/// Calls a method that the template library does not know.
+/// Calls a method that the template library does not have.
 ///
 /// # Errors
-/// An unknown method, wrong arguments, or the budget is used up.
+/// If the method is unknown, arguments are wrong, or the budget is used up.
 pub(super) fn call(budget: &Budget, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     budget.charge_input(value)?;
     args.iter().try_for_each(|arg| budget.charge_input(arg))?;
@@ -68,7 +68,7 @@ fn of_map(map: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     })
 }
 
-/// `between.join(list)`; what it makes is counted before it is made.
+/// Returns `between.join(list)`; the result is charged before it is made.
 pub(super) fn join(budget: &Budget, list: &Value, between: &str) -> Result<Value, Error> {
     let mut out = String::new();
     for (i, item) in list.try_iter()?.enumerate() {
@@ -85,7 +85,7 @@ pub(super) fn join(budget: &Budget, list: &Value, between: &str) -> Result<Value
     Ok(Value::from(out))
 }
 
-/// `text.replace(from, to, count)`; what it makes is counted before it is made.
+/// Returns `text.replace(from, to, count)`; the result is charged before it is made.
 pub(super) fn replace(
     budget: &Budget,
     text: &str,
@@ -98,13 +98,13 @@ pub(super) fn replace(
     Ok(Value::from(text.replacen(from, to, times)))
 }
 
-/// Most spaces of `tojson(indent=…)`.
+/// The most spaces of `tojson(indent=…)`.
 const INDENT_MAX: usize = 16;
 
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`, as Hugging Face's `tojson` writes values.
+/// Returns `json.dumps(value, ensure_ascii=False, indent=indent)`, as Hugging Face's `tojson` writes values.
 ///
 /// # Errors
-/// An indent above 16, or a value that JSON cannot hold.
+/// If the indent is above 16, or JSON cannot hold the value.
 pub(super) fn to_json(value: &Value, indent: Option<usize>) -> Result<Value, Error> {
     if indent.is_some_and(|n| n > INDENT_MAX) {
         let text = format!("tojson indents by at most {INDENT_MAX} spaces");
@@ -170,7 +170,7 @@ fn json_string(text: &str, out: &mut String) {
     out.push('"');
 }
 
-/// Python's `split`: at a separator, or at runs of white space where there is none.
+/// Python's `split`: at a separator, or at runs of white space if there is none.
 fn split(text: &str, at: Option<&str>, most: Option<usize>, from_end: bool) -> Result<Value, Error> {
     let parts = most.map_or(usize::MAX, |n| n.saturating_add(1));
     let mut pieces: Vec<&str> = match (at, from_end) {
@@ -212,7 +212,7 @@ fn text_arg(args: &[Value], at: usize) -> Result<&str, Error> {
     args.get(at).and_then(Value::as_str).ok_or_else(wanted)
 }
 
-/// A string, or `None` where the argument is absent or none.
+/// Returns a string, or `None` if the argument is absent or none.
 fn opt_text(args: &[Value], at: usize) -> Result<Option<&str>, Error> {
     match args.get(at) {
         None => Ok(None),
@@ -221,7 +221,7 @@ fn opt_text(args: &[Value], at: usize) -> Result<Option<&str>, Error> {
     }
 }
 
-/// A count, or `None` where the argument is absent or negative.
+/// Returns a count, or `None` if the argument is absent or negative.
 fn limit(args: &[Value], at: usize) -> Result<Option<usize>, Error> {
     match args.get(at) {
         None => Ok(None),
@@ -229,7 +229,7 @@ fn limit(args: &[Value], at: usize) -> Result<Option<usize>, Error> {
     }
 }
 
-/// The first argument: a string or several.
+/// Returns the first argument: one string or several.
 fn any_of(args: &[Value]) -> Result<Vec<String>, Error> {
     match args.first() {
         Some(value) if value.kind() == ValueKind::Seq => {

@@ -1,8 +1,8 @@
-//! Writes a parsed template out again with everything that can make values grow going through the
-//! counting filters of [`runtime`](super::runtime).
+//! Writes a parsed template out again, with counting filters of [`runtime`](super::runtime) for everything
+//! that can make values grow.
 //!
-//! Text between tags becomes string literals, so the result has no white space rules of its own. The
-//! filters' names cannot be taken over by a template: filters are looked up in the environment only.
+//! Text between tags becomes string literals, so the result needs no white space rules. A template cannot
+//! redefine the filters: they are looked up only in the environment.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ use minijinja::value::{Value, ValueKind};
 
 use super::TemplateError;
 
-/// Hugging Face's settings: a newline after a block tag and the white space before it do not count.
+/// Returns Hugging Face's settings: a newline after a block tag and the white space before it are dropped.
 pub(super) fn syntax() -> SyntaxConfig {
     let mut builder = SyntaxConfig::builder();
     builder.trim_blocks(true).lstrip_blocks(true);
@@ -26,7 +26,7 @@ pub(super) fn syntax() -> SyntaxConfig {
 /// Parses a template and writes it out with counted operators.
 ///
 /// # Errors
-/// The source is not Jinja or uses a construct that is not supported.
+/// If the source is not Jinja or uses an unsupported construct.
 pub(super) fn bounded(source: &str) -> Result<String, TemplateError> {
     let parsed =
         parse(source, "chat_template", syntax()).map_err(|err| TemplateError::Parse(Box::new(err)))?;
@@ -35,13 +35,13 @@ pub(super) fn bounded(source: &str) -> Result<String, TemplateError> {
     Ok(writer.out)
 }
 
-/// Most bytes of a literal text that may be compared with anything uncounted.
+/// The most bytes of a literal text that may be compared with anything without being counted.
 const SMALL_BYTES: usize = 1_024;
-/// Filters whose results are text, a number, or items of what they are given: nothing that nests deeper.
+/// Filters that return text, a number, or items of their input: nothing that nests deeper.
 const PLAIN_RESULTS: &str = "abs attr bool capitalize count d default e escape first float int join last length \
     list lower max min reject rejectattr replace round safe select selectattr sort string title tojson trim unique \
     upper";
-/// Filters that use their arguments again for each item.
+/// Filters that use their arguments once per item.
 const EACH_ITEM: &[&str] = &["map", "reject", "rejectattr", "select", "selectattr"];
 
 type Written = Result<(), TemplateError>;
@@ -155,7 +155,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Condition and branches of an `if`, after its `{% if `; `elif` stays flat.
+    /// Writes condition and branches of an `if`, after its `{% if `; `elif` stays flat.
     fn branches(&mut self, c: &IfCond<'_>) -> Written {
         self.operand(&c.expr)?;
         self.put(" %}");
@@ -192,7 +192,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The left side of an assignment, a loop's variables, a macro's argument.
+    /// Writes the left side of an assignment, a loop's variables, or a macro's argument.
     fn target(&mut self, target: &Expr<'_>) -> Written {
         match target {
             Expr::Var(v) => self.put(v.id),
@@ -218,7 +218,7 @@ impl Writer {
         Ok(())
     }
 
-    /// An expression where any other may stand beside it.
+    /// Writes an expression so that it can be combined with any other.
     fn operand(&mut self, expr: &Expr<'_>) -> Written {
         let is_closed = match expr {
             Expr::Var(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => true,
@@ -318,7 +318,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A literal container, as a whole not yet counted, or what is written in one.
+    /// Writes a literal container that is not yet counted as a whole, or a value inside one.
     fn literal(&mut self, expr: &Expr<'_>) -> Written {
         match expr {
             Expr::List(l) => self.items("[", &l.items, "]"),
@@ -338,12 +338,12 @@ impl Writer {
         }
     }
 
-    /// An operand that is walked through in one step, and so counted, unless it is small.
+    /// Writes an operand that is walked through in one step; it is counted unless it is small.
     fn read(&mut self, expr: &Expr<'_>, filter: &str) -> Written {
         if is_small(expr) { self.operand(expr) } else { self.counted(expr, filter) }
     }
 
-    /// An operand that goes through a filter first.
+    /// Writes an operand that first goes through a filter.
     fn counted(&mut self, expr: &Expr<'_>, filter: &str) -> Written {
         self.put("(");
         self.chain_start(expr)?;
@@ -351,7 +351,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A comparison. Where one side is small, that bounds what comparing takes.
+    /// Writes a comparison. If one side is small, it limits the cost of comparing.
     fn compared(&mut self, left: &Expr<'_>, sign: &str, right: &Expr<'_>) -> Written {
         let is_in = matches!(sign, " in " | " not in ");
         let is_free = if is_in { is_small_list(right) } else { is_small(left) || is_small(right) };
@@ -365,7 +365,7 @@ impl Writer {
         self.read(right, if is_in { "counted_in" } else { "counted_read" })
     }
 
-    /// A value that filters follow: chains of filters stay flat, however long.
+    /// Writes a value that filters follow; chains of filters stay flat, however long.
     fn chain_start(&mut self, base: &Expr<'_>) -> Written {
         let is_chain = match base {
             Expr::Filter(_) => true,
@@ -403,7 +403,7 @@ impl Writer {
         if is_comparison(b.op) {
             return self.compared(&b.left, sign, &b.right);
         }
-        // Long chains of one logical operator stay flat, too.
+        // Long chains of one logical operator also stay flat.
         let same_op = |left: &Expr<'_>| match (left, b.op) {
             (Expr::BinOp(l), BinOpKind::ScAnd) => matches!(l.op, BinOpKind::ScAnd),
             (Expr::BinOp(l), BinOpKind::ScOr) => matches!(l.op, BinOpKind::ScOr),
@@ -423,7 +423,7 @@ impl Writer {
         self.chain_start(&s.expr)?;
         self.put("|counted_input)[");
         for (i, part) in [&s.start, &s.stop, &s.step].into_iter().enumerate() {
-            // Without a step no second colon: `[a:b]`.
+            // Without a step there is no second colon: `[a:b]`.
             if i == 1 || (i == 2 && part.is_some()) {
                 self.put(":");
             }
@@ -445,7 +445,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Arguments; each goes through `filter`, if there is one and it is not small.
+    /// Writes arguments; each goes through `filter`, if there is one and the argument is not small.
     fn arguments(&mut self, args: &[CallArg<'_>], filter: Option<&str>) -> Written {
         self.put("(");
         for (i, arg) in args.iter().enumerate() {
@@ -503,7 +503,7 @@ impl Writer {
     }
 }
 
-/// The counting filter in place of an operator that can make a value grow.
+/// Returns the counting filter that replaces an operator that can make a value grow.
 fn growing(op: BinOpKind) -> Option<&'static str> {
     match op {
         BinOpKind::Add => Some("counted_add"),
@@ -519,7 +519,7 @@ fn is_comparison(op: BinOpKind) -> bool {
     matches!(op, Eq | Ne | Lt | Lte | Gt | Gte | In)
 }
 
-/// Whether a value is a short text, a number or the like whatever the template is given.
+/// Whether a value is always a short text, a number or the like, whatever the template's input.
 fn is_small(expr: &Expr<'_>) -> bool {
     match expr {
         Expr::Const(c) => c.value.as_str().is_none_or(|text| text.len() <= SMALL_BYTES),
@@ -538,7 +538,7 @@ fn is_small_list(expr: &Expr<'_>) -> bool {
     }
 }
 
-/// Whether a literal has nothing but literals in it: the source bounds it.
+/// Whether a literal holds nothing but literals, so that the source limits it.
 fn is_constant(expr: &Expr<'_>) -> bool {
     match expr {
         Expr::Const(_) => true,
@@ -550,7 +550,7 @@ fn is_constant(expr: &Expr<'_>) -> bool {
     }
 }
 
-/// Whether an assignment puts something into a namespace that may be a namespace itself.
+/// Whether an assignment stores a value in a namespace and the value may be a namespace itself.
 fn is_kept(target: &Expr<'_>, value: &Expr<'_>) -> bool {
     let is_new = match value {
         Expr::Const(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => true,
@@ -560,12 +560,12 @@ fn is_kept(target: &Expr<'_>, value: &Expr<'_>) -> bool {
     !matches!(target, Expr::Var(_)) && !is_new && !is_small(value)
 }
 
-/// What the arguments of a filter go through.
+/// Returns the filter for the arguments of a filter.
 fn of_filter(name: &str) -> Option<&'static str> {
     Some(if EACH_ITEM.contains(&name) { "counted_each" } else { "counted_read" })
 }
 
-/// What the arguments of a call go through: those of `loop.changed` are compared.
+/// Returns the filter for the arguments of a call; those of `loop.changed` are compared.
 fn of_call(called: &Expr<'_>) -> Option<&'static str> {
     matches!(called, Expr::GetAttr(a) if a.name == "changed").then_some("counted_read")
 }

@@ -8,30 +8,30 @@ use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 
 use super::{ChatTemplate, Message, TemplateError, ToolChat, counted, methods};
 
-/// Steps of a conversation without messages.
+/// Steps allowed for a conversation without messages.
 const FUEL_BASE: u64 = 100_000;
-/// Further steps for each message; real templates take about a hundred.
+/// Further steps for each message; real templates need about a hundred.
 const FUEL_PER_MESSAGE: u64 = 2_000;
-/// Most steps, whatever the number of messages.
+/// The most steps, for any number of messages.
 const FUEL_MAX: u64 = 1_000_000;
-/// Most macro calls and loops in one another.
+/// The most nested macro calls and loops.
 const RECURSION_MAX: usize = 100;
-/// Budget of a conversation without text.
+/// Budget of a conversation without text, in bytes.
 const BUDGET_BASE: u64 = 64 << 20;
 /// Further budget for each byte of the messages: templates may trim and split a text several times.
 const BUDGET_PER_INPUT_BYTE: u64 = 1_024;
-/// What a filter, method or slice costs for each byte of its input; its result, a list of one-letter
-/// strings at worst, takes at most about as much.
+/// Cost of a filter, method or slice per byte of its input. The result, in the worst case a list of
+/// one-letter strings, takes about as much at most.
 const INPUT_COST: u64 = 64;
-/// What each byte of output costs, also output caught in a variable.
+/// Cost of each byte of output, including output stored in a variable.
 const OUTPUT_COST: u64 = 4;
-/// Most containers in one another: what walks through a value, and what drops it, does so recursively.
+/// The most nested containers: values are walked through and dropped recursively.
 const DEPTH_MAX: u64 = 500;
-/// Filters that templates do without and whose results their inputs do not bound.
+/// Filters that templates do not need and whose results are not limited by their inputs.
 const FILTERS_LEFT_OUT: &[&str] =
     &["batch", "slice", "indent", "pprint", "format", "urlencode", "chain", "zip", "groupby", "lines", "sum"];
 
-/// Counts what a template makes, in bytes, and says stop.
+/// Counts the bytes that a template makes, and fails when they exceed the limit.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: AtomicU64,
@@ -56,27 +56,28 @@ impl Budget {
         }
     }
 
-    /// Takes what working on a value costs.
+    /// Charges the cost of working on a value.
     pub(super) fn charge_input(&self, value: &Value) -> Result<(), Error> {
         self.charge_times(value, INPUT_COST)
     }
 
-    /// Takes what walking through a value costs: to compare it, to look it up, to keep it in another one.
+    /// Charges the cost of walking through a value: to compare it, to look it up, or to store it in another
+    /// one.
     pub(super) fn charge_read(&self, value: &Value) -> Result<(), Error> {
         self.charge_times(value, 1)
     }
 
-    /// Takes what walking through a value so many times costs.
+    /// Charges the cost of walking through a value `times` times.
     pub(super) fn charge_times(&self, value: &Value, times: u64) -> Result<(), Error> {
         let most = self.left.load(Ordering::Relaxed);
         self.charge(weight(value, 0, most).saturating_mul(times))
     }
 }
 
-/// About the bytes of a value written out, nested values included; stops counting above `most`.
+/// Returns about the bytes of a value when written, nested values included; stops counting above `most`.
 ///
-/// Deeper values weigh more, since writing them indented takes more; those deeper than [`DEPTH_MAX`], and those with a
-/// namespace or a loop inside, which may become as deep later, weigh more than any budget has.
+/// Deeper values weigh more, since writing them indented takes more. Values deeper than [`DEPTH_MAX`] weigh
+/// more than any budget. So do values that hold a namespace or a loop, which may become as deep later.
 fn weight(value: &Value, depth: u64, most: u64) -> u64 {
     if depth > DEPTH_MAX || (depth > 0 && counted::changes(value)) {
         return u64::MAX;
@@ -136,7 +137,7 @@ pub(super) fn render_with_tools(
     run(template, size, values(chat.messages), tools, add_generation_prompt)
 }
 
-/// A value of JSON, its fields in their order.
+/// Converts a JSON value, with its fields in their order.
 fn from_json(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
 
@@ -157,10 +158,10 @@ fn from_json(json: &serde_json::Value) -> Value {
     }
 }
 
-/// What a template is given, for its limits.
+/// The size of a template's input, for its limits.
 #[derive(Debug, Clone, Copy)]
 struct InputSize {
-    /// Messages and tools.
+    /// Number of messages and tools.
     items: usize,
     bytes: usize,
 }
@@ -184,7 +185,7 @@ fn run(
         ("eos_token", Value::from(template.eos.as_str())),
         ("tools", tools),
         ("documents", Value::from(())),
-        // Some templates close the model's thoughts for it if nobody says that it may have any.
+        // Some templates close the model's thoughts themselves unless this is set.
         ("enable_thinking", Value::from(true)),
     ]);
     let rendered = env.template_from_str(&template.source).and_then(|t| t.render(context));
@@ -242,7 +243,7 @@ fn environment<'s>(budget: &Arc<Budget>, raised: &Raised, fuel: u64) -> Environm
     env
 }
 
-/// The filters that a rewritten template works with, and counted forms of those that make values grow.
+/// Adds the filters that a rewritten template uses, with counted forms of those that make values grow.
 fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     let counts = budget.clone();
     env.add_filter("counted_add", move |left: Value, right: Value| add(&counts, &left, &right));
@@ -270,13 +271,13 @@ fn mismatch(what: &str, left: &Value, right: &Value) -> Error {
     Error::new(ErrorKind::InvalidOperation, text)
 }
 
-/// Two integers, or `None` where one is no integer.
+/// Returns two integers, or `None` if one is not an integer.
 fn integers(left: &Value, right: &Value) -> Option<(i128, i128)> {
     let integer = |v: &Value| if v.is_integer() { i128::try_from(v.clone()).ok() } else { None };
     Some((integer(left)?, integer(right)?))
 }
 
-/// Two numbers, or `None` where one is no number.
+/// Returns two numbers, or `None` if one is not a number.
 fn floats(left: &Value, right: &Value) -> Option<(f64, f64)> {
     let float = |v: &Value| if v.is_number() { f64::try_from(v.clone()).ok() } else { None };
     Some((float(left)?, float(right)?))
@@ -323,8 +324,8 @@ fn concat(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> 
     Ok(Value::from(format!("{left}{right}")))
 }
 
-/// `strftime` of one fixed day, 26 July 2024, noon: the same prompt at any time. (The day that Llama 3
-/// templates themselves fall back to.)
+/// `strftime` for one fixed day, 26 July 2024, noon, so that prompts do not depend on the time. (Llama 3
+/// templates use the same day as default.)
 fn fixed_day(format: &str) -> String {
     let mut out = String::with_capacity(format.len());
     let mut chars = format.chars();

@@ -1,8 +1,8 @@
-//! Templates in the shape of real models', and hostile ones.
+//! Templates similar to those of real models, and hostile ones.
 
 use super::*;
 
-/// The demo models' template.
+/// The template of the demo models.
 pub(crate) const DEMO: &str = "{{ '<|bos|>' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
 
 pub(crate) const LLAMA3: &str = r#"{{- bos_token }}
@@ -129,7 +129,7 @@ fn check(source: &str, messages: &[Message<'_>], want: &str) {
     assert_eq!(render(source, messages).unwrap(), want);
 }
 
-/// A template without messages.
+/// Checks a template that ignores the messages.
 #[track_caller]
 fn gives(source: &str, want: &str) {
     check(source, &[message("user", "Hi there")], want);
@@ -337,7 +337,7 @@ fn what_would_fill_the_memory_is_cut_off() {
     }
 }
 
-/// Two values of 2^40 nodes each, and what looks at them in one step.
+/// Two values of 2^40 nodes each, and operations that visit them in one step.
 #[test]
 fn what_would_walk_for_ever_is_cut_off() {
     let cases = [
@@ -377,7 +377,8 @@ fn large_values_are_compared_a_bounded_number_of_times() {
     }
 }
 
-/// A long conversation has steps enough to nest values so deep that dropping them would overflow the stack.
+/// A long conversation allows enough steps to nest values so deep that dropping them would overflow the
+/// stack.
 #[test]
 fn values_nest_some_hundred_levels_at_most() {
     let long = vec![message("user", "Hi there, this is a message of some length."); 500];

@@ -1,38 +1,39 @@
-//! Long words merged block by block: the same tokens as merged whole, in bounded memory.
+//! Merges long words block by block: the same tokens as merging them whole, in bounded memory.
 //!
-//! Merging takes some hundred bytes for each character of a word, and a word may be as long as a text (a text without
-//! blanks; for SentencePiece any text). Here a word is cut into blocks where two tokens meet. A cut is right if merging
-//! the two tokens beside it, alone, gives these two again: merges are taken by rank, then from the left, so that those
-//! within each token come as they come in the whole word, and one across the cut would come between the two alone as
-//! well. Tokens of which every two neighbours are such a pair are those of the whole word.
+//! Merging takes some hundred bytes per character of a word, and a word may be as long as a text (a text
+//! without spaces; for SentencePiece any text). So a word is cut into blocks between two tokens. A cut is
+//! right if merging the two tokens next to it, alone, gives these two again. Merges are applied by rank, then
+//! from the left. Merges within each token therefore happen as in the whole word, and a merge across the cut
+//! would also happen between the two alone. Tokens in which every two neighbours are such a pair are those of
+//! the whole word.
 
 use super::TokenId;
 use super::error::TokenizerError;
 
-/// Bytes of a block. Shorter words are merged whole.
+/// Bytes of a block; shorter words are merged whole.
 pub(super) const BLOCK_BYTES: usize = 16 << 10;
-/// Most bytes of a token as it is written in words: a block has two tokens and more.
+/// The most bytes of a token as written in words, so that a block has at least two tokens.
 pub(super) const TOKEN_BYTES_MAX: usize = BLOCK_BYTES / 2 - 1;
-/// Cuts that are tried in one block.
+/// The most cuts that are tried in one block.
 const CUTS_MAX: usize = 64;
-/// Tokens at a block's end that the next block may change: the first cut is before them.
+/// Tokens at a block's end that the next block may change; the first cut tried is before them.
 const LOOSE_TOKENS: usize = 8;
 
-/// Refuses a token that is too long for words to be cut around it; `written` is how words write it.
+/// Refuses a token that is too long for cutting words around it; `written` is its form in words.
 pub(super) fn check_token(id: TokenId, written: &str) -> Result<(), TokenizerError> {
     let (len, max) = (written.len(), TOKEN_BYTES_MAX);
     if len > max { Err(TokenizerError::TokenTooLong { id, len, max }) } else { Ok(()) }
 }
 
-/// A token and the bytes of the word that it stands for.
+/// A token and the number of bytes of the word that it stands for.
 pub(super) type Merged = (TokenId, usize);
 
 /// Merges `word` in blocks of `block` bytes; calls `token` with each token.
 ///
-/// `merge` merges a whole word; no token has half of `block` bytes ([`check_token`]). Every cut is at a boundary of
-/// characters, and tokens that share a character stay together. A block that cannot be cut is merged with all that
-/// follows. Where no cut of a block is right (no vocabulary seen does this), the last one is taken: the tokens are
-/// then those of two words.
+/// `merge` merges a whole word; every token must have fewer than half of `block` bytes ([`check_token`]).
+/// Cuts are at character boundaries, and tokens that share a character stay together. A block that cannot be
+/// cut is merged with all that follows. If no cut of a block is right (no known vocabulary does this), the
+/// last one is taken, and the tokens are those of two words.
 pub(super) fn merge_in_blocks(
     word: &str,
     block: usize,
@@ -61,10 +62,10 @@ fn end_of_block(word: &str, at: usize, block: usize) -> usize {
     word.floor_char_boundary(at.saturating_add(block).min(word.len()))
 }
 
-/// Tokens that begin where a character does, with those behind them that do not.
+/// A token that begins at a character boundary, with the tokens after it that do not.
 #[derive(Debug, Clone, Copy)]
 struct Unit {
-    /// In bytes of the block.
+    /// Start in bytes of the block.
     start: usize,
     first_token: usize,
 }
@@ -80,9 +81,10 @@ fn units(block: &str, tokens: &[Merged]) -> Vec<Unit> {
     units
 }
 
-/// The unit that the next block begins with, and that block's tokens; `None` where no unit begins behind the first byte.
+/// Returns the unit that the next block begins with, and that block's tokens. Returns `None` if no unit
+/// begins after the first byte.
 ///
-/// A SentencePiece token of no bytes may come first: a cut behind it would lead nowhere.
+/// A SentencePiece token of no bytes may come first; a cut after it would make no progress.
 fn next_block(
     word: &str,
     at: usize,
@@ -116,7 +118,8 @@ mod tests {
 
     use super::*;
 
-    /// Merges by rank, then from the left, as slowly and plainly as it is defined. Ids are ranks behind the letters.
+    /// Merges by rank, then from the left, following the definition literally. Ids are ranks after the
+    /// letters.
     fn merge(merges: &[(TokenId, TokenId)], word: &str) -> Vec<Merged> {
         let ranks: HashMap<(TokenId, TokenId), usize> =
             merges.iter().enumerate().rev().map(|(rank, &pair)| (pair, rank)).collect();
@@ -130,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Merges of earlier tokens, as training makes them; tokens of at most 8 letters.
+    /// Returns merges of earlier tokens, as training makes them, with tokens of at most 8 letters.
     fn vocabulary(picks: &[(usize, usize)]) -> Vec<(TokenId, TokenId)> {
         let mut ids: Vec<(TokenId, usize)> = "abcé".chars().map(|c| (c as TokenId, 1)).collect();
         let mut merges = Vec::new();

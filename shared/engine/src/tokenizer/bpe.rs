@@ -1,8 +1,9 @@
-//! Byte-level byte-pair encoding (GGUF model `gpt2`): words of the pre-tokenizer, written in the byte
-//! alphabet and merged by the `tokenizers` library's BPE model.
+//! Byte-level byte-pair encoding (GGUF model `gpt2`). Words of the pre-tokenizer are written in the byte
+//! alphabet and merged by the BPE model of the `tokenizers` library.
 //!
-//! The merging model knows normal tokens only, so no text can become a control token. A byte that the vocabulary lacks
-//! (some leave out rare ones) costs that byte: nothing merges across it, and the token beside it stands for it.
+//! The merging model knows only normal tokens, so no text can become a control token. A byte without a token
+//! (some vocabularies leave out rare ones) is dropped: nothing merges across it, and the next token's span
+//! includes it.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ pub(super) struct ByteLevelBpe {
     pre: PreTokenizer,
     alphabet: ByteAlphabet,
     model: BPE,
-    /// The characters of bytes that have no token.
+    /// The characters of bytes without a token.
     missing: Vec<char>,
 }
 
@@ -32,11 +33,11 @@ impl std::fmt::Debug for ByteLevelBpe {
 }
 
 impl ByteLevelBpe {
-    /// Builds the encoder of the vocabulary's texts and of merges written as `left right`, best first.
+    /// Builds the encoder from the vocabulary's texts and from merges written as `left right`, best first.
     ///
     /// # Errors
-    /// A token that is too long; a merge that the vocabulary cannot make. A merge of or into a token that is not made of text (a control token)
-    /// is left out.
+    /// If a token is too long, or the vocabulary cannot make a merge. Merges of or into a token that is not
+    /// text (a control token) are left out.
     pub(super) fn new(
         texts: &[&str],
         vocab: &Vocab,
@@ -72,21 +73,21 @@ impl ByteLevelBpe {
                 pairs.push((left.to_owned(), right.to_owned()));
             }
         }
-        // The library's cache of words is one for each thread, of any words: megabytes that a text can fill as it likes,
-        // and a time that tells whether somebody else has used a word.
+        // The library's cache of words is per thread and shared by all users. A text could fill it with
+        // megabytes, and its timing would reveal whether somebody else has used a word.
         let builder = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignore_merges);
         let builder = builder.cache_capacity(0);
         let model = builder.build().map_err(TokenizerError::Library)?;
         Ok(ByteLevelBpe { pre, alphabet: ByteAlphabet::new(), model, missing })
     }
 
-    /// Calls `token` with each token of the text and its number of bytes. The bytes add up to the text, but for those at
-    /// its end that have no token.
+    /// Calls `token` with each token of the text and its number of bytes. The bytes add up to the text,
+    /// except for bytes at its end that have no token.
     pub(super) fn encode(&self, text: &str, token: &mut impl FnMut(TokenId, usize)) {
         self.encode_in(BLOCK_BYTES, text, token);
     }
 
-    /// The same, longer words in blocks of so many bytes.
+    /// As [`Self::encode`], with longer words in blocks of `block` bytes.
     pub(super) fn encode_in(&self, block: usize, text: &str, token: &mut impl FnMut(TokenId, usize)) {
         let mut written = String::new();
         let mut lost = 0;
@@ -105,20 +106,20 @@ impl ByteLevelBpe {
         });
     }
 
-    /// The tokens of a word whose bytes all have one; the first takes the lost bytes before it.
+    /// Merges a word whose bytes all have a token; the first token takes the dropped bytes before it.
     fn merge(&self, block: usize, written: &str, lost: &mut usize, token: &mut impl FnMut(TokenId, usize)) {
         if written.is_empty() {
             return;
         }
         let mut at = 0;
         merge_in_blocks(written, block, &mut |part| self.merge_whole(part), &mut |(id, len)| {
-            // One character as written is one byte of the text.
+            // One character in the alphabet is one byte of the text.
             token(id, written[at..at + len].chars().count() + std::mem::take(lost));
             at += len;
         });
     }
 
-    /// The tokens of a word, written in the alphabet, with their bytes as written.
+    /// Returns the tokens of a word, written in the alphabet, with their bytes as written.
     fn merge_whole(&self, written: &str) -> Vec<Merged> {
         let tokens = self.model.tokenize(written);
         let tokens = tokens.expect("only an unknown token can fail, and every byte is known");
@@ -126,8 +127,8 @@ impl ByteLevelBpe {
     }
 }
 
-/// Cuts a merge at its space; a token may itself begin with a space in odd files, so not at the first
-/// character.
+/// Splits a merge at its space. In odd files a token may itself begin with a space, so the first character is
+/// skipped.
 fn split_merge(text: &str) -> Option<(&str, &str)> {
     let first = text.chars().next()?.len_utf8();
     let at = first + text[first..].find(' ')?;

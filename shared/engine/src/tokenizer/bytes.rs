@@ -1,9 +1,9 @@
-//! The byte-level alphabet of GPT-2: every byte written as one printable character.
+//! The byte-level alphabet of GPT-2: one printable character for every byte.
 //!
-//! Printable Latin-1 bytes stand for themselves; the other 68, in order, become U+0100 and on
+//! Printable Latin-1 bytes stand for themselves; the other 68, in order, become U+0100 and the following
 //! (`bytes_to_unicode` of the GPT-2 encoder).
 
-/// The character that stands for a byte.
+/// Returns the character that stands for a byte.
 pub(super) fn byte_to_char(byte: u8) -> char {
     if is_itself(byte) {
         return char::from(byte);
@@ -12,7 +12,7 @@ pub(super) fn byte_to_char(byte: u8) -> char {
     char::from_u32(0x100 + before).expect("at most 68 letters after U+0100")
 }
 
-/// The byte that a character stands for.
+/// Returns the byte that a character stands for.
 pub(super) fn char_to_byte(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ 0..=0xff => u8::try_from(code).ok().filter(|&b| is_itself(b)),
@@ -25,7 +25,7 @@ fn is_itself(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// Both directions as tables, built once for each tokenizer.
+/// Tables for both directions, built once per tokenizer.
 #[derive(Debug, Clone)]
 pub(super) struct ByteAlphabet {
     chars: [char; 256],
@@ -49,7 +49,7 @@ impl ByteAlphabet {
         out.extend(text.bytes().map(|b| self.chars[usize::from(b)]));
     }
 
-    /// The bytes of a token; `None` where a character is not of the alphabet.
+    /// Returns the bytes of a token, or `None` if a character is not in the alphabet.
     pub(super) fn decode(&self, token: &str) -> Option<Vec<u8>> {
         token.chars().map(|c| self.bytes.get(c as usize).copied().flatten()).collect()
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with a tokenizer's description.
+//! Errors of a tokenizer's description.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,19 +12,19 @@ pub enum TokenizerError {
     /// A metadata key is missing or has the wrong type.
     #[error("read tokenizer metadata")]
     Metadata(#[from] GgufError),
-    /// A tokenizer model other than `gpt2` and `llama`, such as those of embedding models (`bert`, `t5`).
+    /// The tokenizer model is not `gpt2` or `llama`, such as those of embedding models (`bert`, `t5`).
     #[error("tokenizer model is `{found}`, want `gpt2` or `llama`")]
     UnsupportedModel {
         /// The value of `tokenizer.ggml.model`, or of `model.type` in tokenizer.json.
         found: String,
     },
-    /// A pre-tokenizer that is not in the table.
+    /// The pre-tokenizer is not in the table.
     #[error("pre-tokenizer `{found}` is not supported")]
     UnsupportedPre {
         /// The value of `tokenizer.ggml.pre`.
         found: String,
     },
-    /// The vocabulary is empty or has more tokens than 31 bits count.
+    /// The vocabulary is empty or has more tokens than 31 bits can count.
     #[error("vocabulary has {len} tokens, want 1 to {max}")]
     BadVocabLen {
         /// Its length.
@@ -32,7 +32,7 @@ pub enum TokenizerError {
         /// The limit.
         max: usize,
     },
-    /// Two arrays of one length have different lengths.
+    /// An array does not have the vocabulary's length.
     #[error("`{key}` has {found} entries, the vocabulary has {want}")]
     LengthMismatch {
         /// The key of the array.
@@ -50,7 +50,7 @@ pub enum TokenizerError {
         /// Its type number.
         found: i32,
     },
-    /// A token that metadata points at does not exist.
+    /// Metadata refers to a token that does not exist.
     #[error("`{key}` is {id}, the vocabulary has {len} tokens")]
     IdOutOfRange {
         /// The key.
@@ -60,16 +60,16 @@ pub enum TokenizerError {
         /// The vocabulary's length.
         len: usize,
     },
-    /// A byte cannot be written with this SentencePiece vocabulary, which has no unknown token for it either.
+    /// A SentencePiece vocabulary has neither a token for a byte nor an unknown token.
     #[error("vocabulary has no token for byte {byte:#04x}")]
     MissingByte {
         /// The byte.
         byte: u8,
     },
-    /// A merge is not two tokens that make a third.
+    /// A merge does not consist of two tokens that make a third.
     #[error("merge {index} is `{text}`, which the vocabulary cannot make")]
     BadMerge {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
         /// The merge.
         text: String,
@@ -79,7 +79,7 @@ pub enum TokenizerError {
     TokenTooLong {
         /// The token.
         id: u32,
-        /// Its length as it is written in words.
+        /// Its length as written in words.
         len: usize,
         /// The limit.
         max: usize,
@@ -90,7 +90,7 @@ pub enum TokenizerError {
         /// The token.
         id: u32,
     },
-    /// The control tokens are too many or too long to be searched for.
+    /// The control tokens are too many or too long for the search.
     #[error("build the search for control tokens")]
     ControlTokens(#[source] Box<regex::Error>),
     /// A tokenizer.json could not be read.
@@ -98,14 +98,14 @@ pub enum TokenizerError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
-    /// A tokenizer.json, or a model built of GGUF metadata, was refused by the tokenizers library.
+    /// The `tokenizers` library refused a tokenizer.json, or a model built from GGUF metadata.
     #[error("build the tokenizer")]
     Library(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A token that was named for tokenizer.json is not in its vocabulary.
+    /// A token named for tokenizer.json is not in its vocabulary.
     #[error("token `{text}` is not in the vocabulary")]
     UnknownToken {
         /// Its text.

@@ -1,8 +1,8 @@
-//! Encoding the pieces of a prompt as one text: the template's own text and what people wrote, side by side.
+//! Encodes the pieces of a prompt as one text: the template's own text and user text, side by side.
 //!
-//! A model is trained on whole texts, in which a word may begin in the template (its space) and end in a message. So
-//! words and merges go across the borders of pieces; the texts of control tokens do not: one is found only inside of a
-//! template's piece. User-defined tokens are found everywhere, across borders too, as in any text.
+//! A model is trained on whole texts, in which a word may begin in the template (its space) and end in a
+//! message. So words and merges cross the borders of pieces. Texts of control tokens do not: they are found
+//! only inside a template's piece. User-defined tokens are found everywhere, also across borders.
 
 use std::ops::Range;
 
@@ -10,17 +10,17 @@ use super::special::TokenSearch;
 use super::strip::Strips;
 use super::{Encoder, TokenId, Tokenizer};
 
-/// A stretch of a prompt.
+/// A piece of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
     pub(crate) text: &'a str,
-    /// Whether the text is the template's own, so that control tokens in it are control tokens.
+    /// Whether the text is the template's own, so that texts of control tokens in it become control tokens.
     pub(crate) is_template: bool,
 }
 
-/// A token and the bytes of the joined pieces that it stands for. They are in order and do not overlap; they leave out
-/// white space that a control token swallows and bytes that have no token. They are empty for SentencePiece's space
-/// before a text.
+/// A token and the bytes of the joined pieces that it stands for. The ranges are in order and do not overlap.
+/// They leave out white space removed by a control token and bytes without a token. For SentencePiece's space
+/// before a text they are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) id: TokenId,
@@ -28,17 +28,17 @@ pub(crate) struct Placed {
 }
 
 impl Tokenizer {
-    /// The tokens of the pieces, read as one text.
+    /// Returns the tokens of the pieces, encoded as one text.
     pub(crate) fn encode_pieces(&self, pieces: &[Piece<'_>]) -> Vec<Placed> {
         self.encode_pieces_from(pieces, true)
     }
 
-    /// `space_first`: whether SentencePiece may read a space before the text.
+    /// As [`Self::encode_pieces`]; `space_first` says whether SentencePiece may add a space before the text.
     pub(super) fn encode_pieces_from(&self, pieces: &[Piece<'_>], space_first: bool) -> Vec<Placed> {
         let mut placed =
             Vec::with_capacity(pieces.iter().map(|piece| piece.text.len()).sum::<usize>() / 4 + 1);
         if let Encoder::Json(encoder) = &self.encoder {
-            // The library finds added tokens itself, in one piece at a time.
+            // The library finds added tokens itself, one piece at a time.
             let mut at = 0;
             for piece in pieces {
                 encoder.encode(piece.text, &self.vocab, piece.is_template, &mut |id, len| {
@@ -76,7 +76,7 @@ impl Tokenizer {
     }
 }
 
-/// The pieces in one text, and where those of the template lie; neighbours are one.
+/// Joins the pieces to one text; returns the ranges of the template's pieces, with neighbours merged.
 fn join(pieces: &[Piece<'_>]) -> (String, Vec<Range<usize>>) {
     let mut text = String::with_capacity(pieces.iter().map(|piece| piece.text.len()).sum());
     let mut template: Vec<Range<usize>> = Vec::new();
@@ -92,19 +92,20 @@ fn join(pieces: &[Piece<'_>]) -> (String, Vec<Range<usize>>) {
     (text, template)
 }
 
-/// Finds whole tokens from left to right: user-defined ones everywhere, control tokens in the template's pieces.
+/// Finds whole tokens from left to right: user-defined ones everywhere, control tokens in the template's
+/// pieces.
 ///
-/// What a search has found is kept until it is passed, so that all searches together read the text once.
+/// A result is kept until it is passed, so that all searches together read the text once.
 struct WholeTokens<'a> {
     text: &'a str,
     template: Vec<Range<usize>>,
     in_templates: &'a TokenSearch,
     in_text: &'a TokenSearch,
-    /// The next token of the template's pieces, and the first piece that is not searched to its end.
+    /// The next token of the template's pieces, and the first piece that is not searched completely.
     control: Option<(TokenId, Range<usize>)>,
     piece: usize,
     user_defined: Option<(TokenId, Range<usize>)>,
-    /// Whether nothing more is there.
+    /// Whether the text holds no more user-defined tokens.
     text_is_done: bool,
 }
 
@@ -122,7 +123,7 @@ impl<'a> WholeTokens<'a> {
         }
     }
 
-    /// The first token that begins at `at` or later: of two at one place the longer one.
+    /// Returns the first token that begins at `at` or later; of two at one position, the longer.
     fn next(&mut self, at: usize) -> Option<(TokenId, Range<usize>)> {
         let passed = |found: &Option<(TokenId, Range<usize>)>| found.as_ref().is_none_or(|f| f.1.start < at);
         while passed(&self.control) && self.piece < self.template.len() {
@@ -147,8 +148,8 @@ impl<'a> WholeTokens<'a> {
     }
 }
 
-/// Begins each range where the one before ends, so that they cover `len` bytes: what has no token of its own belongs
-/// to the token before it, or to the first.
+/// Extends the ranges so that each begins where the previous one ends and they cover `len` bytes. Bytes
+/// without a token belong to the token before them, or to the first.
 pub(crate) fn cover(spans: &mut [Range<usize>], len: usize) {
     let mut end = len;
     for span in spans.iter_mut().rev() {
@@ -160,7 +161,7 @@ pub(crate) fn cover(spans: &mut [Range<usize>], len: usize) {
     }
 }
 
-/// Which tokens swallow the white space beside them.
+/// The tokens that remove white space next to them.
 impl Strips {
     fn before(&self, id: TokenId, text: &str) -> usize {
         if self.left.contains(&id) { text.trim_end_matches(is_space).len() } else { text.len() }
@@ -171,7 +172,7 @@ impl Strips {
     }
 }
 
-/// White space as C's `isspace` knows it.
+/// Whether a character is white space according to C's `isspace`.
 fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t'..='\r')
 }

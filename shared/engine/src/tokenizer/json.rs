@@ -1,10 +1,9 @@
-//! Tokenizers described by a tokenizer.json, run by the `tokenizers` library.
+//! Tokenizers described by a tokenizer.json and run by the `tokenizers` library.
 //!
-//! Two copies of the tokenizer: one that reads control tokens (for templates) and one that does not
-//! (for user text). Where the library refuses a text, or makes a control token of user text, the piece
-//! is halved until it does neither, so encoding is total. The library is written for files that can be
-//! trusted: a panic of its own counts as a refusal, and merge dropout is off, for equal texts must give
-//! equal ids.
+//! There are two copies of the tokenizer: one reads control tokens (for templates), the other does not (for
+//! user text). If the library refuses a text, or makes a control token of user text, the piece is halved
+//! until it does neither, so encoding never fails. The library expects trusted files. So its panics count as
+//! refusals, and merge dropout is off: equal texts must give equal ids.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,7 +16,7 @@ use super::error::TokenizerError;
 use super::spm::{byte_of, piece_bytes};
 use super::vocab::{SpecialIds, TokenKind, VOCAB_LEN_MAX, Vocab, has_control_shape};
 
-/// Encodes text as a tokenizer.json says.
+/// Encodes text as a tokenizer.json defines it.
 #[derive(Debug)]
 pub(super) struct JsonEncoder {
     user: Library,
@@ -27,7 +26,8 @@ pub(super) struct JsonEncoder {
 /// Reads a tokenizer.json: the encoder, its vocabulary, and the texts of all tokens by id.
 ///
 /// # Errors
-/// Malformed JSON, a model other than BPE or Unigram, tokens named in `bos` or `eos` that do not exist.
+/// If the JSON is malformed, the model is not BPE or Unigram, or a token named in `bos` or `eos` does not
+/// exist.
 pub(super) fn read(
     bytes: &[u8],
     bos: Option<&str>,
@@ -70,7 +70,7 @@ pub(super) fn read(
     Ok((JsonEncoder { user, template }, vocab, texts))
 }
 
-/// Added tokens of a control token's shape are control tokens, whatever the file says.
+/// Marks added tokens with the shape of a control token as control tokens, whatever the file says.
 fn mark_control_shapes(json: &mut Value) {
     let added = json.get_mut("added_tokens").and_then(Value::as_array_mut);
     for token in added.into_iter().flatten() {
@@ -95,7 +95,7 @@ fn texts_and_kinds(library: &Library) -> Result<(Vec<String>, Vec<TokenKind>), T
     let by_text = library.get_vocab(true);
     let added = library.get_added_tokens_decoder();
     let top = by_text.values().chain(added.keys()).max().map_or(0, |&id| id as usize + 1);
-    // Ids are a file's own words: a table far larger than the vocabulary would waste memory.
+    // Ids come from the file: a table far larger than the vocabulary would waste memory.
     let max = (by_text.len() * 2 + 65_536).min(VOCAB_LEN_MAX);
     if by_text.is_empty() || top > max {
         return Err(TokenizerError::BadVocabLen { len: top, max });
@@ -114,13 +114,13 @@ fn texts_and_kinds(library: &Library) -> Result<(Vec<String>, Vec<TokenKind>), T
 }
 
 impl JsonEncoder {
-    /// What the digest is made of: the tokenizer as the library writes it.
+    /// Returns the input of the digest: the tokenizer as the library writes it.
     pub(super) fn description(&self) -> Result<String, TokenizerError> {
         self.template.to_string(false).map_err(TokenizerError::Library)
     }
 
-    /// Calls `token` with each token and the number of bytes that it stands for; they add up to the
-    /// text. Only the template's copy makes control tokens.
+    /// Calls `token` with each token and the number of bytes it stands for; they add up to the text. Only the
+    /// template's copy makes control tokens.
     pub(super) fn encode(
         &self,
         text: &str,
@@ -141,7 +141,7 @@ impl JsonEncoder {
         let (ids, offsets) = (encoded.get_ids(), encoded.get_offsets());
         let mut at = 0;
         for (i, (&id, &(_, end))) in ids.iter().zip(offsets).enumerate() {
-            // Tokens of one character share its range: the first takes it whole. The last takes what
+            // Tokens of one character share its range: the first takes all of it. The last token takes what
             // the library left out.
             let end = if i + 1 == ids.len() { text.len() } else { end.clamp(at, text.len()) };
             token(id, end - at);
@@ -158,7 +158,7 @@ impl JsonEncoder {
     ) {
         let half = text.ceil_char_boundary(text.len() / 2);
         if half == text.len() {
-            return; // One character that the library refuses by itself has no token.
+            return; // A single character that the library refuses has no token.
         }
         self.encode(&text[..half], vocab, is_template, token);
         self.encode(&text[half..], vocab, is_template, token);

@@ -1,4 +1,4 @@
-//! Finding the texts of whole tokens (control or user-defined) in text.
+//! Finds the texts of whole tokens (control or user-defined) in a text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,10 +8,10 @@ use regex::{Regex, RegexBuilder};
 use super::TokenId;
 use super::error::TokenizerError;
 
-/// Largest compiled search; far above the few hundred control tokens of real models.
+/// The largest compiled search; far above the few hundred control tokens of real models.
 const SEARCH_BYTES_MAX: usize = 64 << 20;
 
-/// A search for token texts: leftmost first, the longest of those that begin at one place.
+/// A search for token texts: the leftmost match; of those at one position, the longest.
 #[derive(Debug)]
 pub(super) struct TokenSearch {
     regex: Option<Regex>,
@@ -34,7 +34,7 @@ impl TokenSearch {
         Ok(TokenSearch { regex, ids })
     }
 
-    /// The first token of the text that begins at `at` or later, with its place.
+    /// Returns the first token of the text that begins at `at` or later, with its position.
     pub(super) fn find(&self, text: &str, at: usize) -> Option<(TokenId, Range<usize>)> {
         let found = self.regex.as_ref()?.find_at(text, at)?;
         Some((self.ids[found.as_str()], found.range()))

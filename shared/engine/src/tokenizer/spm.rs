@@ -1,10 +1,10 @@
-//! SentencePiece BPE (GGUF model `llama`): characters merged by the score of the piece that they make.
+//! SentencePiece BPE (GGUF model `llama`): merges characters by the score of the resulting piece.
 //!
-//! Own code, since the `tokenizers` library orders merges by a rank for each pair, where SentencePiece
-//! orders by the merged piece's score, then by place; the two differ where scores tie or where a piece
-//! has several splits. Source: Kudo and Richardson 2018, `bpe::Model` of SentencePiece, and
-//! `llm_tokenizer_spm` of llama.cpp. Spaces are written `▁`; a character without a piece becomes byte
-//! tokens. Cost: linear in the text, which is merged block by block ([`super::blocks`]).
+//! This is own code, because the `tokenizers` library orders merges by a rank per pair. SentencePiece orders
+//! them by the merged piece's score, then by position. The two differ if scores are equal or a piece has
+//! several splits. Source: Kudo and Richardson 2018, `bpe::Model` of SentencePiece, and `llm_tokenizer_spm`
+//! of llama.cpp. Spaces are written `▁`; a character without a piece becomes byte tokens. Cost: linear in the
+//! text, which is merged block by block ([`super::blocks`]).
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,7 +15,7 @@ use super::blocks::{BLOCK_BYTES, check_token, merge_in_blocks};
 use super::error::TokenizerError;
 use super::vocab::{TokenKind, Vocab};
 
-/// The character that pieces write for a space (U+2581).
+/// The character written for a space in pieces (U+2581).
 pub(super) const SPACE: char = '▁';
 
 /// Encodes text by merge scores.
@@ -26,29 +26,29 @@ pub(super) struct ScoredBpe {
     unknown: Option<TokenId>,
 }
 
-/// A run of characters that is, so far, one piece.
+/// A run of characters that is one piece so far.
 #[derive(Debug, Clone)]
 struct Symbol {
-    /// Where it lies in the written text.
+    /// Its range in the written text.
     written: Range<usize>,
-    /// Which bytes of the caller's text it stands for.
+    /// The bytes of the caller's text that it stands for.
     source: Range<usize>,
     prev: Option<usize>,
     next: Option<usize>,
 }
 
-/// A merge that could be made.
+/// A possible merge.
 #[derive(Debug)]
 struct Candidate {
     score: f32,
     left: usize,
     right: usize,
-    /// Bytes of both symbols; another length means that one of them has changed since.
+    /// Bytes of both symbols; a different length means that one of them has changed since.
     len: usize,
 }
 
 impl Ord for Candidate {
-    /// The best comes last: the highest score, then the leftmost.
+    /// Orders the best last: the highest score, then the leftmost.
     fn cmp(&self, other: &Candidate) -> Ordering {
         self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
     }
@@ -69,10 +69,11 @@ impl PartialEq for Candidate {
 impl Eq for Candidate {}
 
 impl ScoredBpe {
-    /// Builds the encoder of the vocabulary's texts and their scores.
+    /// Builds the encoder from the vocabulary's texts and their scores.
     ///
     /// # Errors
-    /// A score that is not a number; a token that is too long; no byte tokens and no unknown token, so that texts would be lost.
+    /// If a score is not a number, a token is too long, or there are neither byte tokens nor an unknown
+    /// token, so that text would be lost.
     pub(super) fn new(texts: &[&str], vocab: &Vocab, scores: &[f32]) -> Result<ScoredBpe, TokenizerError> {
         let mut pieces = HashMap::with_capacity(texts.len());
         let (mut bytes, mut unknown) = ([None; 256], None);
@@ -101,13 +102,13 @@ impl ScoredBpe {
         Ok(ScoredBpe { pieces, bytes, unknown })
     }
 
-    /// Calls `token` with each token and the number of the text's bytes that it stands for; they add
-    /// up to the text. With `space_prefix`, the text is read as if a space came before it.
+    /// Calls `token` with each token and the number of the text's bytes that it stands for; they add up to
+    /// the text. With `space_prefix`, a space is added before the text.
     pub(super) fn encode(&self, text: &str, space_prefix: bool, token: &mut impl FnMut(TokenId, usize)) {
         self.encode_in(BLOCK_BYTES, text, space_prefix, token);
     }
 
-    /// The same, longer texts in blocks of so many bytes.
+    /// As [`Self::encode`], with longer texts in blocks of `block` bytes.
     pub(super) fn encode_in(
         &self,
         block: usize,
@@ -117,7 +118,7 @@ impl ScoredBpe {
     ) {
         let mut merge = |part: &str| {
             let mut tokens = Vec::new();
-            // Only what begins the text has a space before it.
+            // Only the beginning of the text gets a space before it.
             let space_prefix = space_prefix && std::ptr::eq(part.as_ptr(), text.as_ptr());
             self.merge(part, space_prefix, &mut |id, len| tokens.push((id, len)));
             tokens
@@ -125,7 +126,7 @@ impl ScoredBpe {
         merge_in_blocks(text, block, &mut merge, &mut |(id, len)| token(id, len));
     }
 
-    /// The same, of a text of any length at once.
+    /// Merges a text of any length at once.
     fn merge(&self, text: &str, space_prefix: bool, token: &mut impl FnMut(TokenId, usize)) {
         let (written, mut symbols) = write(text, space_prefix && !text.is_empty());
         let mut queue = BinaryHeap::new();
@@ -157,7 +158,7 @@ impl ScoredBpe {
         }
     }
 
-    /// Puts the merge of a symbol with the next one in the queue, if it makes a piece.
+    /// Queues the merge of a symbol with the next one, if it makes a piece.
     fn consider(&self, written: &str, symbols: &[Symbol], left: usize, queue: &mut BinaryHeap<Candidate>) {
         let Some(right) = symbols[left].next else { return };
         let both = symbols[left].written.start..symbols[right].written.end;
@@ -170,7 +171,7 @@ impl ScoredBpe {
         if let Some(&(id, _)) = self.pieces.get(&written[symbol.written.clone()]) {
             return token(id, symbol.source.len());
         }
-        // One character without a piece: its bytes, or the unknown token where a byte has no token.
+        // One character without a piece: its byte tokens, or the unknown token if a byte has none.
         let source = &text.as_bytes()[symbol.source.clone()];
         let ids: Option<Vec<TokenId>> = source.iter().map(|&b| self.bytes[usize::from(b)]).collect();
         match (ids, self.unknown) {
@@ -181,7 +182,7 @@ impl ScoredBpe {
     }
 }
 
-/// Writes text as pieces are written and cuts it into characters.
+/// Writes text in the form of pieces and splits it into characters.
 fn write(text: &str, space_prefix: bool) -> (String, Vec<Symbol>) {
     let mut written = String::with_capacity(text.len() + 8);
     let mut symbols = Vec::with_capacity(text.len() + 1);
@@ -204,13 +205,13 @@ fn write(text: &str, space_prefix: bool) -> (String, Vec<Symbol>) {
     (written, symbols)
 }
 
-/// The byte that a byte token, written `<0x0A>`, stands for.
+/// Returns the byte that a byte token, written `<0x0A>`, stands for.
 pub(super) fn byte_of(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// The bytes that a piece stands for.
+/// Returns the bytes that a piece stands for.
 pub(super) fn piece_bytes(text: &str, kind: TokenKind) -> Vec<u8> {
     match (kind, byte_of(text)) {
         (TokenKind::Byte, Some(byte)) => vec![byte],

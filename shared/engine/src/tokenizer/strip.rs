@@ -1,8 +1,10 @@
-//! Control tokens that swallow the white space beside them (`lstrip` and `rstrip` of Hugging Face's added tokens).
+//! Control tokens that remove the white space next to them (`lstrip` and `rstrip` of Hugging Face's added
+//! tokens).
 //!
-//! GGUF has no key of its own for it. Baton's importer writes two arrays of ids; in other files Phi-3's tokens are known
-//! by the rule of llama.cpp: all special tokens but three take the white space behind them, if the model's name says
-//! Phi-3. Names vary ("Phi 3.5 Mini Instruct"), so a SentencePiece vocabulary of the phi3 family counts too.
+//! GGUF has no key for this. Baton's importer writes two arrays of ids. In other files Phi-3's tokens follow
+//! the rule of llama.cpp: if the model's name says Phi-3, all special tokens but three remove the white space
+//! after them. Names vary ("Phi 3.5 Mini Instruct"), so a SentencePiece vocabulary of the phi3 family counts
+//! too.
 
 use std::collections::HashSet;
 
@@ -11,15 +13,15 @@ use super::vocab::{TokenKind, Vocab};
 use super::{Digest, TokenId};
 use crate::gguf::Metadata;
 
-/// The key of the tokens that swallow white space before them: an array of ids.
+/// The key for tokens that remove white space before them: an array of ids.
 pub const STRIP_LEFT_KEY: &str = "baton.tokenizer.strip_left";
-/// The key of the tokens that swallow white space behind them: an array of ids.
+/// The key for tokens that remove white space after them: an array of ids.
 pub const STRIP_RIGHT_KEY: &str = "baton.tokenizer.strip_right";
 
-/// Special tokens of Phi-3 that leave the white space behind them.
+/// Special tokens of Phi-3 that keep the white space after them.
 const PHI3_KEEPS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// The tokens that swallow white space.
+/// The tokens that remove white space.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Strips {
     pub(super) left: HashSet<TokenId>,
@@ -27,10 +29,10 @@ pub(super) struct Strips {
 }
 
 impl Strips {
-    /// What the file says, else what its model's name says.
+    /// Reads the file's own keys; without them, decides by the model's name.
     ///
     /// # Errors
-    /// Ids outside the vocabulary; arrays of another type.
+    /// If ids are outside the vocabulary, or an array has another type.
     pub(super) fn read(m: &Metadata<'_>, vocab: &Vocab, texts: &[&str]) -> Result<Strips, TokenizerError> {
         let ids = |key: &'static str| -> Result<Option<HashSet<TokenId>>, TokenizerError> {
             let Some(ids) = m.opt_u32_array(key)? else { return Ok(None) };
@@ -54,7 +56,7 @@ impl Strips {
         Ok(Strips { left: HashSet::new(), right: right.map(|(id, _)| id).collect() })
     }
 
-    /// Puts them into the digest of the tokenizer, if there are any.
+    /// Adds them to the tokenizer's digest, if there are any.
     pub(super) fn digest(&self, digest: &mut Digest) {
         for (name, ids) in [("strip left", &self.left), ("strip right", &self.right)] {
             let mut ids: Vec<TokenId> = ids.iter().copied().collect();

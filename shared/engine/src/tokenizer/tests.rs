@@ -1,6 +1,7 @@
 //! Tokenizers of small vocabularies, control tokens in user text, and recorded vectors.
 //!
-//! The folder of `BATON_TOKENIZER_VECTORS` may hold llama.cpp's vocabularies with texts and ids (its `models/`).
+//! The folder named by `BATON_TOKENIZER_VECTORS` may hold llama.cpp's vocabularies with texts and ids (its
+//! `models/`).
 
 use proptest::prelude::*;
 
@@ -14,7 +15,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
-/// A byte-level vocabulary: 256 bytes, some merges, control tokens, one user-defined token.
+/// Returns a byte-level vocabulary: 256 bytes, some merges, control tokens, one user-defined token.
 pub(crate) fn byte_level_gguf(pre: &str) -> GgufWriter<'static> {
     let mut tokens: Vec<String> = (0..=255).map(|b| byte_to_char(b).to_string()).collect();
     let mut merges = Vec::new();
@@ -41,7 +42,7 @@ pub(crate) fn byte_level_gguf(pre: &str) -> GgufWriter<'static> {
     w
 }
 
-/// A scored vocabulary with ties and several splits, byte tokens, `[INST]` as control token.
+/// Returns a scored vocabulary with ties and several splits, byte tokens, and `[INST]` as control token.
 pub(crate) fn scored_gguf() -> GgufWriter<'static> {
     let mut pieces: Vec<(String, f32, i32)> =
         vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
@@ -78,7 +79,7 @@ fn refused(w: &GgufWriter<'_>, want: &str) {
     assert_eq!(Tokenizer::from_gguf(&gguf).unwrap_err().to_string(), want);
 }
 
-/// The tokens' texts, for readable comparisons.
+/// Returns the tokens' texts, for readable comparisons.
 fn texts(tokenizer: &Tokenizer, ids: &[TokenId]) -> Vec<String> {
     ids.iter().map(|&id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()).collect()
 }
@@ -226,7 +227,8 @@ fn a_byte_without_a_token_costs_that_byte() {
         tokens[usize::from(byte)] = format!("gone{byte}");
     }
     let t = tokenizer(w.set("tokenizer.ggml.tokens", tokens));
-    // Nothing merges across the gap, and the next token stands for it, or the last one at the end of a text.
+    // Nothing merges across the gap. Its bytes belong to the next token, or to the last one at the end of a
+    // text.
     for (text, want, ends) in [
         ("hello\u{4}", &["hello"][..], &[6][..]),
         ("he\u{4}llo z hello", &["he", "ll", "o", " ", " hello"], &[2, 5, 6, 7, 14]),
@@ -273,7 +275,7 @@ fn the_digest_tells_tokenizers_apart() {
     assert_eq!(digests.len(), 5);
 }
 
-/// A small tokenizer.json: byte-level BPE with a control token and an added token of that shape.
+/// Returns a small tokenizer.json: byte-level BPE with a control token and an added token of that shape.
 fn json_tokenizer() -> Tokenizer {
     let mut vocab: serde_json::Map<String, serde_json::Value> =
         (0..=255u8).map(|b| (byte_to_char(b).to_string(), b.into())).collect();
@@ -335,7 +337,7 @@ fn malformed_tokenizer_json_is_refused() {
     assert_eq!(err, "vocabulary has 4000000001 tokens, want 1 to 65538");
 }
 
-/// The recorded vectors lie outside the project; without them this test has nothing to compare.
+/// The recorded vectors are not part of the project; without them this test compares nothing.
 #[test]
 fn recorded_vectors_are_equal() {
     let Some(dir) = std::env::var_os("BATON_TOKENIZER_VECTORS") else {
@@ -369,7 +371,7 @@ proptest! {
     }
 }
 
-/// Texts whose words are longer than a block, or whose blocks could be cut in the wrong place.
+/// Returns texts with words longer than a block, or with blocks that could be cut at a wrong position.
 fn long_texts() -> Vec<String> {
     let mut letters = 1_u32;
     let mut letter = || {
@@ -413,7 +415,8 @@ fn long_words_become_the_same_tokens_in_blocks() {
     }
 }
 
-/// Merges that make a token of `b` and letters `a`, `len` bytes together, of runs of `a`; best merges first.
+/// Returns merges that make, from runs of `a`, a token of `b` and letters `a` of `len` bytes; best merges
+/// first.
 fn long_token_parts(len: usize) -> Vec<(String, String)> {
     let a = |n: usize| "a".repeat(n);
     let powers: Vec<usize> = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&power| power < len).collect();
@@ -488,7 +491,7 @@ fn tokens_are_counted_without_keeping_them() {
         assert!(t.exceeds([text.as_str()], tokens * 9 / 10), "{:?}…", &text[..8]);
         assert!(t.exceeds([text.as_str(), text.as_str()], tokens * 19 / 10));
     }
-    // Of a text far too long only the beginning is looked at.
+    // Of a text far too long, only the beginning is encoded.
     let endless = "ab".repeat(8 << 20);
     assert!(t.exceeds([endless.as_str()], 100));
 }

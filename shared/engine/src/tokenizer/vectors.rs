@@ -1,7 +1,7 @@
-//! Checking tokenizers against recorded vectors of llama.cpp.
+//! Checks tokenizers against recorded vectors of llama.cpp.
 //!
-//! A vector set is three files: `NAME.gguf` (vocabulary only), `NAME.gguf.inp` (texts) and
-//! `NAME.gguf.out` (the ids of each text, a line each).
+//! A set of vectors has three files: `NAME.gguf` (vocabulary only), `NAME.gguf.inp` (texts) and
+//! `NAME.gguf.out` (the ids of each text, one line each).
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::{TokenId, Tokenizer, TokenizerError};
 use crate::gguf::{Gguf, GgufError};
 
-/// What stands between two texts of an `.inp` file.
+/// The separator of two texts in an `.inp` file.
 const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
 
 /// Why vectors could not be read.
@@ -22,7 +22,7 @@ pub enum VectorError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
@@ -31,7 +31,7 @@ pub enum VectorError {
     Gguf {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         err: Box<GgufError>,
     },
@@ -40,11 +40,11 @@ pub enum VectorError {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         err: Box<TokenizerError>,
     },
-    /// Texts and id lines do not pair up, or an id is not a number.
+    /// The numbers of texts and of id lines differ, or an id is not a number.
     #[error("`{path}` line {line} does not hold the ids of a text")]
     Malformed {
         /// The `.out` file.
@@ -54,7 +54,7 @@ pub enum VectorError {
     },
 }
 
-/// How one vocabulary did.
+/// The result for one vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VectorReport {
     /// The vocabulary file's name.
@@ -65,24 +65,24 @@ pub struct VectorReport {
     pub failures: Vec<VectorFailure>,
 }
 
-/// A text that came out wrong.
+/// A text with a wrong result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VectorFailure {
     /// The text.
     pub text: String,
     /// The recorded ids.
     pub want: Vec<TokenId>,
-    /// The ids that came out.
+    /// The ids found.
     pub found: Vec<TokenId>,
 }
 
 /// Encodes every recorded text of every vocabulary in a folder (those with `.inp` and `.out` files).
 ///
-/// Each case compares the ids, that the spans cover the text in order, and that the tokens' bytes are
-/// the text again (after the space that SentencePiece puts before it).
+/// Each case checks the ids, that the spans cover the text in order, and that the tokens' bytes are the text
+/// again (after the space that SentencePiece adds).
 ///
 /// # Errors
-/// A file cannot be read, or a vocabulary gives no tokenizer.
+/// If a file cannot be read, or a vocabulary gives no tokenizer.
 pub fn check_vectors(dir: &Path) -> Result<Vec<VectorReport>, VectorError> {
     let read = |path: &Path| {
         fs::read_to_string(path).map_err(|err| VectorError::Read { path: path.to_owned(), err })

@@ -5,28 +5,28 @@ use std::collections::HashSet;
 use super::TokenId;
 use super::error::TokenizerError;
 
-/// Most tokens of a vocabulary.
+/// The most tokens of a vocabulary.
 pub(super) const VOCAB_LEN_MAX: usize = i32::MAX as usize;
 
-/// What a token is for (GGUF's `token_type`).
+/// The kind of a token (GGUF's `token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// A piece of text.
     Normal,
-    /// Stands for text that has no token; hidden like a control token.
+    /// Stands for text without a token; hidden like a control token.
     Unknown,
-    /// Steers the model; never made of user text, never shown.
+    /// Controls the model; never made from user text, never shown.
     Control,
     /// Text that is found before anything else is split.
     UserDefined,
-    /// Kept free; never made of text.
+    /// Reserved; never made from text.
     Unused,
     /// One byte of text.
     Byte,
 }
 
 impl TokenKind {
-    /// The kind of a type number. Files without type numbers use 0, "undefined", for normal tokens.
+    /// Returns the kind of a type number. Files without type numbers use 0, "undefined", for normal tokens.
     pub(super) fn from_number(number: i32) -> Option<TokenKind> {
         Some(match number {
             0 | 1 => TokenKind::Normal,
@@ -40,7 +40,7 @@ impl TokenKind {
     }
 }
 
-/// Control tokens that end a turn in the model families in use, beside those that metadata names.
+/// Control tokens that end a turn in common model families, in addition to those that metadata names.
 const END_TEXTS: &[&str] = &[
     "</s>",
     "<|endoftext|>",
@@ -66,19 +66,19 @@ const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<s>", "<bos>", "[INST]", "[/IN
 
 /// Whether a text has the shape of a control token: `<|…|>`, also with full-width bars.
 ///
-/// Converters often mark such tokens as user-defined, which would let user text make them.
+/// Converters often mark such tokens as user-defined, which would allow user text to make them.
 pub(super) fn has_control_shape(text: &str) -> bool {
     let inner = |open: &str, close: &str| text.strip_prefix(open).and_then(|t| t.strip_suffix(close));
     let inner = inner("<|", "|>").or_else(|| inner("<｜", "｜>"));
     inner.is_some_and(|t| t.chars().any(char::is_alphabetic))
 }
 
-/// The tokens that metadata points at.
+/// The tokens that metadata names.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SpecialIds {
     pub(super) bos: Option<TokenId>,
     pub(super) eos: Option<TokenId>,
-    /// End of turn, end of message.
+    /// End of turn and end of message.
     pub(super) ends: Vec<TokenId>,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct SpecialIds {
 pub(super) struct Vocab {
     /// The bytes of all tokens, one after the other.
     bytes: Vec<u8>,
-    /// Where each token's bytes end.
+    /// The end of each token's bytes.
     ends_at: Vec<usize>,
     kinds: Vec<TokenKind>,
     pub(super) special: SpecialIds,
@@ -95,9 +95,9 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// Builds the vocabulary: `texts` as the file writes them, `decode` turning a text into its bytes.
+    /// Builds the vocabulary: `texts` are as the file writes them, `decode` turns a text into its bytes.
     ///
-    /// The tokens that metadata names as begin or end become control tokens whatever their type says.
+    /// The tokens that metadata names as begin or end become control tokens whatever their type.
     pub(super) fn new<'a>(
         texts: impl Iterator<Item = &'a str>,
         mut kinds: Vec<TokenKind>,
@@ -116,7 +116,7 @@ impl Vocab {
             let by_text = END_TEXTS.contains(&text) || TURN_TEXTS.contains(&text);
             let controls = match kinds[id] {
                 TokenKind::UserDefined => by_text || has_control_shape(text),
-                // Some converters call even the ends of turns plain text.
+                // Some converters mark even the ends of turns as plain text.
                 TokenKind::Normal => END_TEXTS.contains(&text) && has_control_shape(text),
                 _ => false,
             };
@@ -137,7 +137,7 @@ impl Vocab {
         self.kinds.len()
     }
 
-    /// The token's bytes; empty where there is no such token.
+    /// Returns the token's bytes; empty if there is no such token.
     pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends_at.get(id) else { return &[] };
@@ -145,7 +145,7 @@ impl Vocab {
         &self.bytes[start..end]
     }
 
-    /// The longest text of a token that user text can become.
+    /// Returns the length of the longest token that user text can become.
     pub(super) fn text_bytes_max(&self) -> usize {
         let is_text = |id: &TokenId| {
             matches!(self.kind(*id), Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte))
@@ -158,7 +158,7 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// Control and unknown tokens: not text, neither made of user text nor shown.
+    /// Whether the token is a control or unknown token: neither made from user text nor shown.
     pub(super) fn is_control(&self, id: TokenId) -> bool {
         matches!(self.kind(id), Some(TokenKind::Control | TokenKind::Unknown))
     }

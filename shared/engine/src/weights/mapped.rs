@@ -1,8 +1,8 @@
 //! Weights borrowed from a mapped model file.
 //!
-//! Finds every tensor of the model by its GGUF name and checks it once. Matrices stay where they are in the
-//! file: those that a file holds fused (query, key and value; gate and up; all experts of a layer) are ranges of
-//! rows of one tensor. Norms and biases are kept as f32 copies.
+//! Finds every tensor of the model by its GGUF name and checks it once. Matrices stay at their place in the
+//! file. Matrices that a file holds fused (query, key and value; gate and up; all experts of a layer) are
+//! ranges of rows of one tensor. Norms and biases are kept as f32 copies.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,36 +24,36 @@ pub(crate) struct MatrixAt {
     pub(crate) format: Format,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Of the tensor, which may have more rows than these.
+    /// The place of the tensor, which may have more rows than these.
     pub(crate) place: TensorPlace,
     pub(crate) first_row: usize,
 }
 
 impl MatrixAt {
-    /// Some of the rows.
+    /// Returns some of the rows.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
         Self { rows: rows.len(), first_row: self.first_row + rows.start, ..*self }
     }
 
-    /// Its stored bytes in the file that it was found in.
+    /// Returns its stored bytes in the file that it was found in.
     pub(crate) fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
         let row_bytes = self.row_bytes();
         &gguf.bytes_at(self.place)[self.first_row * row_bytes..(self.first_row + self.rows) * row_bytes]
     }
 
-    /// Stored bytes of a row.
+    /// Returns the stored bytes of a row.
     pub(crate) fn row_bytes(&self) -> usize {
         self.format.row_bytes(self.cols).unwrap_or(0)
     }
 
-    /// Where its bytes lie: the number of the file, and their range in it.
+    /// Returns the position of its bytes: the index of the file, and their range in it.
     pub(crate) fn extent(&self) -> (usize, Range<usize>) {
         let first = self.place.range().start + self.first_row * self.row_bytes();
         (self.place.part(), first..first + self.rows * self.row_bytes())
     }
 }
 
-/// How a source gives some rows of a matrix.
+/// How a source returns some rows of a matrix.
 pub(super) type WeightOf<'a, 'f> = &'f dyn Fn(&MatrixAt, Range<usize>) -> Result<Weight<'a>, WeightError>;
 
 struct GatedAt {
@@ -72,7 +72,7 @@ impl GatedAt {
         Ok(GatedWeights { gate: all(&self.gate)?, up: all(&self.up)?, down: all(&self.down)? })
     }
 
-    /// One of `count` networks whose matrices lie one below the other.
+    /// Returns one of `count` networks whose matrices are stacked.
     fn one<'a>(
         &self,
         expert: usize,
@@ -92,7 +92,7 @@ enum FfnAt {
     Dense(GatedAt),
     Experts {
         router: MatrixAt,
-        /// The experts' matrices one below the other.
+        /// The stacked matrices of all experts.
         stacked: GatedAt,
         count: usize,
         shared: Option<(MatrixAt, GatedAt)>,
@@ -144,23 +144,23 @@ struct LayerAt {
     ffn_post_norm: Vec<f32>,
 }
 
-/// Weights borrowed from a mapped model file. Norms and biases are kept as f32 copies; so are matrices that were
-/// repacked, while the others are read where they lie.
+/// Weights borrowed from a mapped model file. Norms, biases and repacked matrices are copies; other matrices
+/// are read in place.
 pub struct MappedWeights {
     gguf: Arc<Gguf>,
-    /// Copies made by [`MappedWeights::repack`], by where the matrix lies in memory.
+    /// Copies made by [`MappedWeights::repack`], by the address of the matrix in memory.
     repacked: HashMap<usize, Vec<u8>>,
     embedding: MatrixAt,
     output_norm: Vec<f32>,
-    /// `None` where the model ties it to the embedding table.
+    /// `None` if the model ties it to the embedding table.
     head: Option<MatrixAt>,
     layers: Vec<LayerAt>,
 }
 
-/// Rows of the embedding table in `gguf`.
+/// Returns the number of rows of the embedding table in `gguf`.
 ///
 /// # Errors
-/// [`TensorError`] where the table is missing or not a matrix.
+/// [`TensorError`] if the table is missing or not a matrix.
 pub fn vocab_len(gguf: &Gguf) -> Result<usize, TensorError> {
     let view = gguf.tensor(EMBEDDING)?;
     match view.dims {
@@ -173,12 +173,12 @@ pub fn vocab_len(gguf: &Gguf) -> Result<usize, TensorError> {
     }
 }
 
-/// The divisors of rotary frequencies that the file may hold, `[rot_dims / 2]`: one list, or two of which the
-/// longer context has its own. A model whose context was stretched runs on the long ones from its first token,
-/// so that a token's logits do not depend on how long its sequence becomes.
+/// Returns the divisors of rotary frequencies that the file may hold, `[rot_dims / 2]`: one list, or one for
+/// short and one for long contexts. A model with an extended context always uses the long ones, so that a
+/// token's logits do not depend on the length of its sequence.
 ///
 /// # Errors
-/// [`TensorError`] where they are malformed, not finite or not > 0, or one of two is missing.
+/// [`TensorError`] if they are malformed, not finite or not > 0, or one of the two lists is missing.
 pub fn rope_divisors(gguf: &Gguf, config: &ModelConfig) -> Result<Option<Vec<f32>>, TensorError> {
     let divisors = |name: &str| {
         let divisors = vector(gguf, name, config.rope.rot_dims / 2)?;
@@ -203,14 +203,14 @@ const OUTPUT: &str = "output.weight";
 const ROPE_FREQS: &str = "rope_freqs.weight";
 const ROPE_LONG: &str = "rope_factors_long.weight";
 const ROPE_SHORT: &str = "rope_factors_short.weight";
-/// Left in old files by their converter; the forward pass computes the same numbers itself.
+/// A tensor that old converters left in files; the forward pass computes the same numbers itself.
 const ROTARY_LEFTOVER: &str = "attn_rot_embd.weight";
 
 impl MappedWeights {
     /// Finds every tensor of the model and checks it against `config`.
     ///
     /// # Errors
-    /// [`TensorError`] for what is missing, of a wrong shape, or unknown.
+    /// [`TensorError`] if a tensor is missing, has a wrong shape, or is unknown.
     pub fn new(gguf: Arc<Gguf>, config: &ModelConfig) -> Result<Self, TensorError> {
         let (e, v) = (config.d_model, config.vocab_len);
         let mut tensors = Tensors::new(&gguf, config);
@@ -229,9 +229,9 @@ impl MappedWeights {
         Ok(Self { embedding, output_norm, head, layers, gguf, repacked: HashMap::new() })
     }
 
-    /// Copies quantized matrices into an order that is read faster, layer by layer and the output last, as long as all
-    /// copies together stay within `budget` bytes; returns how many they take. Experts are left where they lie, since a
-    /// token needs few of them.
+    /// Copies quantized matrices into an order that is read faster, layer by layer and the output last, while
+    /// all copies together stay within `budget` bytes. Returns the bytes of the copies. Experts are not
+    /// copied, since a token needs few of them.
     pub fn repack(&mut self, budget: u64) -> u64 {
         let mut wanted: Vec<MatrixAt> = Vec::new();
         for layer in &self.layers {
@@ -255,12 +255,12 @@ impl MappedWeights {
         taken
     }
 
-    /// The stored bytes of a matrix.
+    /// Returns the stored bytes of a matrix.
     fn bytes(&self, at: &MatrixAt) -> &[u8] {
         at.bytes(&self.gguf)
     }
 
-    /// A borrowed matrix.
+    /// Returns a borrowed matrix.
     fn matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
         let bytes = self.bytes(at);
         match self.repacked.get(&(bytes.as_ptr() as usize)).filter(|copy| copy.len() == bytes.len()) {
@@ -269,11 +269,12 @@ impl MappedWeights {
         }
     }
 
-    /// One part of a layer, with matrices as `weight` gives them: it is called with each matrix of the part and with
-    /// the rows of it that are meant, all but for an expert, whose rows lie among those of others.
+    /// Returns one part of a layer, with matrices as `weight` returns them. `weight` is called with each
+    /// matrix of the part and the range of its rows. That is all rows, except for an expert, whose rows are
+    /// among those of others.
     ///
     /// # Errors
-    /// [`WeightError::NoSuchLayer`], [`WeightError::NoSuchExpert`], or what `weight` says.
+    /// [`WeightError::NoSuchLayer`], [`WeightError::NoSuchExpert`], or an error of `weight`.
     pub(super) fn part<'a>(
         &'a self,
         layer: usize,
@@ -306,7 +307,8 @@ impl MappedWeights {
         }
     }
 
-    /// What turns the last hidden state into logits, with the matrix as `weight` gives it.
+    /// Returns the weights that turn the last hidden state into logits, with the matrix as `weight` returns
+    /// it.
     pub(super) fn output_part<'a>(
         &'a self,
         weight: WeightOf<'a, '_>,
@@ -315,17 +317,17 @@ impl MappedWeights {
         Ok(OutputWeights { norm: &self.output_norm, head: weight(head, 0..head.rows)? })
     }
 
-    /// The projection to logits.
+    /// Returns the projection to logits.
     pub(super) fn head_at(&self) -> &MatrixAt {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Layers of the model.
+    /// Returns the number of layers of the model.
     pub(super) fn n_layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// The matrices of a layer that every token needs, in the order in which a pass multiplies with them.
+    /// Returns the matrices of a layer that every token needs, in the order of a pass.
     pub(super) fn matrices(&self, layer: usize) -> Vec<MatrixAt> {
         let Some(at) = self.layers.get(layer) else { return Vec::new() };
         let mut matrices = at.qkvo.to_vec();
@@ -342,7 +344,7 @@ impl MappedWeights {
         matrices
     }
 
-    /// The matrices of all experts of a layer, one below the other; none where it has no experts.
+    /// Returns the stacked matrices of all experts of a layer; empty if it has none.
     pub(super) fn expert_matrices(&self, layer: usize) -> Vec<MatrixAt> {
         match self.layers.get(layer).map(|at| &at.ffn) {
             Some(FfnAt::Experts { stacked, .. }) => stacked.matrices().to_vec(),
@@ -350,7 +352,7 @@ impl MappedWeights {
         }
     }
 
-    /// The file.
+    /// Returns the file.
     pub(super) fn gguf(&self) -> &Arc<Gguf> {
         &self.gguf
     }
@@ -375,11 +377,11 @@ impl WeightSource for MappedWeights {
         self.output_part(&|at, rows| Ok(self.matrix(&at.rows(rows))?.into()))
     }
 
-    /// Nothing: the operating system reads mapped pages ahead by itself.
+    /// Does nothing: the operating system reads mapped pages ahead by itself.
     fn hint(&self, _layer: usize, _part: Part) {}
 }
 
-/// Takes a model's tensors out of a file, and knows which were left.
+/// Finds a model's tensors in a file and keeps track of those not used.
 struct Tensors<'a> {
     gguf: &'a Gguf,
     config: &'a ModelConfig,
@@ -388,7 +390,7 @@ struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     fn new(gguf: &'a Gguf, config: &'a ModelConfig) -> Self {
-        // What `rope_divisors` has read: one list, else two.
+        // Read by `rope_divisors`: one list, or two.
         let rope = if gguf.has_tensor(ROPE_FREQS) { &[ROPE_FREQS][..] } else { &[ROPE_LONG, ROPE_SHORT] };
         Self { gguf, config, taken: rope.iter().map(|name| (*name).to_owned()).collect() }
     }
@@ -443,7 +445,7 @@ impl<'a> Tensors<'a> {
         self.gated(name, "", f)
     }
 
-    /// A network of three matrices whose names end in `suffix`.
+    /// Finds a network of three matrices whose names end in `suffix`.
     fn gated(
         &mut self,
         name: &impl Fn(&str) -> String,
@@ -480,12 +482,12 @@ impl<'a> Tensors<'a> {
         self.shaped(name, &[cols as u64, rows as u64], rows, cols)
     }
 
-    /// `count` matrices `[rows, cols]`, as one of `count * rows` rows.
+    /// Finds `count` matrices `[rows, cols]` as one of `count * rows` rows.
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<MatrixAt, TensorError> {
         self.shaped(name, &[cols as u64, rows as u64, count as u64], count.saturating_mul(rows), cols)
     }
 
-    /// A matrix of one row, which may be stored as a vector.
+    /// Finds a matrix of one row, which may be stored as a vector.
     fn row(&mut self, name: &str, cols: usize) -> Result<MatrixAt, TensorError> {
         let dims = [cols as u64, 1];
         let n_dims = self.gguf.tensor(name)?.dims.len().clamp(1, 2);
@@ -511,7 +513,7 @@ impl<'a> Tensors<'a> {
         vector(self.gguf, name, len)
     }
 
-    /// Empty where the vector is not there and need not be.
+    /// Returns an empty vector if it is absent and not required.
     fn vector_if(&mut self, presence: Presence, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
         match presence {
             Presence::Never => Ok(Vec::new()),

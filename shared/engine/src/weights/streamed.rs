@@ -1,14 +1,17 @@
 //! Weights of a model that does not fit into memory: a fixed part stays, the rest is read for every token.
 //!
-//! Every token walks the same matrices in the same order. Under such a walk a page cache that is one page too small
-//! keeps nothing, so that a mapped file is read wholly for each token; the least possible is what does not fit. Here the
-//! first rows of each matrix stay mapped (in the page cache, never locked: the system can still take them), as many as
-//! the budget allows, and the other rows are read past the page cache into a few buffers, in the order of the walk,
-//! while the rows that stay are computed with ([`choice`], [`queue`], [`reader`]; the scheme is PIPO's, sections 3.2 and
-//! 3.3). Streamed rows are never touched through the mapping, embedding rows always: a token needs one.
+//! Every token uses the same matrices in the same order. With this access pattern a page cache that is one
+//! page too small keeps nothing, so a mapped file would be read completely for each token. The least possible
+//! is to read only the part that does not fit.
 //!
-//! What always holds: not one bit of a result depends on the budget; unreclaimable memory is that of the buffers,
-//! 64 MiB at most; a budget that changes takes effect where the next token begins.
+//! Here the first rows of each matrix stay mapped, as many as the budget allows. They are in the page cache
+//! and never locked, so the system can still evict them. The other rows are read past the page cache into a
+//! few buffers, in the order of use, while the resident rows are computed with ([`choice`], [`queue`],
+//! [`reader`]). The scheme is PIPO's, sections 3.2 and 3.3. Streamed rows are never accessed through the
+//! mapping. Embedding rows always are: a token needs one.
+//!
+//! What always holds: no bit of a result depends on the budget. Unreclaimable memory is that of the buffers,
+//! 64 MiB at most. A changed budget takes effect at the beginning of the next token.
 
 mod choice;
 mod direct;
@@ -34,41 +37,45 @@ use reader::{Reader, ReaderOptions};
 
 pub use stats::ResidencyStats;
 
-/// Buffers that weights are read into.
+/// Number of buffers that weights are read into.
 const BUFFERS: usize = 20;
-/// Bytes of a read where nothing else is said. PIPO finds reads near 8 MB best for one at a time; three at a time of a
-/// quarter of that are as fast, their buffers are free again sooner, and what a pass waits for shares the disk with less
-/// that is for later.
+/// Default size of a read in bytes. PIPO finds reads near 8 MB best if there is one at a time. Three reads at
+/// a time of a quarter of that are as fast. Their buffers are free again sooner, and a read that a pass waits
+/// for competes less with reads for later.
 const READ_BYTES: usize = 2 << 20;
-/// What a read may be set to.
+/// Bounds of the size of a read.
 const READ_BYTES_MIN: usize = 4 << 10;
 const READ_BYTES_MAX: usize = 8_000_000;
-/// Rows are cut at multiples of these: what the kernels take at a time.
+/// Rows are cut at multiples of this number, which the kernels process at a time.
 const UNIT_ROWS: usize = 32;
 
-/// Memory that streaming takes beside its budget, with reads of the usual size; none where everything fits.
+/// Memory that streaming needs besides its budget, with reads of the default size; 0 if everything fits.
 pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + (16 << 10))) as u64;
 
-/// How much of a model stays in memory, and which part of it is computed with.
+/// How much of a model stays in memory, and which part of it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Residency {
-    /// Bytes of weights that may stay in memory. Whole pages count, so that up to two pages a matrix come on top.
+    /// Bytes of weights that may stay in memory. Whole pages count, so up to two pages per matrix are used in
+    /// addition.
     pub budget_bytes: u64,
-    /// The layers that this device computes, in the order in which a token walks them; all where `None`.
+    /// The layers that this device computes, in the order in which a token passes through them; `None` means
+    /// all.
     pub layers: Option<Vec<usize>>,
     /// Whether this device also computes embeddings and logits.
     pub ends: bool,
-    /// Of the budget, what the page cache may hold of weights that are read ahead, beyond the reading buffers, while
-    /// nobody computes here: in a ring of several rounds, while the other devices do (`P_m` of the plan).
+    /// The part of the budget that the page cache may use for weights that are read ahead, beyond the read
+    /// buffers, while this device is idle. In a ring of several rounds that is while other devices compute
+    /// (`P_m` of the plan).
     pub prefetch_bytes: u64,
-    /// Whether reads run ahead of the walk. Without, each read is waited for: for measurements.
+    /// Whether reads run ahead of the computation. If not, each read is waited for, which is for
+    /// measurements.
     pub reads_ahead: bool,
-    /// Bytes of one read at most, 4 KiB to 8 MB; twenty buffers of that size are held.
+    /// The most bytes of one read, 4 KiB to 8 MB; there are twenty buffers of that size.
     pub read_bytes: usize,
 }
 
 impl Default for Residency {
-    /// Everything stays.
+    /// Keeps everything in memory.
     fn default() -> Self {
         Self {
             budget_bytes: u64::MAX,
@@ -85,48 +92,48 @@ impl Default for Residency {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResidencyError {
-    /// A layer that the model does not have.
+    /// The model does not have the layer.
     #[error("layer {layer} of {n_layers}")]
     NoSuchLayer {
         /// The layer.
         layer: usize,
-        /// The model's layers.
+        /// Number of layers of the model.
         n_layers: usize,
     },
-    /// A layer that is listed twice.
+    /// A layer is listed twice.
     #[error("layer {layer} is listed twice")]
     LayerTwice {
         /// The layer.
         layer: usize,
     },
-    /// Reads of no useful size.
+    /// The size of reads is out of range.
     #[error("reads of {found} bytes, must be {min} to {max}")]
     ReadBytes {
-        /// The bytes asked for.
+        /// The size requested.
         found: usize,
-        /// The fewest.
+        /// The least.
         min: usize,
         /// The most.
         max: usize,
     },
-    /// A model in memory, which has no file to be read from.
+    /// The model is in memory and has no file to read from.
     #[error("a model without a file cannot be streamed")]
     NotAFile,
-    /// A file cannot be opened once more.
+    /// A file cannot be opened again.
     #[error("open `{}` for reading past the page cache", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         err: io::Error,
     },
-    /// The system gives no threads.
+    /// The system cannot start threads.
     #[error("start reading threads")]
     Threads(#[source] io::Error),
 }
 
-/// A matrix of the walk.
+/// A matrix of the walk: the sequence of matrices that a token uses.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     at: MatrixAt,
@@ -142,14 +149,14 @@ impl Place {
     }
 }
 
-/// What was asked for.
+/// The requested settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wanted {
     budget_bytes: u64,
     prefetch_bytes: u64,
 }
 
-/// The matrices that a token walks, in order.
+/// The matrices that a token uses, in order.
 #[derive(Debug)]
 struct Walk {
     layers: Vec<usize>,
@@ -172,16 +179,16 @@ impl Walk {
     }
 }
 
-/// What stays, of a walk.
+/// The rows of a walk that stay in memory.
 #[derive(Debug)]
 struct Choice {
     walk: Arc<Walk>,
     wanted: Wanted,
-    /// Bytes that the page cache may hold of what is read ahead.
+    /// Bytes that the page cache may use for reading ahead.
     prefetch_bytes: u64,
-    /// Rows of each matrix of the walk.
+    /// For each matrix of the walk, the number of rows that stay.
     rows: Vec<usize>,
-    /// The same by where the matrix begins: file and byte.
+    /// The same, keyed by the file and byte at which the matrix begins.
     by_place: HashMap<(usize, usize), usize>,
     resident_bytes: u64,
     streamed_bytes: u64,
@@ -198,7 +205,7 @@ pub struct StreamedWeights {
     reader: Reader,
 }
 
-/// One matrix `[rows, cols]` of which the first rows are at hand and the others are waited for.
+/// One matrix `[rows, cols]` whose first rows are in memory and whose other rows are waited for.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamedMatrix<'a> {
     source: &'a StreamedWeights,
@@ -207,24 +214,24 @@ pub struct StreamedMatrix<'a> {
 }
 
 impl StreamedMatrix<'_> {
-    /// The storage format.
+    /// Returns the storage format.
     pub fn format(&self) -> Format {
         self.at.format
     }
 
-    /// Rows: the length of an output vector.
+    /// Returns the number of rows: the length of an output vector.
     pub fn rows(&self) -> usize {
         self.at.rows
     }
 }
 
 impl<'a> StreamedMatrix<'a> {
-    /// The rows that stay in memory: the first ones, or none.
+    /// Returns the rows that stay in memory: the first ones, or none.
     pub(super) fn resident(&self) -> Result<Matrix<'a>, WeightError> {
         self.source.map_matrix(&self.at.rows(0..self.resident))
     }
 
-    /// The others, a piece at a time.
+    /// Waits for the other rows, piece by piece.
     pub(super) fn wait(&self, mut each: impl FnMut(usize, Matrix<'_>)) -> Result<(), WeightError> {
         for rows in self.source.cut.pieces(self.resident..self.at.rows, self.at.row_bytes()) {
             let (format, cols) = (self.at.format, self.at.cols);
@@ -238,17 +245,17 @@ impl<'a> StreamedMatrix<'a> {
     }
 }
 
-/// Where the rows lie.
+/// Returns the position of the rows.
 fn extent(at: &MatrixAt) -> Extent {
     let (part, bytes) = at.extent();
     Extent { part, bytes }
 }
 
 impl StreamedWeights {
-    /// Chooses what stays, and starts reading: first what the first token needs, then what stays.
+    /// Chooses what stays in memory and starts reading: first what the first token needs, then what stays.
     ///
     /// # Errors
-    /// [`ResidencyError`].
+    /// [`ResidencyError`] if the settings are out of range, or files or threads are not available.
     pub fn new(mapped: MappedWeights, residency: &Residency) -> Result<Self, ResidencyError> {
         let n_layers = mapped.n_layers();
         let layers = residency.layers.clone().unwrap_or_else(|| (0..n_layers).collect());
@@ -289,12 +296,12 @@ impl StreamedWeights {
         Ok(source)
     }
 
-    /// Changes how many bytes of weights may stay in memory. Takes effect where the next token begins.
+    /// Changes how many bytes of weights may stay in memory, from the next token on.
     pub fn set_budget(&self, bytes: u64) {
         self.wanted_mut().budget_bytes = bytes;
     }
 
-    /// Changes how many of those bytes are for reading ahead. Takes effect where the next token begins.
+    /// Changes how many of those bytes are for reading ahead, from the next token on.
     pub fn set_prefetch(&self, bytes: u64) {
         self.wanted_mut().prefetch_bytes = bytes;
     }
@@ -303,22 +310,22 @@ impl StreamedWeights {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The layers that are computed with, in the order in which a token walks them.
+    /// Returns the layers in use, in the order in which a token passes through them.
     pub fn layers(&self) -> Vec<usize> {
         self.choice().walk.layers.clone()
     }
 
-    /// Computes with other layers from now on: what is not needed any more leaves memory, and what is comes in its
-    /// place. To be called between steps, as a step that is under way would not find its layers any more.
+    /// Switches to other layers: those not needed any more leave memory, and the new ones take their place.
+    /// Call it between steps, since a running step would not find its layers any more.
     ///
     /// # Errors
-    /// [`ResidencyError::NoSuchLayer`] and [`ResidencyError::LayerTwice`], and nothing has changed.
+    /// [`ResidencyError::NoSuchLayer`] and [`ResidencyError::LayerTwice`]; nothing has changed then.
     pub fn set_layers(&self, layers: Vec<usize>) -> Result<(), ResidencyError> {
         self.apply(Arc::new(Walk::new(&self.mapped, layers, self.ends)?));
         Ok(())
     }
 
-    /// Figures so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> ResidencyStats {
         let (choice, counts) = (self.choice(), self.reader.counts());
         ResidencyStats {
@@ -343,7 +350,7 @@ impl StreamedWeights {
         Arc::clone(&self.choice.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where a token's walk begins.
+    /// Marks the beginning of a token's walk.
     fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         self.reader.begin_pass();
@@ -353,7 +360,7 @@ impl StreamedWeights {
         }
     }
 
-    /// Chooses anew for this walk and the budget that is wanted, and tells the reader what has changed.
+    /// Chooses again for this walk and the requested budget, and tells the reader what has changed.
     fn apply(&self, walk: Arc<Walk>) {
         let mut choice = self.choice.write().unwrap_or_else(PoisonError::into_inner);
         let next = Choice::new(walk, *self.wanted_mut(), &self.cut);
@@ -380,12 +387,12 @@ impl StreamedWeights {
         *choice = Arc::new(next);
     }
 
-    /// A matrix through the mapping.
+    /// Returns a matrix through the mapping.
     fn map_matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
         Ok(Matrix::new(at.format, at.rows, at.cols, at.bytes(self.mapped.gguf()))?)
     }
 
-    /// Some rows of a matrix of the walk.
+    /// Returns some rows of a matrix of the walk.
     fn weight(&self, choice: &Choice, at: &MatrixAt, rows: Range<usize>) -> Result<Weight<'_>, WeightError> {
         let resident = choice.resident_rows(at).unwrap_or(at.rows);
         let resident = resident.clamp(rows.start, rows.end) - rows.start;
@@ -407,7 +414,7 @@ impl StreamedWeights {
 }
 
 impl Choice {
-    /// Nothing stays, and nothing is said about reading.
+    /// Returns a choice in which nothing stays and nothing is read ahead.
     fn none(walk: Arc<Walk>) -> Self {
         Self {
             wanted: Wanted { budget_bytes: 0, prefetch_bytes: 0 },
@@ -424,7 +431,7 @@ impl Choice {
         let walked: Vec<Walked> = walk.places.iter().map(Place::walked).collect();
         let all: u64 = walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum();
         let budget = wanted.budget_bytes;
-        // Where everything stays nothing is read ahead.
+        // If everything stays, nothing is read ahead.
         let prefetch_bytes = if all <= budget { 0 } else { wanted.prefetch_bytes.min(budget) };
         let rows = choose(&walked, budget - prefetch_bytes, cut);
         let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
@@ -439,7 +446,7 @@ impl Choice {
         choice
     }
 
-    /// Rows of a matrix that stay; none where the walk does not come by it.
+    /// Returns how many rows of a matrix stay; `None` if the matrix is not in the walk.
     fn resident_rows(&self, at: &MatrixAt) -> Option<usize> {
         let whole = extent(at);
         self.by_place.get(&(whole.part, whole.bytes.start)).copied()
@@ -466,7 +473,7 @@ impl WeightSource for StreamedWeights {
         self.part(layer, part)
     }
 
-    /// Through the mapping: a token needs one row.
+    /// Uses the mapping: a token needs one row.
     fn embedding(&self) -> Result<Matrix<'_>, WeightError> {
         if self.ends { self.mapped.embedding() } else { Err(WeightError::EndsElsewhere) }
     }
@@ -482,12 +489,12 @@ impl WeightSource for StreamedWeights {
         self.mapped.output_part(&|at, rows| self.weight(&choice, at, rows))
     }
 
-    /// Asks for what an expert streams; all else is known beforehand.
+    /// Asks for the streamed rows of an expert; everything else is known beforehand.
     fn hint(&self, layer: usize, part: Part) {
         if !matches!(part, Part::Expert(_)) {
             return;
         }
-        // A part that is not there is refused when it is acquired.
+        // A part that does not exist is refused when it is acquired.
         let Ok(PartWeights::Expert(network)) = self.part(layer, part) else { return };
         let mut extents = Vec::new();
         for weight in [network.gate, network.up, network.down] {

@@ -1,4 +1,4 @@
-//! LoRA adapters at run time: against merged weights, beside each other, in the cache of prefixes.
+//! LoRA adapters at run time: compared with merged weights, several in one batch, and in the prefix cache.
 
 mod refusals;
 
@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use baton_engine::adapter::targets;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::SyntheticAdapter;
 use baton_engine::{
     Adapter, AdapterError, Engine, EngineOptions, KvError, Model, PrefixScope, SeqId, StepSeq, Wanted,
 };
 use baton_kernels_cpu::{Format, dequantize_row};
+use baton_synthetic::SyntheticAdapter;
 use proptest::prelude::*;
 
 use crate::{all_logits, assert_same_bits, engine, open, prompt, ragged, tiny};
 
-/// Families of dense layers, fused projections and norms behind the halves among them.
+/// Families of dense layers, including fused projections and norms after the halves.
 const DENSE: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "phi3"];
 
 pub(super) fn adapter(model: &Arc<Model>, synthetic: &SyntheticAdapter) -> Arc<Adapter> {
@@ -23,7 +23,7 @@ pub(super) fn adapter(model: &Arc<Model>, synthetic: &SyntheticAdapter) -> Arc<A
     Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), model).unwrap()
 }
 
-/// All numbers of a tensor, in f64.
+/// Returns all numbers of a tensor, in f64.
 fn values(gguf: &Gguf, name: &str) -> Vec<f64> {
     let view = gguf.tensor(name).unwrap();
     let mut values = vec![0f32; view.dims.iter().product::<u64>() as usize];
@@ -31,7 +31,7 @@ fn values(gguf: &Gguf, name: &str) -> Vec<f64> {
     values.into_iter().map(f64::from).collect()
 }
 
-/// The model's file with `alpha / r B A` added to its F32 weights, in f64.
+/// Returns the model with `alpha / r B A` added to its F32 weights, in f64.
 fn merged(base: &[u8], lora: &[u8], synthetic: &SyntheticAdapter) -> Arc<Model> {
     let (model, lora) = (Gguf::from_bytes(base.to_vec()).unwrap(), Gguf::from_bytes(lora.to_vec()).unwrap());
     let config = Model::from_gguf(Gguf::from_bytes(base.to_vec()).unwrap()).unwrap().config().clone();
@@ -58,7 +58,7 @@ fn merged(base: &[u8], lora: &[u8], synthetic: &SyntheticAdapter) -> Arc<Model> 
     Model::from_gguf(Gguf::from_bytes(out).unwrap()).unwrap()
 }
 
-/// `|have - want| / |want|` over all numbers.
+/// Returns `|have - want| / |want|` over all numbers.
 fn relative_error(have: &[f32], want: &[f32]) -> f64 {
     assert_eq!(have.len(), want.len());
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
@@ -111,7 +111,7 @@ fn an_alpha_of_nothing_leaves_the_product_as_it_is() {
     assert_same_bits(&logits(0.0), &logits(4.0), "alpha 0 is the rank, as in llama.cpp");
 }
 
-/// One sequence alone, every logit in one pass.
+/// Runs one sequence alone, with every logit in one pass.
 fn alone(model: &Arc<Model>, adapter: Option<&Arc<Adapter>>, ids: &[u32]) -> Vec<f32> {
     let mut engine = engine(model, 1, EngineOptions::default());
     let id = adapter.map(|adapter| engine.add_adapter(Arc::clone(adapter)).unwrap());
@@ -119,7 +119,7 @@ fn alone(model: &Arc<Model>, adapter: Option<&Arc<Adapter>>, ids: &[u32]) -> Vec
     all_logits(&mut engine, seq, ids)
 }
 
-/// In each step, how many tokens every sequence moves on (0: not in the batch).
+/// For each step, how many tokens every sequence advances (0: not in the batch).
 fn script() -> impl Strategy<Value = Vec<[usize; 4]>> {
     prop::collection::vec([0..40usize, 0..3usize, 0..70usize, 0..9usize], 1..10)
 }

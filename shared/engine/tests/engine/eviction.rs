@@ -1,4 +1,4 @@
-//! Sequences of which only a part of the keys and values is left.
+//! Sequences that keep only a part of their keys and values.
 
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, EvictError, Kept, KvError, SlidingWindow};
@@ -11,7 +11,7 @@ use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
 /// Tokens before the eviction.
 const PROMPT: usize = 100;
 
-/// Every head its own positions: of 100, those that a multiplicative hash ranks lowest.
+/// Returns different positions for every head: of 100, those that a multiplicative hash ranks lowest.
 fn scattered(heads: usize, tokens: usize) -> Vec<Vec<usize>> {
     let rank = |head: usize, position: usize| (position * 7_919 + head * 104_729 + 17) * 31 % 1_009;
     (0..heads)
@@ -94,7 +94,7 @@ fn a_thinned_sequence_forks_and_is_cut_where_it_grew() {
     let refused = KvError::Evicted { wanted: PROMPT - 1, least: PROMPT };
     assert_eq!(engine.truncate(thin, PROMPT - 1), Err(refused.clone()));
     assert_eq!(engine.fork(thin, PROMPT - 1), Err(refused));
-    // Its blocks are never found by others: a new sequence of the same tokens computes them all.
+    // Other sequences never find its blocks: a new sequence of the same tokens computes them all.
     engine.release(fork);
     engine.release(thin);
     let again = engine.create();

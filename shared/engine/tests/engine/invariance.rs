@@ -1,17 +1,17 @@
-//! The law: a token's logits are the same bits whatever the batch, the chunks, the threads, and however its
-//! prefix came into the cache.
+//! A token's logits have the same bits for any batch, chunks and threads, and however its prefix came into
+//! the cache.
 
 use std::sync::Arc;
 
 use baton_engine::engine::KvFormat;
-use baton_engine::synthetic::SyntheticModel;
 use baton_engine::{Engine, EngineOptions, Model, SeqId, SlidingWindow, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 use proptest::prelude::*;
 
 use crate::{all_logits, assert_same_bits, engine, family, open, prompt, ragged, tiny};
 
-/// Token by token, alone, on one thread: the plainest way to run a prompt.
+/// Runs a prompt in the simplest way: token by token, alone, on one thread.
 fn plain(model: &Arc<Model>, options: &EngineOptions, ids: &[u32]) -> Vec<f32> {
     let mut engine = engine(model, 1, options.clone());
     let seq = engine.create();
@@ -93,7 +93,7 @@ fn the_way_a_prefix_came_into_the_cache_changes_no_bit() {
     assert_same_bits(&own, &want_second[known * vocab_len..], "prefix from the index");
 }
 
-/// A script of steps: in each, how many tokens every sequence moves on (0: not in the batch).
+/// A script of steps: for each step, how many tokens every sequence advances (0: not in the batch).
 fn script() -> impl Strategy<Value = Vec<[usize; 3]>> {
     prop::collection::vec([0..40usize, 0..3usize, 0..90usize], 1..12)
 }

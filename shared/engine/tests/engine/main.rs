@@ -10,16 +10,17 @@ mod reference;
 mod refusals;
 mod residency;
 mod sequences;
+mod split;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{SyntheticExperts, SyntheticModel};
 use baton_engine::{Capture, Engine, EngineOptions, Model, SeqId, SeqOutput, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
-/// A model of odd, small widths: three layers, six heads over three key heads.
+/// Returns a model of small, odd widths: three layers, six heads, three key heads.
 fn tiny(family: &'static str, format: Format) -> SyntheticModel {
     SyntheticModel {
         n_layers: 3,
@@ -33,7 +34,7 @@ fn tiny(family: &'static str, format: Format) -> SyntheticModel {
     }
 }
 
-/// A tiny model of a family, with experts where it has them; `mixtral` is llama's with experts.
+/// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts.
 fn family(name: &'static str, format: Format) -> SyntheticModel {
     let architecture = if name == "mixtral" { "llama" } else { name };
     let experts = SyntheticExperts { count: 5, used: 2, d_ff: 32, shared_d_ff: 64 };
@@ -50,12 +51,12 @@ fn engine(model: &Arc<Model>, threads: usize, options: EngineOptions) -> Engine 
     Engine::new(Arc::clone(model), EngineOptions { threads: NonZeroUsize::new(threads), ..options }).unwrap()
 }
 
-/// Text-like ids that no two seeds share.
+/// Returns text-like ids, different for each seed.
 fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % 256).collect()
 }
 
-/// One sequence's tokens through the engine, with every logit.
+/// Runs one sequence's tokens through the engine, with every logit.
 fn all_logits(engine: &mut Engine, seq: SeqId, ids: &[u32]) -> Vec<f32> {
     one(engine, seq, ids, None).logits
 }
@@ -65,8 +66,8 @@ fn one(engine: &mut Engine, seq: SeqId, ids: &[u32], capture: Option<&Capture>) 
     engine.step(&batch, &mut ()).unwrap().remove(0)
 }
 
-/// Moves the sequences on, each along its own prompt: a step for each of `moves`, which says by how many tokens (0: not in
-/// the batch). Every logit of every sequence.
+/// Advances the sequences, each along its own prompt, with a step per entry of `moves`. An entry says by how
+/// many tokens (0: not in the batch). Returns every logit of every sequence.
 fn ragged<const N: usize>(
     engine: &mut Engine,
     seqs: [SeqId; N],

@@ -1,19 +1,19 @@
-//! A step in pieces over several engines gives the bits of one engine's step.
+//! A step in pieces over several engines gives the same bits as one engine's step.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use baton_engine::engine::{EngineError, Hidden, OpenStep};
-use baton_engine::synthetic::SyntheticAdapter;
 use baton_engine::{
     Engine, EngineOptions, EvictError, Kept, KvError, Model, SeqId, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticAdapter;
 use proptest::prelude::*;
 
 use crate::{adapters, all_logits, assert_same_bits, engine, family, open, prompt, tiny};
 
-/// One engine for each device, and which of them computes each layer.
+/// One engine per device, and the device of each layer.
 struct Split {
     engines: Vec<Engine>,
     owner: Vec<usize>,
@@ -24,7 +24,7 @@ fn entry(seq: SeqId, ids: &[u32]) -> StepSeq<'_> {
 }
 
 impl Split {
-    /// `owner[layer]` is the engine that computes it; the first one embeds and makes logits.
+    /// Creates the engines: `owner[layer]` computes the layer; the first engine embeds and computes logits.
     fn new(model: &Arc<Model>, owner: &[usize]) -> Self {
         let of = |device: usize| (0..owner.len()).filter(|layer| owner[*layer] == device).collect();
         let made = |device| {
@@ -49,7 +49,7 @@ impl Split {
         hidden
     }
 
-    /// The step in chunks of so many rows: the logits of every sequence.
+    /// Runs the step in chunks of `chunk` rows; returns the logits of every sequence.
     fn step(&mut self, batch: &[StepSeq<'_>], chunk: usize) -> Vec<Vec<f32>> {
         let open = |engine: &mut Engine| engine.open_step(batch).unwrap();
         let steps: Vec<OpenStep> = self.engines.iter_mut().map(open).collect();
@@ -72,7 +72,7 @@ fn wanted() -> impl Strategy<Value = Wanted> {
     prop::sample::select(vec![Wanted::None, Wanted::Last, Wanted::All])
 }
 
-/// Steps: of each of two sequences how many tokens, where logits are wanted, rows of a chunk.
+/// For each step: tokens of the two sequences, which logits are wanted, and rows of a chunk.
 fn script() -> impl Strategy<Value = Vec<([usize; 2], [Wanted; 2], usize)>> {
     prop::collection::vec(([0..50usize, 0..4usize], [wanted(), wanted()], 1..40usize), 1..8)
 }

@@ -1,8 +1,8 @@
-//! The engine against its definition in f64, every family and option.
+//! The engine compared with its definition in f64, for every family and option.
 
-use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_engine::{Capture, EngineOptions, HeadId, SlidingWindow, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 
 use crate::{all_logits, engine, family, one, open, prompt, tiny};
 
@@ -10,7 +10,7 @@ pub(crate) mod definition;
 
 use definition::{Rows, reference};
 
-/// `|have - want| / |want|` over all numbers.
+/// Returns `|have - want| / |want|` over all numbers.
 pub(crate) fn relative_error(have: &[f32], want: &Rows) -> f64 {
     let want: Vec<f64> = want.iter().flatten().copied().collect();
     assert_eq!(have.len(), want.len());
@@ -144,7 +144,7 @@ fn windows_and_rotations_of_local_layers_are_their_own() {
             ("rope.scaling.factor", ExtraValue::F32(8.0)),
         ]
     };
-    // The second has no local layer, the third no window and so none either.
+    // The second has no local layer; the third has no window, so no local layer either.
     for (window, pattern) in [(40, 2), (40, 1), (0, 3)] {
         let extra = if window == 0 { Vec::new() } else { extra(window, pattern) };
         let model = SyntheticModel { extra, ..tiny("gemma3", Format::F32) };
@@ -185,7 +185,7 @@ fn any_number_of_experts_may_be_used() {
     }
 }
 
-/// The last layer leaves out what nobody asked for; what is asked for stays what it is.
+/// The last layer skips rows that nobody needs; the results for other rows do not change.
 #[test]
 fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
     let ids = prompt(5, 90);
@@ -198,7 +198,7 @@ fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
             let seq = engine.create();
             let want = one(&mut engine, seq, &ids, Some(capture));
             for wanted in [Wanted::None, Wanted::Last] {
-                // Beside a sequence of which all is wanted.
+                // In a batch with a sequence of which everything is wanted.
                 let seqs = [engine.create(), engine.create()];
                 let batch = [
                     StepSeq { seq: seqs[0], ids: &ids, logits: wanted, capture: Some(capture) },
@@ -211,7 +211,7 @@ fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
                 assert_eq!(have[0].logits, want.logits[from..], "{name} {wanted:?}");
                 assert_eq!(have[1].logits, want.logits[..7 * want.logits.len() / 90], "{name}");
             }
-            // Tokens whose logits nobody wanted are in the cache like any others.
+            // Tokens whose logits are not wanted are in the cache like any others.
             let quiet = engine.create();
             for (ids, logits) in [(&ids[..50], Wanted::None), (&ids[50..], Wanted::All)] {
                 let step = StepSeq { seq: quiet, ids, logits, capture: None };

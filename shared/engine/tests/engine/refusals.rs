@@ -1,16 +1,16 @@
-//! What the engine and the model refuse, each with its error.
+//! Requests that the engine and the model refuse, each with its error.
 
 use std::sync::LazyLock;
 
 use baton_engine::gguf::Gguf;
 use baton_engine::model::ModelError;
 use baton_engine::sampling::check_logits;
-use baton_engine::synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use baton_engine::{
     Capture, Engine, EngineError, EngineOptions, HeadId, KvError, Model, SlidingWindow, StepError, StepSeq,
     Wanted,
 };
 use baton_kernels_cpu::Format;
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 use proptest::prelude::*;
 
 use crate::{engine, family, open, tiny};
@@ -22,7 +22,7 @@ fn check_model(change: impl FnOnce(&mut SyntheticModel), want: &str) {
     check_bytes(synthetic.to_gguf().unwrap(), want);
 }
 
-/// The whole chain of causes holds the text.
+/// Checks that the chain of causes contains the text.
 #[track_caller]
 fn check_bytes(bytes: Vec<u8>, want: &str) {
     let opened = Gguf::from_bytes(bytes).map_err(ModelError::from).and_then(Model::from_gguf);
@@ -70,6 +70,25 @@ fn models_that_cannot_be_run_are_refused() {
 }
 
 #[test]
+fn a_vocabulary_and_a_table_of_other_lengths_are_refused() {
+    let model = tiny("llama", Format::F32);
+    let gguf = Gguf::from_bytes(model.to_gguf().unwrap()).unwrap();
+    for len in [model.vocab_len as usize - 1, model.vocab_len as usize + 1] {
+        let m = gguf.metadata();
+        let (mut tokens, mut types) = (
+            m.str_array("tokenizer.ggml.tokens").unwrap(),
+            m.i32_array("tokenizer.ggml.token_type").unwrap(),
+        );
+        tokens.resize(len, "one more");
+        types.resize(len, 1);
+        let mut writer = model.writer().unwrap();
+        writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
+        let want = format!("tokenizer has {len} tokens, the embedding table has 288 rows: must be as many");
+        check_bytes(writer.to_bytes().unwrap(), &want);
+    }
+}
+
+#[test]
 fn families_refuse_what_they_do_not_have() {
     let of = |name, change: fn(&mut SyntheticModel), want| {
         check_model(
@@ -87,7 +106,7 @@ fn families_refuse_what_they_do_not_have() {
     );
     of("gemma", |model| model.family = "gemma2", "architecture `gemma2` is not supported");
     of("gemma", |model| model.tied = false, "tensor `output.weight` is not part of a gemma model");
-    // Files of one family that call themselves another.
+    // Files of one family that state another.
     for (name, becomes, want) in
         [("qwen3", b"qwen2", "attn_q.bias"), ("qwen2", b"qwen3", "attn_q_norm.weight")]
     {
@@ -202,7 +221,7 @@ fn weights_that_are_too_large_give_no_numbers() {
     let gguf = Gguf::from_bytes(bytes.clone()).unwrap();
     let row = gguf.tensor("blk.0.ffn_down.weight").unwrap().data[..64].to_vec();
     let at = bytes.windows(row.len()).position(|window| window == row).expect("the file holds the row");
-    // Its products are finite, their squares are not.
+    // Its products are finite; their squares are not.
     bytes[at..at + 4].copy_from_slice(&7e36f32.to_le_bytes());
     let model = Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
     let mut engine = engine(&model, 1, EngineOptions::default());
@@ -213,7 +232,7 @@ fn weights_that_are_too_large_give_no_numbers() {
     assert!(check_logits(&logits).is_err());
 }
 
-/// The bytes of a good model with one stretch replaced by another of the same length.
+/// Returns the bytes of a valid model with one run of bytes replaced by another of the same length.
 fn patched(from: &[u8], to: &[u8]) -> Vec<u8> {
     patched_of("llama", from, to)
 }
@@ -279,7 +298,7 @@ fn steps_that_make_no_sense_are_refused_and_change_nothing() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
-    /// Metadata and directory lie in the first 8 KiB of the file.
+    /// Metadata and directory are in the first 8 KiB of the file.
     #[test]
     fn any_change_of_the_header_gives_a_model_that_runs_or_an_error(
         changes in prop::collection::vec((0..8192usize, any::<u8>()), 1..4),

@@ -1,17 +1,17 @@
-//! Weights of which a part stays in memory: the same bits whatever the budget, as few bytes read as can be, and errors
-//! that leave everything as it was.
+//! Partly resident weights: the same bits for any budget, the fewest bytes read, and errors that change
+//! nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engine::engine::StepError;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{Quant, SyntheticModel};
 use baton_engine::weights::{
     MappedWeights, Residency, ResidencyError, StreamedWeights, WeightError, vocab_len,
 };
 use baton_engine::{Engine, EngineOptions, Model, ModelConfig, ResidencyStats, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::{Quant, SyntheticModel};
 use proptest::prelude::*;
 
 use crate::{all_logits, assert_same_bits, engine, family, prompt, tiny};
@@ -30,7 +30,7 @@ fn stats(model: &Model) -> ResidencyStats {
     model.streamed().unwrap().stats()
 }
 
-/// A prompt whose first chunk wants no logits (its last layer ends early), then token by token.
+/// Runs a prompt whose first chunk wants no logits (its last layer ends early), then token by token.
 fn walk(model: &Arc<Model>) -> Vec<f32> {
     let ids = prompt(3, 44);
     let mut engine = engine(model, 2, EngineOptions::default());
@@ -100,12 +100,12 @@ fn a_token_reads_what_does_not_fit_and_no_more() {
         let after = stats(&model);
         let (reads, bytes) = (after.reads - before.reads, after.bytes_read - before.bytes_read);
         assert_eq!(after.reads_in_vain, 0, "{percent} %");
-        // Rows are cut at 32 of them.
+        // Rows are cut at multiples of 32.
         let least = all - (budget_bytes - prefetch_bytes);
         assert!(after.streamed_bytes <= least + 32 * 544, "{percent} %: {after:?}");
         assert!(after.streamed_bytes + after.resident_bytes == all, "{after:?}");
-        // Every buffer may have been full when the counting began and empty when it ended, or the reverse: how far
-        // reading is ahead of computing at a moment depends on what else this machine does.
+        // Every buffer may have been full at the start of counting and empty at the end, or the reverse. How
+        // far reading is ahead of computing depends on the load of this machine.
         let ahead = 20 * ((64 << 10) + 2 * BLOCK) + prefetch_bytes;
         let most = 20 * after.streamed_bytes + reads * 2 * BLOCK + ahead;
         assert!(bytes <= most, "{percent} %: {bytes} bytes, {most} at most");
@@ -310,13 +310,13 @@ fn a_file_that_was_cut_short_is_an_error_with_its_place() {
     let seq = engine.create();
     all_logits(&mut engine, seq, &[1, 2, 3]);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
-    // The head of the file, with the embedding table, is still there.
+    // The beginning of the file, with the embedding table, is still there.
     let gguf = Gguf::open(&path).unwrap();
     let end = gguf.tensor("token_embd.weight").unwrap().place.range().end;
     drop(gguf);
     file.set_len(end as u64).unwrap();
     let step = [StepSeq { seq, ids: &[4], logits: Wanted::Last, capture: None }];
-    // What was read ahead may still serve the first layers of a token.
+    // Data that was read ahead may still serve the first layers of a token.
     let err = (0..2).find_map(|_| engine.step(&step, &mut ()).err()).expect("most weights are gone");
     let StepError::Weights(WeightError::Read { path: named, .. }) = &err else { panic!("{err:?}") };
     assert_eq!(named, &path);

@@ -1,4 +1,4 @@
-//! Sequences: lengths, outputs, cancellation and what a full cache does.
+//! Sequences: lengths, outputs, cancellation and a full cache.
 
 use std::ops::ControlFlow;
 
@@ -7,7 +7,7 @@ use baton_kernels_cpu::Format;
 
 use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
 
-/// Cancels after a layer and keeps what it heard.
+/// Cancels after a layer and records the progress.
 struct StopAfter {
     layer: usize,
     heard: Vec<(usize, usize)>,
@@ -38,7 +38,7 @@ fn a_cancelled_step_leaves_every_sequence_as_it_was() {
         assert_eq!(control.heard, (1..=layer).map(|done| (done, 3)).collect::<Vec<_>>());
         assert_eq!([a, b, fork].map(|seq| engine.len(seq).unwrap()), [50, 0, 45]);
     }
-    // A fork's own copy of its last block is all that may stay taken.
+    // Only a fork's copy of its last block may stay allocated.
     assert!(free - engine.free_tokens() <= 32);
     let have = all_logits(&mut engine, a, &ids[50..]);
     let fresh = engine.create();

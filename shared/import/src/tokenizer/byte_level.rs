@@ -1,7 +1,7 @@
-//! Byte-level BPE of a tokenizer.json: tokens, merges, and the name of its pre-tokenizer.
+//! Byte-level BPE of a `tokenizer.json`: tokens, merges, and the name of its pre-tokenizer.
 //!
-//! GGUF files do not hold the patterns that cut a text into words, only a name for them; it is found by the patterns
-//! in the file. Patterns that are not in the table are refused.
+//! GGUF files do not hold the patterns that split a text into words, only a name for them. The name is found
+//! by comparing the patterns of the file with a table; unknown patterns are refused.
 
 use std::borrow::Cow;
 
@@ -20,11 +20,11 @@ const CJK: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
 /// One step of a pre-tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Text is cut around the matches of a pattern, in which line ends are written as escapes.
+    /// Splits text around the matches of a pattern, in which line ends are written as escapes.
     Split(Cow<'static, str>),
-    /// Every digit is a word.
+    /// Makes every digit a word.
     Digits,
-    /// Words of GPT-2.
+    /// Splits into words as GPT-2 does.
     Gpt2Words,
 }
 
@@ -34,7 +34,8 @@ const fn split(pattern: &'static str) -> Step {
     Step::Split(Cow::Borrowed(pattern))
 }
 
-/// Steps, whether whole words stay tokens whatever the merges say (where that decides), and the name in GGUF files.
+/// Steps, whether whole words stay tokens regardless of merges (`None` if any value will do), and the name in
+/// GGUF files.
 const TABLE: &[(&[Step], Option<bool>, &str)] = &[
     (&[Gpt2Words], Some(false), "gpt-2"),
     (&[Digits, Gpt2Words], Some(false), "starcoder"),
@@ -61,10 +62,10 @@ fn says_byte_level(part: &Value) -> bool {
     part.get("type").is_some_and(|kind| kind == "ByteLevel") || steps("pretokenizers") || steps("decoders")
 }
 
-/// The pre-tokenizer's name in GGUF files.
+/// Returns the pre-tokenizer's name in GGUF files.
 ///
 /// # Errors
-/// Patterns, or a normalizer, that are not in the table.
+/// If the patterns or the normalizer are not in the table.
 pub(super) fn pre_tokenizer(json: &JsonFile) -> Result<&'static str, ImportError> {
     let unknown = |what: String| ImportError::Tokenizer { path: json.path().to_owned(), what };
     if let Some(normalizer) = json.get("normalizer").filter(|normalizer| !changes_nothing(normalizer)) {
@@ -87,14 +88,14 @@ pub(super) fn pre_tokenizer(json: &JsonFile) -> Result<&'static str, ImportError
     })
 }
 
-/// Whether a normalizer leaves texts as they are: none at all, or composing what is composed already.
+/// Whether a normalizer changes nothing: there is none, or it only composes characters.
 fn changes_nothing(normalizer: &Value) -> bool {
     let parts = normalizer.get("normalizers").and_then(Value::as_array);
     normalizer.get("type").is_some_and(|kind| kind == "NFC")
         || parts.is_some_and(|parts| parts.iter().all(changes_nothing))
 }
 
-/// The steps of a pre-tokenizer; `None` where one of them is unknown.
+/// Collects the steps of a pre-tokenizer; returns `None` if one of them is unknown.
 fn collect(part: &Value, steps: &mut Vec<Step>) -> Option<()> {
     let flag = |key: &str, default: bool| part.get(key).and_then(Value::as_bool).unwrap_or(default);
     match part.get("type")?.as_str()? {
@@ -113,7 +114,7 @@ fn collect(part: &Value, steps: &mut Vec<Step>) -> Option<()> {
             let pattern = part.get("pattern")?.get("Regex")?.as_str()?;
             steps.push(Step::Split(pattern.replace('\r', r"\r").replace('\n', r"\n").into()));
             let isolated = part.get("behavior")?.as_str()? == "Isolated" && !flag("invert", false);
-            // Keeping the matches only is the same, for these patterns match all of a text.
+            // Keeping only the matches is the same, because these patterns match all of a text.
             let kept = part.get("behavior")?.as_str()? == "Removed" && flag("invert", false);
             (isolated || kept).then_some(())
         }
@@ -124,7 +125,7 @@ fn collect(part: &Value, steps: &mut Vec<Step>) -> Option<()> {
 /// Reads tokens and merges of a byte-level tokenizer.json.
 pub(super) fn read(json: &JsonFile, pieces: &mut Pieces) -> Result<Vec<String>, ImportError> {
     read_vocab(json, |id, text| pieces.set(id, text.to_owned(), Kind::Normal, 0.0))?;
-    // A space inside a token would end it: it is written as GPT-2's alphabet writes the byte.
+    // A space inside a token would end it, so it is written as in GPT-2's alphabet.
     let written = |part: &str| part.replace(' ', "\u{120}");
     Ok(merges(json)?
         .into_iter()
@@ -151,7 +152,7 @@ pub(super) fn read_vocab(
     Ok(())
 }
 
-/// The merges of a BPE model, in either of the two forms that the library writes.
+/// Returns the merges of a BPE model, in either of the two forms that the library writes.
 pub(super) fn merges(json: &JsonFile) -> Result<Vec<(&str, &str)>, ImportError> {
     let merges = json.get("model").and_then(|model| model.get("merges")).and_then(Value::as_array);
     merges
@@ -170,7 +171,7 @@ fn split_merge(merge: &Value) -> Option<(&str, &str)> {
     }
 }
 
-/// A flag of the BPE model, false where it is absent.
+/// Returns a flag of the BPE model; false if it is absent.
 pub(super) fn model_flag(json: &JsonFile, key: &str) -> bool {
     json.get("model").and_then(|model| model.get(key)).and_then(Value::as_bool).unwrap_or(false)
 }

@@ -1,12 +1,12 @@
-//! The proof that a vocabulary was understood: both tokenizers on the same texts.
+//! Checks that a vocabulary was understood: runs both tokenizers on the same texts.
 
 use baton_engine::Tokenizer;
 use baton_engine::tokenizer::JsonOptions;
 
 use crate::error::ImportError;
 
-/// Texts that pre-tokenizers cut differently: case and contractions, runs of digits, of signs and of white space,
-/// line ends, scripts with and without spaces, emoji. All are in composed form.
+/// Texts that pre-tokenizers split differently: case and contractions, runs of digits, of signs and of white
+/// space, line ends, scripts with and without spaces, emoji. All are in composed form.
 const TEXTS: &[&str] = &[
     "Hello, world! It's what THEY'RE saying; we'll see, WE'VE seen, I'd say, I'M sure.",
     "1 22 333 4444 55555 3.14 1,000,000 0x1f v2.0-rc1 99% 7th ²³ ½ ٣٤",
@@ -21,13 +21,13 @@ const TEXTS: &[&str] = &[
     " ",
     "\n",
 ];
-/// Ids that a message shows.
+/// The most ids that a message shows.
 const SHOWN: usize = 12;
 
-/// The tokenizer as its own file says it.
+/// Returns the tokenizer that the file itself defines.
 ///
 /// # Errors
-/// [`ImportError::ReadTokenizer`] if the library of such files refuses it.
+/// [`ImportError::ReadTokenizer`] if the library for such files refuses it.
 pub(super) fn original(json: &[u8]) -> Result<Tokenizer, ImportError> {
     Tokenizer::from_json_bytes(json, JsonOptions::default()).map_err(ImportError::ReadTokenizer)
 }

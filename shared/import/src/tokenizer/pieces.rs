@@ -1,4 +1,4 @@
-//! The list of tokens: text, kind and score of each, by id.
+//! The list of tokens: text, kind and score, by id.
 
 use std::path::{Path, PathBuf};
 
@@ -18,9 +18,9 @@ pub(super) enum Kind {
     Byte = 6,
 }
 
-/// Score of tokens that are found before anything is merged.
+/// Score of added tokens, which are found before anything is merged.
 const SCORE_ADDED: f32 = -1000.0;
-/// Score of rows of the embedding table that no token has.
+/// Score of rows of the embedding table without a token.
 const SCORE_UNUSED: f32 = -10_000.0;
 /// How SentencePiece writes a space.
 const SPACE: char = '▁';
@@ -40,12 +40,12 @@ pub(super) struct AddedToken {
     pub(super) id: usize,
     pub(super) text: String,
     special: bool,
-    /// Whether it swallows the white space before it, and behind it.
+    /// Whether it removes the white space before it, and after it.
     strips: [bool; 2],
 }
 
 impl Pieces {
-    /// A list in which every row of the embedding table is free.
+    /// Returns a list in which every row of the embedding table is free.
     pub(super) fn new(vocab_len: usize, dir: &Path) -> Pieces {
         Pieces {
             texts: (0..vocab_len).map(|id| format!("[PAD{id}]")).collect(),
@@ -58,7 +58,7 @@ impl Pieces {
     /// Sets a token.
     ///
     /// # Errors
-    /// The embedding table has no row for it.
+    /// If the embedding table has no row for it.
     pub(super) fn set(&mut self, id: usize, text: String, kind: Kind, score: f32) -> Result<(), ImportError> {
         let len = self.texts.len();
         if id >= len {
@@ -69,7 +69,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Sets an added token; those of a control token's shape are control tokens, whatever the file says.
+    /// Sets an added token. One that looks like a control token becomes one, whatever the file says.
     pub(super) fn add(&mut self, token: &AddedToken) -> Result<(), ImportError> {
         if self.types.get(token.id) == Some(&Kind::Unknown) {
             return Ok(());
@@ -81,7 +81,7 @@ impl Pieces {
     }
 }
 
-/// The ids of the tokens that swallow white space before them, and of those that swallow it behind them.
+/// Returns the ids of tokens that remove white space before them, and of those that remove it after them.
 pub(super) fn strips(added: &[AddedToken]) -> [Vec<u32>; 2] {
     [0, 1].map(|side| {
         let ids = added.iter().filter(|token| token.strips[side]).map(|token| token.id as u32);
@@ -90,7 +90,7 @@ pub(super) fn strips(added: &[AddedToken]) -> [Vec<u32>; 2] {
 }
 
 impl AddedToken {
-    /// Those of `tokenizer.json`, and of `tokenizer_config.json` where that names more.
+    /// Returns those of `tokenizer.json`, and those that only `tokenizer_config.json` names.
     pub(super) fn all(
         json: Option<&JsonFile>,
         settings: Option<&JsonFile>,
@@ -129,7 +129,7 @@ impl AddedToken {
     }
 }
 
-/// Texts that models use as control tokens though their files call them plain.
+/// Whether a text is one that models use as a control token though their files call it plain.
 fn looks_special(text: &str) -> bool {
     let framed = |open: &str, close: &str| text.starts_with(open) && text.ends_with(close);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)

@@ -1,8 +1,8 @@
-//! SentencePiece BPE: of the library's own `tokenizer.model`, or of a tokenizer.json that was made of one.
+//! SentencePiece BPE: from the library's own `tokenizer.model`, or from a `tokenizer.json` made from one.
 //!
-//! Where only the tokenizer.json is there, a token's score is the rank of the first merge that makes it: SentencePiece
-//! merges by the score of the result, and the ranks were made of those scores. Source of the layout:
-//! `sentencepiece_model.proto` (a ModelProto: 1 pieces, 2 trainer_spec, 3 normalizer_spec).
+//! If there is only the `tokenizer.json`, a token's score is the rank of the first merge that makes it.
+//! SentencePiece merges by the score of the result, and the ranks were made from those scores. Source of the
+//! layout: `sentencepiece_model.proto` (a ModelProto: 1 pieces, 2 trainer_spec, 3 normalizer_spec).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::pieces::{Kind, Pieces};
 use crate::error::ImportError;
 use crate::json::JsonFile;
 
-/// Reads a `tokenizer.model`; true where texts are read as if a space came before them.
+/// Reads a `tokenizer.model`; returns whether a space is added before each text.
 pub(super) fn read_model(path: &Path, bytes: &[u8], pieces: &mut Pieces) -> Result<bool, ImportError> {
     let bad = |what: &str| ImportError::Tokenizer { path: path.to_owned(), what: what.to_owned() };
     let malformed = || bad("it is no SentencePiece model");
@@ -41,23 +41,23 @@ pub(super) fn read_model(path: &Path, bytes: &[u8], pieces: &mut Pieces) -> Resu
     }
 }
 
-/// What is done to a text before it is cut: `NormalizerSpec`, whose flags are true where they are absent.
+/// The changes to a text before it is split: `NormalizerSpec`. Absent flags are true.
 #[derive(Debug, Clone, Copy)]
 struct Normalizer {
-    /// Characters are replaced by a table (2, `precompiled_charsmap`).
+    /// Replaces characters by a table (2, `precompiled_charsmap`).
     replaces: bool,
-    /// A text is read as if a space came before it (3, `add_dummy_prefix`).
+    /// Adds a space before a text (3, `add_dummy_prefix`).
     dummy_prefix: bool,
-    /// Spaces at both ends, and repeated ones, are dropped (4, `remove_extra_whitespaces`).
+    /// Drops spaces at both ends, and repeated ones (4, `remove_extra_whitespaces`).
     drops: bool,
-    /// Spaces are written as `▁` (5, `escape_whitespaces`).
+    /// Writes spaces as `▁` (5, `escape_whitespaces`).
     escapes: bool,
 }
 
 impl Normalizer {
     const ABSENT: Normalizer = Normalizer { replaces: false, dummy_prefix: true, drops: true, escapes: true };
 
-    /// Takes over what a message says; `None` where it is malformed.
+    /// Reads the fields of a message; returns `None` if it is malformed.
     fn read(&mut self, spec: &[u8]) -> Option<()> {
         for field in Fields(spec) {
             match field? {
@@ -71,7 +71,7 @@ impl Normalizer {
         Some(())
     }
 
-    /// What the engine does otherwise, so that ids would differ.
+    /// Returns the behaviour that the engine does not have, with which ids would differ.
     fn unsupported(self) -> Option<&'static str> {
         match self {
             Normalizer { replaces: true, .. } => Some("it replaces characters (precompiled_charsmap)"),
@@ -109,7 +109,8 @@ fn read_piece(bytes: &[u8]) -> Option<(&str, f32, Kind)> {
     Some((text, score, kind))
 }
 
-/// The number in a field of a message; `None` inside where it is absent, outside where the message is malformed.
+/// Returns the number in a field of a message: inner `None` if the field is absent, outer `None` if the
+/// message is malformed.
 fn number(bytes: &[u8], wanted: u64) -> Option<Option<u64>> {
     let mut found = None;
     for field in Fields(bytes) {
@@ -131,7 +132,7 @@ enum Wire<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in order; ends with `None` inside where the bytes are malformed.
+/// The fields of a message, in order; ends with an inner `None` if the bytes are malformed.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -187,7 +188,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads a tokenizer.json with byte tokens; true where texts are read as if a space came before them.
+/// Reads a `tokenizer.json` with byte tokens; returns whether a space is added before each text.
 pub(super) fn read_json(json: &JsonFile, pieces: &mut Pieces) -> Result<bool, ImportError> {
     let refuse = |what: &str| ImportError::Tokenizer { path: json.path().to_owned(), what: what.to_owned() };
     if !model_flag(json, "byte_fallback") {
@@ -207,7 +208,7 @@ pub(super) fn read_json(json: &JsonFile, pieces: &mut Pieces) -> Result<bool, Im
             _ if is_byte(text) => Kind::Byte,
             _ => Kind::Normal,
         };
-        // What no merge makes comes after all that one does.
+        // A token that no merge makes ranks after all that one makes.
         let score = -(ranks.get(text).copied().unwrap_or(merges.len()) as f32);
         pieces.set(id, text.to_owned(), kind, score)
     })?;
@@ -219,7 +220,7 @@ fn is_byte(text: &str) -> bool {
     hex.is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Whether a space is read before a text; `None` where spaces are not written as `▁`.
+/// Returns whether a space is added before a text, or `None` if spaces are not written as `▁`.
 fn space_prefix(json: &JsonFile) -> Option<bool> {
     let parts = [("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")];
     let mut steps = Vec::new();
@@ -250,7 +251,7 @@ fn space_prefix(json: &JsonFile) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// A message's field with bytes.
+    /// Returns a message's field with bytes.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
     }
@@ -299,7 +300,7 @@ mod tests {
             [field(1, b"identity"), field(2, b""), vec![3 << 3, 1, 4 << 3, 0], field(6, b"")].concat();
         assert_eq!(read(field(3, &identity)), Ok(true));
         assert_eq!(read(field(3, &[4 << 3, 0, 5 << 3, 1])), Ok(true));
-        // The flags are true where they are absent.
+        // Absent flags are true.
         let drops = not_supported("it drops spaces (remove_extra_whitespaces)");
         assert_eq!(read(Vec::new()), drops);
         assert_eq!(read(field(3, &[3 << 3, 1])), drops);
@@ -323,7 +324,7 @@ mod tests {
         assert_eq!(read(&model(2, 1), 3), want);
         let whole = model(2, 1);
         for len in 0..whole.len() {
-            // Any beginning is an error or a shorter model, never a panic.
+            // Every prefix must give an error or a shorter model, never a panic.
             let mut pieces = Pieces::new(9, Path::new("m"));
             let _ = read_model(Path::new("m"), &whole[..len], &mut pieces);
         }

@@ -1,8 +1,8 @@
 //! Tokens that begin and end texts, whether they are added, and the chat templates.
 //!
-//! Sources: `tokenizer_config.json` names tokens by text, `config.json` by id; what `tokenizer.json` does to a text
-//! (its post-processor) counts more than what `tokenizer_config.json` says of it. `generation_config.json` may name
-//! more tokens that end an answer; they become the ends of turn and of message.
+//! Sources: `tokenizer_config.json` names tokens by text, `config.json` by id. The post-processor of
+//! `tokenizer.json` takes precedence over `tokenizer_config.json`. `generation_config.json` may name more
+//! tokens that end an answer; they become the end-of-turn and end-of-message tokens.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::error::ImportError;
 use crate::hf_config::HfConfig;
 use crate::json::{JsonFile, read_file};
 
-/// Most bytes of a template's file.
+/// The most bytes of a template's file.
 const TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 
 /// Keys in the folder (before `_token` and `_token_id`) and in the file.
@@ -24,7 +24,7 @@ const IDS: &[(&str, &str)] = &[
     ("unk", "tokenizer.ggml.unknown_token_id"),
     ("pad", "tokenizer.ggml.padding_token_id"),
 ];
-/// Further ends of an answer, in the order in which they are given out.
+/// Keys for further ends of an answer, in the order in which they are used.
 const ENDS: &[&str] = &["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
 /// Special tokens and templates.
@@ -33,12 +33,12 @@ pub(super) struct Special {
     ids: Vec<(&'static str, u32)>,
     adds_bos: Option<bool>,
     adds_eos: Option<bool>,
-    /// Keys and sources.
+    /// Keys and template sources.
     templates: Vec<(String, String)>,
 }
 
 impl Special {
-    /// Reads all of a folder.
+    /// Reads all special tokens and templates of a folder.
     pub(super) fn read(
         dir: &Path,
         config: &HfConfig,
@@ -72,7 +72,7 @@ impl Special {
         self.ids.iter().find(|(found, _)| *found == key).map(|(_, id)| *id)
     }
 
-    /// Whether texts get a token at their beginning and end.
+    /// Reads whether texts get a token at their beginning and end.
     fn read_added(
         &mut self,
         json: Option<&JsonFile>,
@@ -107,7 +107,7 @@ impl Special {
         Ok(())
     }
 
-    /// Refuses ids that no token has.
+    /// Fails if an id has no token.
     pub(super) fn check(&self, pieces: &Pieces) -> Result<(), ImportError> {
         let len = pieces.texts.len();
         match self.ids.iter().find(|(_, id)| *id as usize >= len) {
@@ -119,7 +119,7 @@ impl Special {
         }
     }
 
-    /// Sets the keys.
+    /// Writes the keys.
     pub(super) fn write(&self, writer: &mut GgufWriter<'_>) {
         for (key, id) in &self.ids {
             writer.set(key, *id);
@@ -142,13 +142,14 @@ impl Special {
     }
 }
 
-/// A special token's text: written as it is, or as an object with flags.
+/// Returns a special token's text: given as a string, or in an object with flags.
 fn token_text<'a>(settings: &'a JsonFile, key: &str) -> Option<&'a str> {
     let value = settings.get(key)?;
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-/// Keys and sources of the chat templates: in `tokenizer_config.json`, else in a file of their own.
+/// Returns keys and sources of the chat templates: from `tokenizer_config.json`, else from a file of their
+/// own.
 fn templates(dir: &Path, settings: Option<&JsonFile>) -> Result<Vec<(String, String)>, ImportError> {
     const KEY: &str = "tokenizer.chat_template";
     let in_settings =

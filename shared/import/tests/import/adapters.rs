@@ -1,4 +1,5 @@
-//! LoRA adapters are added to the weights before they are quantized, or written to a file that does the same at run time.
+//! LoRA adapters are added to the weights before quantization, or written to a file with the same effect at
+//! run time.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::logits::{distance, engine_logits, ids};
 use crate::reference::{self, Traits};
 
 const RANK: usize = 3;
-/// Matrices that the adapters of these tests change: one whose rows change places, one that stays, the head.
+/// Matrices that the adapters of these tests change: one whose rows are reordered, one without, and the head.
 const CHANGED: [&str; 3] = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "lm_head"];
 
 fn config() -> Value {
@@ -23,7 +24,7 @@ fn config() -> Value {
         "use_rslora": false, "fan_in_fan_out": false, "bias": "none", "modules_to_save": null})
 }
 
-/// An adapter of the folder's model; `seed` keeps two apart.
+/// Returns an adapter for the folder's model; different seeds give different adapters.
 fn adapter(folder: &Folder, seed: &str, config: &Value) -> (TempDir, HashMap<String, Tensor>) {
     adapter_of(folder, seed, config, &CHANGED)
 }
@@ -54,7 +55,7 @@ fn write(halves: &HashMap<String, Tensor>, config: &Value) -> TempDir {
     dir
 }
 
-/// The folder with `scale B A` added to its weights.
+/// Adds `scale B A` to the folder's weights.
 fn merge(folder: &mut Folder, halves: &HashMap<String, Tensor>, scale: impl Fn(&str) -> f64) {
     for module in CHANGED {
         let half = |half: &str| &halves[&format!("base_model.model.{module}.lora_{half}.weight")];
@@ -107,7 +108,7 @@ fn two_adapters_add_up() {
     assert!(far < 0.02, "{far}");
 }
 
-/// What is refused of an adapter that `change` went over.
+/// Checks the error for an adapter that `change` has modified.
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Value, &mut HashMap<String, Tensor>), want: &str) {
     let folder = Folder::new("LlamaForCausalLM");
@@ -166,7 +167,7 @@ fn what_is_no_plain_adapter_is_refused() {
     );
 }
 
-/// What of a layer an adapter file may change.
+/// The matrices of a layer that an adapter file may change.
 const LINEAR: [&str; 7] = [
     "model.layers.0.self_attn.q_proj",
     "model.layers.1.self_attn.k_proj",
@@ -193,7 +194,7 @@ fn written(folder: &Folder, dir: &Path, weight: f32) -> Result<AdapterSummary, I
     import_adapter(&options, &|| false)
 }
 
-/// Logits of the model in `out.gguf` with the adapter beside it.
+/// Returns the logits of the model in `out.gguf` with the adapter beside it.
 fn adapted_logits(folder: &Folder) -> Vec<f32> {
     let model = folder.model();
     let adapter = Adapter::open(&folder.path("adapter.gguf"), &model).unwrap();
@@ -204,8 +205,8 @@ fn adapted_logits(folder: &Folder) -> Vec<f32> {
     engine.step(&[step], &mut ()).unwrap().remove(0).logits
 }
 
-/// The adapter's file beside the model gives the logits of the model with the adapter merged in. `limit` is in standard
-/// deviations of the logits, for the largest difference.
+/// Checks that the adapter file beside the model gives the logits of the model with the adapter merged.
+/// `limit` is for the largest difference, in standard deviations of the logits.
 #[track_caller]
 fn equals_merged(class: &str, config: &Value, weight: f32, quantization: Quantization, limit: f32) {
     let mut folder = Folder::new(class);
@@ -235,7 +236,7 @@ fn equals_merged(class: &str, config: &Value, weight: f32, quantization: Quantiz
 fn an_adapter_beside_its_model_equals_one_merged_into_it() {
     for class in ["LlamaForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"] {
         equals_merged(class, &config(), 1.0, Quantization::F32, 1e-4);
-        // The merged weights were rounded to 11 bits, the adapter's were not.
+        // The merged weights were rounded to 11 bits; the adapter's were not.
         equals_merged(class, &config(), 1.0, Quantization::F16, 2e-2);
     }
     equals_merged("LlamaForCausalLM", &config(), -0.5, Quantization::F32, 1e-4);

@@ -1,4 +1,4 @@
-//! Every model class beside Llama's and Qwen2's gives its own logits after the import.
+//! Every model class besides Llama's and Qwen2's gives its own logits after the import.
 
 use baton_import::Quantization;
 use serde_json::json;
@@ -25,7 +25,7 @@ fn head_norms(folder: &mut Folder, mean: f32) {
     each_layer(folder, "self_attn.k_norm.weight", &[16], mean, 0.3);
 }
 
-/// Experts of width 32 under `names` in place of the dense layer.
+/// Replaces the dense layer by experts of width 32 with these names.
 fn experts(folder: &mut Folder, router: &str, experts: &str, [gate, up, down]: [&str; 3]) {
     without(folder, &[".mlp."]);
     each_layer(folder, router, &[EXPERTS, 64], 0.0, 0.5);

@@ -1,4 +1,4 @@
-//! Model folders as Hugging Face's libraries write them, small and random.
+//! Small, random model folders in the form that Hugging Face's libraries write.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -11,21 +11,22 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Tokens of the test's vocabulary: bytes, two merged ones, two control tokens; the rest of the table is free.
-pub const VOCAB: usize = 272;
-pub const LAYERS: usize = 2;
+/// Tokens of the test's vocabulary: bytes, two merged tokens, two control tokens; the rest of the table is
+/// free.
+pub(crate) const VOCAB: usize = 272;
+pub(crate) const LAYERS: usize = 2;
 
 /// A model folder before it is written.
-pub struct Folder {
+pub(crate) struct Folder {
     pub dir: TempDir,
     pub config: Value,
-    /// In Hugging Face's names and layout.
+    /// By Hugging Face's names, in its layout.
     pub tensors: HashMap<String, Tensor>,
     pub tokenizer: Value,
     pub settings: Value,
 }
 
-/// Numbers that no two tensors share, of about the size that keeps a model lively.
+/// Random numbers, different for each tensor, of a size that keeps the logits spread out.
 struct Random(u64);
 
 impl Random {
@@ -45,8 +46,8 @@ impl Random {
     }
 }
 
-/// GPT-2's printable stand-in for a byte.
-pub fn byte_char(byte: u8) -> char {
+/// Returns GPT-2's printable character for a byte.
+pub(crate) fn byte_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
         return char::from(byte);
@@ -54,8 +55,8 @@ pub fn byte_char(byte: u8) -> char {
     char::from_u32(256 + (0..byte).filter(|earlier| !printable(*earlier)).count() as u32).unwrap()
 }
 
-/// A byte-level tokenizer.json with the pre-tokenizer of GPT-2.
-pub fn byte_level_json() -> Value {
+/// Returns a byte-level `tokenizer.json` with the pre-tokenizer of GPT-2.
+pub(crate) fn byte_level_json() -> Value {
     let mut vocab: serde_json::Map<String, Value> =
         (0..=255u8).map(|byte| (byte_char(byte).to_string(), byte.into())).collect();
     vocab.insert("he".to_owned(), 256.into());
@@ -77,17 +78,17 @@ pub fn byte_level_json() -> Value {
 }
 
 impl Folder {
-    /// A model of `class`: width 64, 4 heads over 2 key heads of 16, 2 layers.
-    pub fn new(class: &str) -> Folder {
+    /// Returns a model of `class`: width 64, 4 query and 2 key heads of width 16, 2 layers.
+    pub(crate) fn new(class: &str) -> Folder {
         Folder::sized(class, 64, 96, 16)
     }
 
-    /// A model of `class` whose every row is a multiple of 256.
-    pub fn wide(class: &str) -> Folder {
+    /// Returns a model of `class` in which every row is a multiple of 256.
+    pub(crate) fn wide(class: &str) -> Folder {
         Folder::sized(class, 256, 512, 64)
     }
 
-    /// A model of `class`: width, feed-forward width, width of a head.
+    /// Returns a model of `class`, given its width, feed-forward width and head width.
     fn sized(class: &str, e: usize, f: usize, d: usize) -> Folder {
         let config = json!({
             "architectures": [class], "hidden_size": e, "intermediate_size": f, "num_hidden_layers": LAYERS,
@@ -140,27 +141,27 @@ impl Folder {
         }
     }
 
-    /// One random tensor more, or another in place of one.
-    pub fn random(&mut self, name: &str, shape: &[usize], mean: f32, spread: f32) {
+    /// Adds a random tensor, or replaces one.
+    pub(crate) fn random(&mut self, name: &str, shape: &[usize], mean: f32, spread: f32) {
         let seed = name.bytes().fold(7, |sum: u64, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
         self.tensors.insert(name.to_owned(), Random(seed).tensor(shape, mean, spread));
     }
 
-    /// Rounds every weight to what `dtype` holds, and saves it so.
-    pub fn stored_as(&mut self, dtype: DType) {
+    /// Rounds every weight to `dtype` and saves it in that type.
+    pub(crate) fn stored_as(&mut self, dtype: DType) {
         for tensor in self.tensors.values_mut() {
             *tensor = tensor.to_dtype(dtype).unwrap();
         }
     }
 
-    /// Writes the folder, its weights in one file.
-    pub fn write(&self) {
+    /// Writes the folder with its weights in one file.
+    pub(crate) fn write(&self) {
         candle_core::safetensors::save(&self.tensors, self.path("model.safetensors")).unwrap();
         self.write_rest();
     }
 
-    /// Writes the folder, its weights in two files and an index.
-    pub fn write_sharded(&self) {
+    /// Writes the folder with its weights in two files and an index.
+    pub(crate) fn write_sharded(&self) {
         let mut names: Vec<_> = self.tensors.keys().cloned().collect();
         names.sort();
         let mut weight_map = serde_json::Map::new();
@@ -181,20 +182,20 @@ impl Folder {
         self.write_json("tokenizer_config.json", &self.settings);
     }
 
-    pub fn write_json(&self, name: &str, value: &Value) {
+    pub(crate) fn write_json(&self, name: &str, value: &Value) {
         std::fs::write(self.path(name), value.to_string()).unwrap();
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Imports what was written.
-    pub fn import(&self, quantization: Quantization) -> Result<Summary, ImportError> {
+    /// Imports the written folder.
+    pub(crate) fn import(&self, quantization: Quantization) -> Result<Summary, ImportError> {
         self.import_with(quantization, &[])
     }
 
-    pub fn import_with(
+    pub(crate) fn import_with(
         &self,
         quantization: Quantization,
         adapters: &[(&Path, f32)],
@@ -211,14 +212,14 @@ impl Folder {
         import(&options, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// The imported model.
-    pub fn model(&self) -> Arc<Model> {
+    /// Opens the imported model.
+    pub(crate) fn model(&self) -> Arc<Model> {
         Model::open(&self.path("out.gguf")).unwrap()
     }
 
-    /// Writes, imports, and says what was refused.
+    /// Writes and imports the folder; returns the error.
     #[track_caller]
-    pub fn refused(&self) -> String {
+    pub(crate) fn refused(&self) -> String {
         self.write();
         let err = self.import(Quantization::F32).unwrap_err();
         let left: Vec<_> =

@@ -1,4 +1,4 @@
-//! The engine on the imported file gives the logits that the class gives on the folder.
+//! The engine gives the same logits on the imported file as the class gives on the folder.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use serde_json::json;
 use crate::folder::{Folder, LAYERS};
 use crate::reference::{self, Traits};
 
-/// Token ids with far and near positions, and repeats.
-pub fn ids() -> Vec<u32> {
+/// Returns token ids with near and far repeats.
+pub(crate) fn ids() -> Vec<u32> {
     (0..40u32).map(|i| (i * 37 + i * i % 11) % 256).collect()
 }
 
-pub fn engine_logits(model: &Arc<Model>) -> Vec<f32> {
+pub(crate) fn engine_logits(model: &Arc<Model>) -> Vec<f32> {
     let options = EngineOptions { threads: NonZeroUsize::new(2), ..EngineOptions::default() };
     let mut engine = Engine::new(Arc::clone(model), options).unwrap();
     let seq = engine.create();
@@ -25,8 +25,8 @@ pub fn engine_logits(model: &Arc<Model>) -> Vec<f32> {
     engine.step(&batch, &mut ()).unwrap().remove(0).logits
 }
 
-/// The largest difference, in standard deviations of the logits.
-pub fn distance(have: &[f32], want: &[f32]) -> f32 {
+/// Returns the largest difference, in standard deviations of the logits.
+pub(crate) fn distance(have: &[f32], want: &[f32]) -> f32 {
     assert_eq!(have.len(), want.len());
     let mean = want.iter().sum::<f32>() / want.len() as f32;
     let deviation = (want.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / want.len() as f32).sqrt();
@@ -35,17 +35,17 @@ pub fn distance(have: &[f32], want: &[f32]) -> f32 {
     largest / deviation
 }
 
-/// Imports the folder as it is and compares. `limit` is in standard deviations.
+/// Imports the folder as it is and compares the logits. `limit` is in standard deviations.
 #[track_caller]
-pub fn check(folder: &Folder, traits: Traits, quantization: Quantization, limit: f32) {
+pub(crate) fn check(folder: &Folder, traits: Traits, quantization: Quantization, limit: f32) {
     folder.write();
     folder.import(quantization).unwrap();
     let far = distance(&engine_logits(&folder.model()), &reference::logits(folder, traits, &ids(), &[]));
     assert!(far < limit, "{quantization}: {far} standard deviations, at most {limit}");
 }
 
-/// The engine keeps keys and values as f16: the reference does not.
-pub const EXACT: f32 = 0.02;
+/// The engine keeps keys and values as f16; the reference does not.
+pub(crate) const EXACT: f32 = 0.02;
 
 #[test]
 fn llama_as_it_is_and_quantized() {
@@ -60,7 +60,7 @@ fn rows_left_as_halves_would_be_far_off() {
     let mut folder = Folder::new("LlamaForCausalLM");
     folder.write();
     folder.import(Quantization::F32).unwrap();
-    // The reference with rows of one head's query swapped: what a missing or doubled permutation amounts to.
+    // The reference with reordered rows of one query matrix: the effect of a missing or doubled permutation.
     let name = "model.layers.0.self_attn.q_proj.weight";
     let halves = folder.tensors[name].reshape((4, 2, 8, 64)).unwrap().transpose(1, 2).unwrap();
     folder.tensors.insert(name.to_owned(), halves.reshape((64, 64)).unwrap());
@@ -91,7 +91,8 @@ fn llama_with_stretched_positions() {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
     folder.write();
     folder.import(Quantization::F32).unwrap();
-    // By the definition: wavelengths below 16 stay, those above 64 are divided by 8, those between blend.
+    // By the definition: wavelengths below 16 stay, those above 64 are divided by 8, and those between are
+    // blended.
     let divisors: Vec<f32> = (0..8)
         .map(|pair| {
             let wavelength = std::f64::consts::TAU * 10_000f64.powf(f64::from(pair) / 8.0);
@@ -111,7 +112,7 @@ fn llama_with_stretched_positions() {
 fn llama_with_one_table_for_both_ends() {
     let mut folder = Folder::new("LlamaForCausalLM");
     folder.config["tie_word_embeddings"] = true.into();
-    // Some programs save it all the same.
+    // Some programs save it anyway.
     let table = folder.tensors["model.embed_tokens.weight"].clone();
     folder.tensors.insert("lm_head.weight".to_owned(), table);
     check(&folder, Traits::default(), Quantization::F32, EXACT);
@@ -127,14 +128,14 @@ fn a_mix_of_formats() {
     let folder = Folder::wide("LlamaForCausalLM");
     folder.write();
     let summary = folder.import(Quantization::Q4_K_M).unwrap();
-    // Of 2 layers the last is among the last eighth: its values and down projection have more bits, and so has the
-    // head.
+    // The second of 2 layers is in the last eighth, so its values and down projection have more bits; the
+    // head has too.
     let formats: Vec<_> = summary.formats.iter().map(|(name, n)| (*name, *n)).collect();
     assert_eq!(formats, [("F32", 1 + 2 * LAYERS), ("Q4_K", 1 + 7 * LAYERS - 2), ("Q6_K", 1 + 2)]);
     assert_eq!(summary.n_tensors, 3 + 9 * LAYERS);
 }
 
-/// The root mean square of the differences, in standard deviations of the logits.
+/// Returns the root mean square of the differences, in standard deviations of the logits.
 fn spread(have: &[f32], want: &[f32]) -> f32 {
     let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>();
     let mean = want.iter().sum::<f32>() / want.len() as f32;
@@ -150,7 +151,8 @@ fn every_quantization_costs_what_its_bits_do() {
     let mut last = (String::new(), u64::MAX);
     for quantization in Quantization::all() {
         let summary = folder.import(quantization).unwrap();
-        // Beside the weights' own rounding that of activations to 8 bits, which alone makes about 0.03.
+        // In addition to the weights' rounding, activations are rounded to 8 bits, which alone makes about
+        // 0.03.
         let limit = match quantization.to_string().as_bytes() {
             [b'F', ..] | [b'B', ..] => 0.01,
             [b'Q', b'8', ..] => 0.05,
@@ -177,7 +179,7 @@ fn rows_that_blocks_do_not_fit() {
     let folder = Folder::new("LlamaForCausalLM");
     folder.write();
     let summary = folder.import(Quantization::Q4_K_M).unwrap();
-    // Rows of 64 and 96: no blocks of 256. Q4_K becomes Q5_0, Q6_K becomes Q8_0.
+    // Rows of 64 and 96 are not blocks of 256, so Q4_K becomes Q5_0 and Q6_K becomes Q8_0.
     let formats: Vec<_> = summary.formats.iter().map(|(name, n)| (*name, *n)).collect();
     assert_eq!(formats, [("F32", 1 + 2 * LAYERS), ("Q5_0", 1 + 7 * LAYERS - 2), ("Q8_0", 1 + 2)]);
     let want = reference::logits(&folder, Traits::default(), &ids(), &[]);

@@ -1,5 +1,5 @@
-//! Import through its public interface: small random model folders, their logits against a plain reference, and
-//! every way in which a folder can be wrong.
+//! Import through its public interface: small random model folders, their logits compared with a plain
+//! reference, and every way in which a folder can be wrong.
 
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 

@@ -1,4 +1,4 @@
-//! The file: its metadata, its progress, and that it is whole or absent.
+//! The output file: its metadata, its progress, and that it is complete or absent.
 
 use std::ops::ControlFlow;
 #[cfg(target_os = "linux")]
@@ -20,7 +20,7 @@ fn options(folder: &Folder) -> ImportOptions {
     }
 }
 
-/// Files of the folder whose names have `gguf` in them.
+/// Returns the files of the folder that have `gguf` in their names.
 fn made(folder: &Folder) -> Vec<String> {
     let names = std::fs::read_dir(folder.dir.path()).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -1,36 +1,36 @@
-//! The model classes' arithmetic, written plainly in candle from the folder's own tensors: rotary positions turn
-//! halves of a head, projections stay as Hugging Face lays them out, nothing is cached.
+//! The arithmetic of the model classes, written plainly in candle from the folder's own tensors. Rotary
+//! positions rotate halves of a head, projections stay as Hugging Face stores them, and nothing is cached.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use crate::folder::{Folder, LAYERS};
 
-/// What a class does beside the common things.
+/// In what a class differs from the common form.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Traits {
+pub(crate) struct Traits {
     /// Norms add 1, embeddings are scaled, the gate goes through GELU, the table is the head.
     pub gemma: bool,
     /// Query, key and value are one matrix, gate and up another.
     pub fused: bool,
-    /// Query and key heads are normed.
+    /// Query and key heads have norms.
     pub head_norms: bool,
-    /// The results of each half of a layer are normed.
+    /// The output of each half of a layer has a norm.
     pub post_norms: bool,
-    /// Experts that a token goes through, where layers have any, and whether their shares are made to add up to 1.
+    /// Experts per token, if layers have any, and whether their weights are normalized to add up to 1.
     pub experts: Option<(usize, bool)>,
 }
 
 struct Reference<'a> {
     folder: &'a Folder,
     traits: Traits,
-    /// Width of a head; there are 4 over 2.
+    /// Width of a head; there are 4 query and 2 key heads.
     d: usize,
-    /// Of each pair, before positions.
+    /// One per pair of dimensions.
     inverse_freqs: Vec<f32>,
 }
 
-/// Logits `[t, v]` of every position, after the weights went through `change` (adapters).
-pub fn logits(folder: &Folder, traits: Traits, ids: &[u32], divisors: &[f32]) -> Vec<f32> {
+/// Returns the logits `[t, v]` of every position. `divisors` divide the frequencies of the rotation.
+pub(crate) fn logits(folder: &Folder, traits: Traits, ids: &[u32], divisors: &[f32]) -> Vec<f32> {
     let theta = folder.config["rope_theta"].as_f64().unwrap();
     let d = folder.config["head_dim"].as_u64().unwrap() as usize;
     let inverse_freqs = (0..d / 2).map(|i| {
@@ -70,7 +70,7 @@ impl Reference<'_> {
         x.broadcast_mul(&weight)
     }
 
-    /// `x cos + rotate_half(x) sin`, `[t, h, d]`.
+    /// Returns `x cos + rotate_half(x) sin`, `[t, h, d]`.
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (t, _, d) = x.dims3()?;
         let angles: Vec<f32> = (0..t)
@@ -126,7 +126,7 @@ impl Reference<'_> {
         self.project(&hidden, layer, "mlp.down_proj")
     }
 
-    /// Each token through its experts, one after the other.
+    /// Runs each token through its experts, one after the other.
     fn experts(&self, x: &Tensor, layer: usize, (used, normalized): (usize, bool)) -> Result<Tensor> {
         let mixtral = self.folder.config["architectures"][0] == "MixtralForCausalLM";
         let (router, experts) = if mixtral {

@@ -1,4 +1,5 @@
-//! Folders that are wrong, or more than is supported, are refused by name, and leave nothing.
+//! Folders that are wrong or unsupported are refused with an error that names the fault, and leave nothing
+//! behind.
 
 use baton_import::{Quantization, supported};
 use candle_core::{DType, Device, Tensor};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::folder::Folder;
 
-/// What is refused of a folder that `change` went over.
+/// Checks the error for a folder that `change` has modified.
 #[track_caller]
 fn check(class: &str, change: impl FnOnce(&mut Folder), want: &str) {
     let mut folder = Folder::new(class);
@@ -14,7 +15,7 @@ fn check(class: &str, change: impl FnOnce(&mut Folder), want: &str) {
     assert_eq!(folder.refused(), want);
 }
 
-/// What is refused of a value in `config.json`.
+/// Checks the error for a value in `config.json`.
 #[track_caller]
 fn config(class: &str, key: &str, value: Value, want: &str) {
     let text = format!("`{key}` in `DIR/config.json` is {value}, want {want}");

@@ -1,4 +1,4 @@
-//! Vocabularies of every kind: the file's tokenizer gives the ids of the folder's.
+//! Vocabularies of every kind: the file's tokenizer gives the same ids as the folder's.
 
 use baton_engine::Tokenizer;
 use baton_engine::tokenizer::JsonOptions;
@@ -13,7 +13,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// Imports with a tokenizer.json and compares some texts more.
+/// Imports with a `tokenizer.json` and compares the ids of more texts.
 #[track_caller]
 fn check(tokenizer: Value, model: &str, pre: &str) -> Folder {
     let mut folder = Folder::new("LlamaForCausalLM");
@@ -53,7 +53,7 @@ fn byte_level_pre_tokenizers_are_found_by_their_patterns() {
         {"type": "Digits", "individual_digits": true}, digits["pre_tokenizer"]]});
     check(digits, "gpt2", "starcoder");
     check(split(TEKKEN, true), "gpt2", "tekken");
-    // Line ends as such in the pattern, and a normalizer that does nothing.
+    // The pattern holds literal line ends, and the normalizer does nothing.
     let mut deepseek = byte_level_json();
     let cut = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
     deepseek["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
@@ -79,7 +79,7 @@ fn merges_of_the_older_form_and_a_begin_token() {
     assert!(model.tokenizer().is_end(259));
 }
 
-/// A tokenizer.json of the kind that Llama 2 has: pieces, merges by rank, bytes where no piece fits.
+/// Returns a `tokenizer.json` like that of Llama 2: pieces, merges by rank, and byte tokens for the rest.
 fn sentencepiece_json(prefix: bool) -> Value {
     let mut vocab = serde_json::Map::new();
     for text in ["<unk>", "<s>", "</s>"] {
@@ -138,7 +138,7 @@ fn tokens_that_swallow_white_space_do_so_in_the_file() {
 
 #[test]
 fn a_file_that_cuts_text_otherwise_is_refused() {
-    // The library finds this token as a whole word only, which the file's keys cannot say.
+    // The library finds this token only as a whole word, which the file's keys cannot express.
     let mut json = byte_level_json();
     let token = json!({"id": 260, "content": "thr", "special": false, "normalized": false,
         "single_word": true, "lstrip": false, "rstrip": false});

@@ -1,9 +1,9 @@
-//! What limits a plan, and what the explanation says would relax it.
+//! Checks which bound limits a plan, and the changes that the explanation suggests.
 
 use self::phone::phone;
 use super::*;
 use crate::cost::{CloudCost, DeviceCost};
-use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verification};
+use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice};
 
 mod phone;
 
@@ -17,7 +17,7 @@ fn find(explanation: &Explanation, knob: Knob) -> Option<&Relaxation> {
     explanation.relaxations.iter().find(|relaxation| relaxation.knob == knob)
 }
 
-/// Every relaxation reaches the goal, and a value a little nearer does not.
+/// Checks that every relaxation reaches the goal, and that a value slightly nearer does not.
 #[track_caller]
 fn check(input: &OptimizerInput, explanation: &Explanation) {
     let goal = explanation.goal.expect("there is a goal");
@@ -64,7 +64,7 @@ fn the_device_binds() {
     check(&input, &slow);
     assert!(find(&slow, Knob::DeviceDecode).is_some_and(|r| r.to.is_some_and(|to| to < 40.0)));
     let (_, prefill) = explained(|input| input.scene.tau_ms = 2.5);
-    // Neither figure alone is enough where both prefill and decoding are too slow.
+    // No single value is enough if both prefill and decoding are too slow.
     assert_eq!((prefill.plan.bound_by, find(&prefill, Knob::DevicePrefill)), (BoundBy::DeviceTooSlow, None));
     let (_, alone) = explained(|input| input.device.prefill_ms_per_token = 0.1);
     assert_eq!((alone.goal, alone.relaxations.len()), (None, 0));
@@ -82,7 +82,7 @@ fn settings_bind() {
     free(|i| i.load = 1.0, Knob::Load, None);
     free(|i| i.scene.assist_tokens = Some(60), Knob::AssistTokens, None);
     free(|i| i.scene.answer_tokens_max = 8, Knob::AnswerTokens, Some(36.0));
-    // A fixed L that is too small for tau: how much larger it must be.
+    // A fixed L that is too small for tau: the explanation gives the smallest sufficient L.
     let (input, short) = explained(|input| input.scene.assist_tokens = Some(12));
     assert_eq!(short.goal, Some(Goal::KeepTau));
     check(&input, &Explanation { relaxations: vec![*find(&short, Knob::Tau).unwrap()], ..short.clone() });

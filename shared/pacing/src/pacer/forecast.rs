@@ -1,15 +1,15 @@
-//! When coming tokens will be there, and the even pace that follows from it.
+//! Forecasts when later tokens will arrive, and computes the even pace that follows.
 
 use super::Pacer;
 use crate::Millis;
 
-/// How much a single new interval counts against the mean so far.
+/// Weight of a single new interval in the running mean.
 const RATE_GAIN: f64 = 0.2;
-/// Tokens kept in reserve behind the device's newest, against its own unevenness.
+/// Tokens kept in reserve after the takeover, against uneven decoding on the device.
 const RESERVE_TOKENS: usize = 2;
-/// While more than the reserve is left after the takeover, it is shown this much faster than it grows.
+/// Factor on the device's gap while more tokens than the reserve are left.
 const DRAIN: f64 = 0.92;
-/// While less than the reserve is left, and `tau` allows, the device's tokens are shown this much slower.
+/// Factor on the device's gap while fewer tokens than the reserve are left, as far as `tau` allows.
 const REFILL: f64 = 1.1;
 
 /// A mean interval between tokens, in milliseconds.
@@ -32,7 +32,7 @@ impl Rate {
         *self = Self::new(mean_ms);
     }
 
-    /// `count` tokens came within `span_ms`.
+    /// Updates the mean: `count` tokens arrived within `span_ms`.
     pub(super) fn observe(&mut self, span_ms: f64, count: usize) {
         let interval_ms = span_ms / count.max(1) as f64;
         if !self.known {
@@ -48,31 +48,31 @@ impl Rate {
     }
 }
 
-/// What a forecast adds to be on the safe side.
+/// The delays that a cautious forecast adds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allowance {
-    /// A cloud token may come this much later.
+    /// A cloud token may be this much later.
     cloud_late_ms: f64,
-    /// The takeover may take this share of its remaining time longer.
+    /// The takeover may be later by this share of its remaining time.
     handover_late: f64,
-    /// A device token may take this share of its interval longer.
+    /// A device token may be later by this share of its interval.
     device_late: f64,
 }
 
 impl Allowance {
-    /// The forecast as it is.
+    /// No delays.
     pub(super) const NONE: Self = Self { cloud_late_ms: 0.0, handover_late: 0.0, device_late: 0.0 };
 
-    /// Ordinary jitter (stalls cannot be planned for), and a takeover that is somewhat late.
+    /// Delays for ordinary jitter and a slightly late takeover. Stalls cannot be planned for.
     pub(super) fn cautious(tau_ms: f64) -> Self {
         Self { cloud_late_ms: 2.0 * tau_ms, handover_late: 0.3, device_late: 0.3 }
     }
 }
 
 impl Pacer {
-    /// The smallest even gap from the last token shown for which nothing runs dry, if the forecast holds:
-    /// the hindsight optimum `max (a_i - s) / (gaps up to i)` over all coming tokens `i`. Arrivals are
-    /// forecast as straight lines, so that only their ends count.
+    /// Returns the smallest even gap from the last shown token for which no token is late, if the forecast
+    /// holds. It is the hindsight optimum `max (a_i - s) / (gaps up to i)` over all later tokens `i`.
+    /// Arrivals are forecast as straight lines, so only their ends count.
     pub(super) fn even_gap_ms(&self, now: Millis, allow: Allowance) -> f64 {
         let mut gap_ms = 0.0_f64;
         let mut reach = |index: usize, at_ms: f64| {
@@ -80,7 +80,7 @@ impl Pacer {
             gap_ms = gap_ms.max((at_ms - self.shown_at.as_f64()) / gaps);
         };
         if self.finished.is_some_and(|count| self.available >= count) {
-            // Nothing more comes: what is left follows at the device's pace.
+            // No more tokens arrive: the rest is shown at the device's pace.
             return self.device.mean_ms() * DRAIN;
         }
         let handover_ms = self.handover_ms(now, allow);
@@ -110,19 +110,19 @@ impl Pacer {
         }
     }
 
-    /// Whether tokens of the cloud are still to come.
+    /// Returns whether more tokens of the cloud are expected.
     fn cloud_writes(&self) -> bool {
         self.cloud_end.is_none_or(|end| self.available < end)
     }
 
-    /// The forecast of the device's own first token.
+    /// Forecasts the device's own first token.
     fn handover_ms(&self, now: Millis, allow: Allowance) -> Option<f64> {
         let ready_ms = self.ready_at?.max(now).as_f64();
         Some(ready_ms + allow.handover_late * (ready_ms - now.as_f64()))
     }
 
-    /// The forecast of the next cloud token. One that is overdue by some time is taken to be so for as long
-    /// again, but no longer than until the takeover, which needs no cloud.
+    /// Forecasts the next cloud token. A token that is overdue is expected after the same delay again, but
+    /// not after the takeover, which does not need the cloud.
     fn next_from_cloud_ms(&self, now: Millis, allow: Allowance, handover_ms: Option<f64>) -> f64 {
         let expected_ms = self.arrived_at.as_f64() + self.cloud.mean_ms();
         let overdue_ms = (now.as_f64() - expected_ms).max(0.0);
@@ -130,8 +130,8 @@ impl Pacer {
         handover_ms.map_or(next_ms, |at_ms| next_ms.min(at_ms))
     }
 
-    /// The pace of the device's own tokens: as they come, a little faster while more than the reserve is
-    /// left, a little slower while less is, as far as `tau` allows.
+    /// Returns the gap between the device's own tokens: the interval of their arrival. It is slightly shorter
+    /// while more than the reserve is left, and slightly longer while less is left, as far as `tau` allows.
     fn device_pace_ms(&self) -> f64 {
         let interval_ms = self.device.mean_ms();
         let reserve = self.available - self.shown;

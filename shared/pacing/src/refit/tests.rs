@@ -1,8 +1,8 @@
-//! Refitted costs against the ones that noisy measurements were made with.
+//! Compares fitted costs with the true costs behind noisy measurements.
 
 use super::*;
 
-/// Seeded noise in -1..1.
+/// Returns seeded noise in -1..1.
 fn noise(seed: &mut u64) -> f64 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
@@ -38,14 +38,14 @@ fn exact_measurements_give_the_coefficients_back() {
 fn outliers_do_not_move_the_line() {
     let mut wild = samples(2.5, 1e-4, 0.05);
     for index in (0..wild.len()).step_by(4) {
-        // A quarter of the passes stood still for seconds, or ran on a clock that jumped.
+        // A quarter of the passes stalled for seconds, or the clock jumped.
         wild[index].ms = if index % 8 == 0 { wild[index].ms + 30_000.0 } else { 0.01 };
     }
     let fit = fit_prefill(&wild).unwrap();
     near(fit.ms_per_token, 2.5, 0.03);
     near(fit.ms_per_token2, 1e-4, 0.1);
     assert_eq!(fit.left_out, 15);
-    // Plain least squares over the same points is far off: what the bounds are for.
+    // Plain least squares over the same points is far off, which shows that outliers must be removed.
     let points: Vec<Point> =
         wild.iter().map(|s| Point { x: 2.0 * s.held + s.tokens, y: s.ms / s.tokens }).collect();
     assert!(least_squares(&points).unwrap().intercept > 5.0);
@@ -61,12 +61,12 @@ fn noise_is_no_attention() {
 #[test]
 fn coefficients_are_never_negative() {
     let at = |tokens, ms| PrefillSample { held: 0.0, tokens, ms };
-    // Long passes are cheaper for each token: no attention shows, the median cost counts.
+    // Long passes are cheaper per token, so no quadratic term is found and the median cost is used.
     let falling = [at(100.0, 300.0), at(200.0, 560.0), at(400.0, 1_040.0), at(800.0, 1_920.0)];
     let fit = fit_prefill(&falling).unwrap();
     assert_eq!(fit.ms_per_token2, 0.0);
     assert!((2.4..=3.0).contains(&fit.ms_per_token), "{fit:?}");
-    // All attention, and less than nothing for each token.
+    // Only the quadratic term: a linear fit would give a negative cost per token.
     let steep = [at(100.0, 5.0), at(200.0, 30.0), at(400.0, 140.0), at(800.0, 600.0)];
     let fit = fit_prefill(&steep).unwrap();
     assert!(fit.ms_per_token == 0.0 && fit.ms_per_token2 > 0.0, "{fit:?}");
@@ -119,7 +119,7 @@ fn a_class_costs_what_its_middle_device_costs() {
     let one = class_median(&[report(2.4, 1e-4, 41.0)]).unwrap();
     near(one.prefill_ms_per_token, 2.4, 1e-9);
     near(one.prefill_ms_per_token2, 1e-4, 1e-9);
-    // The middle one at either length; a device that lies does not count.
+    // The median at either length; a device that reports wrong costs has no effect.
     let class = [
         report(2.0, 2e-4, 40.0),
         report(2.4, 1e-4, 41.0),

@@ -1,4 +1,4 @@
-//! What the rules of thumb say of clusters where that can be seen by eye.
+//! The rules on clusters for which the right answer is obvious.
 
 use super::*;
 use crate::cluster::{Gpu, GpuKind, Workload};
@@ -39,7 +39,7 @@ fn perf_sched_moves_what_does_not_fit() {
     let mut fast = device("fast", 3.0);
     fast.cpu.read_bytes_per_s = 60e9;
     fast.cpu.flops.insert("Q4_K".to_owned(), 240e9);
-    // In proportion to power it would get 6 of 8; its memory holds 2 beside the output.
+    // In proportion to power it would get 6 of 8; its memory holds 2 besides the output.
     assert_eq!(
         layers(Baseline::PerfSched, vec![fast, device("large", 12.0)], 8),
         named([("fast", 2), ("large", 6)])

@@ -1,4 +1,4 @@
-//! Descriptions that cannot be planned with are refused by name; those that can are read as written.
+//! Invalid descriptions are refused with an error that names the fault; valid ones are read as written.
 
 use super::*;
 use crate::sample::{cluster, device, model};

@@ -1,9 +1,9 @@
-//! The time of a token against a search by hand: bisection over `T`, a grid over `P`.
+//! The time of a token, compared with brute force: bisection over `T`, a grid over `P`.
 
 use super::*;
 use crate::sample::{Draw, cluster, device, drawn, model};
 
-/// Own seconds where `prefetch` bytes are kept for reading ahead, from the definition.
+/// Returns the device's own seconds if `prefetch` bytes are kept for reading ahead, from the definition.
 fn seconds_with(held: &Holding, rounds: usize, prefetch: f64) -> f64 {
     let busy = held.busy_s + rounds as f64 * held.copy_s;
     let read = held.overflow + prefetch;
@@ -11,7 +11,7 @@ fn seconds_with(held: &Holding, rounds: usize, prefetch: f64) -> f64 {
     busy.max(inside / held.disk) + held.fill_s
 }
 
-/// Least own seconds for a token of `token_s`, over a grid of `P`.
+/// Returns the least own seconds for a token of `token_s`, over a grid of `P`.
 fn own_by_grid(held: &Holding, rounds: usize, token_s: f64) -> f64 {
     let busy = held.busy_s + rounds as f64 * held.copy_s;
     if held.overflow <= 0.0 {
@@ -34,7 +34,7 @@ fn token_by_bisection(held: &[Holding], rounds: usize, around_s: f64) -> f64 {
 
 #[test]
 fn the_time_of_a_token_is_the_least_that_every_device_keeps_up_with() {
-    let mut draw = Draw(3);
+    let mut draw = Draw::new(3);
     let (mut streamed, mut kept_any) = (0, 0);
     for seed in 0..150 {
         let (cluster, model, workload) = drawn(seed, 3, 12);
@@ -83,13 +83,14 @@ fn enough_memory_needs_no_disk_and_too_little_reads_the_rest() {
     let held = costs.holding(0, 3, 0, true).unwrap();
     assert!(held.overflow == 0.0, "{held:?}");
     let held = costs.holding(0, 4, 0, true).unwrap();
-    // 4 layers of 100 MB, an output of 80 MB, 2,500 B of lookup; 436 MB of memory with 163,840 B of KV in it.
+    // 4 layers of 100 MB, an output of 80 MB and 2,500 B of lookup; 436 MB of memory, of which KV takes
+    // 163,840 B.
     assert!((held.overflow - (480e6 + 2500.0 - 436e6 + 163_840.0)).abs() < 1.0, "{held:?}");
 }
 
 #[test]
 fn more_rounds_hide_what_one_round_cannot() {
-    // Two devices that each read as long as they compute: reading ahead of the other's turn pays.
+    // Two devices that each read as long as they compute: reading ahead during the other's turn pays off.
     let mut slow = [device("a", 4.0), device("b", 4.0)];
     for device in &mut slow {
         device.cpu.read_bytes_per_s = 1e9;

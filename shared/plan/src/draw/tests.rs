@@ -1,4 +1,4 @@
-//! Drawings hold every window and nothing that breaks out of them.
+//! Drawings show every window, and no name breaks out of the markup.
 
 use super::*;
 use crate::sample::{cluster, device, model};

@@ -1,4 +1,4 @@
-//! Explanations are plans of their own.
+//! Every figure of an explanation comes from a search.
 
 use super::*;
 use crate::sample::{cluster, device, model};

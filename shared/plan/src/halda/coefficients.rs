@@ -3,7 +3,7 @@
 use crate::cluster::{Device, GpuKind, Os, Processor};
 use crate::cost::Costs;
 
-/// Which case of A.3 a device is in.
+/// The case of A.3 that applies to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Set {
     /// macOS without Metal, too little memory.
@@ -16,7 +16,7 @@ pub(super) enum Set {
     M4,
 }
 
-/// The rate at which mapped pages come back: in order on Linux and Android, here and there on macOS.
+/// Returns the rate at which mapped pages are read again: sequential on Linux and Android, random on macOS.
 pub(super) fn disk(device: &Device) -> f64 {
     match device.os {
         Os::Linux | Os::Android => device.disk.sequential_bytes_per_s,
@@ -24,17 +24,17 @@ pub(super) fn disk(device: &Device) -> f64 {
     }
 }
 
-/// `b'`.
+/// Returns `b'`.
 pub(super) fn layer_bytes(costs: &Costs<'_>) -> f64 {
     costs.model.layer_bytes + costs.kv_bytes()
 }
 
-/// `b_i / V + b_o` on the head.
+/// Returns `b_i / V + b_o` on the head, else 0.
 fn output_bytes(costs: &Costs<'_>, place: usize) -> f64 {
     if place == 0 { costs.model.lookup_bytes() + costs.model.output_bytes } else { 0.0 }
 }
 
-/// What is left of a device's memory for layers: the right sides of (27) to (32), times `b' L / W`.
+/// Returns the memory of a device that is left for layers: the right sides of (27) to (32), times `b' L / W`.
 pub(super) fn room(costs: &Costs<'_>, ring: &[usize], place: usize) -> f64 {
     let device = &costs.cluster.devices[ring[place]];
     let fixed = output_bytes(costs, place) + device.buffer_bytes;
@@ -45,7 +45,7 @@ pub(super) fn room(costs: &Costs<'_>, ring: &[usize], place: usize) -> f64 {
     }
 }
 
-/// The most GPU layers of a window: (34) to (36).
+/// Returns the most GPU layers of a window: (34) to (36).
 pub(super) fn gpu_layers(costs: &Costs<'_>, ring: &[usize], place: usize, k: usize) -> usize {
     costs.gpu_room(ring[place], costs.model.layers, place == 0) / k
 }
@@ -91,13 +91,13 @@ impl Coefficients {
     }
 }
 
-/// `alpha`: compute, append and load, one after the other.
+/// Returns `alpha`: the seconds to compute, append and load a layer, one after the other.
 fn layer_s(costs: &Costs<'_>, compute_s: f64, processor: &Processor) -> f64 {
     let append = costs.workload.sequences as f64 * processor.kv_copy_s;
     compute_s + append + layer_bytes(costs) / processor.read_bytes_per_s
 }
 
-/// The part of `kappa` that is the head's.
+/// Returns the head's part of `kappa`.
 fn kappa(costs: &Costs<'_>, head: usize, set: Set) -> f64 {
     let device = &costs.cluster.devices[head];
     let (lookup, output) = (costs.model.lookup_bytes(), costs.model.output_bytes);

@@ -1,4 +1,5 @@
-//! The integer programme of one `k`, by HiGHS; without the feature `halda`, an error that says so.
+//! The integer programme for one `k`, solved by HiGHS. Without the feature `halda` it returns an error that
+//! says so.
 
 use super::coefficients::{Coefficients, Set};
 #[cfg(feature = "halda")]
@@ -24,7 +25,7 @@ impl RingSearch<'_> {
 
 #[cfg(feature = "halda")]
 impl RingSearch<'_> {
-    /// Eqs. (6) to (10) for one `k`; `None` where it has no solution.
+    /// Solves eqs. (6) to (10) for one `k`; `None` if there is no solution.
     pub(super) fn solve(
         &mut self,
         coefficients: &Coefficients,
@@ -56,7 +57,7 @@ impl RingSearch<'_> {
             } else {
                 vec![(w[place], 1.0), (n[place], -1.0)]
             };
-            // The inequalities of A.3 are strict, and windows are whole.
+            // The inequalities of A.3 are strict, and windows are whole numbers.
             match sets[place] {
                 Set::M4 => programme.add_row(..=bound.ceil() - 1.0, on_cpu),
                 _ => programme.add_row(bound.floor() + 1.0.., on_cpu),

@@ -1,10 +1,10 @@
-//! Halda's programmes against all windows, and its answer against the paper's remarks.
+//! Halda's programmes compared with all windows, and its answer with remarks of the paper.
 
 use super::*;
 use crate::cluster::Workload;
 use crate::sample::{cluster, device, drawn, model};
 
-/// The least objective of (6) to (10) over all windows and GPU layers.
+/// Returns the least objective of (6) to (10) over all windows and GPU layers.
 fn brute(search: &RingSearch<'_>, coefficients: &Coefficients, sets: &[Set], k: usize) -> Option<f64> {
     let window = search.costs.model.layers / k;
     let each = k as f64 * coefficients::layer_bytes(search.costs);

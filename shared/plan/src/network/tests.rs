@@ -1,10 +1,10 @@
-//! Rings against all permutations, hops against all ways.
+//! Rings compared with all permutations, and hops with all paths.
 
 use super::*;
 use crate::cluster::Edge;
 use crate::sample::{cluster, device, drawn, model};
 
-/// All orders of `items`.
+/// Returns all orders of `items`.
 fn orders(items: &[usize]) -> Vec<Vec<usize>> {
     if items.is_empty() {
         return vec![Vec::new()];
@@ -54,7 +54,7 @@ fn devices_that_do_not_see_each_other_are_relayed() {
     assert_eq!(hops.relays(2, 0), [1], "an edge counts in both directions");
     assert_eq!(hops.relays(0, 1), [] as [usize; 0]);
     assert!((hops.seconds(0, 2) - 2.0 * hops.seconds(0, 1)).abs() < 1e-12);
-    // Its opposite, if it is given, has the last word.
+    // The opposite edge, if given, decides its own direction.
     described.network.edges.push(Edge {
         from: "c".to_owned(),
         to: "a".to_owned(),

@@ -23,7 +23,7 @@ fn windows_of_a_small_plan() {
 
 #[test]
 fn windows_cover_each_layer_once_and_are_even() {
-    let mut draw = Draw(1);
+    let mut draw = Draw::new(1);
     for _ in 0..500 {
         let rounds = draw.count(1, 9);
         let layers: Vec<usize> = (0..draw.count(1, 6))

@@ -1,5 +1,5 @@
-//! The programme along one order: `A[device][l]`, the least sum of a ring that has come from the head to this device
-//! with `l` layers behind it, its own included. Devices between two that take part are skipped.
+//! The dynamic programme along one order. `A[device][l]` is the least sum from the head to this device with
+//! `l` layers so far, its own included. Devices that take no part are skipped.
 
 use super::{Best, Choice, Field, Programme, Row, SearchOptions, improve};
 use crate::network::{Hops, short_order};
@@ -9,14 +9,15 @@ struct Line<'a> {
     hops: &'a Hops,
     head: usize,
     order: Vec<usize>,
-    /// The place of a device that must take part.
+    /// The position of a device that must take part; the head has position 0.
     with: Option<usize>,
 }
 
-/// How often an order is improved by what a plan left out.
+/// The most orders that are tried.
 const ORDERS_MAX: usize = 4;
 
-/// Searches along a short order, then along shorter ones through the devices that the plan kept.
+/// Searches along a short order, then along orders that are short for the devices of the best plan, with the
+/// others inserted.
 pub(super) fn improve_orders(
     field: &Field<'_>,
     others: &[usize],
@@ -43,7 +44,7 @@ pub(super) fn improve_orders(
     }
 }
 
-/// The order with one more device, where it lengthens the ring least.
+/// Inserts one more device into the order at the position that lengthens the ring least.
 fn inserted(hops: &Hops, head: usize, mut order: Vec<usize>, device: usize) -> Vec<usize> {
     let node = |at: usize| if at == 0 || at == order.len() + 1 { head } else { order[at - 1] };
     let detour = |at: usize| {
@@ -60,12 +61,13 @@ impl Line<'_> {
         if at == 0 { self.head } else { self.order[at - 1] }
     }
 
-    /// Whether going from one place to a later one leaves out the device that must take part.
+    /// Whether a step from one position to a later one skips the device that must take part.
     fn skips(&self, before: usize, place: usize) -> bool {
         self.with.is_some_and(|with| before < with && with < place)
     }
 
-    /// For each number of layers, the least sum of reaching the device at `place`, and the place before it.
+    /// Returns, for each number of layers, the least sum to reach the device at `place`, and the position
+    /// before it.
     fn reached(&self, sums: &[Row], place: usize, rounds: f64) -> (Row, Vec<usize>) {
         let mut least = vec![f64::INFINITY; sums[0].len()];
         let mut from = vec![0; sums[0].len()];

@@ -1,5 +1,6 @@
-//! The programme over sets of devices: `A[set][l]`, the least sum of the head and all devices of the set, each with a
-//! share, for `l` layers. `A[set][l] = min over x of A[set without its last device][l - x] + own(last device, x)`.
+//! The dynamic programme over sets of devices. `A[set][l]` is the least sum of the head and all devices of
+//! the set, each with a share, for `l` layers:
+//! `A[set][l] = min over x of A[set without its last device][l - x] + own(last device, x)`.
 
 use super::{Choice, Programme, Row};
 use crate::network::{Hops, Rings};
@@ -32,12 +33,12 @@ impl<'a> Sets<'a> {
         Self { hops, head, others, rings, with }
     }
 
-    /// The device that a set has and the set before it has not.
+    /// Returns the device of the set with the highest index, which is added last.
     fn last(set: usize) -> usize {
         set.ilog2() as usize
     }
 
-    /// Shares of `set` with this many layers in all, read back from the sums.
+    /// Returns the shares of `set` for this many layers in total, traced back from the sums.
     fn shares(&self, sums: &[Row], rows: &[Row], set: usize, layers: usize) -> Vec<(usize, usize)> {
         let (mut set, mut left, mut shares) = (set, layers, Vec::new());
         while set != 0 {

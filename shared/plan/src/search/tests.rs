@@ -1,10 +1,11 @@
-//! The search against all plans of small clusters.
+//! The search compared with all plans of small clusters.
 
 use super::*;
 use crate::network::Hops;
 use crate::sample::{cluster, device, drawn, model};
 
-/// The least time of a token over all layers, GPU layers, sets and rounds, in the cluster's order, the head first.
+/// Returns the least time over all layers, GPU layers, sets and rounds, in the cluster's order, the head
+/// first.
 fn brute(cluster: &Cluster, model: &ModelShape, workload: Workload) -> f64 {
     let costs = Costs::new(cluster, model, workload).unwrap();
     let mut best = f64::INFINITY;
@@ -13,7 +14,7 @@ fn brute(cluster: &Cluster, model: &ModelShape, workload: Workload) -> f64 {
         if counts.iter().sum::<usize>() == model.layers {
             best = best.min(best_of(&costs, &counts));
         }
-        // The next of all numbers with digits 0 to L.
+        // Counts up: the next number with digits 0 to L.
         let Some(at) = counts.iter().position(|count| *count < model.layers) else { return best };
         counts[at] += 1;
         counts[..at].fill(0);
@@ -102,7 +103,7 @@ fn any_head_is_no_worse_than_a_named_one_and_a_forced_device_takes_part() {
 
 #[test]
 fn many_devices_are_planned_along_an_order_that_uses_the_network() {
-    // Twelve devices in two rooms: between rooms a hop is slow.
+    // Twelve devices in two rooms; hops between rooms are slow.
     let mut described = cluster((0..12).map(|at| device(&format!("d{at}"), 3.0)).collect());
     let room = |at: usize| at % 2;
     for from in 0..12 {
@@ -187,6 +188,7 @@ fn a_smaller_model_is_not_predicted_slower_whatever_its_attention() {
         assert_eq!(turned, None, "{context} tokens of context");
         first.push(predicted[predicted.len() - 1].2.to_owned());
     }
-    // Llama 1 has a KV head for each query head: with a long context its 65 B parameters take more than Llama 3's 70 B.
+    // Llama 1 has a KV head per query head: with a long context its 65 B parameters take more memory than
+    // Llama 3's 70 B.
     assert_eq!(first, ["Llama 3-70B", "Llama 3-70B", "Llama 3-70B", "Llama 1-65B", "Llama 1-65B"]);
 }

@@ -1,4 +1,4 @@
-//! Filling the budget against an independent re-derivation.
+//! Compares the filling of the budget with an independent implementation.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,8 @@ use super::*;
 use crate::content::ContentTokens;
 use baton_protocol::{Role, Segment};
 
-/// Content of one segment: a line a unit, `#` lines are titles; of each line so many tokens as it has letters.
+/// Makes content of one segment: one unit per line, one token per letter; lines that begin with `#` are
+/// titles.
 fn content(lines: &[&str]) -> (SentenceMap, Content) {
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let segments = [Segment::refinable(Role::User, text.clone())];
@@ -92,7 +93,7 @@ fn the_budget_is_the_largest_whose_share_is_at_most_the_ratio() {
     }
 }
 
-/// The rules as they are said, with sets and no running totals.
+/// Implements the rules literally, with sets and without running totals.
 fn fill_by_definition(map: &SentenceMap, content: &Content, values: &[f64], budget: usize) -> Vec<bool> {
     use std::collections::BTreeSet;
     let size = |set: &BTreeSet<usize>| set.iter().map(|&unit| content.cost(unit)).sum::<usize>();

@@ -1,4 +1,4 @@
-//! Curve files that are read, and those that are refused.
+//! Tests of curve files that are accepted and that are rejected.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn mark(digit: char) -> ModelMark {
     ModelMark { name: "m".to_owned(), sha256: digit.to_string().repeat(64) }
 }
 
-/// A curve with these losses (mean, upper end), reference 0.9.
+/// Makes a curve from points (r, mean loss, upper end of the loss); the reference is 0.9.
 fn curve(points: &[(f64, f64, f64)]) -> QualityCurve {
     let point = |&(r, mean, high): &(f64, f64, f64)| CurvePoint {
         r,
@@ -37,7 +37,7 @@ fn what_is_written_is_read_back() {
     let made = curves(|_| ()).unwrap();
     let text = made.to_json();
     assert_eq!(QualityCurves::from_json(&text).unwrap(), made);
-    // The fields of a mean stand beside r, as the module's text says; more of them are ignored.
+    // The fields of a mean are beside r, as in the module documentation; unknown fields are ignored.
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["curves"][0]["points"][0]["n"], 50);
     assert_eq!(value["curves"][0]["points"][0]["loss"]["high"], 0.08);
@@ -73,9 +73,9 @@ fn the_smallest_ratio_from_which_on_the_loss_stays_small() {
     fit(&points, 0.02, LossBy::Upper, Some(0.5));
     fit(&points, 0.02, LossBy::Mean, Some(0.25));
     fit(&points, 0.005, LossBy::Upper, None);
-    // A lucky small r below a bad one is not taken.
+    // A small r with a small loss is not taken if a larger r has a large loss.
     fit(&[(0.1, 0.0, 0.01), (0.25, 0.05, 0.07), (0.5, 0.0, 0.01)], 0.02, LossBy::Upper, Some(0.5));
-    // Refined better than full: a negative loss.
+    // The refined prompt is better than the full one: a negative loss.
     fit(&[(0.1, -0.05, -0.01)], 0.0, LossBy::Upper, Some(0.1));
     assert_eq!(curve(&points).best_point(LossBy::Mean).r, 0.5);
 }

@@ -1,4 +1,5 @@
-//! Products of bytes at the NEON levels: by widening multiplication, `sdot`, and 2 x 2 matrices with `smmla`.
+//! Products of bytes at the NEON levels: by widening multiplication, by `sdot`, and as 2 x 2 matrices by
+//! `smmla`.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -7,18 +8,18 @@ use super::{IntFour, Neon};
 use crate::dispatch::{has_neon, has_neon_dotprod, has_neon_i8mm};
 use crate::simd::{Kernel, Line, Simd, in_steps};
 
-/// What the NEON levels differ in. A value is the witness that the CPU has the level.
+/// The operations in which the NEON levels differ. A value proves that the CPU has the level.
 pub(crate) trait Bytes: Copy {
     /// See [`Simd::PAIRS`].
     const PAIRS: bool;
 
-    /// A witness, where the CPU has the level.
+    /// Returns a witness if the CPU has the level.
     fn detect() -> Option<Self>;
 
     /// See [`Simd::enter`].
     fn enter<K: Kernel>(s: Neon<Self>, kernel: K);
 
-    /// Lane `i` plus the dot product of bytes `4 i..4 i + 4`, signed, no `x` being -128.
+    /// Adds to lane `i` the dot product of bytes `4 i..4 i + 4`, signed; no byte of `x` is -128.
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t;
 
     /// See [`Simd::dot_pairs`].
@@ -34,13 +35,13 @@ pub(crate) trait Bytes: Copy {
 }
 
 impl<M: Bytes> Neon<M> {
-    /// A witness, where the CPU has the level.
-    pub fn detect() -> Option<Self> {
+    /// Returns a witness if the CPU has the level.
+    pub(crate) fn detect() -> Option<Self> {
         M::detect().map(Self)
     }
 }
 
-/// Byte dot products with the instructions of every 64-bit ARM CPU.
+/// Byte dot products with instructions that every 64-bit ARM CPU has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Widening(());
 
@@ -66,13 +67,13 @@ impl Bytes for Widening {
         fn entered<K: Kernel>(s: Neon<Widening>, kernel: K) {
             kernel.run(s);
         }
-        // SAFETY: `s` exists only where `has_neon` found this feature.
+        // SAFETY: `s` exists only if `has_neon` found this feature.
         unsafe { entered(s, kernel) }
     }
 
     #[inline(always)]
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-        // SAFETY: a witness exists only where `has_neon` found the feature.
+        // SAFETY: a witness exists only if `has_neon` found the feature.
         unsafe { widening(acc, w, x) }
     }
 }
@@ -91,13 +92,13 @@ impl Bytes for Dotprod {
         fn entered<K: Kernel>(s: Neon<Dotprod>, kernel: K) {
             kernel.run(s);
         }
-        // SAFETY: `s` exists only where `has_neon_dotprod` found these features.
+        // SAFETY: `s` exists only if `has_neon_dotprod` found these features.
         unsafe { entered(s, kernel) }
     }
 
     #[inline(always)]
     fn dot(self, acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
-        // SAFETY: a witness exists only where `has_neon_dotprod` found the feature.
+        // SAFETY: a witness exists only if `has_neon_dotprod` found the feature.
         unsafe { sdot(acc, w, x) }
     }
 }
@@ -116,7 +117,7 @@ impl Bytes for I8mm {
         fn entered<K: Kernel>(s: Neon<I8mm>, kernel: K) {
             kernel.run(s);
         }
-        // SAFETY: `s` exists only where `has_neon_dotprod` and `has_neon_i8mm` found these features.
+        // SAFETY: `s` exists only if `has_neon_dotprod` and `has_neon_i8mm` found these features.
         unsafe { entered(s, kernel) }
     }
 
@@ -132,12 +133,13 @@ impl Bytes for I8mm {
         w: &[Line],
         x: [&[u8]; T],
     ) -> [IntFour; T] {
-        // SAFETY: a witness exists only where `has_neon_i8mm` found the feature.
+        // SAFETY: a witness exists only if `has_neon_i8mm` found the feature.
         unsafe { dot_pairs(s, dot, w, x) }
     }
 }
 
-/// Sums of two products fit 16 bits (128 * 127 * 2 = 32,512) since no activation is -128.
+/// Adds byte dot products by widening multiplication. Sums of two products fit 16 bits (128 * 127 * 2 =
+/// 32,512), since no activation is -128.
 #[inline]
 #[target_feature(enable = "neon")]
 fn widening(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
@@ -147,12 +149,12 @@ fn widening(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     vpadalq_s16(acc, vpaddq_s16(low, high))
 }
 
-/// `sdot`, whose intrinsic is not stable.
+/// The `sdot` instruction; its intrinsic is not stable.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     let mut sum = acc;
-    // SAFETY: the instruction reads and writes the named registers alone; the feature is this function's.
+    // SAFETY: the instruction reads and writes only the named registers; this function requires the feature.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {w:v}.16b, {x:v}.16b",
@@ -165,12 +167,13 @@ fn sdot(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     sum
 }
 
-/// `smmla`, whose intrinsic is not stable: unit `2 i + j` plus the dot product of half `i` of `w` and half `j` of `x`.
+/// The `smmla` instruction, whose intrinsic is not stable: adds to unit `2 i + j` the dot product of half `i`
+/// of `w` and half `j` of `x`.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn smmla(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     let mut sum = acc;
-    // SAFETY: the instruction reads and writes the named registers alone; the feature is this function's.
+    // SAFETY: the instruction reads and writes only the named registers; this function requires the feature.
     unsafe {
         asm!(
             "smmla {sum:v}.4s, {w:v}.16b, {x:v}.16b",
@@ -183,7 +186,7 @@ fn smmla(acc: int32x4_t, w: int32x4_t, x: int32x4_t) -> int32x4_t {
     sum
 }
 
-/// Eight bytes of each of two activation rows.
+/// Loads eight bytes of each of two activation rows.
 #[inline]
 #[target_feature(enable = "neon")]
 fn two_rows(a: &[u8; 8], b: &[u8; 8]) -> int32x4_t {
@@ -194,7 +197,7 @@ fn two_rows(a: &[u8; 8], b: &[u8; 8]) -> int32x4_t {
     vreinterpretq_s32_u8(vcombine_u8(a, b))
 }
 
-/// [`Simd::dot_pairs`]: eight columns of two weight rows meet those of two activation rows in each product.
+/// [`Simd::dot_pairs`]: each product takes eight columns of two weight rows and of two activation rows.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn dot_pairs<const T: usize>(
@@ -203,7 +206,8 @@ fn dot_pairs<const T: usize>(
     w: &[Line],
     x: [&[u8]; T],
 ) -> [IntFour; T] {
-    // Of rows `2 i..2 i + 2` and activation rows `2 j..2 j + 2` in `sums[j][i]`; half of the outer array is not used.
+    // `sums[j][i]` is for rows `2 i..2 i + 2` and activation rows `2 j..2 j + 2`; half of the outer array is
+    // unused.
     let mut sums = [[vdupq_n_s32(0); 8]; T];
     let columns: [&[[u8; 8]]; T] = std::array::from_fn(|t| &x[t].as_chunks().0[..w.len() / 2]);
     for (k, steps) in w.as_chunks::<2>().0.iter().enumerate() {

@@ -1,12 +1,14 @@
-//! Which rows of a walk's matrices stay in memory.
+//! Chooses the rows of a walk's matrices that stay in memory.
 //!
-//! Pure. Of every matrix the first rows are resident and the others are streamed, so that each matrix has something to
-//! compute while its rest is read, and the reader never waits for long. As a budget of bytes can be used to within one
-//! unit of rows, what is read for a token is the least possible but for that unit. The projection to logits, by far the
-//! largest matrix, stays whole where the budget holds it: streamed, it would be one long read at the end of a token,
-//! which no other device of a ring computes beside.
-//! Always holds: resident bytes are at most the budget, except for matrices whose rows no buffer holds, which cannot
-//! be streamed. Rows that every token needs come before those of experts, of which a token needs a few.
+//! Pure. The first rows of every matrix are resident and the others are streamed. So each matrix has rows to
+//! compute while the rest is read, and the reader is never blocked for long. The budget is used up to one
+//! unit of rows, so a token reads at most one unit more than necessary. The projection to logits, by far the
+//! largest matrix, stays whole if it fits the budget. Streamed, it would be one long read at the end of a
+//! token, while no other device of a ring computes.
+//!
+//! Always holds: resident bytes are at most the budget, except for matrices whose rows do not fit a buffer
+//! and cannot be streamed. Rows that every token needs come before those of experts, of which a token needs a
+//! few.
 
 use std::ops::Range;
 
@@ -15,7 +17,7 @@ use std::ops::Range;
 pub(super) struct Walked {
     pub(super) rows: usize,
     pub(super) row_bytes: usize,
-    /// Whether only tokens need it that are sent to an expert.
+    /// Whether only tokens routed to an expert need it.
     pub(super) sometimes: bool,
     /// Whether it is the projection to logits.
     pub(super) output: bool,
@@ -27,14 +29,14 @@ impl Walked {
     }
 }
 
-/// How finely matrices are cut.
+/// How matrices are cut into reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// Bytes of one read at most.
+    /// The most bytes of one read.
     pub(super) read_bytes_max: usize,
-    /// Rows are cut at multiples of this, where that many fit into a read.
+    /// Rows are cut at multiples of this number, if that many fit one read.
     pub(super) unit_rows: usize,
-    /// Fewer bytes than these are not worth a read of their own, nor being left out of one.
+    /// With fewer bytes than these, neither a separate read nor leaving them out of one is worthwhile.
     pub(super) worth_bytes: u64,
 }
 
@@ -48,7 +50,7 @@ impl Cut {
         (1..=self.read_bytes_max).contains(&matrix.row_bytes)
     }
 
-    /// The reads of `rows`: as few as possible, and of about the same size.
+    /// Returns the reads for `rows`: as few as possible, and of about the same size.
     pub(super) fn pieces(&self, rows: Range<usize>, row_bytes: usize) -> Vec<Range<usize>> {
         let matrix = Walked { rows: rows.len(), row_bytes, sometimes: false, output: false };
         let unit = self.unit(&matrix);
@@ -58,7 +60,7 @@ impl Cut {
     }
 }
 
-/// For each matrix how many of its rows stay in memory, the first ones.
+/// Returns for each matrix how many of its first rows stay in memory.
 pub(super) fn choose(walk: &[Walked], budget: u64, cut: &Cut) -> Vec<usize> {
     let mut chosen = Chosen { walk, cut, rows: vec![0; walk.len()], left: budget };
     for (at, matrix) in walk.iter().enumerate() {
@@ -82,12 +84,12 @@ pub(super) fn choose(walk: &[Walked], budget: u64, cut: &Cut) -> Vec<usize> {
     chosen.rows
 }
 
-/// A choice in the making.
+/// A choice being made.
 struct Chosen<'a> {
     walk: &'a [Walked],
     cut: &'a Cut,
     rows: Vec<usize>,
-    /// Of the budget.
+    /// What is left of the budget.
     left: u64,
 }
 
@@ -97,14 +99,14 @@ impl Chosen<'_> {
         self.left -= rows as u64 * self.walk[at].row_bytes as u64;
     }
 
-    /// All rows, where they fit.
+    /// Takes all rows, if they fit.
     fn all_of(&mut self, at: usize) {
         if self.walk[at].bytes() <= self.left {
             self.take(at, self.walk[at].rows);
         }
     }
 
-    /// The same share of each matrix, as nearly as whole units go and as reads stay worth their while.
+    /// Takes the same share of each matrix, as nearly as whole units and worthwhile reads allow.
     fn spread(&mut self, kind: &[usize]) {
         let total: u128 = kind.iter().map(|at| u128::from(self.walk[*at].bytes())).sum();
         let budget = u128::from(self.left).min(total);
@@ -112,7 +114,7 @@ impl Chosen<'_> {
         for &at in kind {
             let matrix = self.walk[at];
             passed += u128::from(matrix.bytes());
-            // Never more than is left, as whatever was taken before is taken off.
+            // Never more than is left, because everything taken so far is subtracted.
             let due = (passed * budget / total.max(1)).saturating_sub(taken);
             let unit = self.cut.unit(&matrix);
             let mut rows = (due / matrix.row_bytes as u128).min(matrix.rows as u128) as usize / unit * unit;
@@ -129,7 +131,7 @@ impl Chosen<'_> {
         }
     }
 
-    /// What is left of the budget, unit by unit.
+    /// Uses up the rest of the budget, unit by unit.
     fn fill(&mut self, kind: &[usize]) {
         for &at in kind {
             let matrix = self.walk[at];
@@ -152,7 +154,7 @@ mod tests {
         walk.iter().zip(rows).map(|(matrix, rows)| *rows as u64 * matrix.row_bytes as u64).sum()
     }
 
-    /// A layer of an 8B model in Q4_K, so many times.
+    /// Returns `count` layers of an 8B model in Q4_K.
     fn layers(count: usize) -> Vec<Walked> {
         let matrix = |rows, row_bytes| Walked { rows, row_bytes, sometimes: false, output: false };
         let q4 = 4096 / 256 * 144;
@@ -170,7 +172,7 @@ mod tests {
             let rows = choose(&walk, budget, &CUT);
             let have = resident(&walk, &rows);
             assert!(have <= budget && budget - have < 32 * 56 * 144, "{percent} %: {have} of {budget}");
-            // No stretch of three layers holds much more or less of its share than the whole.
+            // No run of three layers keeps a share much different from the whole.
             for (matrices, rows) in walk.chunks(21).zip(rows.chunks(21)).skip(1).take(9) {
                 let own: u64 = matrices.iter().map(Walked::bytes).sum();
                 let share = resident(matrices, rows) as f64 / own as f64;
@@ -243,7 +245,7 @@ mod tests {
         prop::collection::vec(matrix.prop_map(walked), 1..5)
     }
 
-    /// The most bytes of always-needed rows, or of all, that any choice of rows could keep.
+    /// Returns the most bytes that any choice of rows could keep, of always-needed rows or of all.
     fn brute(walk: &[Walked], budget: u64) -> u64 {
         let mut sums = vec![0_u64];
         for matrix in walk {
@@ -272,7 +274,7 @@ mod tests {
                 .map(|(matrix, _)| (cut.unit(matrix) * matrix.row_bytes) as u64).min().unwrap_or(0);
             let best = brute(&walk, budget);
             prop_assert!(have + unit >= best, "{have} kept, {best} possible, unit {unit}: {rows:?}");
-            // The same of what every token needs alone: experts take only what it leaves.
+            // The same for what every token needs: experts take only what that leaves.
             let always: Vec<Walked> = walk.iter().filter(|matrix| !matrix.sometimes).copied().collect();
             let of_always = rows.iter().zip(&walk).filter(|(_, matrix)| !matrix.sometimes);
             let kept: u64 = of_always.map(|(rows, matrix)| (*rows * matrix.row_bytes) as u64).sum();

@@ -1,9 +1,9 @@
-//! Reading stretches of model files past the page cache.
+//! Reads ranges of model files past the page cache.
 //!
-//! Direct reads begin, end and land at multiples of [`ALIGNED`], so what is read is the smallest such range around the
-//! bytes that are wanted. Where a file system refuses them, pages are read as usual and given back at once, and
-//! [`DirectFile::is_direct`] says so.
-//! Never: writes, or keeps more memory than the buffer that it is given.
+//! Direct reads must begin, end and be stored at multiples of [`ALIGNED`], so the smallest such range around
+//! the wanted bytes is read. If a file system refuses direct reads, pages are read as usual and dropped at
+//! once, and [`DirectFile::is_direct`] returns false. Never: writes, or uses more memory than the buffer it
+//! is given.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise};
 
-/// What direct reads are aligned to: the largest block of any disk in use.
+/// The alignment of direct reads: the largest block of any disk in use.
 const ALIGNED: usize = 4096;
-/// What the system reads ahead at one word, at least (`read_ahead_kb` as Linux sets it).
+/// The least bytes that the system reads ahead per request (`read_ahead_kb`, as Linux sets it).
 const AHEAD: usize = 128 << 10;
 
 /// Memory for one read.
@@ -25,19 +25,19 @@ pub(super) struct Buffer {
     memory: Vec<u8>,
     /// The first aligned byte.
     start: usize,
-    /// Of `memory`, what was asked for at the last read.
+    /// The range of `memory` with the bytes of the last read.
     held: Range<usize>,
 }
 
 impl Buffer {
-    /// Room for any `len` bytes of a file. Not touched, so not taken from the system, before the first read.
+    /// Makes room for any `len` bytes of a file. The memory is not used before the first read.
     pub(super) fn new(len: usize) -> Self {
         let memory = vec![0; len.next_multiple_of(ALIGNED) + 3 * ALIGNED];
         let start = memory.as_ptr().align_offset(ALIGNED).min(ALIGNED);
         Self { memory, start, held: 0..0 }
     }
 
-    /// The bytes of the last read.
+    /// Returns the bytes of the last read.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.memory[self.held.clone()]
     }
@@ -47,17 +47,17 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct DirectFile {
     file: File,
-    /// The same through the page cache.
+    /// The same file through the page cache.
     cached: File,
     path: PathBuf,
     direct: bool,
 }
 
 impl DirectFile {
-    /// Opens the file, for direct reads where they work.
+    /// Opens the file, with direct reads if they work.
     ///
     /// # Errors
-    /// What the system says when it cannot open the file.
+    /// The system's error if it cannot open the file.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let direct = open_direct(path)?.filter(reads_directly);
         let is_direct = direct.is_some();
@@ -74,15 +74,16 @@ impl DirectFile {
         self.direct
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the bytes `range` into `buffer`, which must have room for them; returns how many bytes were read.
+    /// Reads the bytes `range` into `buffer`, which must have room for them. Returns how many bytes were
+    /// read.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` where the file is shorter.
+    /// The system's error; `UnexpectedEof` if the file is shorter.
     pub(super) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
         let done = read(&self.file, self.direct, range, buffer)?;
         if !self.direct {
@@ -91,7 +92,7 @@ impl DirectFile {
         Ok(done)
     }
 
-    /// The same from the page cache, which need not keep the bytes any longer.
+    /// As [`Self::read`], but from the page cache, which may drop the bytes afterwards.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -101,7 +102,8 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Brings these bytes into the page cache, and waits for them. What cannot be read, the read itself will find.
+    /// Brings these bytes into the page cache and waits for them. Errors are ignored; the read itself will
+    /// report them.
     pub(super) fn cache(&self, range: Range<usize>) {
         self.read_ahead(range.clone());
         let mut byte = [0];
@@ -110,14 +112,14 @@ impl DirectFile {
         }
     }
 
-    /// Asks the system to read these bytes into the page cache, and does not wait.
+    /// Asks the system to read these bytes into the page cache, without waiting.
     pub(super) fn read_ahead(&self, range: Range<usize>) {
         for at in range.clone().step_by(AHEAD) {
             advise(&self.file, at..range.end.min(at + AHEAD), Advice::WillNeed);
         }
     }
 
-    /// Lets the system drop what it keeps of these bytes, where nobody has it mapped.
+    /// Allows the system to drop these bytes from the page cache, if nobody has them mapped.
     pub(super) fn forget(&self, range: Range<usize>) {
         advise(&self.file, range, Advice::DontNeed);
     }
@@ -132,7 +134,7 @@ fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) ->
     while done < wanted {
         match file.read_at(&mut memory[done..], (first + done) as u64) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            // A read that ends early goes on at a multiple again, unless it has all that is wanted.
+            // A short read continues at an aligned position, unless it has all wanted bytes.
             Ok(more) if done + more >= wanted => done += more,
             Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
             Ok(_) if direct => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -146,15 +148,15 @@ fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) ->
     Ok(done)
 }
 
-/// Advice that is refused changes nothing.
+/// Refused advice changes nothing.
 fn advise(file: &File, range: Range<usize>, advice: Advice) {
     if let Some(len) = NonZeroU64::new(range.len() as u64) {
         let _ = fadvise(file, range.start as u64, Some(len), advice);
     }
 }
 
-/// The file, for reads past the page cache; `None` where the file system has none. Some take the flag and refuse each
-/// read, hence [`reads_directly`].
+/// Opens the file for reads past the page cache; returns `None` if the file system has none. Some file
+/// systems accept the flag and refuse each read, hence [`reads_directly`].
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn open_direct(path: &Path) -> io::Result<Option<File>> {
     use std::os::unix::fs::OpenOptionsExt as _;

@@ -1,20 +1,23 @@
-//! Which stretch of a file is read next, into which buffer, and who waits for it.
+//! Decides which range of a file is read next, into which buffer, and who waits for it.
 //!
-//! A core without threads or I/O: readers [`Queue::start`] reads and say what became of them ([`Queue::finish`]), a
-//! pass [claims](Queue::claim) what it needs next and [takes](Queue::take) it once it is there. Reads run ahead in the
-//! fixed order in which a token walks its weights, from the end to the beginning again, as far as there are buffers.
-//! What nobody can foresee (experts, the order of another pass) is asked for by itself and goes before. Beyond the
-//! buffers, stretches may be brought into the page cache ([`Queue::start_caching`]), which a later read then takes from
-//! there: memory that the system can take back, for devices that wait while others compute.
+//! A core without threads or I/O. Readers [`Queue::start`] reads and report their results
+//! ([`Queue::finish`]). A pass [claims](Queue::claim) what it needs next and [takes](Queue::take) it once it
+//! is there. Reads run ahead in the fixed order in which a token uses its weights, cyclically, as far as
+//! there are buffers.
 //!
-//! Always holds: a buffer is free, in one entry, with one reader or with one pass; a claimed entry stays until it is
-//! taken, and gets a buffer as soon as passes give theirs back, so that no pass waits for ever.
+//! Reads that cannot be foreseen (experts, the order of another pass) are requested separately and go first.
+//! Beyond the buffers, ranges may be brought into the page cache ([`Queue::start_caching`]), from which a
+//! later read takes them. That memory can be reclaimed by the system. It is for devices that wait while
+//! others compute.
+//!
+//! Always holds: a buffer is free, in one entry, with one reader or with one pass. A claimed entry stays
+//! until it is taken, and gets a buffer as soon as passes return theirs, so no pass waits for ever.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 
-/// A stretch of one of the model's files.
+/// A range of one of the model's files.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Extent {
     pub(super) part: usize,
@@ -22,7 +25,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Whether any byte lies in both.
+    /// Whether the two overlap.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.part == other.part && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
     }
@@ -32,12 +35,12 @@ impl Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket(u64);
 
-/// How a claimed read stands.
+/// The state of a claimed read.
 #[derive(Debug)]
 pub(super) enum Taken<B> {
-    /// Not there yet.
+    /// It is not finished.
     NotYet,
-    /// The buffer with its bytes.
+    /// It is finished; the buffer holds its bytes.
     Here(B),
     /// It failed.
     Failed(io::Error),
@@ -45,7 +48,7 @@ pub(super) enum Taken<B> {
 
 #[derive(Debug)]
 enum State<B> {
-    /// For a buffer.
+    /// Waits for a buffer.
     Waits,
     Reading,
     Here(B),
@@ -56,7 +59,7 @@ enum State<B> {
 struct Entry<B> {
     ticket: Ticket,
     extent: Extent,
-    /// Its place in the cycle, where it was read ahead.
+    /// Its position in the cycle, if it was read ahead.
     place: usize,
     /// Whether the page cache holds it.
     cached: bool,
@@ -64,46 +67,46 @@ struct Entry<B> {
     state: State<B>,
 }
 
-/// A read to be made.
+/// A read to perform.
 #[derive(Debug)]
 pub(super) struct Read<B> {
     pub(super) ticket: Ticket,
     pub(super) extent: Extent,
-    /// Where its bytes go.
+    /// The buffer for its bytes.
     pub(super) buffer: B,
-    /// Whether the page cache holds it, or is about to.
+    /// Whether the page cache holds it, or will soon.
     pub(super) cached: bool,
 }
 
 /// The reads of one model.
 #[derive(Debug)]
 pub(super) struct Queue<B> {
-    /// What every token needs, in order.
+    /// The ranges that every token needs, in order.
     cycle: Vec<Extent>,
     places: HashMap<Extent, usize>,
-    /// The place in the cycle that is read next.
+    /// The position in the cycle that is read next.
     next: usize,
-    /// Read ahead along the cycle.
+    /// Entries read ahead along the cycle.
     ahead: VecDeque<Entry<B>>,
-    /// Asked for.
+    /// Entries that were requested.
     asked: VecDeque<Entry<B>>,
-    /// Places whose stretches the page cache holds for later, in order; none of them is in `ahead`.
+    /// Positions whose ranges the page cache holds for later, in order; none of them is in `ahead`.
     cached: VecDeque<usize>,
-    /// Bytes that it may hold so.
+    /// Bytes that the page cache may hold for later.
     cache_bytes: usize,
-    /// Stretches that it need not hold any more.
+    /// Ranges that the page cache need not hold any more.
     outdated: Vec<Extent>,
     free: Vec<B>,
     /// Buffers that reading ahead leaves free.
     spared: usize,
     reads_ahead: bool,
     tickets: u64,
-    /// Reads whose bytes nobody took.
+    /// Number of reads whose bytes were not used.
     in_vain: u64,
 }
 
 impl<B> Queue<B> {
-    /// Nothing to read so far. `spared` of the buffers are left to what is asked for.
+    /// Creates a queue without reads. Reading ahead leaves `spared` of the buffers for requests.
     pub(super) fn new(buffers: Vec<B>, spared: usize, reads_ahead: bool) -> Self {
         Self {
             cycle: Vec::new(),
@@ -122,8 +125,8 @@ impl<B> Queue<B> {
         }
     }
 
-    /// What is read for every token from now on, in order, and how much of it the page cache may hold for later. What
-    /// is claimed stays.
+    /// Sets the ranges that are read for every token from now on, in order, and how many bytes the page cache
+    /// may hold for later. Claimed entries stay.
     pub(super) fn set_cycle(&mut self, cycle: Vec<Extent>, cache_bytes: usize) {
         self.drop_cached(self.cached.len());
         self.places = cycle.iter().cloned().zip(0..).collect();
@@ -132,23 +135,23 @@ impl<B> Queue<B> {
         self.seek(0);
     }
 
-    /// A stretch that the page cache need not hold any more.
+    /// Returns a range that the page cache need not hold any more.
     pub(super) fn outdated(&mut self) -> Option<Extent> {
         self.outdated.pop()
     }
 
-    /// Reads whose bytes nobody took.
+    /// Returns the number of reads whose bytes were not used.
     pub(super) fn in_vain(&self) -> u64 {
         self.in_vain
     }
 
-    /// Forgets what was asked for and never claimed.
+    /// Drops requests that were never claimed.
     pub(super) fn forget_asked(&mut self) {
         let left = self.asked.len();
         self.drop_asked(left);
     }
 
-    /// Asks for a stretch that a claim will follow for.
+    /// Requests a range that a claim will follow for.
     pub(super) fn ask(&mut self, extent: Extent) {
         if !self.asked.iter().any(|entry| entry.extent == extent) {
             let entry = self.entry(extent, 0, State::Waits);
@@ -156,11 +159,11 @@ impl<B> Queue<B> {
         }
     }
 
-    /// What a pass needs next: in place or not, it will be read, and it stays until it is taken.
+    /// Claims what a pass needs next. It is read if necessary, and stays until it is taken.
     pub(super) fn claim(&mut self, extent: &Extent) -> Ticket {
         let of = |entry: &Entry<B>| entry.extent == *extent && !entry.claimed;
         if let Some(at) = self.ahead.iter().position(of) {
-            // The walk has gone past what comes before it.
+            // The walk has passed what comes before it.
             self.drop_ahead(at);
             return self.claim_first(true, extent);
         }
@@ -183,10 +186,10 @@ impl<B> Queue<B> {
         ticket
     }
 
-    /// The claimed stretch, once: afterwards its ticket is unknown.
+    /// Takes the claimed range; afterwards its ticket is unknown.
     ///
     /// # Panics
-    /// For a ticket that was not claimed, or is taken.
+    /// If the ticket was not claimed, or was taken before.
     pub(super) fn take(&mut self, ticket: Ticket) -> Taken<B> {
         let of = |entry: &Entry<B>| entry.ticket == ticket;
         let (entries, at) = match self.asked.iter().position(of) {
@@ -206,7 +209,7 @@ impl<B> Queue<B> {
         }
     }
 
-    /// The next read, where there is one to be made and a buffer for it.
+    /// Returns the next read, if there is one and a buffer for it.
     pub(super) fn start(&mut self) -> Option<Read<B>> {
         let waits =
             |claimed| move |entry: &Entry<B>| matches!(entry.state, State::Waits) && entry.claimed == claimed;
@@ -223,7 +226,7 @@ impl<B> Queue<B> {
             let Entry { ticket, cached, .. } = *entry;
             return Some(Read { ticket, extent: entry.extent.clone(), buffer, cached });
         }
-        // A cycle shorter than the buffers is held once.
+        // A cycle with fewer entries than buffers is held once.
         let ahead = self.reads_ahead && self.ahead.len() < self.cycle.len() && self.free.len() > self.spared;
         let buffer = ahead.then(|| self.free.pop())??;
         let mut entry = self.entry(self.cycle[self.next].clone(), self.next, State::Reading);
@@ -235,7 +238,7 @@ impl<B> Queue<B> {
         Some(started)
     }
 
-    /// What is to come into the page cache next, where there is room for it.
+    /// Returns the range to bring into the page cache next, if there is room for it.
     pub(super) fn start_caching(&mut self) -> Option<Extent> {
         if !self.reads_ahead || self.ahead.len() + self.cached.len() >= self.cycle.len() {
             return None;
@@ -243,7 +246,7 @@ impl<B> Queue<B> {
         let place = self.cached.back().map_or(self.next, |last| (last + 1) % self.cycle.len());
         let held: usize = self.cached.iter().map(|place| self.cycle[*place].bytes.len()).sum();
         let extent = self.cycle[place].clone();
-        // Whoever reads it from there now lets it go afterwards.
+        // A reader that takes it from the cache now will drop it afterwards.
         let leaves = |entry: &Entry<B>| {
             entry.cached && entry.extent == extent && matches!(entry.state, State::Waits | State::Reading)
         };
@@ -255,7 +258,7 @@ impl<B> Queue<B> {
         Some(extent)
     }
 
-    /// What became of a read.
+    /// Records the result of a read.
     pub(super) fn finish(&mut self, ticket: Ticket, buffer: B, result: io::Result<()>) {
         let entry = self.ahead.iter_mut().chain(&mut self.asked).find(|entry| entry.ticket == ticket);
         match (entry, result) {
@@ -264,12 +267,12 @@ impl<B> Queue<B> {
                 entry.state = State::Failed(err);
                 self.free.push(buffer);
             }
-            // Dropped meanwhile.
+            // The entry was dropped in the meantime.
             (None, _) => self.free.push(buffer),
         }
     }
 
-    /// A buffer that a pass has done with.
+    /// Returns a buffer that a pass no longer needs.
     pub(super) fn give_back(&mut self, buffer: B) {
         self.free.push(buffer);
     }
@@ -279,7 +282,7 @@ impl<B> Queue<B> {
         Entry { ticket: Ticket(self.tickets), extent, place, cached: false, claimed: false, state }
     }
 
-    /// Claims the first entry of that stretch that nobody has claimed.
+    /// Claims the first unclaimed entry of that range.
     fn claim_first(&mut self, ahead: bool, extent: &Extent) -> Ticket {
         let entries = if ahead { &mut self.ahead } else { &mut self.asked };
         let entry = entries.iter_mut().find(|entry| entry.extent == *extent && !entry.claimed);
@@ -288,7 +291,7 @@ impl<B> Queue<B> {
         entry.ticket
     }
 
-    /// Reads ahead from another place of the cycle on.
+    /// Continues reading ahead from another position of the cycle.
     fn seek(&mut self, place: usize) {
         let left = self.ahead.len();
         self.drop_ahead(left);
@@ -296,7 +299,7 @@ impl<B> Queue<B> {
         self.keep_cached_from(self.next);
     }
 
-    /// Of what the page cache holds, what comes from this place on is of use.
+    /// Keeps only the cached ranges from this position on.
     fn keep_cached_from(&mut self, place: usize) {
         let useless = self.cached.iter().position(|held| *held == place).unwrap_or(self.cached.len());
         self.drop_cached(useless);
@@ -318,7 +321,8 @@ impl<B> Queue<B> {
         drop_unclaimed(asked, first, free, in_vain);
     }
 
-    /// A buffer for what a pass waits for: of the read that is needed last, which will be made again.
+    /// Takes a buffer for a read that a pass waits for from the entry that is needed last, which will be read
+    /// again.
     fn steal(&mut self) -> Option<B> {
         let stolen = |entry: &Entry<B>| !entry.claimed && matches!(entry.state, State::Here(_));
         let state = if self.ahead.back().is_some_and(stolen) {
@@ -337,8 +341,8 @@ impl<B> Queue<B> {
     }
 }
 
-/// Drops those of the first `first` entries that nobody has claimed; their buffers are free, or will be when their
-/// reads end.
+/// Drops the unclaimed among the first `first` entries; their buffers are free, or will be when their reads
+/// end.
 fn drop_unclaimed<B>(entries: &mut VecDeque<Entry<B>>, first: usize, free: &mut Vec<B>, in_vain: &mut u64) {
     let mut at = 0;
     for _ in 0..first {

@@ -1,9 +1,9 @@
 //! The threads that read weights, and how a pass waits for them.
 //!
-//! Up to three threads, none bound to a kind of work (PIPO, section 3.2.1): each takes the next read of the
-//! [`Queue`], else a stretch of the resident set to be read into the page cache, else one of those that are brought there
-//! for later. A pass never reads; it waits, and what it waits is counted.
-//! What always holds: dropping the reader ends its threads after the reads that they are in.
+//! There are up to three threads, and any thread does any work (PIPO, section 3.2.1). Each takes the next
+//! read of the [`Queue`], else a range of the resident set to read into the page cache, else a range to bring
+//! there for later. A pass never reads; it waits, and the waiting time is counted. What always holds:
+//! dropping the reader ends its threads after their current reads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,35 +16,36 @@ use super::queue::{Extent, Queue, Read, Taken};
 use crate::gguf::Gguf;
 use crate::weights::WeightError;
 
-/// As PIPO has them: enough that the disk always has a next request.
+/// As in PIPO: enough that the disk always has a next request.
 const THREADS: usize = 3;
-/// Bytes of the resident set that a thread reads before it looks for something more urgent.
+/// Bytes of the resident set that a thread reads before it checks for more urgent work.
 const WARM_BYTES: usize = 8 << 20;
 
-/// Counts of a reader since its start.
+/// Statistics of a reader since its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
-    /// Bytes that direct reads brought, with those around what was wanted.
+    /// Bytes of direct reads, including alignment.
     pub(super) bytes_read: u64,
     pub(super) reads: u64,
     pub(super) reads_in_vain: u64,
-    /// Passes stood still for a read.
+    /// Time that passes waited for a read.
     pub(super) waited: Duration,
-    /// At least one read was under way.
+    /// Time with at least one read in progress.
     pub(super) reading: Duration,
-    /// Of the resident set, still to be read into the page cache.
+    /// Bytes of the resident set that are still to be read into the page cache.
     pub(super) cold_bytes: u64,
 }
 
 #[derive(Debug)]
 struct State {
     queue: Queue<Buffer>,
-    /// Of the resident set, still to be read into the page cache.
+    /// Ranges of the resident set that are still to be read into the page cache.
     warm: VecDeque<Extent>,
-    /// A thread brings something into the page cache: one is enough, so that the others are there for what is urgent.
+    /// Whether a thread brings a range into the page cache: one is enough, so that the others can do urgent
+    /// work.
     caching: bool,
     counts: Counts,
-    /// Reads under way, and since when there is one.
+    /// Number of reads in progress, and since when there is at least one.
     under_way: usize,
     since: Instant,
     stop: bool,
@@ -55,9 +56,9 @@ struct Shared {
     gguf: Arc<Gguf>,
     files: Vec<DirectFile>,
     state: Mutex<State>,
-    /// There may be something to read.
+    /// Signalled when there may be something to read.
     work: Condvar,
-    /// A read has ended, or a buffer is free.
+    /// Signalled when a read has ended or a buffer is free.
     done: Condvar,
 }
 
@@ -68,12 +69,12 @@ pub(super) struct Reader {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How a reader is set up.
+/// The settings of a reader.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReaderOptions {
     pub(super) buffers: usize,
     pub(super) buffer_bytes: usize,
-    /// Buffers left to what is asked for.
+    /// Buffers that reading ahead leaves for requests.
     pub(super) spared: usize,
     pub(super) reads_ahead: bool,
 }
@@ -86,10 +87,10 @@ enum Work {
 }
 
 impl Reader {
-    /// Threads that wait for work.
+    /// Starts threads that wait for work.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// If the system cannot start a thread.
     pub(super) fn new(gguf: Arc<Gguf>, files: Vec<DirectFile>, options: ReaderOptions) -> io::Result<Self> {
         let buffers = (0..options.buffers).map(|_| Buffer::new(options.buffer_bytes)).collect();
         let state = State {
@@ -117,8 +118,8 @@ impl Reader {
         self.shared.files.iter().all(DirectFile::is_direct)
     }
 
-    /// What is read for every token from now on, and how many bytes of that the page cache may hold for later; what is
-    /// to come into the resident set, and what may leave it.
+    /// Sets the ranges that are read for every token, and how many of their bytes the page cache may hold for
+    /// later. `keep` is to be read into the resident set; `let_go` may leave it.
     pub(super) fn set(&self, cycle: Vec<Extent>, cache_bytes: usize, keep: Vec<Extent>, let_go: &[Extent]) {
         for Extent { part, bytes } in let_go {
             self.shared.gguf.let_go(*part, bytes.clone());
@@ -126,13 +127,13 @@ impl Reader {
         }
         let mut warm = Vec::new();
         for Extent { part, bytes } in keep {
-            // The ends, which come page by page, first.
+            // First the ends, which are not in huge pages.
             for end in self.shared.gguf.expect_use(part, bytes.clone()) {
                 self.shared.files[part].read_ahead(end);
             }
             let mut first = bytes.start;
             while first < bytes.end {
-                // Cut where huge pages are not.
+                // Cut at multiples, so that no huge page is split.
                 let end = bytes.end.min((first + 1).next_multiple_of(WARM_BYTES));
                 warm.push(Extent { part, bytes: first..end });
                 first = end;
@@ -140,20 +141,20 @@ impl Reader {
         }
         let mut state = self.shared.lock();
         state.queue.set_cycle(cycle, cache_bytes);
-        // What has left the resident set must not be read into it any more.
+        // Ranges that have left the resident set must not be read into it any more.
         state.warm.retain(|cold| !let_go.iter().any(|gone| gone.meets(cold)));
         state.warm.extend(warm);
         drop(state);
         self.shared.work.notify_all();
     }
 
-    /// A pass begins: what was asked for and not used is forgotten.
+    /// Begins a pass: drops unused requests.
     pub(super) fn begin_pass(&self) {
         self.shared.lock().queue.forget_asked();
         self.shared.work.notify_all();
     }
 
-    /// Announces what a pass will wait for.
+    /// Announces ranges that a pass will wait for.
     pub(super) fn ask(&self, extents: impl IntoIterator<Item = Extent>) {
         let mut state = self.shared.lock();
         extents.into_iter().for_each(|extent| state.queue.ask(extent));
@@ -161,10 +162,10 @@ impl Reader {
         self.shared.work.notify_all();
     }
 
-    /// Waits for a stretch, and lends its bytes to `use_bytes`; its buffer is free again afterwards.
+    /// Waits for a range and lends its bytes to `use_bytes`; its buffer is free again afterwards.
     ///
     /// # Errors
-    /// [`WeightError::Read`].
+    /// [`WeightError::Read`] if the disk fails.
     pub(super) fn with<T>(
         &self,
         extent: &Extent,
@@ -198,7 +199,7 @@ impl Reader {
         }
     }
 
-    /// Counts so far.
+    /// Returns the statistics so far.
     pub(super) fn counts(&self) -> Counts {
         let state = self.shared.lock();
         let open = if state.under_way > 0 { state.since.elapsed() } else { Duration::ZERO };
@@ -216,7 +217,7 @@ impl Drop for Reader {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so; there is nothing left to be done about it.
+            // A thread that panicked has reported it; nothing more can be done.
             let _ = thread.join();
         }
     }
@@ -238,7 +239,7 @@ impl State {
     }
 }
 
-/// A buffer lent to a pass; gives it back however the pass ends.
+/// A buffer lent to a pass; returned however the pass ends.
 struct Held<'a> {
     shared: &'a Shared,
     buffer: Option<Buffer>,
@@ -264,12 +265,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// Runs until the reader is dropped.
     fn work(&self) {
         while let Some(work) = self.next() {
             match work {
                 Work::Read(read) => self.read(read),
-                // Into the page cache, and mapped.
+                // Reads into the page cache, and maps.
                 Work::Warm(Extent { part, bytes }) => self.gguf.read_ahead(part, bytes),
                 Work::Cache(Extent { part, bytes }) => {
                     let len = bytes.len() as u64;
@@ -287,7 +288,7 @@ impl Shared {
     fn read(&self, Read { ticket, extent, mut buffer, cached }: Read<Buffer>) {
         let file = &self.files[extent.part];
         let result = match cached {
-            // Counted when it came there.
+            // Counted when it was brought into the page cache.
             true => file.read_cached(&extent.bytes, &mut buffer).map(|()| 0),
             false => file.read(&extent.bytes, &mut buffer),
         };
@@ -300,7 +301,7 @@ impl Shared {
         self.done.notify_all();
     }
 
-    /// What to do next; waits for it. `None`: nothing any more.
+    /// Waits for work and returns it, or `None` if the reader is being dropped.
     fn next(&self) -> Option<Work> {
         let mut state = self.lock();
         loop {

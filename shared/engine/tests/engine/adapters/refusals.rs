@@ -1,18 +1,18 @@
-//! Files that are no adapter of a model, each with its error; any bytes without a panic.
+//! Files that are not an adapter of a model, each with its error; any bytes without a panic.
 
 use std::sync::{Arc, LazyLock};
 
 use baton_engine::adapter::{ALPHA_KEY, TYPE_KEY};
 use baton_engine::gguf::{Gguf, GgufWriter, MetaValue};
-use baton_engine::synthetic::SyntheticAdapter;
 use baton_engine::{Adapter, AdapterError, Model};
 use baton_kernels_cpu::Format;
 use baton_kernels_cpu::f16::f32_to_f16;
+use baton_synthetic::SyntheticAdapter;
 use proptest::prelude::*;
 
 use crate::{family, open, tiny};
 
-/// What a malformed file is made of: keys, and tensors by name, dimensions and number.
+/// The contents of a malformed file: keys, and tensors with name, dimensions, format and a number.
 struct File {
     keys: Vec<(&'static str, MetaValue)>,
     tensors: Vec<(&'static str, [u64; 2], Format, f32)>,
@@ -22,7 +22,7 @@ const A: &str = "blk.1.attn_q.weight.lora_a";
 const B: &str = "blk.1.attn_q.weight.lora_b";
 
 impl File {
-    /// A change of rank 2 of a matrix of 96 rows and 64 columns.
+    /// Returns a change of rank 2 of a matrix of 96 rows and 64 columns.
     fn new() -> File {
         File {
             keys: vec![
@@ -158,7 +158,7 @@ proptest! {
             }
         }
         if let Ok(gguf) = Gguf::from_bytes(bytes) {
-            // Either way is fine; a panic is not.
+            // Both results are fine; a panic is not.
             drop(Adapter::from_gguf(gguf, &MODEL));
         }
     }

@@ -1,16 +1,16 @@
-//! Every family by its definition, in f64: full matrices, one token list, no cache, no kernels but the decoding
-//! of blocks. Knows families by name and tensors by GGUF's names; shares no rule with the engine.
+//! Every family by its definition, in f64: full matrices, one token list, no cache, no kernels except
+//! decoding of blocks. Knows families by name and tensors by GGUF's names; shares no rule with the engine.
 
 use std::f64::consts::{PI, TAU};
 
 use baton_engine::SlidingWindow;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{ExtraValue, SyntheticModel};
 use baton_kernels_cpu::dequantize_row;
+use baton_synthetic::{ExtraValue, SyntheticModel};
 
 pub(crate) type Rows = Vec<Vec<f64>>;
 
-/// What the definition gives: logits, and softmax weights by `[layer][head][query][key]`.
+/// The result of the definition: logits, and softmax weights by `[layer][head][query][key]`.
 pub(crate) struct Reference {
     pub(crate) logits: Rows,
     pub(crate) weights: Vec<Vec<Rows>>,
@@ -22,7 +22,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// All rows of a tensor; a stack of matrices one below the other.
+    /// Returns all rows of a tensor; for a stack of matrices, one after the other.
     fn tensor(&self, name: &str) -> Option<Rows> {
         let view = self.gguf.find_tensor(name).unwrap()?;
         let cols = view.dims[0] as usize;
@@ -55,7 +55,7 @@ impl File<'_> {
         })
     }
 
-    /// Gemma 3: of six layers (or as many as the file says) all but the last.
+    /// Gemma 3: of six layers (or as many as the file says), all but the last.
     fn is_local(&self, layer: u32) -> bool {
         let period = self.extra("attention.sliding_window_pattern").unwrap_or(6.0) as u32;
         self.is(&["gemma3"]) && layer % period + 1 < period
@@ -71,7 +71,7 @@ impl File<'_> {
         self.extra("rope.dimension_count").map_or(self.model.d_head as usize, |dims| dims as usize)
     }
 
-    /// Radians per position of a pair, by the definitions of the scalings.
+    /// Returns the radians per position of a pair, by the definitions of the scalings.
     fn frequency(&self, layer: u32, pair: usize) -> f64 {
         let dims = self.rot_dims() as f64;
         if self.is_local(layer) {
@@ -106,7 +106,7 @@ impl File<'_> {
         }
     }
 
-    /// What rotations lengthen by.
+    /// Returns the factor by which rotations lengthen.
     fn magnitude(&self) -> f64 {
         let own = self.extra("rope.scaling.attn_factor").unwrap_or(1.0);
         match (self.scaling(), self.extra("rope.scaling.factor")) {
@@ -185,7 +185,7 @@ impl File<'_> {
         }
     }
 
-    /// A mixture's answer to one row: its likeliest experts, one after the other.
+    /// Returns a mixture's output for one row: its most likely experts, one after the other.
     fn mixture(&self, layer: u32, x: &[f64]) -> Vec<f64> {
         let experts = self.model.experts.unwrap();
         let tensor = |name: &str| self.tensor(&format!("blk.{layer}.{name}.weight")).unwrap();
@@ -220,7 +220,7 @@ impl File<'_> {
         sum
     }
 
-    /// Softmax weights of every head, `[head][query][key]`.
+    /// Returns the softmax weights of every head, `[head][query][key]`.
     fn softmax_weights(&self, q: &Rows, k: &Rows, sees: &dyn Fn(usize, usize, usize) -> bool) -> Vec<Rows> {
         let (d, heads) = (self.model.d_head as usize, self.model.n_heads as usize);
         let group = heads / self.model.n_kv_heads as usize;
@@ -256,7 +256,7 @@ fn product(x: &Rows, w: &Rows, bias: Option<&Rows>) -> Rows {
     x.iter().map(one).collect()
 }
 
-/// Softmax weights of one head, `[query][key]`.
+/// Returns the softmax weights of one head, `[query][key]`.
 fn head_weights(
     q: &Rows,
     k: &Rows,
@@ -290,7 +290,7 @@ pub(crate) fn reference(model: &SyntheticModel, ids: &[u32], window: Option<Slid
     masked_reference(model, ids, window, &|_, _, _| true)
 }
 
-/// With keys that only some queries see: `seen(layer * g + KV head, query, key)`.
+/// As [`reference`], with keys that only some queries see: `seen(layer * g + KV head, query, key)`.
 pub(crate) fn masked_reference(
     model: &SyntheticModel,
     ids: &[u32],

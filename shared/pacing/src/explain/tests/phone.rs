@@ -1,8 +1,9 @@
-//! One request that several test programs look at from different sides: a phone and a long document.
+//! A request that several test programs share: a phone and a long document.
 
-use super::{CloudCost, DeviceCost, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification};
+use super::{CloudCost, DeviceCost, OptimizerInput, PromptShape, ScenePolicy, SlowDevice};
 
-/// A prompt of 4,100 tokens, a phone that prefills 400 of them in a second, and a cloud that is 25 times as fast.
+/// Returns a prompt of 4,100 tokens, a phone that prefills 400 tokens per second, and a cloud that is 25
+/// times as fast.
 pub(super) fn phone() -> OptimizerInput {
     OptimizerInput {
         prompt: PromptShape { fixed_tokens: 100, content_tokens: 4_000, prefix_tokens: 60, cached_tokens: 0 },
@@ -29,7 +30,6 @@ pub(super) fn phone() -> OptimizerInput {
             answer_tokens_max: 2_048,
             slow_device: SlowDevice::AcceptGap,
         },
-        verification: Verification::Batched,
         load: 0.0,
     }
 }

@@ -1,4 +1,4 @@
-//! The order of reads, and that none of its parties ever waits for another for ever.
+//! The order of reads, and that no claim waits for ever.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,14 +7,14 @@ fn extent(at: usize) -> Extent {
     Extent { part: 0, bytes: at * 10..at * 10 + 10 }
 }
 
-/// A queue over a cycle of `len` stretches, with numbered buffers.
+/// Returns a queue for a cycle of `len` ranges, with numbered buffers.
 fn queue(len: usize, buffers: usize, spared: usize) -> Queue<usize> {
     let mut queue = Queue::new((0..buffers).collect(), spared, true);
     queue.set_cycle((0..len).map(extent).collect(), 0);
     queue
 }
 
-/// Starts and ends every read that can be made; gives their places in order.
+/// Starts and finishes every possible read; returns their positions in order.
 fn read_all(queue: &mut Queue<usize>) -> Vec<usize> {
     let mut read = Vec::new();
     while let Some(started) = queue.start() {
@@ -52,12 +52,12 @@ fn reads_run_ahead_in_order_and_around() {
 fn a_walk_that_jumps_is_followed() {
     let mut queue = queue(8, 3, 0);
     read_all(&mut queue);
-    // Ahead of what was read: everything in between is dropped.
+    // A claim further ahead: everything in between is dropped.
     let buffer = take(&mut queue, 2);
     queue.give_back(buffer);
     assert_eq!(queue.in_vain(), 2);
     assert_eq!(read_all(&mut queue), [5]);
-    // Elsewhere: reading goes on behind it.
+    // A claim elsewhere: reading continues after it.
     let ticket = queue.claim(&extent(6));
     assert_eq!(read_all(&mut queue), [6, 7, 0]);
     assert!(matches!(queue.take(ticket), Taken::Here(_)));
@@ -84,7 +84,7 @@ fn what_is_claimed_takes_the_buffer_of_a_hint() {
     let mut queue = queue(0, 1, 0);
     queue.ask(extent(3));
     assert_eq!(read_all(&mut queue), [3]);
-    // Another pass, in whose way the hint is: the claim drops it only where nobody waits for it.
+    // The hint blocks another pass: a claim drops it unless somebody waits for it.
     let first = queue.claim(&extent(3));
     queue.ask(extent(4));
     let second = queue.claim(&extent(5));
@@ -101,7 +101,7 @@ fn buffers_are_spared_for_what_is_asked_for() {
     assert_eq!(read_all(&mut queue), [0, 1]);
     queue.ask(extent(50));
     assert_eq!(read_all(&mut queue), [50]);
-    // Hinted and never used: forgotten where the next token begins.
+    // Hinted and never used: dropped when the next token begins.
     queue.forget_asked();
     assert_eq!((read_all(&mut queue), queue.in_vain()), (vec![], 1));
 }
@@ -136,7 +136,7 @@ fn beyond_the_buffers_the_page_cache_holds_what_comes_next() {
         assert_eq!(cache_all(&mut queue), [cached]);
     }
     assert_eq!((queue.in_vain(), queue.outdated()), (0, None));
-    // A walk that jumps: what lies before is of no use, what comes behind is.
+    // A walk that jumps: cached ranges before the position are useless, those after it are kept.
     let ticket = queue.claim(&extent(0));
     let started = queue.start().unwrap();
     assert_eq!((&started.extent, started.cached), (&extent(0), true));
@@ -174,7 +174,7 @@ fn a_dropped_read_gives_its_buffer_back_when_it_ends() {
 }
 
 proptest! {
-    /// Several passes walk as they like, each holding one stretch while it computes: each gets all it asks for.
+    /// Several passes walk in any order, each holding one range while it computes: each gets all it asks for.
     #[test]
     fn every_claim_is_met(
         len in 0..6_usize,
@@ -227,14 +227,14 @@ proptest! {
                 }
             }
         }
-        // Every buffer is where it can be used again.
+        // Every buffer can be used again.
         for read in reading {
             queue.finish(read.ticket, read.buffer, Ok(()));
         }
         queue.set_cycle(Vec::new(), 0);
         queue.forget_asked();
         prop_assert_eq!(queue.free.len(), buffers);
-        // And so is the page cache.
+        // So can the page cache.
         while let Some(extent) = queue.outdated() {
             prop_assert!(cached.remove(&extent));
         }

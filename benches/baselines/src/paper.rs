@@ -1,18 +1,19 @@
-//! The paper's votes, for comparison: SnapKV's choice of tokens, and whole sentences by it.
+//! The votes of the P/D-Device paper, for comparison: SnapKV's choice of tokens, and the sentences that
+//! follow from it.
 //!
-//! Every head of every layer max-pools its window scores over 7 positions and votes for its top `r |C|` content
-//! tokens. `paper`: a sentence's value is its votes over its length. `tokens`: the tokens with most votes. No title
-//! lines, no closing of gaps.
+//! Every head of every layer max-pools its window scores over 7 positions and votes for its top `r |C|`
+//! content tokens. `paper`: a sentence's value is its votes divided by its length. `tokens`: the tokens with
+//! the most votes. No title lines are added and no gaps are closed.
 
 use std::cmp::Reverse;
 
-use crate::content::Content;
-use crate::refine::Scores;
+use baton_refine::{Content, Scores};
 
-/// Positions on either side that max-pooling reaches: a kernel of 7.
+/// Positions on either side that max-pooling covers: a kernel of 7.
 const POOL_REACH: usize = 3;
 
-/// Votes of all heads for each content token. `votes_a_head`: the budget in tokens.
+/// Counts the votes of all heads for each content token. `votes_a_head`: votes of each head, which is the
+/// budget in tokens.
 pub(crate) fn votes(content: &Content, scores: &Scores<'_>, votes_a_head: usize) -> Vec<u32> {
     let mut votes = vec![0u32; content.tokens.len()];
     let count = votes_a_head.min(content.tokens.len());
@@ -30,7 +31,7 @@ pub(crate) fn votes(content: &Content, scores: &Scores<'_>, votes_a_head: usize)
     votes
 }
 
-/// One value a unit: the votes for its tokens over its length.
+/// Returns one value per unit: the votes for its tokens divided by its number of tokens.
 pub(crate) fn sentence_values(content: &Content, votes: &[u32]) -> Vec<f64> {
     let value = |tokens: &std::ops::Range<usize>| {
         let sum: u32 = votes[tokens.clone()].iter().sum();
@@ -39,7 +40,7 @@ pub(crate) fn sentence_values(content: &Content, votes: &[u32]) -> Vec<f64> {
     content.units.iter().map(value).collect()
 }
 
-/// The `budget` content tokens with most votes; ties: the earlier.
+/// Chooses the `budget` content tokens with the most votes; among equal ones, the earlier.
 pub(crate) fn chosen_tokens(votes: &[u32], budget: usize) -> Vec<bool> {
     let mut order: Vec<usize> = (0..votes.len()).collect();
     order.sort_by_key(|&token| Reverse(votes[token]));

@@ -1,38 +1,43 @@
-//! Drawing the values of tensors, and writing them as they are drawn.
+//! Draws the values of tensors and writes them as they are drawn.
 //!
-//! The formats of [`super::Quant`] are applied here. Small matrices are drawn value by value. A large one would take
-//! minutes, so each run of its rows is one of [`POOL_LEN`] drawn and quantized beforehand: its rows differ, its
-//! values have the same distribution, and writing it costs little more than copying.
+//! The formats of [`crate::Quant`] are applied here. Small matrices are drawn value by value. A large matrix
+//! would take minutes, so each run of values in its rows is copied from a pool of [`POOL_LEN`] runs that were
+//! drawn and quantized beforehand. Its rows differ, its values have the same distribution, and writing it
+//! costs little more than copying.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use baton_engine::gguf::GgufWriter;
 use baton_kernels_cpu::{Format, quantize_row};
+use baton_random::SplitMix64;
 
-use super::{END_TOKEN, Quant, SyntheticError, SyntheticModel};
-use crate::gguf::GgufWriter;
+use crate::{END_TOKEN, Quant, SyntheticError, SyntheticModel};
 
-/// Matrices of more values are put together from a pool.
+/// Matrices of more values are assembled from a pool.
 const DRAWN_VALUES_MAX: u64 = 1 << 21;
 /// Runs in a pool.
 const POOL_LEN: usize = 4096;
-/// Most values of a run.
+/// Maximum number of values in a run.
 const RUN_LEN_MAX: u32 = 256;
 /// Bytes collected before they are written.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Where tensors go, in the order of the file.
-pub(super) enum Sink<'a> {
-    /// Into the writer, whole.
+/// The destination of the tensors, which come in the order of the file.
+pub(crate) enum Sink<'a> {
+    /// Adds whole tensors to the writer.
     Lend(&'a mut GgufWriter<'static>),
-    /// Their names and sizes into the writer; nothing is drawn.
+    /// Declares names and sizes to the writer; nothing is drawn.
     Declare { writer: &'a mut GgufWriter<'static>, total_bytes: &'a mut u64 },
-    /// Their data into a file whose header is written.
+    /// Writes data to a file whose header is already written.
     Put(&'a mut dyn FnMut(&[u8]) -> Result<(), SyntheticError>),
+    /// Lists names, dimensions and type numbers; nothing is drawn.
+    #[cfg(test)]
+    List(&'a mut Vec<(String, Vec<u64>, u32)>),
 }
 
-/// Draws tensors and hands them on.
-pub(super) struct Weights<'a> {
+/// Draws tensors and sends them to a [`Sink`].
+pub(crate) struct Weights<'a> {
     sink: Sink<'a>,
     drawing: Drawing,
     quant: Quant,
@@ -42,10 +47,10 @@ pub(super) struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    pub(super) fn new(model: &SyntheticModel, sink: Sink<'a>) -> Self {
+    pub(crate) fn new(model: &SyntheticModel, sink: Sink<'a>) -> Self {
         Self {
             sink,
-            drawing: Drawing { seed: model.seed, random: SplitMix64(model.seed), pools: HashMap::new() },
+            drawing: Drawing { seed: model.seed, random: SplitMix64::new(model.seed), pools: HashMap::new() },
             quant: model.quant,
             n_layers: model.n_layers,
             tied: model.tied,
@@ -53,8 +58,8 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// A matrix in the format that its name and width call for.
-    pub(super) fn matrix(
+    /// Writes a matrix in the format that follows from its name and width.
+    pub(crate) fn matrix(
         &mut self,
         name: &str,
         rows: u32,
@@ -64,14 +69,14 @@ impl<'a> Weights<'a> {
         self.stack(name, &[cols, rows], std)
     }
 
-    /// A stack of matrices, columns first, in the format that its name and width call for.
-    pub(super) fn stack(&mut self, name: &str, dims: &[u32], std: f64) -> Result<(), SyntheticError> {
+    /// Writes a stack of matrices, columns first, in the format that follows from its name and width.
+    pub(crate) fn stack(&mut self, name: &str, dims: &[u32], std: f64) -> Result<(), SyntheticError> {
         let format = self.quant.of(name, dims[0], self.n_layers, self.tied);
         self.shaped(name, dims, format, std)
     }
 
-    /// A tensor of any dimensions, columns first.
-    pub(super) fn shaped(
+    /// Writes a tensor of any dimensions, columns first.
+    pub(crate) fn shaped(
         &mut self,
         name: &str,
         dims: &[u32],
@@ -83,12 +88,12 @@ impl<'a> Weights<'a> {
         self.drawn(&Tensor { name, dims, format, mean: 0.0, std, zero_row })
     }
 
-    pub(super) fn vector(&mut self, name: &str, len: u32, mean: f64, std: f64) -> Result<(), SyntheticError> {
+    pub(crate) fn vector(&mut self, name: &str, len: u32, mean: f64, std: f64) -> Result<(), SyntheticError> {
         self.drawn(&Tensor { name, dims: &[len], format: Format::F32, mean, std, zero_row: None })
     }
 
-    /// A vector of given values.
-    pub(super) fn values(&mut self, name: &str, values: &[f32]) -> Result<(), SyntheticError> {
+    /// Writes a vector of the given values.
+    pub(crate) fn values(&mut self, name: &str, values: &[f32]) -> Result<(), SyntheticError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let dims = [values.len() as u64];
         match &mut self.sink {
@@ -98,6 +103,8 @@ impl<'a> Weights<'a> {
                 **total_bytes += bytes.len() as u64;
             }
             Sink::Put(put) => put(&bytes)?,
+            #[cfg(test)]
+            Sink::List(list) => list.push((name.to_owned(), dims.to_vec(), Format::F32.ggml_type())),
         }
         Ok(())
     }
@@ -119,6 +126,8 @@ impl<'a> Weights<'a> {
                 **total_bytes += row_bytes * u64::from(tensor.rows());
             }
             Sink::Put(put) => self.drawing.draw(tensor, put)?,
+            #[cfg(test)]
+            Sink::List(list) => list.push((tensor.name.to_owned(), dims, tensor.format.ggml_type())),
         }
         Ok(())
     }
@@ -132,7 +141,7 @@ struct Tensor<'a> {
     format: Format,
     mean: f64,
     std: f64,
-    /// A row of zeros in place of what was drawn.
+    /// Index of the row that is zero instead of drawn.
     zero_row: Option<u32>,
 }
 
@@ -150,7 +159,7 @@ impl Tensor<'_> {
             .map_err(|err| SyntheticError::Quantize { name: self.name.to_owned(), err })
     }
 
-    /// The longest run of whole blocks that divides a row.
+    /// Returns the length of the longest run of whole blocks that divides a row.
     fn run_len(&self) -> u32 {
         let mut run_len = RUN_LEN_MAX;
         while !self.cols().is_multiple_of(run_len) && run_len > self.format.block_len() as u32 {
@@ -160,16 +169,16 @@ impl Tensor<'_> {
     }
 }
 
-/// The values, decided by a seed and the order of the tensors.
+/// The random values, decided by a seed and the order of the tensors.
 struct Drawing {
     seed: u64,
     random: SplitMix64,
-    /// Quantized runs by format, length and deviation.
+    /// Quantized runs by format, length and standard deviation (its bits).
     pools: HashMap<(Format, u32, u64), Vec<u8>>,
 }
 
 impl Drawing {
-    /// Hands the tensor's bytes to `put`, piece by piece.
+    /// Passes the tensor's bytes to `put`, piece by piece.
     fn draw(
         &mut self,
         tensor: &Tensor<'_>,
@@ -186,7 +195,7 @@ impl Drawing {
                 tensor.quantize(&self.values(tensor, cols), &mut bytes)?;
             }
             if tensor.zero_row == Some(row) {
-                bytes[start..].fill(0); // Zeros in every format: the scale of a block of zero bytes is 0.
+                bytes[start..].fill(0); // Zero in every format: the scale of a block is 0 too.
             }
             if bytes.len() >= PIECE_BYTES || row + 1 == rows {
                 put(&bytes)?;
@@ -197,7 +206,7 @@ impl Drawing {
     }
 
     fn values(&mut self, tensor: &Tensor<'_>, count: u32) -> Vec<f32> {
-        (0..count).map(|_| (tensor.mean + tensor.std * self.random.unit()) as f32).collect()
+        (0..count).map(|_| (tensor.mean + tensor.std * normal(&mut self.random)) as f32).collect()
     }
 
     fn pooled_row(&mut self, tensor: &Tensor<'_>, bytes: &mut Vec<u8>) -> Result<(), SyntheticError> {
@@ -210,7 +219,7 @@ impl Drawing {
         let pool = &self.pools[&key];
         let run_bytes = pool.len() / POOL_LEN;
         for _ in 0..tensor.cols() / run_len {
-            let at = (self.random.next() >> 32) as usize % POOL_LEN;
+            let at = (self.random.next_u64() >> 32) as usize % POOL_LEN;
             bytes.extend_from_slice(&pool[at * run_bytes..(at + 1) * run_bytes]);
         }
         Ok(())
@@ -218,7 +227,7 @@ impl Drawing {
 
     fn pool(&self, tensor: &Tensor<'_>, run_len: u32) -> Result<Vec<u8>, SyntheticError> {
         let seed = self.seed ^ tensor.std.to_bits() ^ u64::from(tensor.format.ggml_type()) << 32;
-        let mut own = Self { seed, random: SplitMix64(seed), pools: HashMap::new() };
+        let mut own = Self { seed, random: SplitMix64::new(seed), pools: HashMap::new() };
         let mut bytes = Vec::new();
         for _ in 0..POOL_LEN {
             tensor.quantize(&own.values(tensor, run_len), &mut bytes)?;
@@ -227,21 +236,7 @@ impl Drawing {
     }
 }
 
-/// A small generator with a fixed definition. Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom
-/// number generators".
-pub(super) struct SplitMix64(pub(super) u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Mean 0 and variance 1: the sum of twelve uniform numbers less six.
-    pub(super) fn unit(&mut self) -> f64 {
-        (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
-    }
+/// Draws a number of mean 0 and variance 1: the sum of twelve uniform numbers minus six.
+pub(crate) fn normal(random: &mut SplitMix64) -> f64 {
+    (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }

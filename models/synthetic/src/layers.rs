@@ -1,32 +1,34 @@
-//! The layers of a model of random weights, as its family has them.
+//! The layers of a model with random weights, with the tensors that its family requires.
 //!
-//! Which tensors there are follows [`crate::family`]; names are those of GGUF files. The order of the tensors
-//! decides every weight, so it never changes for a family that has been recorded.
+//! The list of tensors follows [`baton_engine::family`]; names are those of GGUF files. The order of the
+//! tensors decides every weight, so it never changes for a family that has recorded results.
 
+use baton_engine::family::{self, ExpertRule, Family, Presence};
+use baton_engine::gguf::GgufWriter;
 use baton_kernels_cpu::Format;
 
-use super::{SyntheticError, SyntheticModel, Weights};
-use crate::family::{self, ExpertRule, Family, Presence};
-use crate::gguf::GgufWriter;
+use crate::{SyntheticError, SyntheticModel, Weights};
 
-/// The deviation of matrices that keeps the length of what goes through them.
+/// Returns the standard deviation of a matrix of `cols` columns that keeps the length of a vector it
+/// multiplies.
 fn std(cols: u32) -> f64 {
     1.4 / f64::from(cols).sqrt()
 }
 
 impl SyntheticModel {
-    /// What the family implies; of an unknown family what llama implies.
+    /// Returns the rules of the family, or those of llama if the family is unknown.
     fn rules(&self) -> &'static Family {
         family::find(self.family).unwrap_or(&family::FAMILIES[0])
     }
 
-    /// What the family multiplies embeddings by.
-    pub(super) fn embedding_scale(&self) -> f64 {
+    /// Returns the factor that the family multiplies embeddings by.
+    pub(crate) fn embedding_scale(&self) -> f64 {
         if self.rules().scaled_embedding { f64::from(self.d_model).sqrt() } else { 1.0 }
     }
 
-    /// The family as the model's name says it. Of a model called "phi3", llama.cpp expects Phi-3's vocabulary.
-    pub(super) fn display_name(&self) -> &'static str {
+    /// Returns the family as written in the model's name. It avoids "phi3", for which llama.cpp expects
+    /// Phi-3's vocabulary.
+    pub(crate) fn display_name(&self) -> &'static str {
         if self.family == "phi3" { "phi" } else { self.family }
     }
 
@@ -34,8 +36,8 @@ impl SyntheticModel {
         self.rules().experts
     }
 
-    /// The metadata of experts, where there are any.
-    pub(super) fn expert_keys(&self, writer: &mut GgufWriter<'_>) {
+    /// Sets the metadata of experts, if the model has experts.
+    pub(crate) fn expert_keys(&self, writer: &mut GgufWriter<'_>) {
         let Some(experts) = self.experts else { return };
         let mut set = |name: &str, value: u32| {
             writer.set(&format!("{}.{name}", self.family), value);
@@ -50,8 +52,8 @@ impl SyntheticModel {
         }
     }
 
-    /// All tensors of one layer.
-    pub(super) fn layer(&self, weights: &mut Weights<'_>, layer: u32) -> Result<(), SyntheticError> {
+    /// Writes all tensors of one layer.
+    pub(crate) fn layer(&self, weights: &mut Weights<'_>, layer: u32) -> Result<(), SyntheticError> {
         let (e, rules) = (self.d_model, self.rules());
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         self.attention(weights, &name)?;
@@ -102,7 +104,8 @@ impl SyntheticModel {
         Ok(())
     }
 
-    /// A network's matrices; `wide` is its width, then how many of them there are where they are stacked.
+    /// Writes the three matrices of a gated feed-forward network. `wide`: its width, then the number of
+    /// stacked networks if they are stacked.
     fn gated(
         &self,
         weights: &mut Weights<'_>,

@@ -1,17 +1,16 @@
-//! Modes that choose tokens or chunks of them, and sentences by what they chose.
+//! Baselines that choose tokens or chunks of tokens, and rank sentences by the chosen tokens.
 //!
-//! A mask names sentences, and a device with another tokenizer could not rebuild single tokens. So a mode that chooses
-//! tokens gives both: its own choice, for evaluation, and the sentences with the largest share of it, for the wire.
+//! A mask names sentences, and a device with another tokenizer cannot rebuild single tokens. So a baseline
+//! that chooses tokens returns both: the tokens, and the sentences with the largest share of them.
 
-use crate::content::Content;
-use crate::refine::Scores;
+use baton_refine::{Content, Scores};
 
-/// Tokens of a chunk.
+/// Tokens per chunk.
 const CHUNK_TOKENS: usize = 10;
-/// Positions on either side that average-pooling reaches: a kernel of 5, as in GemFilter's code.
+/// Positions on either side that average-pooling covers: a kernel of 5, as in GemFilter's code.
 const AVERAGE_REACH: usize = 2;
 
-/// The sum over all captured heads, for each content token.
+/// Sums the attention on each content token over all captured heads.
 fn summed(content: &Content, scores: &Scores<'_>) -> Vec<f64> {
     let mut sums = vec![0.0; content.tokens.len()];
     for row in scores.mean.chunks_exact(scores.keys).take(scores.heads.len()) {
@@ -22,9 +21,10 @@ fn summed(content: &Content, scores: &Scores<'_>) -> Vec<f64> {
     sums
 }
 
-/// The `budget` tokens that the captured layer looks at most, after average-pooling over the content.
+/// Chooses the `budget` tokens with the most attention in the captured layer, after average-pooling over the
+/// content.
 ///
-/// Source: Shi 2024 (GemFilter), algorithm 1, by softmax weights instead of raw products.
+/// Source: Shi 2024 (GemFilter), algorithm 1, with softmax weights instead of raw dot products.
 pub(crate) fn filtered(content: &Content, scores: &Scores<'_>, budget: usize) -> Vec<bool> {
     let sums = summed(content, scores);
     let pooled: Vec<f64> = (0..sums.len())
@@ -42,11 +42,11 @@ pub(crate) fn filtered(content: &Content, scores: &Scores<'_>, budget: usize) ->
     chosen
 }
 
-/// Whole chunks of ten neighbouring tokens by their mean attention, as many as fit into `budget`; what does not fit is
-/// skipped. A chunk never spans two segments.
+/// Chooses whole chunks of ten adjacent tokens by their mean attention, as many as fit into `budget`; a chunk
+/// that does not fit is skipped. A chunk never spans two segments.
 ///
-/// Source: Liu 2025 (ChunkKV), algorithm 1; the mean instead of the sum, so that a segment's short last chunk is
-/// not at a disadvantage.
+/// Source: Liu 2025 (ChunkKV), algorithm 1, with the mean instead of the sum, so that the short last chunk of
+/// a segment can compete.
 pub(crate) fn chunks(content: &Content, scores: &Scores<'_>, budget: usize) -> Vec<bool> {
     let sums = summed(content, scores);
     let mut chunks = Vec::new();
@@ -71,7 +71,7 @@ pub(crate) fn chunks(content: &Content, scores: &Scores<'_>, budget: usize) -> V
     chosen
 }
 
-/// One value a unit: the share of its tokens that are chosen.
+/// Returns one value per unit: the share of its tokens that are chosen.
 pub(crate) fn shares(content: &Content, chosen: &[bool]) -> Vec<f64> {
     let share = |tokens: &std::ops::Range<usize>| {
         let count = chosen[tokens.clone()].iter().filter(|&&chosen| chosen).count();

@@ -1,10 +1,10 @@
-"""Records what the paper's choice of sentences is, by NumPy: `python3 record_paper.py > data/paper.json` (numpy 2).
+"""Records the paper's choice of sentences, computed by NumPy 2: `python3 record_paper.py > data/paper.json`.
 
-P/D-Device section 3.2 as SnapKV (Li 2024, listing 1) has it: softmax of the last queries against all keys, summed over
-the queries, max-pooled by a kernel of 7, the top r |C| content positions of every head; a sentence's value is how many
-times its tokens are among them over its length; sentences fill the budget by value, the earlier first, and what does not
-fit is skipped. Scores are kept as whole multiples of 2^-20 before anything is chosen, so that they are the same numbers
-wherever they are read.
+The method is P/D-Device, section 3.2, with SnapKV (Li 2024, listing 1). The softmax of the last queries over all keys is
+averaged over the queries and max-pooled with a kernel of 7. Every head votes for its top r |C| content positions. A
+sentence's value is the number of votes for its tokens divided by its length. Sentences fill the budget by value, the
+earlier first; a sentence that does not fit is skipped. Scores are rounded to multiples of 2^-20 before the choice, so
+that every program reads the same numbers.
 """
 
 import json
@@ -17,7 +17,7 @@ POOL_REACH = 3
 
 
 def window_scores(rng, heads, keys, window, d):
-    """Mean softmax weight of the last queries on every key, `[heads, keys]`, with a few keys that stand out."""
+    """Returns the mean softmax weight of the last queries on every key, `[heads, keys]`; a few keys have large weights."""
     q = rng.standard_normal((heads, window, d))
     k = rng.standard_normal((heads, keys, d))
     for head in range(heads):
@@ -32,13 +32,13 @@ def window_scores(rng, heads, keys, window, d):
 
 
 def max_pooled(scores):
-    """Max-pooling over neighbours, positions outside counting nothing."""
+    """Max-pools over adjacent positions; positions outside do not count."""
     padded = np.pad(scores, ((0, 0), (POOL_REACH, POOL_REACH)), constant_values=-1)
     return np.lib.stride_tricks.sliding_window_view(padded, 2 * POOL_REACH + 1, axis=1).max(-1)
 
 
 def chosen(scores, first, lengths, ratio):
-    """Votes of each content token, and the indices of the kept sentences."""
+    """Returns the votes for each content token, and the indices of the kept sentences."""
     content = int(sum(lengths))
     budget = int(np.floor(ratio * content + 1e-6))
     pooled = max_pooled(scores)[:, first : first + content]
@@ -63,7 +63,7 @@ def main():
         keys, heads = first + sum(lengths) + suffix, int(rng.integers(1, 5))
         scores = window_scores(rng, heads, keys, min(32, keys), 8)
         if index % 7 == 6:
-            scores //= 4000  # Many ties.
+            scores //= 4000  # Makes many ties.
         ratio = [0.1, 0.25, 0.5, 0.3][index % 4]
         while ratio * sum(lengths) < min(lengths):
             ratio = 0.5

@@ -1,12 +1,11 @@
-//! The paper's choice against cases that NumPy made: `tests/record_paper.py` says how.
+//! Compares the paper's choice with cases computed by NumPy (`tests/record_paper.py`).
 
 use baton_protocol::{Role, Segment, SentenceMap};
+use baton_refine::ContentTokens;
 use serde::Deserialize;
 
 use super::*;
-use crate::content::ContentTokens;
-use crate::mode::Mode;
-use crate::refine::{Evidence, RefineInput, refine};
+use crate::{Baseline, Evidence, Input, choose};
 
 #[derive(Deserialize)]
 struct Recorded {
@@ -21,7 +20,7 @@ struct Case {
     /// Tokens of each sentence.
     lengths: Vec<usize>,
     ratio: f32,
-    /// `[heads, keys]`, in whole parts of the scale.
+    /// `[heads, keys]`, as integers; a score is the integer divided by `scale`.
     scores: Vec<Vec<u32>>,
     votes: Vec<u32>,
     kept: Vec<usize>,
@@ -42,9 +41,9 @@ fn votes_and_sentences_are_those_of_numpy() {
         let heads: Vec<_> = (0..case.scores.len()).map(|head| (0, head)).collect();
         let scores = Scores { heads: &heads, keys, mean: &mean, queries: keys.saturating_sub(32)..keys };
         let content = Content::new(&segments, &map, &parts, keys).unwrap();
-        let budget = crate::budget::token_budget(case.ratio, content.tokens.len());
+        let budget = content.budget(case.ratio).unwrap();
         assert_eq!(votes(&content, &scores, budget), case.votes, "votes of case {index}");
-        let refined = refine(RefineInput {
+        let chosen = choose(&Input {
             segments: &segments,
             map: &map,
             content: &parts,
@@ -53,9 +52,9 @@ fn votes_and_sentences_are_those_of_numpy() {
             calibration: None,
             question: "",
             ratio: case.ratio,
-            mode: Mode::Paper,
+            ranking: Baseline::Paper.into(),
         });
-        let kept = refined.unwrap().kept;
+        let kept = chosen.unwrap().refined.kept;
         let kept: Vec<usize> = (0..kept.len()).filter(|&unit| kept[unit]).collect();
         assert_eq!(kept, case.kept, "sentences of case {index}");
     }

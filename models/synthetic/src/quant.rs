@@ -1,4 +1,4 @@
-//! Which format each matrix of a model gets: one for all, or llama.cpp's mixtures.
+//! Chooses the format of each matrix of a model: one format for all, or a mixture of llama.cpp.
 //!
 //! Source of the mixture and of the fallbacks: `llama_tensor_get_type_impl` and `tensor_type_fallback` of
 //! llama.cpp's `src/llama-quant.cpp`.
@@ -8,10 +8,11 @@ use baton_kernels_cpu::Format;
 /// Formats of a model's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
-    /// One format for all. Rows that are not whole blocks of 256 values fall back as in llama.cpp.
+    /// One format for all matrices. Rows that are not whole blocks of 256 values get another format, as in
+    /// llama.cpp.
     Pure(Format),
-    /// What `llama-quantize` makes as Q4_K_M: Q4_K, with Q6_K for the projection to logits and for the value and
-    /// down projections of some layers.
+    /// Q4_K_M as `llama-quantize` makes it: Q4_K, with Q6_K for the projection to logits and for the value
+    /// and down projections of some layers.
     Q4KM,
 }
 
@@ -22,7 +23,7 @@ impl From<Format> for Quant {
 }
 
 impl Quant {
-    /// The name as llama.cpp writes it in file names.
+    /// Returns the name as llama.cpp writes it in file names.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pure(format) => format.name(),
@@ -30,29 +31,29 @@ impl Quant {
         }
     }
 
-    /// The mixture or format called `name`, in either case.
+    /// Finds the mixture or format called `name`, ignoring case.
     pub fn find(name: &str) -> Option<Self> {
         let all = Format::ALL.into_iter().map(Self::Pure).chain([Self::Q4KM]);
         all.into_iter().find(|quant| quant.name().eq_ignore_ascii_case(name))
     }
 
-    /// The format of most matrices.
-    pub(super) const fn base(self) -> Format {
+    /// Returns the format of most matrices.
+    const fn base(self) -> Format {
         match self {
             Self::Pure(format) => format,
             Self::Q4KM => Format::Q4K,
         }
     }
 
-    /// The format of the matrix `name` with rows of `cols` values, in a model of `n_layers`.
-    pub(super) fn of(self, name: &str, cols: u32, n_layers: u32, tied: bool) -> Format {
+    /// Returns the format of the matrix `name` with rows of `cols` values, in a model of `n_layers` layers.
+    pub(crate) fn of(self, name: &str, cols: u32, n_layers: u32, tied: bool) -> Format {
         let larger = self == Self::Q4KM && is_larger(name, n_layers, tied);
         let format = if larger { Format::Q6K } else { self.base() };
         if cols.is_multiple_of(256) { format } else { fallback(format) }
     }
 }
 
-/// What takes the place of a format whose blocks are longer than the row, or do not divide it.
+/// Returns the replacement for a format whose blocks are longer than the row or do not divide it.
 fn fallback(format: Format) -> Format {
     let name = match format.name() {
         "Q2_K" | "Q3_K" => "Q4_0",
@@ -65,7 +66,7 @@ fn fallback(format: Format) -> Format {
     Format::ALL.into_iter().find(|other| other.name() == name).unwrap_or(format)
 }
 
-/// Whether Q4_K_M gives the tensor Q6_K.
+/// Returns whether Q4_K_M stores the tensor as Q6_K.
 fn is_larger(name: &str, n_layers: u32, tied: bool) -> bool {
     let Some((layer, tensor)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
         return name == "output.weight" || (tied && name == "token_embd.weight");

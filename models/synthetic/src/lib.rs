@@ -1,13 +1,14 @@
-//! Models of random weights: real GGUF files of any shape, the same bytes for the same seed.
+//! Models and adapters with random weights: valid GGUF files of any shape, with the same bytes for the same
+//! seed.
 //!
-//! For tests and measurements of arithmetic, where what a model says does not matter. Never used to answer
-//! anybody. The vocabulary is byte-level with the control tokens of the demo models' chat layout.
+//! Used in tests and in speed measurements, in which the content of an answer does not matter. Only tests and
+//! benches depend on it. The vocabulary is byte-level, with the control tokens of the demo models' chat
+//! template.
 
 use std::io::Write;
 
+use baton_engine::gguf::{GgufWriteError, GgufWriter};
 use baton_kernels_cpu::KernelError;
-
-use crate::gguf::{GgufWriteError, GgufWriter};
 
 mod adapter;
 mod layers;
@@ -20,10 +21,10 @@ pub use quant::Quant;
 pub use shapes::SHAPES;
 use weights::{Sink, Weights};
 
-/// The shape and seed of a model of random weights.
+/// The shape and seed of a model with random weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SyntheticModel {
-    /// `general.architecture`: the name of a row of [`crate::family::FAMILIES`].
+    /// `general.architecture`: the name of an entry of [`baton_engine::family::FAMILIES`].
     pub family: &'static str,
     /// Formats of the matrices; norms and biases are F32.
     pub quant: Quant,
@@ -39,41 +40,41 @@ pub struct SyntheticModel {
     pub d_head: u32,
     /// Width of the feed-forward layer.
     pub d_ff: u32,
-    /// Tokens; at least [`VOCAB_MIN`].
+    /// Tokens of the vocabulary; at least [`VOCAB_MIN`].
     pub vocab_len: u32,
-    /// Most tokens of one sequence.
+    /// Maximum number of tokens in one sequence.
     pub context_len: u32,
     /// Whether the embedding table is also the projection to logits.
     pub tied: bool,
-    /// Further metadata, e.g. of rotary scaling: the key without its architecture, and the value.
+    /// Further metadata, e.g. of rotary scaling: the key without the architecture prefix, and the value.
     pub extra: Vec<(&'static str, ExtraValue)>,
     /// Divisors of the rotary frequencies, `[d_head / 2]`, written as `rope_freqs.weight`.
     pub rope_divisors: Option<Vec<f32>>,
     /// Divisors for long and for short contexts, `[rotated dimensions / 2]` each, written as
     /// `rope_factors_long.weight` and `rope_factors_short.weight`.
     pub rope_factors: Option<[Vec<f32>; 2]>,
-    /// The feed-forward layers' experts; dense layers where `None`.
+    /// The experts of the feed-forward layers; `None` for dense layers.
     pub experts: Option<SyntheticExperts>,
-    /// For measuring streams: tokens past the control tokens are words, and the end token's row of the projection
-    /// to logits is zeros, so that an answer does not end by itself.
+    /// Makes answers that do not end by themselves, for measuring streams. Tokens after the control tokens
+    /// are words, and the end token's row in the projection to logits is zero.
     pub endless: bool,
-    /// Bytes of one more token, of blanks, which no merge makes: what a vocabulary with such tokens allows a prompt's
-    /// text to be, for tests of limits. None where 0.
+    /// Bytes of the last token, which consists of blanks and which no merge produces; 0 for no such token.
+    /// For tests of the limit on a prompt's text, which grows with the longest token.
     pub long_token_bytes: u32,
-    /// Decides every weight.
+    /// Seed of every weight.
     pub seed: u64,
 }
 
 /// The experts of a [`SyntheticModel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyntheticExperts {
-    /// Experts of a layer.
+    /// Experts per layer.
     pub count: u32,
-    /// Experts that a token goes through.
+    /// Experts per token.
     pub used: u32,
-    /// Width of one expert; written only where the family's experts have a width of their own.
+    /// Width of one expert; written only if the family's experts have a width of their own.
     pub d_ff: u32,
-    /// Width of the shared expert, written where the family has one.
+    /// Width of the shared expert; written only if the family has a shared expert.
     pub shared_d_ff: u32,
 }
 
@@ -92,40 +93,40 @@ pub enum ExtraValue {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SyntheticError {
-    /// A row that its format cannot hold.
+    /// The format of a tensor cannot hold its rows.
     #[error("quantize `{name}`")]
     Quantize {
         /// The tensor.
         name: String,
-        /// What the kernels say.
+        /// The kernels' error.
         #[source]
         err: KernelError,
     },
-    /// The writer refuses.
+    /// The GGUF writer failed.
     #[error("write model")]
     Write(#[from] GgufWriteError),
-    /// Fewer tokens than the bytes and control tokens.
+    /// The vocabulary is smaller than the byte tokens and control tokens.
     #[error("vocabulary of {vocab_len} tokens, must be at least {VOCAB_MIN}")]
     VocabTooSmall {
-        /// The tokens asked for.
+        /// The requested number of tokens.
         vocab_len: u32,
     },
 }
 
 const CONTROL: [&str; 5] = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"];
 
-/// `<|end|>`: after the bytes, one merged token and `<|bos|>`.
+/// The id of `<|end|>`, which follows the bytes, one merged token and `<|bos|>`.
 const END_TOKEN: u32 = 258;
 
-/// The bytes, one merged token, and the control tokens.
+/// The smallest vocabulary: the bytes, one merged token, and the control tokens.
 pub const VOCAB_MIN: u32 = 256 + 1 + CONTROL.len() as u32;
 
 const TEMPLATE: &str = "<|bos|>{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\
     {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 impl SyntheticModel {
-    /// A model small enough for a unit test, and large enough for every format: 2 layers, 4 heads over 2 key
-    /// heads, widths that are multiples of 256.
+    /// Returns a model that is small enough for a unit test and large enough for every format. It has 2
+    /// layers, 4 query heads, 2 key heads, and widths that are multiples of 256.
     pub fn small(family: &'static str, quant: impl Into<Quant>, seed: u64) -> Self {
         Self {
             family,
@@ -149,26 +150,30 @@ impl SyntheticModel {
         }
     }
 
-    /// The model as the bytes of a GGUF file.
+    /// Returns the model as the bytes of a GGUF file.
     ///
     /// # Errors
-    /// [`SyntheticError`] where widths do not fit the format or the vocabulary is too small.
+    /// [`SyntheticError`] if widths do not fit the format or the vocabulary is too small.
     pub fn to_gguf(&self) -> Result<Vec<u8>, SyntheticError> {
         Ok(self.writer()?.to_bytes()?)
     }
 
-    /// The model before it is written, for tests that write it otherwise.
-    pub(crate) fn writer(&self) -> Result<GgufWriter<'static>, SyntheticError> {
+    /// Returns the model before it is written, for tests that change its metadata.
+    ///
+    /// # Errors
+    /// As [`Self::to_gguf`].
+    pub fn writer(&self) -> Result<GgufWriter<'static>, SyntheticError> {
         let mut writer = self.head()?;
         self.tensors(&mut Weights::new(self, Sink::Lend(&mut writer)))?;
         Ok(writer)
     }
 
-    /// Writes the model as a GGUF file, the same bytes as [`Self::to_gguf`]; holds a few rows in memory, never a
-    /// whole tensor. `progress` hears how much of the tensor data is written, and how much there is.
+    /// Writes the model as a GGUF file, with the same bytes as [`Self::to_gguf`]. It holds a few rows in
+    /// memory, never a whole tensor. `progress` is called with the bytes of tensor data written so far and in
+    /// total.
     ///
     /// # Errors
-    /// As [`Self::to_gguf`], and where the stream fails.
+    /// As [`Self::to_gguf`], and if writing to `out` fails.
     pub fn write_to(
         &self,
         out: impl Write,
@@ -192,8 +197,12 @@ impl SyntheticModel {
         Ok(())
     }
 
-    /// Metadata and vocabulary.
-    fn head(&self) -> Result<GgufWriter<'static>, SyntheticError> {
+    /// Returns the model's metadata and vocabulary without any tensor, for tests that add some of the
+    /// tensors.
+    ///
+    /// # Errors
+    /// [`SyntheticError::VocabTooSmall`] if the vocabulary is too small.
+    pub fn head(&self) -> Result<GgufWriter<'static>, SyntheticError> {
         if self.vocab_len < VOCAB_MIN {
             return Err(SyntheticError::VocabTooSmall { vocab_len: self.vocab_len });
         }
@@ -267,8 +276,9 @@ impl SyntheticModel {
 
     fn tensors(&self, weights: &mut Weights<'_>) -> Result<(), SyntheticError> {
         let (e, v) = (self.d_model, self.vocab_len);
-        // Such that the logits of neighbouring tokens differ and attention is neither flat nor one-hot.
-        // A tied table is smaller, so that a token's own logit does not dwarf the others.
+        // Deviations are chosen so that logits differ between tokens and attention is neither flat nor
+        // one-hot. A tied table has smaller values, so that a token's own logit does not exceed all others by
+        // far.
         let embedded = if self.tied { 4.0 / f64::from(e).sqrt() } else { 1.0 };
         weights.matrix("token_embd.weight", v, e, embedded / self.embedding_scale())?;
         weights.vector("output_norm.weight", e, 1.0, 0.2)?;
@@ -289,7 +299,7 @@ impl SyntheticModel {
     }
 }
 
-/// A word of its own for every number, with the blank before it.
+/// Returns a different word for every number, with a leading blank.
 fn word(number: usize) -> String {
     let mut text = String::from(byte_char(b' '));
     let mut rest = number;
@@ -300,7 +310,7 @@ fn word(number: usize) -> String {
     text
 }
 
-/// GPT-2's printable stand-in for a byte.
+/// Returns the printable character that GPT-2's byte-level vocabulary uses for a byte.
 fn byte_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

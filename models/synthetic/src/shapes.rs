@@ -1,8 +1,8 @@
-//! Shapes of published models, for measurements on files of random weights.
+//! Shapes of published models, for measurements on files with random weights.
 
 use std::f64::consts::TAU;
 
-use super::{ExtraValue, Quant, SyntheticModel};
+use crate::{ExtraValue, Quant, SyntheticModel};
 
 /// A published model's shape.
 struct Shape {
@@ -18,7 +18,7 @@ struct Shape {
     tied: bool,
     context_len: u32,
     rope_base: f32,
-    /// The stretch of the low frequencies, as Llama 3.1 and 3.2 have it.
+    /// The factor by which Llama 3.1 and 3.2 lower the low rotary frequencies; `None` for other models.
     rope_stretch: Option<f64>,
     norm_eps: f32,
 }
@@ -54,7 +54,7 @@ const LLAMA_3_1_8B: Shape = Shape {
     ..LLAMA_3_2_1B
 };
 
-/// The first LLaMA of this size: 32.5 billion weights, a key head for every query head.
+/// The original LLaMA of this size: 32.5 billion weights, one key head per query head.
 const LLAMA_30B: Shape = Shape {
     name: "llama-30b",
     n_layers: 60,
@@ -115,8 +115,8 @@ const QWEN_2_5_7B: Shape = Shape {
 const ALL: [&Shape; 7] =
     [&LLAMA_3_2_1B, &LLAMA_3_2_3B, &LLAMA_3_1_8B, &LLAMA_30B, &QWEN_2_5_0_5B, &QWEN_2_5_1_5B, &QWEN_2_5_7B];
 
-/// Names that [`SyntheticModel::shaped`] knows: Llama 3.2 1B and 3B, Llama 3.1 8B, the first LLaMA of 30B (32.5 billion
-/// weights), and Qwen2.5 0.5B, 1.5B and 7B.
+/// The names that [`SyntheticModel::shaped`] accepts: Llama 3.2 1B and 3B, Llama 3.1 8B, the original LLaMA
+/// 30B (32.5 billion weights), and Qwen2.5 0.5B, 1.5B and 7B.
 pub const SHAPES: [&str; 7] = {
     let mut names = [""; 7];
     let mut at = 0;
@@ -128,8 +128,8 @@ pub const SHAPES: [&str; 7] = {
 };
 
 impl SyntheticModel {
-    /// A model of the published shape `name`, one of [`SHAPES`], with room for `context_len` tokens or as many as
-    /// the model was published with. Its answers do not end by themselves.
+    /// Returns a model of the published shape `name`, or `None` if `name` is not in [`SHAPES`]. Its context
+    /// has `context_len` tokens, by default as many as published. Its answers do not end by themselves.
     pub fn shaped(name: &str, quant: Quant, context_len: Option<u32>, seed: u64) -> Option<Self> {
         let shape = ALL.into_iter().find(|shape| shape.name == name)?;
         let extra = vec![
@@ -159,8 +159,9 @@ impl SyntheticModel {
     }
 }
 
-/// Divisors of the rotary frequencies as llama.cpp's converter writes them for Llama 3.1 and 3.2, `[d / 2]`: 1 for
-/// wavelengths below 8192 / 4 tokens, `stretch` above 8192, a blend between.
+/// Returns the divisors of the rotary frequencies, `[d / 2]`, as llama.cpp's converter writes them for Llama
+/// 3.1 and 3.2. They are 1 for wavelengths below 8192 / 4 tokens, `stretch` above 8192, and interpolated
+/// between.
 fn divisors(shape: &Shape, stretch: f64) -> Vec<f32> {
     const ORIGINAL_CONTEXT: f64 = 8192.0;
     const HIGH_FREQ_FACTOR: f64 = 4.0;

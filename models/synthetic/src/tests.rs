@@ -1,24 +1,25 @@
-//! Files of random weights: tensors, formats and bytes as the shapes say, whatever way they are written.
+//! Checks files with random weights: tensors and formats match the shapes, and both ways of writing give the
+//! same bytes.
 
 use std::sync::Arc;
 
+use baton_engine::gguf::Gguf;
+use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
+
 use super::*;
-use crate::gguf::Gguf;
-use crate::{Engine, EngineOptions, Model, StepSeq, Wanted};
 
 fn shaped(name: &str, quant: &str) -> SyntheticModel {
     SyntheticModel::shaped(name, Quant::find(quant).unwrap(), None, 1).unwrap()
 }
 
-/// The directory of the model's file.
+/// Returns name, dimensions and type of every tensor in the model's file.
 fn tensors(model: &SyntheticModel) -> Vec<(String, Vec<u64>, u32)> {
-    let mut writer = model.head().unwrap();
-    let sink = Sink::Declare { writer: &mut writer, total_bytes: &mut 0 };
-    model.tensors(&mut Weights::new(model, sink)).unwrap();
-    writer.directory()
+    let mut list = Vec::new();
+    model.tensors(&mut Weights::new(model, Sink::List(&mut list))).unwrap();
+    list
 }
 
-/// How many tensors of each stored type the file has.
+/// Checks how many tensors of each stored type the file has.
 #[track_caller]
 fn check_types(name: &str, quant: &str, want: &[(u32, usize)]) {
     let mut counts = std::collections::BTreeMap::new();
@@ -30,7 +31,7 @@ fn check_types(name: &str, quant: &str, want: &[(u32, usize)]) {
 
 #[test]
 fn formats_are_those_of_llama_quantize() {
-    // 16 layers: 8 of them with a larger value and down projection, and the tied table.
+    // 16 layers: 8 of them have value and down projections in Q6_K, and so has the tied table.
     check_types("llama-1b", "Q4_K_M", &[(0, 34), (12, 96), (14, 17)]);
     check_types("qwen-0.5b", "Q8_0", &[(0, 121), (8, 169)]);
     check_types("llama-8b", "q4_k_m", &[(0, 66), (12, 193), (14, 33)]);
@@ -65,7 +66,7 @@ fn rotary_divisors_are_those_of_llama_3() {
     assert!(divisors[15..18].windows(2).all(|pair| pair[0] < pair[1]), "{divisors:?}");
 }
 
-/// Large enough for its table to come from the pool.
+/// Returns a model whose embedding table is large enough to be drawn from the pool.
 fn pooled(quant: Quant) -> SyntheticModel {
     SyntheticModel {
         vocab_len: 9000,

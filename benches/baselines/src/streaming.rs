@@ -1,15 +1,16 @@
-//! What a sliding window with sinks would see: the start and the end of the content.
+//! Keeps the start and the end of the content, as a sliding window with attention sinks does.
 //!
-//! Source: Xiao 2024 (StreamingLLM), which keeps a prompt's first 4 tokens and its last ones. Here the first tokens of
-//! the prompt are mostly fixed text that stays anyway, so those of the content stand for them.
+//! Source: Xiao 2024 (StreamingLLM), which keeps a prompt's first 4 tokens and its last ones. Here the first
+//! tokens of the content take that role, because the prompt mostly begins with fixed text, which is always
+//! kept.
 
-use crate::content::Content;
+use baton_refine::Content;
 
-/// Tokens at the start that are kept.
+/// Number of tokens at the start that are kept.
 const SINK_TOKENS: usize = 4;
 
-/// The units under the first 4 content tokens, then whole units from the end until the next one does not fit. At least
-/// one unit is kept.
+/// Keeps the units of the first 4 content tokens, then whole units from the end until the next one does not
+/// fit. At least one unit is kept.
 pub(crate) fn kept(content: &Content, budget: usize) -> Vec<bool> {
     let mut kept = vec![false; content.units.len()];
     let mut left = budget;
