@@ -1,14 +1,13 @@
 //! The HTTP API: `/v1/scenes`, `/v1/assist`, the OpenAI chat API, health and figures.
 //!
-//! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a prompt.
-//! Always: every error has an OpenAI-shaped body, every reply carries `x-request-id`, and nothing but health answers a
-//! caller whose key does not allow it.
+//! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
+//! prompt. Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`. Only
+//! health, readiness and the API document are served to a caller whose key does not allow the route.
 
 mod access;
 mod assist;
 mod body;
 mod chat;
-mod chat_request;
 mod error;
 mod kept;
 mod openapi;
@@ -45,29 +44,30 @@ use crate::http::request_id::with_request_id;
 use crate::service::CloudService;
 use crate::store::{Store, now_ms};
 
-/// What one request may take.
+/// Limits of requests and streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ApiLimits {
-    /// Bytes of a body as sent.
+    /// The most bytes of a body as sent.
     pub body_bytes_max: usize,
-    /// Bytes of a gzip body, inflated.
+    /// The most bytes of a gzip body after it is inflated.
     pub inflated_bytes_max: usize,
-    /// How many times its size a gzip body may inflate to.
+    /// How many times its own size a gzip body may have after it is inflated.
     pub inflate_ratio_max: usize,
-    /// Bytes of text that a prompt of the models served here can have; [`router`] sets it.
+    /// The most bytes of text that a prompt for the models served here can have. [`router`] sets it.
     pub prompt_bytes_max: usize,
-    /// Bytes of all requests that are being read, until they are accepted or refused: bodies as sent and inflated, and
-    /// the texts made of them. One tenant holds at most half of it, but for one request alone.
+    /// The most bytes of memory for all requests that are being read: bodies as sent, bodies inflated, and
+    /// their texts. A request counts until it is accepted or refused. One tenant may hold at most half,
+    /// except with a single request.
     pub bodies_bytes_max: usize,
     /// How long a client may take to send its body.
     pub body_timeout: Duration,
-    /// Bytes a second that it must send in the mean, after [`Self::body_grace`].
+    /// The mean rate, in bytes per second, at which a client must send its body after [`Self::body_grace`].
     pub body_rate_min: usize,
-    /// How long a body may take longer than its rate says.
+    /// Extra time that a body may take beyond the time that [`Self::body_rate_min`] gives.
     pub body_grace: Duration,
     /// How long a stream may be silent before a comment keeps it alive.
     pub keep_alive: Duration,
-    /// How often a stream without a token says how far it is.
+    /// How often a stream reports its progress before the first token.
     pub progress_every: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Default for ApiLimits {
         ApiLimits {
             body_bytes_max: 24 << 20,
             inflated_bytes_max: 24 << 20,
-            // Text shrinks to a third or a tenth; gzip itself reaches a thousandth.
+            // Gzip shrinks text 3 to 10 times; the format's limit is about 1000 times.
             inflate_ratio_max: 200,
             prompt_bytes_max: usize::MAX,
             bodies_bytes_max: 128 << 20,
@@ -89,17 +89,17 @@ impl Default for ApiLimits {
     }
 }
 
-/// Who may ask, and how much.
+/// Who may use the service, and how much.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// Keys and tenants in force.
+    /// The current keys and tenants.
     pub book: AccessBook,
-    /// What tenants use.
+    /// Counts what tenants use, and enforces their quotas.
     pub gate: Gate,
 }
 
 impl Access {
-    /// Access by one static key, or none at all: for a service without a database.
+    /// Makes access by one static key, or without any key, for a service without a database.
     #[must_use]
     pub fn with_static_key(key: Option<&str>) -> Access {
         let book = AccessBook::new(KeyPolicy::OnceThereIsOne, key);
@@ -107,7 +107,7 @@ impl Access {
     }
 }
 
-/// What every handler sees.
+/// State shared by all handlers.
 #[derive(Debug, Clone)]
 struct App {
     service: CloudService,
@@ -115,14 +115,14 @@ struct App {
     store: Option<Store>,
     limits: ApiLimits,
     bodies: BodyPool,
-    /// Requests that are parsed and tokenized at the same time; the others wait as the bytes that they are.
+    /// Limits how many requests are parsed and tokenized at the same time. The others wait as raw bytes.
     preparing: Arc<Semaphore>,
     kept: KeptAnswers,
     document: openapi::Document,
 }
 
-/// All routes over one service; every request but health must be one that `access` allows. With a store, health says
-/// whether the database answers.
+/// Returns all routes of one service. Guarded routes need a key that `access` allows. With a store,
+/// `/healthz` reports whether the database answers.
 pub fn router(service: CloudService, access: Access, store: Option<Store>, limits: ApiLimits) -> Router {
     let (guarded, mut document) = guarded_routes(&access.book).split_for_parts();
     let (open, open_document) = open_routes().split_for_parts();
@@ -147,14 +147,15 @@ pub fn router(service: CloudService, access: Access, store: Option<Store>, limit
         .with_state(app)
 }
 
-/// Twice the cores: what one of them waits for (a grammar's turn, memory) another one can use.
+/// Returns twice the number of cores: while one request waits (for a grammar or for memory), another one can
+/// use the core.
 fn preparing_max() -> usize {
     2 * std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
 
 impl App {
-    /// Runs what parses and tokenizes a request: milliseconds for a long prompt, so not on a thread of the runtime, and
-    /// for only so many requests at the same time.
+    /// Runs `work`, which parses and tokenizes a request. This takes milliseconds for a long prompt. So it
+    /// runs on a blocking thread, and for a limited number of requests at the same time.
     async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -170,7 +171,7 @@ impl App {
     }
 }
 
-/// The OpenAPI document of all routes.
+/// Returns the OpenAPI document of all routes.
 ///
 /// # Panics
 /// Never: the document has string keys only.
@@ -182,7 +183,8 @@ pub fn description() -> serde_json::Value {
     serde_json::to_value(&document).expect("the document has string keys only")
 }
 
-/// Routes that need a key, by the scope that it must have; the lists of models need none.
+/// Returns the routes that need a key, each with the scope that the key must have. The lists of models accept
+/// a key of any scope.
 fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let guarded = |scope, dialect, routes: OpenApiRouter<App>| {
         let guarded = Guarded { book: book.clone(), scope, dialect };
@@ -201,7 +203,7 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
         .merge(guarded(Some(Scope::Stats), Dialect::Baton, stats))
 }
 
-/// Routes that anybody may ask.
+/// Returns the routes that need no key.
 fn open_routes() -> OpenApiRouter<App> {
     OpenApiRouter::default()
         .routes(routes!(status::health))
@@ -209,7 +211,7 @@ fn open_routes() -> OpenApiRouter<App> {
         .routes(routes!(status::openapi))
 }
 
-/// The last part of a path, where it is text.
+/// The last part of a path, or an error if it is not UTF-8.
 type PathId = Result<Path<String>, PathRejection>;
 
 fn path_id(id: PathId) -> Result<String, ApiError> {
@@ -217,14 +219,17 @@ fn path_id(id: PathId) -> Result<String, ApiError> {
 }
 
 async fn no_route() -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, "there is no such path").with_status(404)
+    let err = ApiError::new(ErrorCode::InvalidRequest, "there is no such path");
+    err.with_status(404).told_in(Dialect::OpenAi)
 }
 
 async fn no_method(method: Method) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, format!("this path does not take {method}")).with_status(405)
+    let err = ApiError::new(ErrorCode::InvalidRequest, format!("this path does not take {method}"));
+    err.with_status(405).told_in(Dialect::OpenAi)
 }
 
-/// Refuses a request whose body two readers may measure differently.
+/// Refuses a request with both content-length and transfer-encoding, because two readers may find different
+/// ends of its body.
 async fn refuse_conflicting_lengths(request: Request, next: Next) -> Response {
     if request.extensions().get::<ConflictingLengths>().is_some() {
         let message = "a request has either content-length or transfer-encoding, not both";

@@ -1,12 +1,13 @@
-//! A chat completion as the service sees it: L = all, no refinement.
+//! Turns a chat completion into a job: the cloud writes the whole answer, without refinement.
 
 use std::time::{Duration, Instant};
 
 use baton_engine::PrefixScope;
 use baton_engine::prompt::assemble_with_tools;
 use baton_engine::tokenizer::TokenId;
+use baton_openai::{AnswerFormat, ChatMessage, Penalties, Tool, ToolUse};
 use baton_protocol::{Sampling, Segment};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::assist::{Draft, Extras, assembled, check_text, first_event, room};
 use crate::constrain::{Constraint, ConstraintError, Grammar};
@@ -16,9 +17,9 @@ use crate::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::{Served, ServiceError, Terms};
 use crate::stream::AssistStream;
-use crate::tools::{self, ChatMessage, Tool, ToolForm, ToolUse};
+use crate::tools::{self, ToolForm};
 
-/// How long the tool is looked for whose schema cannot be followed; then the error names none.
+/// How long to search for the tool whose schema cannot be followed. After that, the error names no tool.
 const BLAME_MAX: Duration = Duration::from_millis(200);
 
 /// A checked chat completion.
@@ -28,22 +29,22 @@ pub struct CompletionRequest {
     pub model: String,
     /// The messages; none of them is refined.
     pub messages: Vec<ChatMessage>,
-    /// How the answer is sampled, and where it ends.
+    /// How the answer is sampled, and its stop strings.
     pub sampling: Sampling,
-    /// Taken off the logits of tokens that the answer holds.
+    /// Penalties for tokens that the answer already contains.
     pub penalties: Penalties,
-    /// The most tokens it may have; none: all that fit into the context.
+    /// The most tokens of the answer, or `None` for as many as fit into the context.
     pub max_tokens: Option<usize>,
-    /// What it must be.
+    /// The form that the answer must have.
     pub format: AnswerFormat,
-    /// What it may call.
+    /// The tools that the answer may call, if any.
     pub tools: Option<ToolUse>,
-    /// Where log probabilities of its tokens are written, if they are wanted.
+    /// Receives the log probabilities of the answer's tokens, if they were requested.
     pub logprobs: Option<Logprobs>,
 }
 
 impl CompletionRequest {
-    /// An answer to these messages, greedily, of any form and length.
+    /// Makes a request for a greedy answer to these messages, of any form and length.
     pub fn new(model: impl Into<String>, messages: Vec<ChatMessage>) -> CompletionRequest {
         CompletionRequest {
             model: model.into(),
@@ -57,7 +58,7 @@ impl CompletionRequest {
         }
     }
 
-    /// All texts that the prompt is made of, but for the schemas of tools.
+    /// Returns all texts of the prompt, except the schemas of tools.
     fn texts(&self) -> impl Iterator<Item = &str> + Clone {
         let messages = self.messages.iter();
         let said = messages.clone().map(|message| message.text.as_str());
@@ -71,27 +72,7 @@ impl CompletionRequest {
     }
 }
 
-/// OpenAI's penalties, -2 to 2; 0 changes nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Penalties {
-    /// For each time that the answer holds a token.
-    pub frequency: f32,
-    /// For every token that the answer holds.
-    pub presence: f32,
-}
-
-/// What an answer must be.
-#[derive(Debug, Clone, PartialEq)]
-pub enum AnswerFormat {
-    /// Any text.
-    Text,
-    /// Some JSON object.
-    JsonObject,
-    /// JSON that this schema allows.
-    JsonSchema(Value),
-}
-
-/// Makes everything that the answer needs.
+/// Makes the job and the stream of the answer.
 pub(crate) fn prepare(
     served: &Served,
     request: &CompletionRequest,
@@ -111,12 +92,12 @@ pub(crate) fn prepare(
         bound_by: "fixed",
         assist_floor: max_tokens as u32,
     };
-    // The events of a completion are translated before anybody sees them; scene and pace do not show.
+    // The client gets chunks made from the events; they do not show the scene or the pace.
     let scene = Scene { id: String::new(), version: 0, settings: SceneSettings::with_system("") };
     let first = first_event(served, &scene, &planned);
     let draft = Draft {
         prompt,
-        // No part of a chat is known to be anything but its tenant's.
+        // Every part of a chat may be private to its tenant, so nothing is shared.
         prefixes: PrefixScope { owner: terms.owner, shared_tokens: 0 },
         adapter: None,
         continued: Vec::new(),
@@ -144,7 +125,7 @@ fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, 
     Ok(assemble_with_tools(served.model.tokenizer(), template, &turns, &tools)?)
 }
 
-/// What the answer must be, compiled; none where it may be anything.
+/// Compiles the form that the answer must have; returns `None` if it may be any text.
 fn constraint(served: &Served, request: &CompletionRequest) -> Result<Option<Constraint>, ServiceError> {
     let compile = |field: &str, grammar: &Grammar| {
         let compiled = served.grammars().and_then(|grammars| grammars.compile(grammar));
@@ -182,7 +163,8 @@ fn tool_constraint(
     whole.map(Some)
 }
 
-/// Compiles each schema alone, which says which one is to blame, until the time is over.
+/// Compiles each schema alone to find the wrong one, until the time is over. Fails with the error of that
+/// schema.
 fn blame<T>(
     tools: &[Tool],
     over: impl Fn() -> bool,
@@ -204,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// How many schemas are compiled of 128, the last of which is to blame, and whether it is found.
+    /// Returns how many of 128 schemas are compiled, and whether the wrong one, the last, is found.
     fn blamed(over_after: usize) -> (usize, bool) {
         let tool = |at: usize| Tool {
             name: format!("t{at}"),

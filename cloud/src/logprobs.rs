@@ -1,32 +1,16 @@
-//! Log probabilities of an answer's tokens, beside its events.
+//! Log probabilities of an answer's tokens, passed separately from its events.
 //!
-//! Always: one entry for each `first` and `token` event, in their order, there before the event is.
+//! Always: there is one entry for each `first` and `token` event, in their order, recorded before the event
+//! is sent.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use baton_engine::sampling::Sampler;
 use baton_engine::tokenizer::TokenId;
+use baton_openai::logprobs::{PlaceLogprobs, TokenLogprob};
 
-/// How likely a token was: the natural logarithm of its probability under the model's own logits, before any filter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenLogprob {
-    /// The token.
-    pub id: TokenId,
-    /// Its log probability; minus infinity where the model gave it none.
-    pub logprob: f32,
-}
-
-/// One place of the answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PlaceLogprobs {
-    /// The token that came.
-    pub chosen: TokenLogprob,
-    /// The likeliest ones, likeliest first.
-    pub top: Vec<TokenLogprob>,
-}
-
-/// What the engine's thread writes and the reader of the answer takes; clones are the same list.
+/// A list that the engine's thread writes and the reader of the answer takes from. Clones share the list.
 #[derive(Debug, Clone)]
 pub struct Logprobs {
     top: usize,
@@ -34,12 +18,12 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// A list with the `top` likeliest tokens of each place.
+    /// Makes a list with the `top` most probable tokens at each position.
     pub fn new(top: usize) -> Logprobs {
         Logprobs { top, places: Arc::default() }
     }
 
-    /// Takes a place down, before its event is sent.
+    /// Records a position, before its event is sent.
     pub(crate) fn record(&self, sampler: &Sampler, logits: &[f32], id: TokenId) {
         let chosen = TokenLogprob { id, logprob: sampler.logprob(logits, id) };
         let top = sampler.top_logprobs(logits, self.top);
@@ -47,7 +31,7 @@ impl Logprobs {
         self.places.lock().expect(POISONED).push_back(PlaceLogprobs { chosen, top });
     }
 
-    /// The next place; none before its event was sent.
+    /// Takes the next position; `None` before its event was sent.
     pub fn take(&self) -> Option<PlaceLogprobs> {
         self.places.lock().expect(POISONED).pop_front()
     }

@@ -1,20 +1,20 @@
 //! The OpenAI chat API for programs on this machine.
 //!
-//! Loopback only, unless a key is set. A request with a `Host` that is not served, from a page of another origin (any
-//! other port of this machine is one), or with a body that is not declared as JSON is refused, so that no web page
-//! reaches it: not by DNS rebinding, not by a form. What is not supported is refused with 400, never ignored.
-//! Always: a client that goes away cancels its answer; answers wait in a bounded queue, and a full one says 429.
+//! Loopback only, unless a key is set. A request is refused if its `Host` is not served, or if its body is
+//! not declared as JSON. It is also refused if it comes from a page of another origin (another port of this
+//! machine is one). So no web page can use the API, neither by DNS rebinding nor by a form. What is not
+//! supported is refused with 400, never ignored. Always: a client that disconnects cancels its answer.
+//! Answers wait in a bounded queue; if it is full, the reply is 429.
 
 mod body;
 mod chat;
 mod error;
 mod guard;
-mod request;
 mod ring;
 
+pub(crate) use baton_openai::capabilities::DEVICE_TOKENS_MAX as ANSWER_TOKENS_MAX;
 pub use body::{BODY_BYTES_MAX, Bodies};
 pub(crate) use guard::{listening_host, served_host};
-pub(crate) use request::TOKENS_MAX as ANSWER_TOKENS_MAX;
 pub use ring::RingView;
 
 use crate::agent::Agent;
@@ -26,39 +26,41 @@ use axum::extract::{Path, State};
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{get, post};
+use baton_openai::FieldError;
+use baton_openai::models::{ModelCard, ModelList};
+use baton_openai::request::MODEL_DEFAULT;
 use baton_pacing::PaceMode;
 use baton_protocol::SceneInfo;
 use error::ApiError;
-use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Answers that run or wait.
+/// The most answers that run or wait.
 pub const ANSWERS_MAX: usize = 16;
 
-/// What the API serves.
+/// State of the API.
 #[derive(Debug)]
 pub struct ApiState {
     /// Answers questions.
     pub agent: Agent,
-    /// Scene of every question.
+    /// The scene of every question.
     pub scene: SceneInfo,
-    /// Who may write.
+    /// Whether the cloud, the device or both may write the answer.
     pub mode: RelayMode,
     /// Paced for people, instant for programs.
     pub pace: PaceMode,
-    /// Name shown to clients.
+    /// Name of the model shown to clients.
     pub model_name: String,
-    /// Key that clients must send; needed off loopback.
+    /// Key that clients must send; required unless the address is loopback.
     pub key: Option<String>,
-    /// The ring that computes, if one does.
+    /// The ring that computes answers, if there is one.
     pub ring: Option<RingView>,
-    /// Further hosts that are served, as they stand in `Host`: without a port, IPv6 in brackets.
+    /// Other hosts that are served, in the form of `Host`: without a port, IPv6 in brackets.
     pub hosts: Vec<String>,
-    /// Places for answers.
+    /// Permits for answers that run or wait.
     pub places: Arc<Semaphore>,
-    /// What bodies may take that are being read and parsed.
+    /// Limits of bodies that are being read and parsed.
     pub bodies: Bodies,
 }
 
@@ -70,10 +72,10 @@ pub struct NeedsKey {
     pub address: SocketAddr,
 }
 
-/// Checks that an address may be listened on: loopback, or any with a key.
+/// Checks that the API may listen on an address: loopback, or any address with a key.
 ///
 /// # Errors
-/// [`NeedsKey`].
+/// [`NeedsKey`] if it is not a loopback address and there is no key.
 pub fn check_address(address: SocketAddr, key: Option<&str>) -> Result<(), NeedsKey> {
     match address.ip().is_loopback() || key.is_some_and(|key| !key.is_empty()) {
         true => Ok(()),
@@ -81,7 +83,7 @@ pub fn check_address(address: SocketAddr, key: Option<&str>) -> Result<(), Needs
     }
 }
 
-/// The routes.
+/// Returns the routes.
 pub fn router(state: Arc<ApiState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
@@ -97,26 +99,29 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .with_state(state)
 }
 
-async fn models(State(state): State<Arc<ApiState>>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [card(&state)] }))
+async fn models(State(state): State<Arc<ApiState>>) -> Json<ModelList> {
+    Json(ModelList::new([card(&state)]))
 }
 
 async fn model(
     State(state): State<Arc<ApiState>>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id.map_err(|err| ApiError::BadRequest { message: err.body_text(), param: None })?;
+) -> Result<Json<ModelCard>, ApiError> {
+    let Path(id) = id.map_err(|_| FieldError::whole("the path is not UTF-8"))?;
     check_model(&state, &id)?;
     Ok(Json(card(&state)))
 }
 
-fn card(state: &ApiState) -> Value {
-    json!({ "id": state.model_name, "object": "model", "created": 0, "owned_by": "baton" })
+fn card(state: &ApiState) -> ModelCard {
+    let device = state.agent.device.as_ref();
+    let context_tokens = device.map(|device| device.worker.context_tokens());
+    let card = ModelCard::new(&*state.model_name, context_tokens, state.agent.tokenizer().digest_hex());
+    card.with_adapters(device.into_iter().flat_map(|device| device.adapters.keys().map(String::as_str)))
 }
 
-/// Checks that a model of this name is served; `default` names the only one.
+/// Checks that a model of this name is served; [`MODEL_DEFAULT`] names the only one.
 fn check_model(state: &ApiState, asked: &str) -> Result<(), ApiError> {
-    if asked == state.model_name || asked == "default" {
+    if asked == state.model_name || asked == MODEL_DEFAULT {
         return Ok(());
     }
     let asked = asked.chars().filter(|c| !c.is_control()).take(128).collect();

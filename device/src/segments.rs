@@ -1,25 +1,20 @@
-//! The default rule that marks an ordinary chat as segments: what a refiner may shorten and what stays.
+//! The default rule that splits an ordinary chat into segments: which text a refiner may shorten and which
+//! stays.
 //!
-//! User and tool text of at least 256 tokens is refinable, except the last user message's final paragraph (up to 128
-//! tokens of it); system and assistant text never. Concatenating the segments of a message gives the message.
+//! User and tool text of at least 256 tokens is refinable, except the final paragraph of the last user
+//! message (at most 128 tokens of it). System and assistant text is never refinable. The segments of a
+//! message, joined, are the message.
 
+use baton_openai::ChatMessage;
 use baton_protocol::{Role, Segment, sentences};
 
 /// Text with fewer tokens is never refined.
 pub const REFINABLE_TOKENS_MIN: usize = 256;
-/// Most tokens of the last user message's end that are protected.
+/// The most tokens at the end of the last user message that are protected.
 pub const QUESTION_TOKENS_MAX: usize = 128;
 
-/// One message of a chat.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChatMessage {
-    /// Who says it.
-    pub role: Role,
-    /// Its text.
-    pub text: String,
-}
-
-/// Marks `messages`; `count` gives the tokens of a text. Empty messages give no segment.
+/// Splits `messages` into segments. `count` returns the number of tokens of a text. Empty messages give no
+/// segment.
 pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segment> {
     let last_user = messages.iter().rposition(|m| m.role == Role::User);
     let mut segments = Vec::with_capacity(messages.len() + 1);
@@ -42,13 +37,14 @@ pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segm
     segments
 }
 
-/// Byte at which the protected end of the last user message begins, white space before it included.
+/// Returns the byte at which the protected end of the last user message begins, including white space before
+/// it.
 fn question_start(text: &str, count: &impl Fn(&str) -> usize) -> usize {
     let paragraph = final_paragraph(text);
     if count(&text[paragraph..]) <= QUESTION_TOKENS_MAX {
         return paragraph;
     }
-    // A long final paragraph: as many whole sentences of its end as fit, but at least the last one.
+    // A long final paragraph: protects as many whole sentences at its end as fit, but at least the last one.
     let units = sentences(&text[paragraph..]);
     let mut start = text.len();
     for unit in units.iter().rev() {
@@ -61,7 +57,7 @@ fn question_start(text: &str, count: &impl Fn(&str) -> usize) -> usize {
     start
 }
 
-/// Byte where the last paragraph begins, with the blank line before it.
+/// Returns the byte at which the last paragraph begins, including the blank line before it.
 fn final_paragraph(text: &str) -> usize {
     let body = text.trim_end();
     let mut blank_from = None;
@@ -85,13 +81,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One token a word: enough to test the rule.
+    /// Counts words as tokens, which is enough to test the rule.
     fn words(text: &str) -> usize {
         text.split_whitespace().count()
     }
 
     fn message(role: Role, text: impl Into<String>) -> ChatMessage {
-        ChatMessage { role, text: text.into() }
+        ChatMessage::new(role, text)
     }
 
     fn long(n: usize) -> String {

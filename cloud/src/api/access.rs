@@ -1,4 +1,4 @@
-//! Who asks: the key of a request, and whether it allows what is asked for.
+//! Authentication: finds the key of a request, and checks that it allows the route.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
@@ -12,16 +12,16 @@ use crate::access::{AccessBook, Caller, Denied, Permit, QuotaError, Scope};
 use crate::service::ServiceError;
 use crate::store::now_ms;
 
-/// What some routes ask of a key, and in whose words they refuse one.
+/// What a group of routes requires of a key, and the dialect of its errors.
 #[derive(Debug, Clone)]
 pub(super) struct Guarded {
     pub(super) book: AccessBook,
-    /// None: any good key.
+    /// The scope that the key must have, or `None` if any valid key will do.
     pub(super) scope: Option<Scope>,
     pub(super) dialect: Dialect,
 }
 
-/// Lets a request through whose key allows it, and tells the handler whose it is.
+/// Passes a request on if its key allows it, and adds the caller to the request's extensions.
 pub(super) async fn guard(
     State(Guarded { book, scope, dialect }): State<Guarded>,
     mut request: Request,
@@ -39,12 +39,12 @@ pub(super) async fn guard(
     }
 }
 
-/// Lets one request of a tenant in that will be answered by the model.
+/// Counts one request that needs the model against its tenant's quotas. Fails if a quota is used up.
 pub(super) fn admit(app: &App, caller: &Caller) -> Result<Permit, ApiError> {
     Ok(app.access.gate.admit(&caller.tenant)?)
 }
 
-/// The bearer token of a request.
+/// Returns the bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, key) = sent.split_once(' ')?;

@@ -1,16 +1,17 @@
-//! `POST /v1/assist`: one request, one event stream; `GET /v1/assist/{id}`: the same stream taken up again.
+//! `POST /v1/assist`: one request, one event stream. `GET /v1/assist/{id}`: resumes that stream.
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName};
 use axum::response::Response;
+use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{AssistEvent, AssistRequest, ErrorCode, ProgressEvent, StreamChecksum};
 use uuid::Uuid;
 
 use super::error::ApiError;
 use super::kept::{Asked, Owner};
-use super::openapi::{AssistBody, ErrorReply};
+use super::openapi::AssistBody;
 use super::sse::{self, Encode, Source};
 use super::{App, PathId, access, body, path_id, terms};
 use crate::access::Caller;
@@ -19,14 +20,16 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Assists a device.
 ///
-/// The reply is a stream of server-sent events: at most one `mask`, then `first`, then a `token` for each further token up
-/// to L, and one `end` or `error`; before the first token a `progress` about every two seconds. Their data are `MaskBody`,
-/// `FirstBody`, `TokenBody`, `EndBody`, `ErrorReply` and `ProgressBody`, each with a last field `crc`; comments (`: ping`)
-/// keep the connection alive. Closing it cancels the answer.
+/// The reply is a stream of server-sent events: at most one `mask`, then `first`, then a `token` for each
+/// further token up to L, and one `end` or `error`. Before the first token, a `progress` is sent about every
+/// two seconds. Their data are `MaskBody`, `FirstBody`, `TokenBody`, `EndBody`, `ErrorReply` and
+/// `ProgressBody`, each with a last field `crc`. Comments (`: ping`) keep the connection alive. Closing the
+/// connection cancels the answer.
 ///
-/// `crc` is the running checksum of the reply, eight hex digits: CRC-32 over the request's body (inflated; of a stream that
-/// is taken up again, over its id, a blank and `last-event-id`), then over name, line feed, data without this field, and
-/// line feed of every event so far. Readers that do not know it ignore it.
+/// `crc` is the running checksum of the reply: a CRC-32, as eight hex digits. It covers the inflated body of
+/// the request, and then each event so far: its name, a line feed, its data without this field, and a line
+/// feed. In a resumed stream, the stream's id, a space and `last-event-id` replace the body. A client may
+/// ignore it.
 #[utoipa::path(
     post,
     path = "/v1/assist",
@@ -54,11 +57,11 @@ pub(super) async fn assist(
         let asked = Asked::by(&bytes);
         let frames = AssistFrames(StreamChecksum::new(&bytes));
         let (request, held) = bytes.parse(AssistRequest::parse)?;
-        // The same request again is the same stream, as long as it is kept.
+        // The same request sent again gets the same stream, as long as it is kept.
         if let Some(reader) = kept.find(owner, request.request_id, None) {
             if !reader.answers(asked) {
                 let message = "is the id of another request, sent lately; a new request needs a new one";
-                return Err(ApiError::field("request_id", message));
+                return Err(FieldError::new("request_id", message).into());
             }
             return Ok((Source::Kept(reader), frames));
         }
@@ -75,7 +78,7 @@ pub(super) async fn assist(
     sse::response(answer, frames, &app.limits).await
 }
 
-/// Takes a stream up again that was asked for with `resume`, behind the token that `last-event-id` names.
+/// Resumes a stream that was requested with `resume`, after the token that `last-event-id` names.
 #[utoipa::path(
     get,
     path = "/v1/assist/{id}",
@@ -115,7 +118,7 @@ pub(super) async fn resume(
     sse::response(reader, frames, &app.limits).await
 }
 
-/// Events as frames, each with the checksum of the reply so far.
+/// Writes events as frames, each with the checksum of the reply so far.
 struct AssistFrames(StreamChecksum);
 
 impl Encode for AssistFrames {

@@ -1,8 +1,9 @@
-//! Reading a request body: bounded in bytes, time and rate, gzip or plain.
+//! Reads a request body, plain or gzip, with limits on bytes, time and rate.
 //!
-//! Always: what all bodies together hold in memory is bounded too ([`BodyPool`]), counted as it is taken and not as it is
-//! announced, so that nobody takes room without sending anything; and a small body has its place whatever others send.
-//! One tenant holds at most half of it, but for one request alone, so that no tenant shuts the others out.
+//! Always: the memory of all bodies together is bounded too ([`BodyPool`]). Bytes count when they arrive, not
+//! when they are announced, so that nobody takes memory without sending anything. A small body always has
+//! room, whatever others send. One tenant holds at most half of the memory, except with a single request, so
+//! that no tenant shuts the others out.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -22,39 +23,40 @@ use super::error::ApiError;
 use super::{ApiLimits, App};
 use crate::access::Caller;
 
-/// Bytes that are inflated at a time.
+/// Bytes that are inflated in one step.
 const INFLATE_STEP: usize = 64 << 10;
-/// The most room that a body takes in advance of its bytes.
+/// The most bytes that a body's buffer reserves ahead of the bytes received.
 const GROW_STEP_MAX: usize = 1 << 20;
 /// Inflated bytes that any gzip body may have, whatever its ratio.
 const RATIO_FREE_BYTES: usize = 64 << 10;
-/// What each body may have beside the pool: the number of connections bounds it.
+/// Bytes of each body that do not count in the pool; the number of connections bounds them.
 const FREE_BYTES: usize = 64 << 10;
-/// What a byte of a body may take at the same time until its request is accepted or refused: itself and the text read of
-/// it, then that text, the prompt joined of all texts, and what the mask keeps of them.
+/// Bytes of memory for each byte of a body, until its request is accepted or refused. First these are the
+/// body and its text; then that text, the joined prompt, and the mask's copy of the texts.
 pub(crate) const HELD_PER_BYTE: usize = 3;
-/// What a body may have beside twice the text of the longest prompt, whose JSON may escape each character: names,
-/// numbers, and the marks around them.
+/// Bytes of a body for names, numbers and JSON syntax. The text may take twice the bytes of the longest
+/// prompt, because JSON may escape each character.
 const BESIDE_TEXT: usize = 1 << 20;
-/// When to send a body again for which there was no room.
+/// If there was no room for a body, the time after which a client may send it again, in milliseconds.
 const RETRY_BODY_MS: u64 = 1000;
 
-/// The memory of all bodies together, and of what is made of them until their requests are accepted or refused.
+/// Bounds the memory of all bodies, and of the texts made from them, until their requests are accepted or
+/// refused.
 #[derive(Debug, Clone)]
 pub(super) struct BodyPool {
     room: Arc<Semaphore>,
     bytes_max: usize,
-    /// What requests of each tenant hold, for those that hold anything.
+    /// Bytes that each tenant's requests hold. Tenants that hold nothing are absent.
     tenants: Arc<Mutex<HashMap<String, usize>>>,
 }
 
-/// One request's share of it, given back when dropped.
+/// One request's share of a [`BodyPool`]. Dropping it returns the share.
 #[derive(Debug)]
 pub(super) struct Held {
     pool: BodyPool,
     tenant: String,
     bytes: usize,
-    /// How much of it is for the body as sent, while that is inflated.
+    /// Bytes of the share for the body as sent, while that is being inflated.
     packed: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -65,17 +67,18 @@ impl BodyPool {
         BodyPool { room, bytes_max, tenants: Arc::default() }
     }
 
-    /// The share of a request that holds nothing yet.
+    /// Returns the share of a new request, which holds nothing yet.
     fn nothing(&self, tenant: &str) -> Held {
         Held { pool: self.clone(), tenant: tenant.to_owned(), bytes: 0, packed: 0, permit: None }
     }
 
-    /// What one tenant may hold by several requests.
+    /// Returns the bytes that one tenant may hold with several requests.
     fn tenant_max(&self) -> usize {
         self.bytes_max / 2
     }
 
-    /// Takes room for a tenant, of whose requests one holds `own` bytes of it already.
+    /// Takes `bytes` more for a request that holds `own` bytes already. Fails if its tenant or the pool has
+    /// no room.
     fn take(&self, tenant: &str, own: usize, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let refused = |who: &str, max: usize| {
             let message = format!("requests {who} may hold {max} bytes together");
@@ -83,7 +86,7 @@ impl BodyPool {
         };
         let mut tenants = self.tenants.lock().expect(POISONED);
         let all = tenants.get(tenant).copied().unwrap_or(0);
-        // One alone goes on, so that the longest body is read also where it is over the half.
+        // A tenant's only request may exceed the half, so that the longest body can be read.
         if all > own && all.saturating_add(bytes) > self.tenant_max() {
             return Err(refused("of one tenant that are being read", self.tenant_max()));
         }
@@ -96,7 +99,7 @@ impl BodyPool {
         Ok(taken)
     }
 
-    /// A tenant holds so much less.
+    /// Notes that a tenant holds this many bytes less.
     fn forget(&self, tenant: &str, bytes: usize) {
         let mut tenants = self.tenants.lock().expect(POISONED);
         let Some(all) = tenants.get_mut(tenant) else { return };
@@ -107,11 +110,12 @@ impl BodyPool {
     }
 }
 
-/// Nothing that can panic is done while the lock is held.
+/// Nothing panics while the lock is held.
 const POISONED: &str = "no holder of this lock panics";
 
 impl Held {
-    /// Counts a body that has so many bytes, beside the one that it is inflated from.
+    /// Takes room for a body that has this many bytes now, in addition to the packed body that it is inflated
+    /// from.
     fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let body = bytes.saturating_sub(FREE_BYTES).saturating_mul(HELD_PER_BYTE);
         let more = body.saturating_add(self.packed).saturating_sub(self.bytes);
@@ -127,15 +131,15 @@ impl Held {
         Ok(())
     }
 
-    /// What is held so far is for a body that is inflated from now on.
+    /// Marks the share so far as that of the packed body, which is inflated from now on.
     fn begin_inflating(&mut self) {
         self.packed = self.bytes;
     }
 
-    /// The body as sent is not needed any more.
+    /// Returns the share of the packed body, which is not needed any more.
     fn end_inflating(&mut self) {
         let packed = std::mem::take(&mut self.packed);
-        // Given back when the part is dropped.
+        // Dropping the part returns its permits.
         drop(self.permit.as_mut().and_then(|permit| permit.split(packed)));
         self.bytes -= packed;
         self.pool.forget(&self.tenant, packed);
@@ -156,7 +160,8 @@ pub(super) struct WholeBody {
 }
 
 impl WholeBody {
-    /// What `parse` reads of it, without it; its share of the memory stays until the second part is dropped.
+    /// Parses the body and drops its bytes. The share of the memory is returned with the result, and is held
+    /// until it is dropped.
     pub(super) fn parse<T, E>(self, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Result<(T, Held), E> {
         parse(&self.bytes).map(|read| (read, self.held))
     }
@@ -170,7 +175,7 @@ impl Deref for WholeBody {
     }
 }
 
-/// The whole body, inflated where it was compressed, at the expense of its caller's tenant.
+/// Reads the whole body, and inflates it if it was compressed. Its memory counts for the caller's tenant.
 pub(super) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -215,30 +220,30 @@ async fn collect(mut body: Body, limits: &ApiLimits, mut held: Held) -> Result<W
     }
 }
 
-/// Room for so many more bytes. Doubles a short body's and adds a bounded step to a long one's, so that what is counted
-/// is what is there.
+/// Reserves room for more bytes. Doubles a short buffer and adds a bounded step to a long one, so that the
+/// memory in use stays close to the bytes counted.
 fn make_room(bytes: &mut Vec<u8>, more: usize) {
     if bytes.capacity() - bytes.len() < more {
         bytes.reserve_exact(more.max(bytes.len().min(GROW_STEP_MAX)));
     }
 }
 
-/// What bounds a body.
+/// Which limit bounds a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
     /// An option of the service.
     Option,
-    /// The text that a prompt can have.
+    /// The longest prompt of the models.
     Prompt,
 }
 
 impl ApiLimits {
-    /// Bytes of a body as sent.
+    /// Returns the most bytes of a body as sent.
     fn sent_max(&self) -> (usize, Bound) {
         self.within_prompt(self.body_bytes_max)
     }
 
-    /// Bytes of a gzip body, inflated.
+    /// Returns the most bytes of a gzip body after it is inflated.
     fn inflated_max(&self) -> (usize, Bound) {
         self.within_prompt(self.inflated_bytes_max)
     }
@@ -248,7 +253,8 @@ impl ApiLimits {
         if prompt < option { (prompt, Bound::Prompt) } else { (option, Bound::Option) }
     }
 
-    /// How long after its beginning the next byte of a body must be there, when so many are.
+    /// Returns the time, from the beginning of a body, within which its next byte must arrive after
+    /// `received` bytes.
     fn body_within(&self, received: usize) -> Duration {
         let at_rate = received as f64 / self.body_rate_min.max(1) as f64;
         (self.body_grace + Duration::from_secs_f64(at_rate)).min(self.body_timeout)
@@ -264,8 +270,8 @@ fn too_slow(limits: &ApiLimits, elapsed: Duration) -> ApiError {
     ApiError::new(ErrorCode::Timeout, message)
 }
 
-/// Refuses what a page of another site can send without asking first: forms, plain text, and bodies without a type.
-/// Programs may leave the type out.
+/// Refuses what a browser sends for another site's page without a preflight request: forms, plain text, and
+/// bodies without a type. Programs other than browsers may leave the type out.
 fn check_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
     let json = match sent {
@@ -294,7 +300,7 @@ fn is_gzip(headers: &HeaderMap) -> Result<bool, ApiError> {
     }
 }
 
-/// Inflates step by step, so that what goes over a limit is never there.
+/// Inflates step by step, so that at most one step beyond a limit is ever in memory.
 fn inflate(packed: WholeBody, limits: &ApiLimits) -> Result<WholeBody, ApiError> {
     let WholeBody { bytes: packed, mut held } = packed;
     held.begin_inflating();
@@ -372,7 +378,7 @@ mod tests {
         check(&bomb, 100 << 20, 2000, 1 << 20, Err("hold 1048576 bytes"));
         check(&bomb, 100 << 20, 2000, 64 << 20, Ok(&vec![0; 10 << 20]));
         check(&gzip(b"small"), 100, 200, 0, Ok(b"small"));
-        // Exactly one step: the end is found by the next one.
+        // Exactly one step long: the next step finds the end.
         check(
             &gzip(&vec![7; INFLATE_STEP]),
             INFLATE_STEP,
@@ -436,7 +442,7 @@ mod tests {
         let pool = BodyPool::new(HELD_PER_BYTE * (LONG + LONG / 2));
         let senders = std::cell::Cell::new(0);
         let send = async |bytes: usize| {
-            // Each of another tenant: one has less than the whole.
+            // A new tenant for each request, because one tenant may hold only half.
             senders.set(senders.get() + 1);
             let tenant = senders.get().to_string();
             collect(Body::from(vec![1; bytes]), &limits, pool.nothing(&tenant)).await
@@ -476,7 +482,7 @@ mod tests {
         assert_eq!(send("acme", 1000).await.unwrap().len(), 1000, "a small one has its place");
         assert_eq!(send("other", HALF).await.unwrap().len(), HALF);
         drop(held);
-        // The longest one alone is over the half.
+        // A single long request may exceed the half.
         let long = send("acme", LONG).await.unwrap();
         assert!(send("acme", 2 * FREE_BYTES).await.is_err());
         assert_eq!(send("other", FREE_BYTES + 1000).await.unwrap().len(), FREE_BYTES + 1000);

@@ -1,22 +1,26 @@
 //! `POST /v1/chat/completions`: the OpenAI chat API.
 //!
-//! For callers that want the whole answer from the cloud; with the field `baton`, for those that know scenes and go on
-//! by themselves where the cloud stops at L.
+//! Serves callers that want the whole answer from the cloud. With the field `baton`, it serves callers that
+//! use scenes and continue by themselves after the cloud's L tokens. Requests and replies are those of
+//! `baton_openai`.
 
 mod reply;
+mod work;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use baton_openai::reply::{ChatCompletion, Head, Message};
+use baton_openai::stream::{ChunkWriter, StreamWishes};
+use baton_openai::wire::ChatCompletionRequest;
+use baton_openai::{Capabilities, ErrorReply, parse};
 use baton_protocol::{AssistEvent, EndReason, ErrorCode, ProgressEvent};
-use serde_json::{Value, json};
 
-use self::reply::{Head, Reply, finish_reason, usage};
-use super::chat_request::{self, ChatRequest, ChatWork};
-use super::error::{ApiError, Dialect, openai_body};
-use super::openapi::{ChatCompletion, ErrorReply};
+use self::reply::Reply;
+use self::work::ChatWork;
+use super::error::{ApiError, Dialect};
 use super::sse::{self, Encode};
 use super::{App, access, body, terms};
 use crate::access::Caller;
@@ -25,15 +29,15 @@ use crate::stream::AssistStream;
 
 /// Answers a chat.
 ///
-/// With `stream`, the reply is a stream of server-sent events: `data:` lines with chunks, then `data: [DONE]`. An error
-/// after the first chunk is one `data: {"error": …}` before `[DONE]`. Until the first token a comment (`: progress {…}`) says
-/// about every two seconds how far the prompt is, and with `stream_options.include_progress` a chunk without choices does,
-/// in its field `x_progress`.
+/// With `stream`, the reply is a stream of server-sent events: `data:` lines with chunks, then `data:
+/// [DONE]`. An error after the first chunk is one `data: {"error": …}` before `[DONE]`. Until the first
+/// token, a comment (`: progress {…}`) reports the progress of the prompt about every two seconds. With
+/// `stream_options.include_progress`, a chunk without choices reports it too, in its field `x_progress`.
 #[utoipa::path(
     post,
     path = "/v1/chat/completions",
     tag = "chat",
-    request_body = chat_request::ChatCompletionRequest,
+    request_body = ChatCompletionRequest,
     responses(
         (status = 200, description = "the answer, whole or as a stream", content(
             (ChatCompletion = "application/json"),
@@ -53,15 +57,26 @@ pub(super) async fn complete(
     answer(app, &caller, &headers, body).await.map_err(|err| err.told_in(Dialect::OpenAi))
 }
 
+/// A request that was accepted: its answer, and how the answer is sent.
+struct Accepted {
+    answer: AssistStream,
+    reply: Reply,
+    /// Options of the stream, or `None` for a reply in one piece.
+    stream: Option<StreamWishes>,
+}
+
 async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
     let terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app, caller).await?;
     let service = app.service.clone();
     let accepted = app.prepare(move || {
-        let (request, held) = bytes.parse(chat_request::parse)?;
+        let (request, held) = bytes.parse(|json| parse(json, &Capabilities::CLOUD))?;
+        let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
+        let stream = request.stream.then_some(wishes);
+        let work = ChatWork::of(request)?;
         let payer = Some(permit.payer());
-        let mut answer = match &request.work {
+        let mut answer = match &work {
             ChatWork::Whole(completion) => service.complete_for(completion, terms, payer)?,
             ChatWork::Assisted(assist, max_tokens) => {
                 let terms = Terms { max_tokens: *max_tokens, ..terms };
@@ -69,24 +84,21 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
             }
         };
         answer.watch(permit);
-        let reply = Reply::new(service.model_named(answer.model())?.model, &request.work);
-        // The texts are not needed any more, and an answer may take minutes.
-        let ChatRequest { stream, include_usage, include_progress, work } = request;
+        let reply = Reply::new(service.model_named(answer.model())?.model, &work);
+        // Dropped now, because the texts are not needed any more and an answer may take minutes.
         drop((work, held));
-        Ok((reply, answer, stream, include_usage, include_progress))
+        Ok(Accepted { answer, reply, stream })
     });
-    let (reply, answer, stream, include_usage, include_progress) = accepted.await?;
+    let Accepted { answer, reply, stream } = accepted.await?;
     let head = Head::new(answer.model());
-    if !stream {
-        return whole(head, reply, answer).await;
-    }
-    let chunks = Chunks { head, reply, include_usage, include_progress, begun: false };
+    let Some(wishes) = stream else { return whole(head, reply, answer).await };
+    let chunks = Chunks { writer: ChunkWriter::new(head, wishes), reply };
     sse::response(answer, chunks, &app.limits).await
 }
 
-/// The reply in one piece.
+/// Returns the reply in one piece.
 async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result<Response, ApiError> {
-    let mut message = reply::Message::default();
+    let mut message = Message::default();
     loop {
         let event = answer.next().await.unwrap_or_else(sse::cut_off);
         message.take(reply.pieces(&event));
@@ -99,102 +111,47 @@ async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
             }
-            AssistEvent::End(end) => return Ok(message.whole(&head, &reply, &end)),
+            AssistEvent::End(end) => {
+                let ending = reply.ending(&end, reply.baton(Some(&end)));
+                return Ok(Json(message.into_completion(head, ending)).into_response());
+            }
         }
     }
 }
 
-/// The reply as a stream of chunks.
+/// Writes the reply as a stream of chunks.
 struct Chunks {
-    head: Head,
+    writer: ChunkWriter,
     reply: Reply,
-    include_usage: bool,
-    include_progress: bool,
-    begun: bool,
-}
-
-impl Chunks {
-    fn chunk(&self, delta: Value, logprobs: Value, finish_reason: Option<&str>) -> Value {
-        let choice =
-            json!({ "index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason });
-        let mut chunk = self.head.object("chat.completion.chunk", json!([choice]));
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-
-    /// The chunk that clients take the role from, and what they asked to know of the answer.
-    fn begin(&mut self, out: &mut String) {
-        if self.begun {
-            return;
-        }
-        self.begun = true;
-        let mut chunk = self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null, None);
-        if let Some(baton) = self.reply.baton(None) {
-            chunk["baton"] = baton;
-        }
-        put(&chunk, out);
-    }
-
-    fn pieces(&mut self, event: &AssistEvent, out: &mut String) {
-        for piece in self.reply.pieces(event) {
-            self.begin(out);
-            let (delta, logprobs) = piece.into_delta();
-            put(&self.chunk(delta, logprobs, None), out);
-        }
-    }
 }
 
 impl Encode for Chunks {
     fn event(&mut self, event: &AssistEvent, out: &mut String) {
-        self.pieces(event, out);
+        for piece in self.reply.pieces(event) {
+            self.writer.begin(|| self.reply.baton(None), out);
+            self.writer.piece(piece, out);
+        }
         match event {
             AssistEvent::Progress(_)
             | AssistEvent::Mask(_)
             | AssistEvent::First(_)
             | AssistEvent::Token(_) => (),
-            AssistEvent::Error(body) => put(&openai_body(body), out),
+            AssistEvent::Error(body) => self.writer.error(&ErrorReply::from(body), out),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
-                put(&openai_body(&sse::cut_off_body()), out)
+                self.writer.error(&ErrorReply::from(&sse::cut_off_body()), out)
             }
             AssistEvent::End(end) => {
-                self.begin(out);
-                let reason = finish_reason(end.reason, self.reply.calls());
-                let mut last = self.chunk(json!({}), Value::Null, Some(reason));
-                if let Some(handoff) = self.reply.handoff(end) {
-                    last["baton"] = json!({ "handoff": handoff });
-                }
-                put(&last, out);
-                if self.include_usage {
-                    let mut last = self.head.object("chat.completion.chunk", json!([]));
-                    last["usage"] = usage(end.usage);
-                    put(&last, out);
-                }
+                self.writer.begin(|| self.reply.baton(None), out);
+                self.writer.end(self.reply.ending(end, self.reply.handoff(end)), out);
             }
         }
     }
 
-    /// A comment, which every client skips, and a chunk for one that asked for it.
     fn progress(&mut self, progress: &ProgressEvent, out: &mut String) {
-        let progress = json!(progress);
-        out.push_str(": progress ");
-        out.push_str(&progress.to_string());
-        out.push_str("\n\n");
-        if self.include_progress {
-            let mut chunk = self.head.object("chat.completion.chunk", json!([]));
-            chunk["x_progress"] = progress;
-            put(&chunk, out);
-        }
+        self.writer.progress(progress, out);
     }
 
     fn finish(&mut self, out: &mut String) {
-        out.push_str("data: [DONE]\n\n");
+        self.writer.done(out);
     }
-}
-
-fn put(value: &Value, out: &mut String) {
-    out.push_str("data: ");
-    out.push_str(&value.to_string());
-    out.push_str("\n\n");
 }

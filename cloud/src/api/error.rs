@@ -1,27 +1,27 @@
-//! Errors as HTTP replies: the only place that knows HTTP codes.
+//! Errors as HTTP replies.
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use baton_openai::error::status;
+use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
-
-use serde_json::{Value, json};
 
 use crate::service::ServiceError;
 
-/// The longest Retry-After that OpenAI's clients follow by themselves; they take a longer one for none and ask again
-/// within seconds, unless they are told not to.
+/// The longest Retry-After that OpenAI's clients obey, in milliseconds. They ignore a longer one and retry
+/// within seconds, unless `x-should-retry` is `false`.
 const OPENAI_RETRY_MS_MAX: u64 = 60_000;
 
-/// What openai-python and openai-node ask before they look at the status.
+/// The header that openai-python and openai-node read before they look at the status.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Whose names an error's code and type have.
+/// The API whose names an error uses for its code and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// The assist protocol's.
+    /// The assist protocol's names.
     Baton,
-    /// OpenAI's, which its clients look for.
+    /// OpenAI's names, which its clients look for.
     OpenAi,
 }
 
@@ -34,44 +34,38 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    /// An error with its code's own status.
+    /// Makes an error with the default status of its code.
     pub(super) fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
         ApiError::from(ErrorBody::new(code, message))
     }
 
-    /// An error of one field of a request.
-    pub(super) fn field(field: &str, message: impl std::fmt::Display) -> ApiError {
-        let message = format!("field `{field}`: {message}");
-        ApiError::from(ErrorBody::new(ErrorCode::InvalidRequest, message).with_param(field))
-    }
-
-    /// The same error with a time to come back.
+    /// Sets the time after which the client may retry.
     pub(super) fn with_retry_after_ms(mut self, retry_after_ms: u64) -> ApiError {
         self.body.error.retry_after_ms = Some(retry_after_ms);
         self
     }
 
-    /// The same error with the names of `dialect`.
+    /// Sets the dialect of the reply.
     pub(super) fn told_in(self, dialect: Dialect) -> ApiError {
         ApiError { dialect, ..self }
     }
 
-    /// The field that is to blame.
-    #[cfg(test)]
-    pub(super) fn param(&self) -> Option<&str> {
-        self.body.error.param.as_deref()
-    }
-
-    /// The same error with a status that its code does not have.
+    /// Sets an HTTP status other than the code's default.
     pub(super) fn with_status(mut self, status: u16) -> ApiError {
-        self.status = StatusCode::from_u16(status).expect("the callers pass HTTP codes");
+        self.status = http_status(status);
         self
     }
 }
 
 impl From<ErrorBody> for ApiError {
     fn from(body: ErrorBody) -> ApiError {
-        ApiError { status: status(body.error.code), body, dialect: Dialect::Baton }
+        ApiError { status: http_status(status(body.error.code)), body, dialect: Dialect::Baton }
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(err: FieldError) -> ApiError {
+        ApiError::from(ErrorBody::from(err))
     }
 }
 
@@ -87,45 +81,8 @@ impl From<RequestError> for ApiError {
     }
 }
 
-/// A body with OpenAI's names of codes, some of which clients act on, and all of its fields. A key that is wrong or may
-/// not is an error of the request there, as every other that the client can mend.
-pub(super) fn openai_body(body: &ErrorBody) -> Value {
-    let (code, kind) = match body.error.code {
-        ErrorCode::UnknownModel => ("model_not_found", None),
-        ErrorCode::PromptTooLong => ("context_length_exceeded", None),
-        ErrorCode::Overloaded => ("rate_limit_exceeded", None),
-        ErrorCode::Unauthorized => ("invalid_api_key", Some("invalid_request_error")),
-        ErrorCode::Forbidden => ("insufficient_permissions", Some("invalid_request_error")),
-        other => (other.as_str(), None),
-    };
-    let mut value = json!(body);
-    value["error"]["code"] = code.into();
-    if let Some(kind) = kind {
-        value["error"]["type"] = kind.into();
-    }
-    if body.error.code == ErrorCode::Unauthorized {
-        // LiteLLM knows a wrong key by these words alone.
-        value["error"]["message"] = format!("Incorrect API key provided: {}", body.error.message).into();
-    }
-    value["error"]["param"] = json!(body.error.param);
-    value
-}
-
-fn status(code: ErrorCode) -> StatusCode {
-    match code {
-        ErrorCode::InvalidRequest | ErrorCode::UnsupportedProtocol | ErrorCode::PromptTooLong => {
-            StatusCode::BAD_REQUEST
-        }
-        ErrorCode::UnknownScene | ErrorCode::UnknownModel => StatusCode::NOT_FOUND,
-        ErrorCode::SceneChanged => StatusCode::CONFLICT,
-        ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
-        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
-        ErrorCode::Gone => StatusCode::GONE,
-        ErrorCode::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-        ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorCode::Timeout => StatusCode::REQUEST_TIMEOUT,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
+fn http_status(status: u16) -> StatusCode {
+    StatusCode::from_u16(status).expect("the callers pass HTTP codes")
 }
 
 impl IntoResponse for ApiError {
@@ -136,11 +93,10 @@ impl IntoResponse for ApiError {
             (StatusCode::SERVICE_UNAVAILABLE, None) => Some(1),
             _ => None,
         };
-        let body = match self.dialect {
-            Dialect::Baton => json!(self.body),
-            Dialect::OpenAi => openai_body(&self.body),
+        let mut response = match self.dialect {
+            Dialect::Baton => (self.status, Json(self.body)).into_response(),
+            Dialect::OpenAi => (self.status, Json(ErrorReply::from(&self.body))).into_response(),
         };
-        let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -1,11 +1,11 @@
-//! Answers whose readers may come back: kept while they are written, and ten seconds beyond.
+//! Keeps answers whose readers may come back: while they are written, and ten seconds beyond.
 //!
-//! A request with `resume` goes on without its reader, as far as any answer is written ahead of one
-//! ([`crate::stream::UNREAD_TOKENS_MAX`]); then it waits without a slot, and ends where nobody comes for ten seconds. Its
-//! events stay here, so that `GET /v1/assist/{id}` with
-//! `Last-Event-ID` goes on behind the event seen last, and the same request sent again gets the same stream.
-//! Always: bounded in number and bytes (what has ended gives way first; an answer for which there is no room is simply
-//! not kept), and an answer is found only with the key that asked for it.
+//! A request with `resume` goes on without its reader, up to [`crate::stream::UNREAD_TOKENS_MAX`] unread
+//! tokens like any answer. Then it waits without a slot, and ends if no reader comes for ten seconds. Its
+//! events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues after the last event seen. The same
+//! request sent again gets the same stream. Always: bounded in number and bytes. Ended answers are dropped
+//! first, and an answer for which there is no room is not kept. An answer is found only with the key that
+//! asked for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,14 +21,14 @@ use uuid::Uuid;
 use super::sse::is_terminal;
 use crate::stream::{AssistStream, ProgressSource, ReadMark, tokens_in};
 
-/// What all kept answers together may take.
+/// Limits of all kept answers together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct KeptLimits {
-    /// Answers.
+    /// The most answers.
     pub(super) answers_max: usize,
-    /// Bytes of their events.
+    /// The most bytes of their events.
     pub(super) bytes_max: usize,
-    /// How long they stay after their end, and how long one that may not go on waits for a reader.
+    /// How long an answer is kept after its end, and how long a full answer waits for a reader.
     pub(super) after_end: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Default for KeptLimits {
     }
 }
 
-/// Whose an answer is: a digest of the credentials that asked for it.
+/// The owner of an answer: a digest of the credentials that asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Owner([u8; 32]);
 
@@ -49,7 +49,7 @@ impl Owner {
     }
 }
 
-/// What was asked: a digest of the request's body.
+/// The request of an answer: a digest of its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked([u8; 32]);
 
@@ -61,7 +61,8 @@ impl Asked {
 
 type Name = (Owner, Uuid);
 
-/// Events that a reader takes at once: who comes again and again and never reads keeps no whole answer each time.
+/// The most events that a reader takes at once. A client that reconnects many times and never reads then does
+/// not hold a whole answer each time.
 const BATCH_EVENTS_MAX: usize = 256;
 
 /// The kept answers of one service.
@@ -82,10 +83,10 @@ struct Book {
 struct Kept {
     asked: Asked,
     state: Mutex<State>,
-    /// How far any reader is.
+    /// How far the furthest reader has read.
     mark: ReadMark,
     progress: Option<ProgressSource>,
-    /// How many events there are.
+    /// The number of events.
     count: watch::Sender<usize>,
 }
 
@@ -96,7 +97,7 @@ struct State {
     ended_at: Option<Instant>,
 }
 
-/// A reader of a kept answer; its going away changes nothing for the answer.
+/// A reader of a kept answer. Dropping it does not cancel the answer.
 #[derive(Debug)]
 pub(super) struct KeptReader {
     kept: Arc<Kept>,
@@ -104,7 +105,7 @@ pub(super) struct KeptReader {
     next: usize,
     /// Tokens among the events before `next`.
     tokens: usize,
-    /// The index that the reader has seen last.
+    /// Index of the last token that the reader has seen.
     seen: Option<u32>,
 }
 
@@ -113,16 +114,17 @@ impl KeptAnswers {
         KeptAnswers { limits, book: Arc::default() }
     }
 
-    /// The answer of this name, behind the event `seen`.
+    /// Returns a reader of the answer with this id, starting after the token `seen`.
     pub(super) fn find(&self, owner: Owner, id: Uuid, seen: Option<u32>) -> Option<KeptReader> {
         let kept = self.lock().answers.get(&(owner, id)).cloned()?;
         Some(Kept::reader(kept, seen))
     }
 
-    /// Keeps an answer, where there is room, and reads it from its beginning; the answer back where there is none.
+    /// Keeps an answer if there is room, and returns a reader from its beginning. Returns the answer itself
+    /// if there is no room, or if another request has the same id.
     ///
-    /// Where the same request came meanwhile, that answer is read and this one is given up. Must be called within a
-    /// runtime, whose task writes the events down.
+    /// If the same request came meanwhile, returns a reader of that answer and drops this one. Must be called
+    /// within a runtime, because it spawns the task that records the events.
     pub(super) fn keep(
         &self,
         owner: Owner,
@@ -151,7 +153,7 @@ impl KeptAnswers {
         Ok(reader)
     }
 
-    /// Keeps an answer to its end and `after_end` beyond.
+    /// Records an answer until its end, and forgets it `after_end` later.
     async fn write_down(self, name: Name, kept: Arc<Kept>, answer: AssistStream) {
         self.take_over(name, &kept, answer).await;
         kept.end();
@@ -159,7 +161,7 @@ impl KeptAnswers {
         self.lock().forget(name, &kept);
     }
 
-    /// Takes every event over.
+    /// Records every event of an answer. Cancels the answer if it is abandoned.
     async fn take_over(&self, name: Name, kept: &Arc<Kept>, mut answer: AssistStream) {
         loop {
             let batch = tokio::select! {
@@ -172,7 +174,7 @@ impl KeptAnswers {
             let Some(batch) = batch else { return };
             self.count_bytes(name, kept, batch.iter().map(bytes_of).sum());
             if batch.last().is_some_and(is_terminal) {
-                // Its tenant's place is free before its reader hears of the end, not when it is forgotten.
+                // Dropped first, so that its tenant's quota is free when the reader receives the end.
                 drop(answer);
                 return kept.add(batch);
             }
@@ -180,7 +182,8 @@ impl KeptAnswers {
         }
     }
 
-    /// Makes room for an answer's new events, or stops keeping it for readers to come.
+    /// Makes room for an answer's new events. If there is no room, forgets the answer, so that new readers do
+    /// not find it.
     fn count_bytes(&self, name: Name, kept: &Arc<Kept>, bytes: usize) {
         let mut book = self.lock();
         if !book.holds(name, kept) {
@@ -212,7 +215,8 @@ impl Book {
         }
     }
 
-    /// Forgets the answer that ended first: one of this owner, who needs the room, else of anybody. Whether there was one.
+    /// Forgets the answer that ended first: this owner's answers before those of others. Returns false if no
+    /// answer has ended.
     fn drop_ended(&mut self, owner: Owner) -> bool {
         let ended = self.answers.iter().filter_map(|(name, kept)| Some((kept.lock().ended_at?, *name)));
         let first = ended.min_by_key(|(at, name)| (name.0 != owner, *at));
@@ -230,7 +234,7 @@ impl Kept {
         KeptReader { kept, count, next: 0, tokens: 0, seen }
     }
 
-    /// Returns where the answer may not go on, and has had no reader, for as long as this.
+    /// Returns once the answer is full and has had no reader for this long.
     async fn abandoned(&self, wait: Duration) {
         loop {
             self.count.closed().await;
@@ -259,17 +263,17 @@ impl Kept {
 }
 
 impl KeptReader {
-    /// Whether this is the answer to that request.
+    /// Returns whether this is the answer to that request.
     pub(super) fn answers(&self, asked: Asked) -> bool {
         self.kept.asked == asked
     }
 
-    /// Where the answer's progress is told.
+    /// Returns the source of the answer's progress, if it has one.
     pub(super) fn progress(&self) -> Option<&ProgressSource> {
         self.kept.progress.as_ref()
     }
 
-    /// Everything that belongs into the next packet; none after the last one.
+    /// Waits for the events of the next packet. Returns `None` after the last one.
     pub(super) async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
         loop {
             {
@@ -290,14 +294,15 @@ impl KeptReader {
                 if state.ended_at.is_some() {
                     return None;
                 }
-                // Seen under the lock: what changes from here on wakes the wait below.
+                // Marked under the lock, so that any later change wakes the wait below.
                 self.count.mark_unchanged();
             }
             self.count.changed().await.ok()?;
         }
     }
 
-    /// A reader that has seen a token has seen the mask, which comes before it; the end it has not seen.
+    /// Returns whether the reader still needs this event. A reader that has seen a token has seen the mask,
+    /// which comes before it, but not the end.
     fn wants(&self, event: &AssistEvent) -> bool {
         let Some(seen) = self.seen else { return true };
         match event {
@@ -308,7 +313,7 @@ impl KeptReader {
     }
 }
 
-/// What an event takes, roughly: its text and its fixed part.
+/// Estimates the bytes of an event: its text and its fixed part.
 fn bytes_of(event: &AssistEvent) -> usize {
     let own = match event {
         AssistEvent::Mask(mask) => mask.data.len(),
@@ -374,7 +379,7 @@ mod tests {
         sink.send(vec![token(3), end()]);
         drop(sink);
         assert_eq!(rest(&mut again).await.last(), Some(&end()));
-        // Another key, another name, and the whole stream again.
+        // Another key, another id, and then the whole stream again.
         assert!(kept.find(owner("b"), ID, None).is_none());
         assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
         let mut whole = kept.find(owner("a"), ID, None).unwrap();
@@ -384,7 +389,7 @@ mod tests {
         assert!(kept.lock().bytes > 0);
     }
 
-    /// Something that is held as long as an answer's stream.
+    /// Something that lives as long as an answer's stream.
     #[derive(Debug)]
     struct Place(#[expect(dead_code, reason = "its end is what counts")] tokio::sync::oneshot::Sender<()>);
 
@@ -419,7 +424,7 @@ mod tests {
         assert!(!sink.park(), "it may write one more");
         sink.send(tokens(UNREAD_TOKENS_MAX as u32 - 1, 1));
         assert!(sink.park() && sink.is_parked() && !sink.unpark());
-        // Its reader reads: it goes on.
+        // Its reader reads, so it can go on.
         assert_eq!(reader.next_batch().await.unwrap().len(), BATCH_EVENTS_MAX);
         assert!(sink.unpark() && !sink.is_parked());
         drop(reader);
@@ -460,7 +465,7 @@ mod tests {
         first.send(vec![token(0), end()]);
         drop(first);
         assert_eq!(rest(&mut two).await, [token(0), end()]);
-        // Another request under its name gets no part of it.
+        // Another request with the same id gets no part of it.
         let (_other, other_stream) = answer();
         assert!(kept.keep(owner("a"), ID, Asked([8; 32]), other_stream).is_err());
         let reader = kept.find(owner("a"), ID, None).unwrap();
@@ -489,7 +494,7 @@ mod tests {
         assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
         drop((running, third));
 
-        // Who fills the room gives way first, though another's answer ended before.
+        // The owner who fills the room loses an answer first, even if another owner's answer ended earlier.
         let kept = KeptAnswers::new(limits);
         for (key, id) in [("a", 1), ("b", 2)] {
             let (sink, stream) = answer();

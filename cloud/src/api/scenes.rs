@@ -1,4 +1,4 @@
-//! `GET /v1/scenes`: what a device must know before it asks. Cached by ETag.
+//! `GET /v1/scenes`: what a device must know before it sends a request. Cached by ETag.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -6,10 +6,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use baton_openai::ErrorReply;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::openapi::{ErrorReply, SceneBody, SceneList};
+use super::openapi::{SceneBody, SceneList};
 use super::{App, PathId, path_id};
 
 /// Lists the scenes.
@@ -28,7 +29,7 @@ pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response
     tagged(&headers, json!({ "object": "list", "data": app.service.scenes() }))
 }
 
-/// Shows a scene: what a device must know before it asks.
+/// Shows a scene: what a device must know before it sends a request.
 #[utoipa::path(
     get,
     path = "/v1/scenes/{id}",
@@ -50,7 +51,7 @@ pub(super) async fn show(
     Ok(tagged(&headers, json!(scene)))
 }
 
-/// The reply with its ETag, or 304 where the client has it already.
+/// Returns the reply with its ETag, or 304 if the client has it already.
 fn tagged(headers: &HeaderMap, body: Value) -> Response {
     let mut hasher = DefaultHasher::new();
     body.to_string().hash(&mut hasher);
@@ -67,7 +68,8 @@ fn tagged(headers: &HeaderMap, body: Value) -> Response {
     response
 }
 
-/// Whether a list of tags names this one; weak tags count, as RFC 9110 has it for `If-None-Match`.
+/// Returns whether a list of tags contains this one. Weak tags count too, as RFC 9110 says for
+/// `If-None-Match`.
 fn matches(known: &str, tag: &str) -> bool {
     known.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
 }

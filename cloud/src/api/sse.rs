@@ -1,14 +1,15 @@
 //! Server-sent events: frames, packets, keep-alive.
 //!
-//! Always: events that belong together are one chunk of the body (mask and first token travel in one packet), and the
-//! reader's going away drops the stream, which cancels the answer. An answer is given up before its reader hears of its
-//! end, so that who asks again at once finds its place free.
+//! Always: events that belong together are one chunk of the body; mask and first token are in one packet. A
+//! disconnect of the reader drops the stream, which cancels the answer. The answer is dropped before its end
+//! is sent, so that a client that asks again at once finds its quota free.
 
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::HeaderValue;
 use axum::response::Response;
+use baton_openai::stream::{HEADERS, PING};
 use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ProgressEvent, StreamChecksum};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -18,26 +19,24 @@ use super::error::ApiError;
 use super::kept::KeptReader;
 use crate::stream::{AssistStream, ProgressSource};
 
-const PING: &str = ": ping\n\n";
-
 /// Turns the events of one answer into the text of a stream.
 pub(super) trait Encode: Send + 'static {
     /// Appends the frames of one event.
     fn event(&mut self, event: &AssistEvent, out: &mut String);
 
-    /// Appends how far an answer is that has no token yet.
+    /// Appends the progress of an answer that has no token yet.
     fn progress(&mut self, progress: &ProgressEvent, out: &mut String);
 
     /// Appends what follows the terminal event.
     fn finish(&mut self, out: &mut String);
 }
 
-/// Where the events of a reply come from.
+/// The source of a reply's events.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// The answer itself: without its reader it is cancelled.
+    /// The answer itself, which is cancelled if its reader disconnects.
     Live(AssistStream),
-    /// What is kept of it.
+    /// A kept answer.
     Kept(KeptReader),
 }
 
@@ -70,10 +69,12 @@ impl From<KeptReader> for Source {
     }
 }
 
-/// A streaming reply, once its first packet is there or it was silent for as long as it may be.
+/// Returns a streaming reply once its first packet is ready, or once it was silent for the longest time
+/// allowed.
 ///
 /// # Errors
-/// What ends the answer before its first event: it has a status of its own then, as every refusal has.
+/// The error that ends the answer before its first event. The reply then has the error's HTTP status, like
+/// any refusal.
 pub(super) async fn response(
     answer: impl Into<Source>,
     encode: impl Encode,
@@ -98,42 +99,41 @@ pub(super) async fn response(
     });
     let frames = stream::once(async { first }).chain(later).map(Ok::<Bytes, std::convert::Infallible>);
     let mut response = Response::new(Body::from_stream(frames));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
     Ok(response)
 }
 
 struct Streaming<E> {
-    /// None after its terminal event.
+    /// `None` after the terminal event.
     answer: Option<Source>,
     encode: E,
     keep_alive: Duration,
     progress_every: Duration,
-    /// Its first token is there.
+    /// Whether events were sent.
     begun: bool,
 }
 
 impl<E: Encode> Streaming<E> {
-    /// The next packet; none after the terminal event.
+    /// Waits for the next packet. Returns `None` after the terminal event.
     async fn next(&mut self) -> Option<Bytes> {
         let silence = self.silence();
         let answer = self.answer.as_mut()?;
         let Ok(batch) = tokio::time::timeout(silence, answer.next_batch()).await else {
             return Some(self.waiting());
         };
-        // A worker that is gone leaves no terminal event: the reader still gets one.
+        // If the worker is gone, there is no terminal event; the reader gets one anyway.
         let batch = batch.unwrap_or_else(|| vec![cut_off()]);
         Some(self.packet(&batch))
     }
 
-    /// How long it may be silent.
+    /// Returns how long the stream may be silent.
     fn silence(&self) -> Duration {
         if self.begun { self.keep_alive } else { self.keep_alive.min(self.progress_every) }
     }
 
-    /// What is sent where it was silent for so long.
+    /// Returns the frame to send after such a silence: the progress, or a ping.
     fn waiting(&mut self) -> Bytes {
         let progress = self.answer.as_ref().and_then(Source::progress);
         let Some(progress) = progress.filter(|_| !self.begun) else {
@@ -163,17 +163,17 @@ pub(super) fn is_terminal(event: &AssistEvent) -> bool {
     matches!(event, AssistEvent::End(_) | AssistEvent::Error(_))
 }
 
-/// The terminal event of an answer that nobody writes any more.
+/// Returns the terminal event of an answer whose worker is gone.
 pub(super) fn cut_off() -> AssistEvent {
     AssistEvent::Error(cut_off_body())
 }
 
-/// What such an answer says.
+/// Returns the body of that event.
 pub(super) fn cut_off_body() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unavailable, "the service stopped before the answer's end")
 }
 
-/// One event as the assist protocol has it, with the checksum of the stream so far.
+/// Writes one event in the form of the assist protocol, with the checksum of the stream so far.
 pub(super) fn frame(event: &AssistEvent, sum: &mut StreamChecksum, out: &mut String) {
     use std::fmt::Write;
 

@@ -6,18 +6,20 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use baton_engine::BLOCK_TOKENS;
+use baton_openai::ErrorReply;
+use baton_openai::models::{ModelCard, ModelList};
 use baton_protocol::ErrorCode;
 use serde_json::{Value, json};
 
 use super::error::{ApiError, Dialect};
-use super::openapi::{ErrorReply, Health, ModelCard, ModelList, Stats};
+use super::openapi::{Health, Stats};
 use super::{App, PathId, path_id};
 use crate::coefficients::{ALL, Known};
 use crate::service::ModelView;
 use crate::store::{Store, now_ms};
 
-/// The process lives; where it does not answer so, it must be started again. While the database is away it is
-/// `degraded`: answers go on by the last good settings, changes wait. The same if it answers and cannot write.
+/// Reports whether the process works. If it does not, it must be restarted. The status is `degraded` while
+/// the database is away or cannot write: answers use the last good settings, and changes must wait.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -43,12 +45,12 @@ pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, ApiErr
     }))
 }
 
-/// Whether the service can answer at all until it is started again.
+/// Fails if the service cannot answer any request until it is restarted.
 fn works(app: &App) -> Result<(), ApiError> {
     app.service.failure().map_or(Ok(()), |why| Err(ApiError::new(ErrorCode::Unavailable, why)))
 }
 
-/// New requests are accepted.
+/// Reports whether new requests are accepted.
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -67,7 +69,7 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiErro
     Ok(Json(json!({ "status": "ready" })))
 }
 
-/// What is in use, and what this cloud costs.
+/// Reports the load of this cloud, and its measured cost.
 #[utoipa::path(
     get,
     path = "/v1/stats",
@@ -127,7 +129,7 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-/// Medians by class; `all` for all classes together.
+/// Lists the medians by class; `all` is for all classes together.
 fn classes<T>(known: &BTreeMap<String, Known<T>>, figures: impl Fn(&T) -> Value) -> Value {
     let class = |(name, known): (&String, &Known<T>)| {
         let name = if name == ALL { "all" } else { name };
@@ -148,8 +150,8 @@ fn classes<T>(known: &BTreeMap<String, Known<T>>, figures: impl Fn(&T) -> Value)
     ),
     security(("key" = [])),
 )]
-pub(super) async fn models(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": app.service.models().map(card).collect::<Vec<_>>() }))
+pub(super) async fn models(State(app): State<App>) -> Json<ModelList> {
+    Json(ModelList::new(app.service.models().map(card)))
 }
 
 /// Shows a model.
@@ -165,22 +167,14 @@ pub(super) async fn models(State(app): State<App>) -> Json<Value> {
     ),
     security(("key" = [])),
 )]
-pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Value>, ApiError> {
+pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<ModelCard>, ApiError> {
     let found = path_id(id).and_then(|id| Ok(app.service.model_named(&id)?));
     Ok(Json(card(found.map_err(|err| err.told_in(Dialect::OpenAi))?)))
 }
 
-fn card(view: ModelView<'_>) -> Value {
-    let model = view.model;
-    json!({
-        "id": view.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "baton",
-        "context_length": view.context_tokens,
-        "tokenizer_sha256": model.tokenizer().digest_hex(),
-        "adapters": view.adapters().collect::<Vec<_>>(),
-    })
+fn card(view: ModelView<'_>) -> ModelCard {
+    let digest = view.model.tokenizer().digest_hex();
+    ModelCard::new(view.name, Some(view.context_tokens), digest).with_adapters(view.adapters())
 }
 
 /// Shows this document.

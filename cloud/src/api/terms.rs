@@ -1,4 +1,4 @@
-//! What a request says beside its body: whose it is, a deadline, and the caller's span.
+//! Reads the terms of a request from its headers: tenant, deadline, and the caller's span.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::http::request_id::request_id;
 use crate::service::Terms;
 use crate::trace::TraceParent;
 
-/// Within how many milliseconds the first token must be sent.
+/// Header with the deadline: the milliseconds within which the first token must be sent.
 pub(super) const DEADLINE: &str = "x-deadline-ms";
-/// The caller's span, by W3C's Trace Context.
+/// Header with the caller's span, as in W3C Trace Context.
 const TRACEPARENT: &str = "traceparent";
-/// The longest deadline that is taken: an hour.
+/// The longest deadline that is accepted: an hour.
 const DEADLINE_MS_MAX: u64 = 3_600_000;
 
 pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiError> {

@@ -1,17 +1,18 @@
-//! Grammars of answers that call tools: where a call is demanded, or its arguments must follow their schema.
+//! Makes grammars of answers that call tools, if a call is required or its arguments must match their schema.
 
+use baton_openai::tools::Markup;
+use baton_openai::{Tool, ToolChoice, ToolUse};
 use serde_json::{Value, json};
 
-use super::{Markup, Tool, ToolChoice, ToolUse};
 use crate::constrain::{ConstraintError, Grammar, compact};
 
-/// The most calls of one answer that must call.
+/// The most calls in an answer that must call a tool.
 const CALLS_MAX: usize = 8;
 
-/// What an answer must be, so that it calls as it was told to; none where it may be anything.
+/// Returns the grammar of an answer that calls tools as required, or `None` if the answer may be any text.
 ///
 /// # Errors
-/// [`ConstraintError::NotASchema`] where the parameters of a tool are no object.
+/// [`ConstraintError::NotASchema`] if the parameters of a tool are not an object.
 pub fn grammar(markup: Markup, tools: &ToolUse) -> Result<Option<Grammar>, ConstraintError> {
     let forced = |tool: &&Tool| match &tools.choice {
         ToolChoice::Named(name) => tool.name == *name,
@@ -25,7 +26,7 @@ pub fn grammar(markup: Markup, tools: &ToolUse) -> Result<Option<Grammar>, Const
     let several = tools.parallel && !matches!(tools.choice, ToolChoice::Named(_));
     let mut text = match (free, markup) {
         (false, _) => start(markup, several).to_owned(),
-        // Text of any kind until a call begins; then the call is whole.
+        // Any text until a call begins; then the call must be complete.
         (true, Markup::Tagged) if several => "start: (lead call_body)* rest\n".to_owned() + FREE_TEXT,
         (true, Markup::Tagged) => "start: (lead call_body)? rest\n".to_owned() + FREE_TEXT,
         (true, Markup::Bare) => "start: call | rest\nrest: REST\nREST: /([^{](.|\\n)*)?/\n".to_owned(),
@@ -55,7 +56,7 @@ pub fn grammar(markup: Markup, tools: &ToolUse) -> Result<Option<Grammar>, Const
     Ok(Some(Grammar::Lark(text)))
 }
 
-/// Lazy: the shortest text that ends with the tag. What ends the answer holds no tag.
+/// Lazy: the shortest text that ends with the tag. The text at the end of the answer contains no tag.
 const FREE_TEXT: &str = "lead[lazy]: /(.|\\n)*/ \"<tool_call>\"\n\
     rest: REST\nREST: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/\n";
 
@@ -71,7 +72,7 @@ fn start(markup: Markup, several: bool) -> String {
     }
 }
 
-/// A literal of the grammar; its escapes are JSON's.
+/// Returns a literal of the grammar; its escapes are JSON's.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

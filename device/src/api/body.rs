@@ -1,23 +1,24 @@
-//! Reads request bodies within bounds: of bytes for one and for all together, and of time.
+//! Reads request bodies, with limits on the bytes of one and of all together, and on time.
 //!
-//! Always: a sender that is slow holds no place for answers, and what it has sent so far is bounded. A body that was read
-//! counts until it is dropped, so that those that are being parsed are bounded too.
+//! Always: a slow sender takes no place for answers, and what it has sent so far is bounded. A body that was
+//! read counts until it is dropped, so that bodies that are being parsed are bounded too.
 
 use super::error::ApiError;
 use axum::body::{Body, Bytes};
+use baton_openai::FieldError;
 use futures_util::StreamExt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes of one body.
+/// The most bytes of one body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
-/// Kibibytes of all bodies that are being read and parsed.
+/// The most kibibytes of all bodies that are being read and parsed.
 const BODIES_KIB_MAX: usize = 64 << 10;
-/// For a whole body.
+/// Time for a whole body.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// What bodies that are being read and parsed may take.
+/// Limits of bodies that are being read and parsed.
 #[derive(Debug, Clone)]
 pub struct Bodies {
     kib: Arc<Semaphore>,
@@ -30,7 +31,7 @@ impl Default for Bodies {
     }
 }
 
-/// A body that was read, with its share of what all may take.
+/// A body that was read, with its share of the memory for all bodies.
 #[derive(Debug)]
 pub(super) struct Held {
     bytes: Vec<u8>,
@@ -38,20 +39,20 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// The whole body.
+    /// Returns the whole body.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 impl Bodies {
-    /// The same with another limit of time for each.
+    /// Sets the time limit of each body.
     #[must_use]
     pub fn within(self, within: Duration) -> Self {
         Self { within, ..self }
     }
 
-    /// The whole body.
+    /// Reads the whole body.
     pub(super) async fn read(&self, body: Body) -> Result<Held, ApiError> {
         match tokio::time::timeout(self.within, self.gather(body)).await {
             Ok(read) => read,
@@ -63,10 +64,7 @@ impl Bodies {
         let mut chunks = body.into_data_stream();
         let (mut bytes, mut held) = (Vec::new(), None);
         while let Some(chunk) = chunks.next().await {
-            let chunk: Bytes = chunk.map_err(|_| ApiError::BadRequest {
-                message: "the body broke off before its end".into(),
-                param: None,
-            })?;
+            let chunk: Bytes = chunk.map_err(|_| FieldError::whole("the body ends early"))?;
             if bytes.len() + chunk.len() > BODY_BYTES_MAX {
                 return Err(ApiError::TooLarge { max: BODY_BYTES_MAX });
             }

@@ -1,67 +1,31 @@
-//! `POST /v1/chat/completions`, streamed or whole.
+//! `POST /v1/chat/completions`, streamed or whole. Requests and replies are those of `baton_openai`.
 
 use super::error::ApiError;
-use super::request::{self, ChatRequest};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
-use crate::relay::{Progress, TOO_LONG};
+use crate::relay::TOO_LONG;
 use crate::segments::mark;
 use axum::Json;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
-use baton_protocol::RefineOptions;
+use baton_openai::reply::{Ending, FinishReason, Head, Message, Piece};
+use baton_openai::stream::{ChunkWriter, HEADERS, PING, StreamWishes};
+use baton_openai::{Capabilities, ChatRequest, parse};
+use baton_protocol::{RefineOptions, Usage};
 use futures_util::Stream;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
-use uuid::Uuid;
 
-/// Answer events, and stream chunks, that may wait for the reader.
+/// The most answer events, and packets of frames, that wait for the reader.
 const EVENTS_MAX: usize = 256;
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// How long a stream waits for what may refuse it: nothing is silent for longer.
+/// How long a stream waits for an error that can be sent as an HTTP status. No reply is silent for longer.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
-
-/// What is the same in every chunk of one answer.
-#[derive(Debug, Clone)]
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn new(model: String) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        Self { id: format!("chatcmpl-{}", Uuid::new_v4().simple()), created, model }
-    }
-
-    fn chunk(&self, delta: Value, finish_reason: Option<&str>) -> Value {
-        json!({
-            "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
-            "choices": [{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason }],
-        })
-    }
-
-    /// A chunk without choices.
-    fn bare_chunk(&self, field: &str, value: Value) -> Value {
-        let mut chunk = self.chunk(json!({}), None);
-        chunk["choices"] = json!([]);
-        chunk[field] = value;
-        chunk
-    }
-}
-
-/// What a stream holds besides the answer.
-#[derive(Debug, Clone, Copy)]
-struct Wishes {
-    usage: bool,
-    progress: bool,
-}
 
 pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> Result<Response, ApiError> {
     let body = state.bodies.read(body).await?;
@@ -69,27 +33,25 @@ pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> 
         TryAcquireError::NoPermits => ApiError::Busy { waiting: ANSWERS_MAX, max: ANSWERS_MAX },
         TryAcquireError::Closed => ApiError::Stopping,
     })?;
-    // Parsing and tokenizing a long prompt takes milliseconds: not on a thread of the runtime.
+    // Parsing and tokenizing a long prompt takes milliseconds, so it runs on a blocking thread.
     let reading = state.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let request = request::parse(body.bytes())?;
+        let request = parse(body.bytes(), &Capabilities::DEVICE)?;
         drop(body);
-        if let Some(asked) = request.model.as_deref().filter(|asked| !asked.is_empty()) {
-            super::check_model(&reading, asked)?;
-        }
+        super::check_model(&reading, &request.model)?;
         let question = question(&reading, &request);
-        Ok::<_, ApiError>((request, question))
+        let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
+        Ok::<_, ApiError>((question, request.stream.then_some(wishes)))
     });
-    let (request, question) = read.await.map_err(AgentError::Prepare)??;
-    let head = Head::new(state.model_name.clone());
-    if request.stream {
-        let wishes = Wishes { usage: request.include_usage, progress: request.include_progress };
-        return stream(state, question, head, wishes, place).await;
+    let (question, streamed) = read.await.map_err(AgentError::Prepare)??;
+    let head = Head::new(state.model_name.as_str());
+    if let Some(wishes) = streamed {
+        return stream(state, question, ChunkWriter::new(head, wishes), place).await;
     }
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };
     let (report, ()) = tokio::join!(state.agent.answer(question, sender), drain);
-    whole(&head, &report?)
+    whole(head, report?)
 }
 
 fn question(state: &ApiState, request: &ChatRequest) -> Question {
@@ -100,7 +62,7 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
         mode: state.mode,
         pace: state.pace,
         sampling: request.sampling.clone(),
-        tokens_max: request.tokens_max,
+        tokens_max: request.max_tokens.unwrap_or(usize::MAX),
         refine: RefineOptions::default(),
         assist_tokens: None,
         shorten: request.shorten,
@@ -108,23 +70,27 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
     }
 }
 
-/// OpenAI's word for how an answer ended.
-fn finish_reason(report: &AnswerReport) -> &'static str {
-    if report.ending == "length" { "length" } else { "stop" }
+/// Returns how an answer ended, with notes on what was different from the request: a shortened prompt, a
+/// cloud that did not answer.
+fn ending(report: &AnswerReport) -> Ending {
+    let finish_reason = if report.ending == "length" { FinishReason::Length } else { FinishReason::Stop };
+    let notes = Some(&report.notes).filter(|notes| !notes.is_empty());
+    let baton = notes.map(|notes| json!({ "notes": notes }));
+    Ending { finish_reason, usage: usage(report).into(), baton }
 }
 
-fn usage(report: &AnswerReport) -> Value {
-    let prompt = report.timeline.prompt_tokens.or_else(|| {
-        report.timeline.cloud_usage.map(|u| usize::try_from(u.prompt_tokens).unwrap_or(usize::MAX))
-    });
-    let (prompt, completion) = (prompt.unwrap_or(0), report.timeline.shown.len());
-    json!({
-        "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt.saturating_add(completion),
-        "prompt_tokens_details": { "cached_tokens": report.timeline.prompt_tokens_cached.unwrap_or(0) },
-    })
+fn usage(report: &AnswerReport) -> Usage {
+    let timeline = &report.timeline;
+    let tokens = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let by_cloud = || timeline.cloud_usage.map_or(0, |usage| usage.prompt_tokens);
+    Usage {
+        prompt_tokens: timeline.prompt_tokens.map_or_else(by_cloud, tokens),
+        cached_prefix_tokens: timeline.prompt_tokens_cached.map_or(0, tokens),
+        completion_tokens: tokens(timeline.shown.len()),
+    }
 }
 
-/// An answer that failed; `written` is what its reader does not have yet.
+/// Returns the error of an answer that failed. `written` is the text that its reader does not have yet.
 pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> {
     report.error.as_ref().map(|error| {
         let mut message = error.message.clone();
@@ -135,104 +101,101 @@ pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> 
     })
 }
 
-/// What the answer does differently from what was asked for: a prompt that was shortened, a cloud that did not answer.
-fn tell_notes(body: &mut Value, report: &AnswerReport) {
-    if !report.notes.is_empty() {
-        body["baton"] = json!({ "notes": report.notes });
-    }
-}
-
-fn whole(head: &Head, report: &AnswerReport) -> Result<Response, ApiError> {
-    if let Some(err) = failure(report, &report.answer) {
+fn whole(head: Head, report: AnswerReport) -> Result<Response, ApiError> {
+    if let Some(err) = failure(&report, &report.answer) {
         return Err(err);
     }
-    let mut body = json!({
-        "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
-        "choices": [{
-            "index": 0,
-            "message": { "role": "assistant", "content": report.answer, "refusal": null },
-            "logprobs": null,
-            "finish_reason": finish_reason(report),
-        }],
-        "usage": usage(report),
-    });
-    tell_notes(&mut body, report);
-    Ok(Json(body).into_response())
+    let ending = ending(&report);
+    let mut message = Message::default();
+    message.take([Piece::text(report.answer)]);
+    Ok(Json(message.into_completion(head, ending)).into_response())
 }
 
-/// Streams chunks. The answer runs in its own task, which ends when the reader goes: its channel closes. What fails before
-/// its prompt is computed is refused with a status, unless it takes long to fail.
+/// Streams chunks. The answer runs in its own task, which ends if the reader disconnects, because its channel
+/// closes. A failure before the prompt is computed is sent as an HTTP status, unless it takes long to happen.
 async fn stream(
     state: Arc<ApiState>,
     question: Question,
-    head: Head,
-    wishes: Wishes,
+    writer: ChunkWriter,
     place: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
-    let (chunks, receiver) = mpsc::channel::<Event>(EVENTS_MAX);
+    let (frames, receiver) = mpsc::channel(EVENTS_MAX);
     let (begun, refused) = oneshot::channel();
     tokio::spawn(async move {
         let _place = place;
-        run(&state, question, &head, wishes, &chunks, begun).await;
+        run(&state, question, writer, &frames, begun).await;
     });
     if let Ok(Ok(err)) = tokio::time::timeout(REFUSED_WITHIN, refused).await {
         return Err(err);
     }
-    Ok(Sse::new(events(receiver))
-        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("ping"))
-        .into_response())
+    let mut response = Response::new(Body::from_stream(packets(receiver)));
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    Ok(response)
 }
 
-fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, Infallible>> {
+/// Returns the frames as they come, and a comment if none has come for a while.
+fn packets(receiver: mpsc::Receiver<String>) -> impl Stream<Item = Result<Bytes, Infallible>> {
     futures_util::stream::unfold(receiver, |mut receiver| async {
-        let event = receiver.recv().await?;
-        Some((Ok(event), receiver))
+        let packet = match tokio::time::timeout(KEEP_ALIVE, receiver.recv()).await {
+            Ok(frames) => Bytes::from(frames?),
+            Err(_) => Bytes::from_static(PING.as_bytes()),
+        };
+        Some((Ok(packet), receiver))
     })
 }
 
-/// A reader that is gone: its channel is closed.
+/// The reader has disconnected: its channel is closed.
 struct Gone;
 
-async fn send(chunks: &mpsc::Sender<Event>, value: &Value) -> Result<(), Gone> {
-    chunks.send(Event::default().data(value.to_string())).await.map_err(|_| Gone)
+/// Returns the frames that `write` appends.
+fn packet(write: impl FnOnce(&mut String)) -> String {
+    let mut out = String::new();
+    write(&mut out);
+    out
+}
+
+async fn send(frames: &mpsc::Sender<String>, packet: String) -> Result<(), Gone> {
+    frames.send(packet).await.map_err(|_| Gone)
 }
 
 async fn run(
     state: &ApiState,
     question: Question,
-    head: &Head,
-    wishes: Wishes,
-    chunks: &mpsc::Sender<Event>,
+    mut writer: ChunkWriter,
+    frames: &mpsc::Sender<String>,
     begun: oneshot::Sender<ApiError>,
 ) {
     let (sender, mut answer_events) = mpsc::channel(EVENTS_MAX);
     let answer = state.agent.answer(question, sender);
     let mut begun = Some(begun);
-    // Owns the events: its end closes them, which tells the agent to cancel when the reader went before the end.
+    // Owns the events. Its end closes them, which tells the agent to cancel if the reader disconnected before
+    // the end.
     let forward = async move {
-        send(chunks, &head.chunk(json!({ "role": "assistant", "content": "" }), None)).await?;
+        send(frames, packet(|out| writer.begin(|| None, out))).await?;
         loop {
             let event = tokio::select! {
                 event = answer_events.recv() => event,
-                () = chunks.closed() => return Err(Gone),
+                () = frames.closed() => return Err(Gone),
             };
             match event {
-                None => return Ok(begun),
+                None => return Ok((writer, begun)),
                 Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
-                    // From here on it is a stream, whatever comes.
+                    // From here on the reply is a stream, whatever happens.
                     begun = None;
-                    send(chunks, &head.chunk(json!({ "content": text }), None)).await?;
+                    send(frames, packet(|out| writer.piece(Piece::text(text), out))).await?;
                 }
                 Some(AnswerEvent::Progress(progress)) => {
                     begun = None;
-                    tell(head, wishes, chunks, &progress).await?;
+                    send(frames, packet(|out| writer.progress(&progress, out))).await?;
                 }
                 Some(AnswerEvent::Text { .. } | AnswerEvent::Note(_)) => {}
             }
         }
     };
     let (report, forwarded) = tokio::join!(answer, forward);
-    let Ok(begun) = forwarded else { return };
+    let Ok((writer, begun)) = forwarded else { return };
     let report = report.map_err(ApiError::from).and_then(|report| match failure(&report, "") {
         Some(err) => Err(err),
         None => Ok(report),
@@ -240,46 +203,22 @@ async fn run(
     let report = match (report, begun) {
         (Err(err), Some(begun)) => match begun.send(err) {
             Ok(()) => return,
-            // It took too long to fail: a stream has begun.
+            // It took too long to fail: the stream has begun.
             Err(err) => Err(err),
         },
         (report, _) => report,
     };
-    // A reader that goes now misses only the end of a finished answer.
-    let _gone = finish(head, wishes, chunks, report).await;
+    // A reader that disconnects now misses only the end of a finished answer.
+    let _gone = send(frames, last(&writer, &report)).await;
 }
 
-/// Says how far it is: a comment, which every client skips, and a chunk for one that asked for it.
-async fn tell(
-    head: &Head,
-    wishes: Wishes,
-    chunks: &mpsc::Sender<Event>,
-    progress: &Progress,
-) -> Result<(), Gone> {
-    let progress = json!(progress);
-    chunks.send(Event::default().comment(format!("progress {progress}"))).await.map_err(|_| Gone)?;
-    if wishes.progress {
-        send(chunks, &head.bare_chunk("x_progress", progress)).await?;
-    }
-    Ok(())
-}
-
-async fn finish(
-    head: &Head,
-    wishes: Wishes,
-    chunks: &mpsc::Sender<Event>,
-    report: Result<AnswerReport, ApiError>,
-) -> Result<(), Gone> {
-    match report {
-        Err(err) => send(chunks, &err.body()).await?,
-        Ok(report) => {
-            let mut end = head.chunk(json!({}), Some(finish_reason(&report)));
-            tell_notes(&mut end, &report);
-            send(chunks, &end).await?;
-            if wishes.usage {
-                send(chunks, &head.bare_chunk("usage", usage(&report))).await?;
-            }
+/// Returns the frames of an answer's end.
+fn last(writer: &ChunkWriter, report: &Result<AnswerReport, ApiError>) -> String {
+    packet(|out| {
+        match report {
+            Err(err) => writer.error(&err.reply(), out),
+            Ok(report) => writer.end(ending(report), out),
         }
-    }
-    chunks.send(Event::default().data("[DONE]")).await.map_err(|_| Gone)
+        writer.done(out);
+    })
 }

@@ -1,4 +1,4 @@
-//! Who may ask: the right `Host`, no page of another origin, JSON bodies only, and the key if one is set.
+//! Access checks: the right `Host`, no page of another origin, JSON bodies only, and the key if one is set.
 
 use super::ApiState;
 use super::error::ApiError;
@@ -9,11 +9,13 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Says whether a browser's request comes from a page of this origin; pages cannot set or remove it.
+/// Header that says whether a browser's request comes from a page of this origin. Pages cannot set or remove
+/// it.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// The host of an authority, without its port; what is no port stays, and is no host that is served.
+/// Returns the host of an authority, without its port. If the text after `:` is not a port, it is kept, and
+/// the host is not one that is served.
 fn host_name(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
@@ -21,7 +23,7 @@ fn host_name(authority: &str) -> &str {
     }
 }
 
-/// How a client that asks this address names it in `Host`; `None` for all addresses of this machine at once.
+/// Returns this address as clients write it in `Host`; `None` if it stands for all addresses of this machine.
 pub(crate) fn listening_host(address: SocketAddr) -> Option<String> {
     match address.ip() {
         ip if ip.is_unspecified() => None,
@@ -30,7 +32,8 @@ pub(crate) fn listening_host(address: SocketAddr) -> Option<String> {
     }
 }
 
-/// A host as it stands in `Host` without its port, as a person gives it; an IPv6 address gets its brackets.
+/// Converts a host that a person wrote to the form of `Host` without a port. An IPv6 address gets its
+/// brackets.
 pub(crate) fn served_host(text: &str) -> Result<String, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let Ok(ip) = bare.parse::<Ipv6Addr>() {
@@ -62,14 +65,15 @@ fn value<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Result<Option
     }
 }
 
-/// Refuses a foreign `Host` (DNS rebinding), a page of another origin, and a body that a form could have sent.
+/// Refuses a foreign `Host` (DNS rebinding), a page of another origin, and a body that a form could have
+/// sent.
 pub(super) async fn origin(State(state): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
     let mut response = match allowed(&state, &request) {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),
     };
     let headers = response.headers_mut();
-    // No page may read a reply as a script, a picture or a frame of its own.
+    // No page of another origin may read a reply as a script, a picture or a frame.
     for (name, value) in [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
@@ -95,7 +99,8 @@ fn allowed(state: &ApiState, request: &Request) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses what a page of another origin asks for. Who follows a link to a page of this one may see it.
+/// Refuses requests from pages of another origin. A person who follows a link to a page of this origin may
+/// see it.
 fn own_origin(method: &Method, headers: &HeaderMap, host: &str) -> Result<(), ApiError> {
     if let Some(origin) = value(headers, &header::ORIGIN)? {
         let authority = origin.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
@@ -111,7 +116,8 @@ fn own_origin(method: &Method, headers: &HeaderMap, host: &str) -> Result<(), Ap
     }
 }
 
-/// Whether a body is declared as JSON, which a page of another origin cannot do unasked.
+/// Returns whether a body is declared as JSON. A page of another origin cannot do that without a preflight
+/// request.
 fn is_json(content_type: Option<&str>) -> bool {
     let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
     media_type.trim().eq_ignore_ascii_case("application/json")
@@ -121,12 +127,12 @@ fn short(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Compares without telling by time how much was right.
+/// Compares in constant time, so that the time does not reveal how many bytes are right.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |diff, (x, y)| diff | (x ^ y)) == 0
 }
 
-/// Refuses a missing or wrong key, where one is set.
+/// Refuses a missing or wrong key, if one is set.
 pub(super) async fn key(
     State(state): State<Arc<ApiState>>,
     request: Request,

@@ -1,7 +1,7 @@
-//! The ring's status: a page for people and JSON for programs, both of what the head knows this moment.
+//! The ring's status, as the head knows it now: a page for people, and JSON for programs.
 //!
-//! Shows device names and figures, never a word of a prompt. Where this device computes alone the page says so, and
-//! the JSON's `stats` is null.
+//! Shows device names and figures, and never any text of a prompt. If this device computes alone, the page
+//! says so, and the JSON's `stats` is null.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use serde::Serialize;
 use super::ApiState;
 use crate::ring::explained;
 use crate::ring::head::RingHandle;
-use crate::ring::planning::{PlanBoard, Planned};
+use crate::ring::planning::{CurrentPlan, Planned};
 use crate::ring::stats::{DeviceStats, LostDevice, RingStats};
 
-/// What is known of a running ring.
+/// Access to a running ring.
 #[derive(Debug, Clone)]
 pub struct RingView {
     /// Its figures.
     pub handle: RingHandle,
     /// Its plan.
-    pub board: PlanBoard,
+    pub current_plan: CurrentPlan,
 }
 
-/// What `GET /ring.json` says.
+/// The reply of `GET /ring.json`.
 #[derive(Debug, Serialize)]
 struct RingStatus {
     stats: Option<RingStats>,
@@ -38,7 +38,7 @@ impl RingStatus {
         let view = state.ring.as_ref();
         Self {
             stats: view.map(|view| view.handle.stats()),
-            planned: view.and_then(|view| view.board.planned()),
+            planned: view.and_then(|view| view.current_plan.planned()),
         }
     }
 }
@@ -59,7 +59,7 @@ struct Page {
     why: String,
 }
 
-/// A device's line.
+/// A device's row in the table.
 struct Row {
     name: String,
     layers: usize,

@@ -1,4 +1,4 @@
-//! The served API on loopback: answers, guards, bad requests.
+//! Tests the served API on loopback: answers, guards, bad requests.
 
 use super::*;
 use crate::agent::DeviceModel;
@@ -10,12 +10,12 @@ use baton_engine::pace_emulation::PassCost;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// A served API over a device alone with a model of random weights.
+/// Serves the API over a device alone, with a model of random weights.
 async fn serve(key: Option<&str>) -> String {
     serve_with(key, PassCost::default()).await
 }
 
-/// The same on a device of this speed.
+/// Serves the API over a device of this speed.
 async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
     let options = EngineOptions {
         threads: std::num::NonZeroUsize::new(1),
@@ -86,7 +86,8 @@ async fn whole_and_streamed_answers_are_the_same() {
     let reasons: Vec<&str> =
         chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).collect();
     assert_eq!(reasons, [reason]);
-    let last = chunks.last().unwrap();
+    let (last, rest) = chunks.split_last().unwrap();
+    assert!(rest.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)), "{rest:?}");
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
 }
@@ -102,7 +103,7 @@ async fn foreign_hosts_and_origins_are_refused() {
     assert_eq!(get("host", "localhost:9").await, 200);
     assert_eq!(get("host", "evil.example").await, 403);
     assert_eq!(get("host", "localhost.evil.example:80").await, 403);
-    // Another port of this machine is another origin: whatever listens there may serve a foreign page.
+    // Another port of this machine is another origin: a program that listens there may serve a foreign page.
     for origin in ["http://localhost:3000", "http://127.0.0.1:1", "https://evil.example", "null", "file://"] {
         assert_eq!(get("origin", origin).await, 403, "{origin}");
     }
@@ -155,7 +156,7 @@ async fn slow_and_large_bodies_keep_nobody_out() {
     assert_eq!(post(&url, &body).await.0, 200, "beside more slow bodies than there are places");
     for mut stream in slow {
         let mut reply = Vec::new();
-        // A reset behind the reply is an end as well.
+        // A reset after the reply is an end as well.
         let _ = stream.read_to_end(&mut reply).await;
         assert!(reply.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&reply));
     }
@@ -175,6 +176,8 @@ async fn models_and_paths_that_are_not_there_say_so_in_json() {
     for id in ["baton", "default"] {
         let (status, card) = ask(reqwest::Method::GET, &format!("/v1/models/{id}")).await;
         assert_eq!((status, &card["id"], &card["object"]), (200, &json!("baton"), &json!("model")));
+        assert_eq!((&card["context_length"], &card["adapters"]), (&json!(1024), &json!([])));
+        assert_eq!(card["tokenizer_sha256"], model().tokenizer().digest_hex());
     }
     let (status, body) = ask(reqwest::Method::GET, "/v1/models/gpt%1b").await;
     assert_eq!((status, &body["error"]["code"]), (404, &json!("model_not_found")), "{body}");
@@ -203,7 +206,7 @@ async fn a_seed_repeats_an_answer_and_no_seed_does_not() {
         reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
     };
     assert_eq!(ask(Some(5)).await, ask(Some(5)).await);
-    // A model of random weights: two answers of sixteen tokens are equal by chance once in a lifetime.
+    // With a model of random weights, two answers of sixteen tokens are almost never equal by chance.
     assert_ne!(ask(None).await, ask(None).await, "regenerate gives another answer");
 }
 
@@ -269,7 +272,7 @@ async fn a_prompt_that_does_not_fit_is_refused_or_shortened_where_that_is_asked_
     let fixed = json!({ "messages": [{ "role": "system", "content": long }], "truncation": "auto" });
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
-    // Refused with a status, streamed or not, and also where it cannot be shortened.
+    // Refused with a status, streamed or not, and also if it cannot be shortened.
     for body in [&body, &streamed, &fixed] {
         let (status, text) = post(&url, body).await;
         assert_eq!(status, 400, "{text}");
@@ -324,7 +327,8 @@ fn an_answer_that_fails_keeps_what_was_written() {
         AnswerReport::new(Outcome { ending, answer, timeline }, Vec::new(), None)
     };
     for (written, want) in [("So far so", json!("So far so")), ("", Value::Null)] {
-        let body = super::chat::failure(&report(written), written).unwrap().body();
+        let err = super::chat::failure(&report(written), written).unwrap();
+        let body = serde_json::to_value(err.reply()).unwrap();
         assert_eq!((&body["error"]["written"], &body["error"]["code"]), (&want, &json!("device_failed")));
         assert!(body["error"]["message"].as_str().unwrap().contains("the ring is lost"), "{body}");
     }

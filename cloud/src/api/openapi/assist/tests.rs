@@ -1,18 +1,18 @@
-//! The shapes that are written down here, held to those of the protocol.
+//! Compares these schemas with the protocol's types.
 
 use std::collections::BTreeSet;
 
 use baton_protocol::{
     AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, MaskEvent,
-    PROTOCOL_VERSION, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling, SceneInfo, Segment,
-    SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Usage,
+    PROTOCOL_VERSION, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling, SceneInfo, SceneSettings,
+    Segment, SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Usage,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::*;
 
-/// Every field of `sample`, which must have them all, is a property of the schema, and the other way round.
+/// Checks that the schema's properties are exactly the fields of `sample`, which must have all of them set.
 #[track_caller]
 fn same_fields<S: ToSchema + PartialSchema>(sample: &impl Serialize) {
     let schema = serde_json::to_value(S::schema()).unwrap();
@@ -21,7 +21,7 @@ fn same_fields<S: ToSchema + PartialSchema>(sample: &impl Serialize) {
     assert_eq!(names(&schema["properties"]), names(&sample), "{}", S::name());
 }
 
-/// The same for an event as it is sent, with its checksum.
+/// Checks the fields of an event as it is sent, with its checksum.
 #[track_caller]
 fn same_fields_of<S: ToSchema + PartialSchema>(event: AssistEvent) {
     let mut data = event.data();
@@ -92,18 +92,7 @@ fn replies_are_written_down_whole() {
     same_fields::<SceneBody>(&SceneInfo {
         id: "s".into(),
         version: 1,
-        system: String::new(),
-        question_prefix: String::new(),
-        ratio: None,
-        xi: 1.0,
-        assist_tokens: None,
-        assist_floor: 1,
-        assist_max: 1,
-        tau_ms: 1.0,
-        corrector: Corrector::Cloud,
-        refine: true,
-        model: "m".into(),
-        adapter: None,
+        settings: SceneSettings::default(),
         tokenizer_sha256: None,
         prompt_tokens_max: None,
     });

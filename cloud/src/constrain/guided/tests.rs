@@ -1,15 +1,20 @@
-//! Schemas and grammars walked at random: whatever the model would like, the answer is a sentence of the grammar.
+//! Random walks through schemas and grammars: whatever the model prefers, the answer is a sentence of the
+//! grammar.
 
 use std::path::Path;
 
 use baton_engine::Model;
 use baton_engine::gguf::Gguf;
 use baton_engine::sampling::{Sampler, SamplingParams};
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
+use baton_openai::tool_calls::{ToolParser, ToolPiece};
+use baton_openai::tools::Markup;
+use baton_openai::{Tool, ToolChoice, ToolUse};
+use baton_synthetic::SyntheticModel;
+use serde_json::json;
 
 use super::*;
-use crate::tools::{self, Markup, Tool, ToolChoice, ToolParser, ToolPiece, ToolUse};
+use crate::tools;
 
 fn tiny() -> Arc<Tokenizer> {
     let gguf = SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap();
@@ -21,7 +26,7 @@ fn demo() -> Arc<Tokenizer> {
     Model::open(&path).unwrap().tokenizer().clone()
 }
 
-/// Logits that depend on seed and place only: a model that would like to write anything.
+/// Returns logits that depend only on seed and position, like a model that might write anything.
 fn logits(vocab_len: usize, seed: u64, index: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let mut next = || {
@@ -33,7 +38,7 @@ fn logits(vocab_len: usize, seed: u64, index: u64) -> Vec<f32> {
     (0..vocab_len).map(|_| next() * 8.0).collect()
 }
 
-/// One answer; none where it did not end within `tokens_max`.
+/// Writes one answer; returns `None` if it did not end within `tokens_max`.
 fn walk(tokenizer: &Tokenizer, mut constraint: Constraint, seed: u64, tokens_max: u64) -> Option<String> {
     let sampler =
         Sampler::new(SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() }).unwrap();
@@ -54,7 +59,8 @@ fn walk(tokenizer: &Tokenizer, mut constraint: Constraint, seed: u64, tokens_max
     None
 }
 
-/// Whether a value follows a schema of the keywords that these tests use; written from the specification.
+/// Returns whether a value matches a schema with the keywords that these tests use; written from the
+/// specification.
 fn follows(schema: &Value, value: &Value) -> bool {
     let number = |name: &str| schema.get(name).and_then(Value::as_f64);
     let length_within = |len: usize, min: &str, max: &str| {
@@ -187,7 +193,7 @@ fn weather(strict: bool) -> Vec<Tool> {
     vec![tool("weather"), tool("sun")]
 }
 
-/// The calls of a text: names and arguments, and what else it says.
+/// Returns the calls in a text (names and arguments), and the rest of the text.
 fn calls(markup: Markup, text: &str) -> (Vec<(String, String)>, String) {
     let mut parser = ToolParser::new(markup, ["weather".to_owned(), "sun".to_owned()]);
     let (mut calls, mut rest) = (Vec::<(String, String)>::new(), String::new());

@@ -1,15 +1,16 @@
-//! Calls in the text of an answer, while it streams.
+//! Finds calls in the text of an answer while it streams.
 //!
-//! Pure. Always: the pieces do not depend on how the text was cut; text that is no call comes out unchanged but for
-//! white space around calls; a piece of a call comes out only once its function is known to be one of those offered.
+//! Pure. Always: the result does not depend on how the text was cut. Text that is not a call stays unchanged,
+//! except for white space around calls. A piece of a call is returned only once its function is known to be
+//! one of the offered ones.
 
 use serde_json::Value;
 
-use super::Markup;
+use crate::tools::Markup;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-/// Longer ones are not looked for while the call comes.
+/// A call with a longer header is read only once it is complete.
 const HEADER_BYTES_MAX: usize = 256;
 
 /// A piece of an answer.
@@ -19,30 +20,30 @@ pub enum ToolPiece {
     Text(String),
     /// A call begins.
     Call {
-        /// Its place among the answer's calls.
+        /// Its index among the answer's calls, from 0.
         index: usize,
         /// The function.
         name: String,
     },
     /// More of a call's arguments.
     Arguments {
-        /// The call's place.
+        /// The call's index.
         index: usize,
         /// The next part of the JSON text.
         text: String,
     },
 }
 
-/// Takes an answer apart.
+/// Separates an answer into text and calls while it streams.
 #[derive(Debug)]
 pub struct ToolParser {
     markup: Markup,
     names: Vec<String>,
-    /// Text that was not taken apart yet.
+    /// Text that was not parsed yet.
     pending: String,
     state: State,
     calls: usize,
-    /// Some text was shown.
+    /// Whether some text was returned already.
     shown: bool,
 }
 
@@ -50,27 +51,27 @@ pub struct ToolParser {
 enum State {
     /// Outside of calls.
     Text,
-    /// Inside of one.
+    /// Inside a call.
     Call(Scan),
-    /// Behind a call's object, before its closing tag.
+    /// After a call's object, before its closing tag.
     Close,
-    /// The answer is no call and will not become one.
+    /// The rest of the answer is text.
     Plain,
 }
 
 impl ToolParser {
-    /// For answers of this markup that may call these functions.
+    /// Makes a parser for answers with this markup that may call these functions.
     pub fn new(markup: Markup, names: impl IntoIterator<Item = String>) -> ToolParser {
         let names = names.into_iter().collect();
         ToolParser { markup, names, pending: String::new(), state: State::Text, calls: 0, shown: false }
     }
 
-    /// Calls that have begun.
+    /// Returns the number of complete calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next piece of text.
+    /// Takes the next piece of text, and returns the parts that are certain now.
     pub fn push(&mut self, text: &str) -> Vec<ToolPiece> {
         self.pending.push_str(text);
         let mut out = Vec::new();
@@ -78,7 +79,7 @@ impl ToolParser {
         out
     }
 
-    /// The answer has ended: what was held back.
+    /// Ends the answer, and returns the text that was held back.
     pub fn finish(&mut self) -> Vec<ToolPiece> {
         let mut out = Vec::new();
         match std::mem::replace(&mut self.state, State::Plain) {
@@ -110,7 +111,7 @@ impl ToolParser {
         }
     }
 
-    /// One step; false where more text is needed.
+    /// Does one step; returns false if more text is needed.
     fn advance(&mut self, out: &mut Vec<ToolPiece>) -> bool {
         match &mut self.state {
             State::Plain => {
@@ -144,7 +145,8 @@ impl ToolParser {
         }
     }
 
-    /// Shows text up to the next opening tag, holding back what may begin one and the white space before it.
+    /// Returns text up to the next opening tag. Holds back text that may be the beginning of a tag, and the
+    /// white space before it.
     fn find_tag(&mut self, out: &mut Vec<ToolPiece>) -> bool {
         if let Some(at) = self.pending.find(OPEN) {
             let rest = self.pending.split_off(at + OPEN.len());
@@ -161,7 +163,7 @@ impl ToolParser {
         false
     }
 
-    /// A bare call stands at the beginning, or behind another and a `;`.
+    /// Looks for a bare call at the beginning of the answer, or after another call and `;`.
     fn find_object(&mut self, out: &mut Vec<ToolPiece>) -> bool {
         let text =
             self.pending.trim_start_matches(|c: char| c.is_whitespace() || (self.calls > 0 && c == ';'));
@@ -179,7 +181,7 @@ impl ToolParser {
         }
     }
 
-    /// Leaves the closing tag out; what stands in its place, where it is missing, is text.
+    /// Skips the closing tag. If it is missing, the text after the object is ordinary text.
     fn close(&mut self) -> bool {
         if self.markup == Markup::Bare {
             self.state = State::Text;
@@ -202,24 +204,24 @@ enum Progress {
     NoCall,
 }
 
-/// One call's object while it comes.
+/// Reads one call's JSON object while it streams.
 #[derive(Debug, Default)]
 struct Scan {
-    /// All of it so far.
+    /// All of its text so far.
     raw: String,
     object: Depth,
-    /// Where the arguments begin, once name and arguments were found in this order.
+    /// Bracket depth in the arguments, once the name and the arguments were found in this order.
     arguments: Option<Depth>,
-    /// The arguments are complete.
+    /// Whether the arguments are complete.
     arguments_end: bool,
-    /// The call was announced.
+    /// Whether [`ToolPiece::Call`] was returned.
     begun: bool,
-    /// The fields come in another order: wait for the whole object.
+    /// Whether the fields have another order. Then the call is read once its object is complete.
     unusual: bool,
 }
 
 impl Scan {
-    /// Takes text; returns what of it belongs to what follows the object.
+    /// Takes text; returns the progress, and the text after the object.
     fn push(
         &mut self,
         text: &str,
@@ -269,7 +271,8 @@ impl Scan {
         (Progress::More, String::new())
     }
 
-    /// A whole object whose fields came in an order of their own.
+    /// Reads a complete object whose fields have another order. Returns false if it is not a call of a known
+    /// function.
     fn read_whole(&mut self, index: usize, names: &[String], out: &mut Vec<ToolPiece>) -> bool {
         let Ok(Value::Object(fields)) = serde_json::from_str::<Value>(&self.raw) else { return false };
         let name =
@@ -297,7 +300,8 @@ enum Header {
     Other,
 }
 
-/// Reads `{"name": "…", "arguments": {`, the last character of which is the last of `raw`.
+/// Reads the header `{"name": "…", "arguments": {`. Called after each character, so a header that is found
+/// ends at the end of `raw`.
 fn header(raw: &str, field: &str) -> Header {
     let mut rest = raw;
     let mut name = None;
@@ -331,7 +335,7 @@ fn header(raw: &str, field: &str) -> Header {
     name.map_or(Header::Other, Header::Found)
 }
 
-/// Where a JSON string that begins here ends, behind its closing quote.
+/// Returns the byte index after the closing quote of a JSON string at the beginning of `text`.
 fn end_of_string(text: &str) -> Option<usize> {
     let mut escaped = false;
     let mut chars = text.char_indices();
@@ -347,7 +351,7 @@ fn end_of_string(text: &str) -> Option<usize> {
     None
 }
 
-/// How deep a place is in JSON's brackets.
+/// Tracks the depth of brackets in JSON text.
 #[derive(Debug, Default)]
 struct Depth {
     open: usize,
@@ -356,7 +360,7 @@ struct Depth {
 }
 
 impl Depth {
-    /// True where this character closes the outermost bracket.
+    /// Returns true if this character closes the outermost bracket.
     fn push(&mut self, c: char) -> bool {
         match c {
             _ if self.escaped => self.escaped = false,
@@ -373,3 +377,6 @@ impl Depth {
         false
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! The OpenAI chat API of both programs: requests, refusals, tools, replies, streams, errors, models.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`wire`] | the fields of a request, as clients send them |
+//! | [`capabilities`] | which parts of the API a program offers |
+//! | [`request`] | the checked request, and the one function that reads it |
+//! | [`assist`] | a request with the field `baton`, as a request of the assist protocol |
+//! | [`tools`], [`tool_calls`] | tools and messages; calls found in the text of an answer |
+//! | [`reply`], [`logprobs`], [`usage`] | an answer in one piece, and its parts |
+//! | [`stream`] | an answer as server-sent events |
+//! | [`error`] | refusals and the body of an error |
+//! | [`models`] | the list of models |
+//!
+//! Never: does I/O, or depends on an HTTP server, an engine or a tokenizer. Reads the clock only for a
+//! reply's `created`. Always: both programs accept and refuse the same requests with the same messages,
+//! except for differences in their [`Capabilities`]. The chunks of a stream, put together, give the same
+//! reply as an answer in one piece.
+
+pub mod assist;
+pub mod capabilities;
+pub mod error;
+pub mod logprobs;
+pub mod models;
+pub mod reply;
+pub mod request;
+pub mod stream;
+pub mod tool_calls;
+pub mod tools;
+pub mod usage;
+pub mod wire;
+
+pub use self::capabilities::Capabilities;
+pub use self::error::{ErrorReply, FieldError};
+pub use self::request::{AnswerFormat, ChatRequest, Penalties, parse};
+pub use self::tools::{ChatMessage, PastCall, Tool, ToolChoice, ToolUse};

@@ -1,0 +1,406 @@
+//! What the two programs accept and refuse: one table, with a column for each program.
+
+use baton_protocol::{MARKS_MAX, NAME_BYTES_MAX, Role};
+use serde_json::json;
+
+use super::*;
+use crate::tools::{PastCall, ToolChoice};
+
+/// The expected result of a request.
+#[derive(Debug, Clone, Copy)]
+enum Want {
+    /// It is accepted.
+    Yes,
+    /// It is refused with this field (an empty text means no field), in a sentence that contains these words.
+    No(&'static str, &'static str),
+}
+
+use Want::{No, Yes};
+
+fn with(extra: Value) -> Value {
+    let mut body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hello" }] });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn read(extra: Value, can: &Capabilities) -> ChatRequest {
+    let body = with(extra);
+    parse(body.to_string().as_bytes(), can).unwrap_or_else(|err| panic!("{body}: {err}"))
+}
+
+fn cloud(extra: Value) -> ChatRequest {
+    read(extra, &Capabilities::CLOUD)
+}
+
+fn device(extra: Value) -> ChatRequest {
+    read(extra, &Capabilities::DEVICE)
+}
+
+#[track_caller]
+fn check_one(body: &[u8], can: &Capabilities, want: Want) {
+    let shown = String::from_utf8_lossy(&body[..body.len().min(200)]);
+    match (parse(body, can), want) {
+        (Ok(_), Yes) => (),
+        (Err(err), No(param, words)) => {
+            assert_eq!(err.param().unwrap_or_default(), param, "{shown}: {err}");
+            assert!(err.to_string().contains(words), "{shown}: {err}");
+            assert!(!err.to_string().contains(char::is_control), "{shown}: {err}");
+        }
+        (got, want) => panic!("{shown}: {got:?}, want {want:?}"),
+    }
+}
+
+/// Checks rows of: fields, the cloud's result, the device's result.
+#[track_caller]
+fn check(rows: impl IntoIterator<Item = (Value, Want, Want)>) {
+    for (extra, cloud, device) in rows {
+        let body = with(extra).to_string();
+        check_one(body.as_bytes(), &Capabilities::CLOUD, cloud);
+        check_one(body.as_bytes(), &Capabilities::DEVICE, device);
+    }
+}
+
+/// Checks rows for which both programs have the same result.
+#[track_caller]
+fn check_both(rows: impl IntoIterator<Item = (Value, Want)>) {
+    check(rows.into_iter().map(|(extra, want)| (extra, want, want)));
+}
+
+fn weather() -> Value {
+    json!([{ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } }])
+}
+
+#[test]
+fn what_asks_for_nothing_is_accepted_by_both() {
+    let rows = [
+        json!({}),
+        json!({ "n": 1, "tools": [], "tool_choice": "none", "logprobs": false, "logit_bias": {} }),
+        json!({ "frequency_penalty": 0, "presence_penalty": 0.0, "response_format": { "type": "text" } }),
+        json!({ "tools": null, "tool_choice": null, "parallel_tool_calls": true, "functions": [] }),
+        json!({ "tool_choice": "auto", "function_call": "auto" }),
+        json!({ "function_call": "none", "top_logprobs": 0, "logprobs": null }),
+        json!({ "n": null, "store": false, "modalities": ["text"], "stop": [], "top_p": 1, "temperature": 1 }),
+        json!({ "stream": false, "stream_options": null, "response_format": null, "top_k": null }),
+        json!({ "metadata": { "a": "b" }, "user": "u", "service_tier": "auto", "prompt_cache_key": "k" }),
+        json!({ "reasoning_effort": null, "audio": null, "brand_new": null, "baton": null }),
+        json!({ "top_p": 0, "temperature": 0, "safety_identifier": "s", "truncation": "disabled" }),
+        json!({ "truncation": null, "stream": true, "stream_options": { "include_obfuscation": false } }),
+        json!({ "stream": true, "stream_options": { "brand_new": null } }),
+    ];
+    check_both(rows.map(|extra| (extra, Yes)));
+    let request = cloud(json!({ "tools": weather(), "tool_choice": "none", "logprobs": false }));
+    assert!(request.tools.is_none() && request.logprobs.is_none() && request.format == AnswerFormat::Text);
+}
+
+#[test]
+fn what_only_the_cloud_offers_is_refused_by_the_device_in_one_form() {
+    let no_tools = "this service does not support tools";
+    let named = json!({ "type": "function", "function": { "name": "weather" } });
+    let schema =
+        json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": { "type": "object" } } });
+    check([
+        (json!({ "tools": weather() }), Yes, No("tools", no_tools)),
+        (json!({ "tools": weather(), "tool_choice": named }), Yes, No("tools", no_tools)),
+        (
+            json!({ "tool_choice": "required" }),
+            No("tool_choice", "needs `tools`"),
+            No("tool_choice", no_tools),
+        ),
+        (json!({ "frequency_penalty": -1 }), Yes, No("frequency_penalty", "use `repetition_penalty`")),
+        (json!({ "presence_penalty": 0.5 }), Yes, No("presence_penalty", "does not support penalties")),
+        (json!({ "logprobs": true }), Yes, No("logprobs", "does not support log probabilities")),
+        (json!({ "logprobs": true, "top_logprobs": 2 }), Yes, No("logprobs", "leave it false")),
+        (
+            json!({ "top_logprobs": 2 }),
+            No("top_logprobs", "needs `logprobs`"),
+            No("top_logprobs", "leave it at 0"),
+        ),
+        (
+            json!({ "response_format": { "type": "json_object" } }),
+            Yes,
+            No("response_format", "leave it at `text`"),
+        ),
+        (json!({ "response_format": schema }), Yes, No("response_format", "cannot hold an answer to JSON")),
+        (json!({ "baton": { "scene": "s" } }), Yes, No("baton", "does not assist by scenes; leave it out")),
+        (json!({ "truncation": "auto" }), No("truncation", "does not shorten prompts"), Yes),
+        (json!({ "max_tokens": 65_537 }), Yes, No("max_tokens", "is 65537, must be 1 to 65536")),
+        (json!({ "max_completion_tokens": 1_000_000 }), Yes, No("max_completion_tokens", "1 to 65536")),
+        (json!({ "model": null }), No("model", "is missing"), Yes),
+        (json!({ "model": "" }), No("model", "is missing"), Yes),
+        (
+            json!({ "messages": vec![json!({ "role": "user", "content": "a" }); 1025] }),
+            Yes,
+            No("messages", "1 to 1024"),
+        ),
+    ]);
+}
+
+#[test]
+fn what_neither_does_is_refused_by_name() {
+    check_both([
+        (json!({ "n": 2 }), No("n", "only 1")),
+        (json!({ "logit_bias": { "5": -100 } }), No("logit_bias", "not supported")),
+        (json!({ "store": true }), No("store", "never stored")),
+        (json!({ "functions": [{}] }), No("functions", "was replaced by `tools`")),
+        (json!({ "function_call": { "name": "f" } }), No("function_call", "was replaced by `tool_choice`")),
+        (json!({ "modalities": ["text", "audio"] }), No("modalities", "only `text`")),
+        (json!({ "stream_options": { "include_usage": true } }), No("stream_options", "needs `stream`")),
+        (json!({ "truncation": "middle" }), No("truncation", "must be `auto` or `disabled`")),
+        (json!({ "response_format": { "type": "xml" } }), No("response_format.type", "must be")),
+        (
+            json!({ "response_format": { "type": "text", "json_schema": { "schema": {} } } }),
+            No("response_format.json_schema", "needs `type`"),
+        ),
+        (json!({ "audio": {} }), No("audio", "is not supported")),
+        (json!({ "reasoning_effort": "high" }), No("reasoning_effort", "is not supported")),
+        (json!({ "max_token": 5 }), No("max_token", "is not supported")),
+        (json!({ "messages": [{ "role": "user" }] }), No("messages[0].content", "is missing")),
+        (json!({ "messages": [{ "content": "a" }] }), No("messages[0].role", "is missing")),
+        (json!({ "messages": null }), No("messages", "invalid type: null")),
+        (
+            json!({ "stream": true, "stream_options": { "usage": true } }),
+            No("stream_options.usage", "is not supported"),
+        ),
+    ]);
+}
+
+#[test]
+fn numbers_out_of_range_are_named() {
+    check_both([
+        (json!({ "temperature": 2.1 }), No("temperature", "is 2.1, must be 0 to 2")),
+        (json!({ "temperature": -1 }), No("temperature", "")),
+        (json!({ "temperature": "hot" }), No("temperature", "invalid type")),
+        (json!({ "top_p": 1.5 }), No("top_p", "")),
+        (json!({ "top_p": -0.1 }), No("top_p", "")),
+        (json!({ "top_k": 0 }), No("top_k", "field `top_k` is 0")),
+        (json!({ "min_p": 1.5 }), No("min_p", "")),
+        (json!({ "repetition_penalty": 0 }), No("repetition_penalty", "")),
+        (json!({ "max_tokens": 0 }), No("max_tokens", "is 0, must be")),
+        (json!({ "max_tokens": -1 }), No("max_tokens", "")),
+        (json!({ "max_tokens": 1.5 }), No("max_tokens", "")),
+        (json!({ "stop": [""] }), No("stop[0]", "field `stop[0]` is empty")),
+        (json!({ "stop": vec!["x"; 17] }), No("stop", "length 17")),
+        (json!({ "stop": "x".repeat(2000) }), No("stop[0]", "")),
+        (json!({ "seed": 1.5 }), No("seed", "")),
+    ]);
+    let ranges = [
+        (json!({ "frequency_penalty": 2.5 }), "frequency_penalty"),
+        (json!({ "presence_penalty": -3 }), "presence_penalty"),
+        (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs"),
+    ];
+    for (extra, param) in ranges {
+        check_one(with(extra).to_string().as_bytes(), &Capabilities::CLOUD, No(param, "must be"));
+    }
+}
+
+#[test]
+fn messages_are_checked() {
+    let one = |message: Value| json!({ "messages": [message] });
+    let part = |part: Value| one(json!({ "role": "user", "content": [part] }));
+    let call = json!({ "id": "c", "function": { "name": "f", "arguments": "" } });
+    let only_text = "only parts of type `text` are supported";
+    check_both([
+        (json!({ "messages": [] }), No("messages", "has ")),
+        (one(json!({ "role": "user", "content": "" })), No("messages", "all messages are empty")),
+        (one(json!({ "role": "user", "content": null })), No("messages[0].content", "is missing")),
+        (one(json!({ "role": "wizard", "content": "q" })), No("messages[0].role", "must be")),
+        (one(json!({ "role": "function", "content": "q" })), No("messages[0].role", "must be")),
+        (
+            one(json!({ "role": "user", "content": "q", "audio": {} })),
+            No("messages[0].audio", "not supported"),
+        ),
+        (
+            one(json!({ "role": "user", "content": "q", "mood": 1 })),
+            No("messages[0].mood", "is not supported"),
+        ),
+        (one(json!({ "role": "user", "content": "q", "mood": null })), Yes),
+        (
+            one(json!({ "role": "user", "content": 5 })),
+            No("messages[0].content", "a text, a list or an object"),
+        ),
+        (
+            part(json!({ "type": "image_url", "image_url": { "url": "x" } })),
+            No("messages[0].content[0]", only_text),
+        ),
+        (part(json!({ "type": "text" })), No("messages[0].content[0]", only_text)),
+        (
+            part(json!({ "type": "text", "text": "a", "image_url": {} })),
+            No("messages[0].content[0].image_url", "is not supported"),
+        ),
+        (part(json!({ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } })), Yes),
+        (
+            one(json!({ "role": "user", "content": "r", "tool_call_id": "c1" })),
+            No("messages[0].tool_call_id", "only messages of role `tool`"),
+        ),
+        (one(json!({ "role": "assistant", "content": "x", "refusal": null, "annotations": [] })), Yes),
+    ]);
+    let user = "only messages of the assistant have calls";
+    let (calls, no_tools) = ("messages[0].tool_calls", "this service does not support tools");
+    check([(
+        one(json!({ "role": "user", "content": "r", "tool_calls": [call] })),
+        No(calls, user),
+        No(calls, no_tools),
+    )]);
+}
+
+#[test]
+fn results_of_tools_answer_an_earlier_call() {
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let asked = json!({ "role": "assistant", "content": null, "tool_calls": [call] });
+    let then = |last: Value| json!({ "messages": [{ "role": "user", "content": "u" }, asked, last] });
+    let result = |id: &str| then(json!({ "role": "tool", "tool_call_id": id, "content": "r" }));
+    let messages = cloud(result("c1")).messages;
+    let call = PastCall { id: "c1".into(), name: "f".into(), arguments: "{}".into() };
+    assert_eq!((messages[1].calls.as_slice(), messages[2].call_id.as_deref()), (&[call][..], Some("c1")));
+    let no_tools = No("messages[1].tool_calls", "this service does not support tools; leave it empty");
+    let lone = json!({ "messages": [{ "role": "tool", "tool_call_id": "c1", "content": "r" }] });
+    check([
+        (result("c2"), No("messages[2].tool_call_id", "no earlier message"), no_tools),
+        (
+            then(json!({ "role": "tool", "content": "r" })),
+            No("messages[2].tool_call_id", "is missing"),
+            no_tools,
+        ),
+        (
+            lone,
+            No("messages[0].tool_call_id", "no earlier"),
+            No("messages[0].role", "does not support tools"),
+        ),
+    ]);
+    let other = json!({ "id": "c1", "type": "web", "function": { "name": "f", "arguments": "{}" } });
+    let other = json!({ "messages": [{ "role": "assistant", "tool_calls": [other] }] });
+    let want = No("messages[0].tool_calls[0].type", "only `function`");
+    check_one(with(other).to_string().as_bytes(), &Capabilities::CLOUD, want);
+}
+
+#[test]
+fn messages_become_texts() {
+    let messages = json!([
+        { "role": "system", "content": "s" },
+        { "role": "developer", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
+        { "role": "user", "content": "u", "name": "someone" },
+        { "role": "assistant", "content": null, "tool_calls": [], "refusal": null },
+    ]);
+    let want = [(Role::System, "s"), (Role::System, "ab"), (Role::User, "u"), (Role::Assistant, "")];
+    let want = want.map(|(role, text)| ChatMessage::new(role, text));
+    assert_eq!(cloud(json!({ "messages": messages })).messages, want);
+    assert_eq!(device(json!({ "messages": messages })).messages, want);
+}
+
+#[test]
+fn tools_and_formats_are_checked() {
+    let twice = [weather()[0].clone(), weather()[0].clone()];
+    let tool = |function: Value| json!({ "tools": [{ "type": "function", "function": function }] });
+    let schema = "response_format.json_schema.schema";
+    let other = json!({ "type": "function", "function": { "name": "b" } });
+    for (extra, param) in [
+        (json!({ "tools": [{ "type": "web" }] }), "tools[0].type"),
+        (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
+        (tool(json!({ "name": "a b" })), "tools[0].function.name"),
+        (tool(json!({ "name": "a", "mood": 1 })), "tools[0].function.mood"),
+        (tool(json!({ "name": "a", "parameters": { "type": "array" } })), "tools[0].function.parameters"),
+        (json!({ "tools": twice }), "tools[1].function.name"),
+        (json!({ "tools": weather(), "tool_choice": "any" }), "tool_choice"),
+        (json!({ "tools": weather(), "tool_choice": other }), "tool_choice.function.name"),
+        (json!({ "tools": weather(), "tool_choice": { "type": "function" } }), "tool_choice.function"),
+        (json!({ "tools": weather(), "response_format": { "type": "json_object" } }), "response_format"),
+        (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
+        (json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x" } } }), schema),
+        (json!({ "baton": { "scene": "s" }, "tools": weather() }), "tools"),
+        (
+            json!({ "baton": { "scene": "s" }, "response_format": { "type": "json_object" } }),
+            "response_format",
+        ),
+        (json!({ "baton": { "scene": "s" }, "logprobs": true }), "logprobs"),
+        (json!({ "baton": { "scene": "s" }, "presence_penalty": 1 }), "presence_penalty"),
+        (json!({ "baton": { "scene": "s", "refine": [1] } }), "baton.refine[0]"),
+        (json!({ "baton": { "scene": "s", "mood": 1 } }), "baton.mood"),
+        (json!({ "baton": {} }), "baton.scene"),
+    ] {
+        check_one(with(extra).to_string().as_bytes(), &Capabilities::CLOUD, No(param, ""));
+    }
+}
+
+#[test]
+fn what_changes_the_answer_arrives() {
+    let request = cloud(json!({ "frequency_penalty": 0.5, "presence_penalty": -1, "logprobs": true,
+        "top_logprobs": 3, "response_format": { "type": "json_object" }, "top_p": 0 }));
+    assert_eq!(request.penalties, Penalties { frequency: 0.5, presence: -1.0 });
+    assert_eq!(
+        (request.logprobs, request.format, request.sampling.top_p),
+        (Some(3), AnswerFormat::JsonObject, Some(0.0))
+    );
+    let schema = json!({ "type": "object" });
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema, "strict": true } });
+    assert_eq!(cloud(json!({ "response_format": format })).format, AnswerFormat::JsonSchema(schema));
+    let named = json!({ "type": "function", "function": { "name": "weather" } });
+    for (choice, want, parallel) in [
+        (json!("auto"), ToolChoice::Auto, true),
+        (json!("required"), ToolChoice::Required, false),
+        (named, ToolChoice::Named("weather".into()), false),
+    ] {
+        let tools = cloud(json!({ "tools": weather(), "tool_choice": choice })).tools.unwrap();
+        assert_eq!((tools.choice, tools.parallel), (want, parallel));
+    }
+    for (truncation, shorten) in [(json!(null), false), (json!("disabled"), false), (json!("auto"), true)] {
+        assert_eq!(device(json!({ "truncation": truncation })).shorten, shorten);
+    }
+}
+
+#[test]
+fn limits_stops_and_streams_are_the_same_in_both() {
+    let options = json!({ "include_usage": true, "include_progress": true });
+    let extra = json!({ "max_tokens": 9, "max_completion_tokens": 7, "stop": "x", "seed": -3, "stream": true,
+        "stream_options": options });
+    for read in [cloud, device] {
+        let request = read(extra.clone());
+        assert_eq!((request.max_tokens, request.sampling.seed), (Some(7), -3_i64 as u64));
+        assert_eq!(request.sampling.stop, ["x"]);
+        assert!(request.stream && request.include_usage && request.include_progress);
+        assert_eq!(read(json!({ "stop": ["x", "y"] })).sampling.stop.len(), 2);
+    }
+}
+
+#[test]
+fn defaults_are_openais_and_a_seed_repeats() {
+    for read in [cloud, device] {
+        let (one, two) = (read(json!({})), read(json!({})));
+        assert_eq!((one.sampling.temperature, one.sampling.top_p), (1.0, None));
+        assert_ne!(one.sampling.seed, two.sampling.seed, "another answer each time");
+        assert_eq!(read(json!({ "seed": 3 })).sampling.seed, 3);
+    }
+    assert_eq!((cloud(json!({})).max_tokens, device(json!({})).max_tokens), (None, Some(512)));
+    assert_eq!(device(json!({ "model": null })).model, MODEL_DEFAULT);
+}
+
+#[test]
+fn a_body_that_costs_more_than_its_length_is_refused_by_its_shape() {
+    let small = format!(r#"{{"x":[{}[0]]}}"#, "[0],".repeat(MARKS_MAX / 2));
+    let long = format!(r#"{{"{}":1}}"#, "n".repeat(NAME_BYTES_MAX + 1));
+    for can in [Capabilities::CLOUD, Capabilities::DEVICE] {
+        check_one(small.as_bytes(), &can, No("", "values and fields"));
+        check_one(long.as_bytes(), &can, No("", "has a name of"));
+    }
+}
+
+#[test]
+fn what_is_no_json_or_no_request_says_so() {
+    let no_json = No("", "the body is not JSON");
+    for (body, want) in [
+        (&b"{"[..], no_json),
+        (b"", no_json),
+        (b"{\"model\":\"m\",\"messages\":[]}x", no_json),
+        (b"{} {}", No("messages", "is missing")),
+        (b"\x1b[2J", no_json),
+        (b"\xff", no_json),
+        (b"{\"model\":\"m\",\"messages\":[],\"temperature\":1e400}", no_json),
+        (b"[1,2]", No("", "the body is not a request")),
+        (b"{}", No("messages", "is missing")),
+        (b"{\"messages\":[],\"\x1b[2J\":1}", no_json),
+        (b"{\"messages\":[],\"\\u001b[2J\":1}", No("[2J", "is not supported")),
+    ] {
+        check_one(body, &Capabilities::CLOUD, want);
+        check_one(body, &Capabilities::DEVICE, want);
+    }
+}

@@ -1,0 +1,94 @@
+//! Refuses fields that would change the answer and are not supported.
+//!
+//! Always: a value that asks for nothing is accepted.
+
+use serde_json::{Map, Value};
+
+use crate::capabilities::Capabilities;
+use crate::error::FieldError;
+use crate::wire::{ChatCompletionRequest, ToolChoiceBody};
+
+/// Beginning of every refusal that is about tools, also of messages that use tools.
+pub(super) const NO_TOOLS: &str = "this service does not support tools";
+
+const TOP_LOGPROBS_MAX: u64 = 20;
+
+/// Refuses fields that this program does not offer, then fields that neither program supports.
+pub(super) fn refuse(wire: &ChatCompletionRequest, can: &Capabilities) -> Result<(), FieldError> {
+    refuse_not_offered(wire, can)?;
+    refuse_never_offered(wire)
+}
+
+/// Each row of the table: whether the program offers the field, its name, whether it asks for nothing, the
+/// reason to refuse it, and what to do instead.
+fn refuse_not_offered(wire: &ChatCompletionRequest, can: &Capabilities) -> Result<(), FieldError> {
+    let tools = wire.tools.as_ref().is_none_or(Vec::is_empty);
+    let choice = match &wire.tool_choice {
+        None => true,
+        Some(ToolChoiceBody::Word(word)) => matches!(word.as_str(), "none" | "auto"),
+        Some(ToolChoiceBody::Named(_)) => false,
+    };
+    let is_zero = |value: Option<f64>| value.is_none_or(|value| value == 0.0);
+    let (frequency, presence) = (is_zero(wire.frequency_penalty), is_zero(wire.presence_penalty));
+    let format = wire.response_format.as_ref().map(|format| format.kind.as_str());
+    let text = !matches!(format, Some("json_object" | "json_schema"));
+    let logprobs = wire.logprobs != Some(true);
+    let top_logprobs = wire.top_logprobs.is_none_or(|top| top == 0);
+    let whole = wire.truncation.as_deref() != Some("auto");
+    let penalties = "this service does not support penalties";
+    let probabilities = "this service does not support log probabilities";
+    let formats = "this service cannot hold an answer to JSON";
+    let shortening = "this service does not shorten prompts";
+    let scenes = "this service does not assist by scenes";
+    let rules = [
+        (can.tools, "tools", tools, NO_TOOLS, "leave it empty"),
+        (can.tools, "tool_choice", choice, NO_TOOLS, "leave it out"),
+        (
+            can.penalties,
+            "frequency_penalty",
+            frequency,
+            penalties,
+            "leave it at 0 and use `repetition_penalty`",
+        ),
+        (
+            can.penalties,
+            "presence_penalty",
+            presence,
+            penalties,
+            "leave it at 0 and use `repetition_penalty`",
+        ),
+        (can.logprobs, "logprobs", logprobs, probabilities, "leave it false"),
+        (can.logprobs, "top_logprobs", top_logprobs, probabilities, "leave it at 0"),
+        (can.formats, "response_format", text, formats, "leave it at `text`"),
+        (can.truncation, "truncation", whole, shortening, "leave it at `disabled`"),
+        (can.baton, "baton", wire.baton.is_none(), scenes, "leave it out"),
+    ];
+    match rules.into_iter().find(|(offered, _, nothing, ..)| !offered && !nothing) {
+        Some((_, field, _, what, instead)) => Err(FieldError::new(field, format!("{what}; {instead}"))),
+        None => Ok(()),
+    }
+}
+
+fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> {
+    let is_free =
+        |value: &Option<Value>| value.as_ref().is_none_or(|value| value == "none" || value == "auto");
+    let only_text = wire.modalities.as_ref().is_none_or(|kinds| kinds.iter().all(|kind| kind == "text"));
+    let truncation = wire.truncation.as_deref().is_none_or(|word| matches!(word, "auto" | "disabled"));
+    let top = wire.top_logprobs.unwrap_or(0);
+    let rules = [
+        ("n", wire.n.is_none_or(|n| n == 1), "only 1 is supported"),
+        ("functions", wire.functions.as_ref().is_none_or(Vec::is_empty), "was replaced by `tools`"),
+        ("function_call", is_free(&wire.function_call), "was replaced by `tool_choice`"),
+        ("top_logprobs", top <= TOP_LOGPROBS_MAX, "must be 0 to 20"),
+        ("top_logprobs", top == 0 || wire.logprobs == Some(true), "needs `logprobs`"),
+        ("logit_bias", wire.logit_bias.as_ref().is_none_or(Map::is_empty), "biases are not supported"),
+        ("modalities", only_text, "only `text` is supported"),
+        ("truncation", truncation, "must be `auto` or `disabled`"),
+        ("store", wire.store != Some(true), "answers are never stored"),
+        ("stream_options", wire.stream_options.is_none() || wire.stream == Some(true), "needs `stream`"),
+    ];
+    match rules.into_iter().find(|(_, fine, _)| !fine) {
+        Some((field, _, message)) => Err(FieldError::new(field, message)),
+        None => Ok(()),
+    }
+}

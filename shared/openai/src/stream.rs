@@ -1,0 +1,243 @@
+//! An answer as a stream of server-sent events: the frames, written once for both programs.
+//!
+//! Always: the first chunk has the role, the last chunk with a choice has the finish reason, and `data:
+//! [DONE]` is the last frame. Comments contain nothing that a client needs. Events have no names, because
+//! clients of this API expect none.
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::error::ErrorReply;
+use crate::logprobs::LogprobsBody;
+use crate::reply::{ASSISTANT, Ending, FinishReason, Head, Piece};
+use crate::usage::Usage;
+
+/// The HTTP headers of a stream; the last one tells proxies not to buffer it.
+pub const HEADERS: [(&str, &str); 3] =
+    [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+
+/// A comment that keeps a silent connection open.
+pub const PING: &str = ": ping\n\n";
+
+/// What a stream contains besides the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StreamWishes {
+    /// Token counts, in a chunk after the end.
+    pub usage: bool,
+    /// Progress of the prompt, in chunks without choices.
+    pub progress: bool,
+}
+
+/// Writes the frames of one answer.
+#[derive(Debug)]
+pub struct ChunkWriter {
+    head: Head,
+    wishes: StreamWishes,
+    begun: bool,
+}
+
+impl ChunkWriter {
+    /// Makes a writer for a new answer.
+    pub fn new(head: Head, wishes: StreamWishes) -> ChunkWriter {
+        ChunkWriter { head, wishes, begun: false }
+    }
+
+    /// Appends the first chunk, which has the role and Baton's own field. Does nothing if it was written
+    /// before.
+    pub fn begin(&mut self, baton: impl FnOnce() -> Option<Value>, out: &mut String) {
+        if self.begun {
+            return;
+        }
+        self.begun = true;
+        let delta = Delta {
+            role: Some(ASSISTANT),
+            content: Some(String::new()),
+            refusal: Some(()),
+            tool_calls: None,
+        };
+        let mut chunk = self.chunk(delta, None, None);
+        chunk.baton = baton();
+        put(&chunk, out);
+    }
+
+    /// Appends one part of the answer, after [`Self::begin`].
+    pub fn piece(&self, piece: Piece, out: &mut String) {
+        let (delta, logprobs) = delta(piece);
+        put(&self.chunk(delta, logprobs, None), out);
+    }
+
+    /// Appends the last chunk, after [`Self::begin`], and the token counts if they were requested.
+    pub fn end(&self, ending: Ending, out: &mut String) {
+        let mut last = self.chunk(Delta::default(), None, Some(ending.finish_reason));
+        last.baton = ending.baton;
+        put(&last, out);
+        if self.wishes.usage {
+            put(&ChatCompletionChunk { usage: Some(Some(ending.usage)), ..self.bare() }, out);
+        }
+    }
+
+    /// Appends the error that ends the answer.
+    pub fn error(&self, error: &ErrorReply, out: &mut String) {
+        put(error, out);
+    }
+
+    /// Appends the progress of an answer that has no token yet: a comment, which every client skips, and a
+    /// chunk if it was requested.
+    pub fn progress(&self, progress: &impl Serialize, out: &mut String) {
+        let progress = serde_json::to_value(progress).expect(STRING_KEYS);
+        out.push_str(": progress ");
+        out.push_str(&progress.to_string());
+        out.push_str("\n\n");
+        if self.wishes.progress {
+            put(&ChatCompletionChunk { x_progress: Some(progress), ..self.bare() }, out);
+        }
+    }
+
+    /// Appends the last frame, `data: [DONE]`.
+    pub fn done(&self, out: &mut String) {
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn chunk(
+        &self,
+        delta: Delta,
+        logprobs: Option<LogprobsBody>,
+        finish_reason: Option<FinishReason>,
+    ) -> ChatCompletionChunk {
+        let choice = ChunkChoice { index: 0, delta, logprobs, finish_reason };
+        ChatCompletionChunk { choices: vec![choice], ..self.bare() }
+    }
+
+    /// Makes a chunk without choices. If usage is sent at the end, `usage` is null in all earlier chunks.
+    fn bare(&self) -> ChatCompletionChunk {
+        ChatCompletionChunk {
+            id: self.head.id.clone(),
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: self.head.model.clone(),
+            choices: Vec::new(),
+            usage: self.wishes.usage.then_some(None),
+            baton: None,
+            x_progress: None,
+        }
+    }
+}
+
+const STRING_KEYS: &str = "replies have string keys only";
+
+fn put(value: &impl Serialize, out: &mut String) {
+    out.push_str("data: ");
+    out.push_str(&serde_json::to_string(value).expect(STRING_KEYS));
+    out.push_str("\n\n");
+}
+
+/// Converts a part to the delta of a chunk, and its log probabilities.
+fn delta(piece: Piece) -> (Delta, Option<LogprobsBody>) {
+    let call = |call: CallDelta| Delta { tool_calls: Some(vec![call]), ..Delta::default() };
+    match piece {
+        Piece::Text { text, logprobs } => {
+            let delta = Delta { content: Some(text), ..Delta::default() };
+            (delta, logprobs.and_then(|place| LogprobsBody::of(vec![place])))
+        }
+        Piece::Call { index, id, name } => {
+            let function = FunctionDelta { name: Some(name), arguments: String::new() };
+            (call(CallDelta { index, id: Some(id), kind: Some("function"), function }), None)
+        }
+        Piece::Arguments { index, text } => {
+            let function = FunctionDelta { name: None, arguments: text };
+            (call(CallDelta { index, id: None, kind: None, function }), None)
+        }
+    }
+}
+
+/// A part of a streamed answer: the `data:` of an event.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatCompletionChunk {
+    /// Id of the answer, the same in every part.
+    id: String,
+    /// `chat.completion.chunk`.
+    #[schema(value_type = String)]
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    /// Name of the model.
+    model: String,
+    /// One choice; empty in a chunk with token counts or with progress.
+    choices: Vec<ChunkChoice>,
+    /// Token counts, if they were requested: in the last chunk, and null in all others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
+    usage: Option<Option<Usage>>,
+    /// Baton's own field. If the request had `baton`: in the first chunk, and at the end if L is reached.
+    /// From a device agent: notes, at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    baton: Option<Value>,
+    /// Progress of the prompt, if `stream_options.include_progress` is set: `stage` (`queue` or `prefill`),
+    /// `computed` and `total` prompt tokens, and `eta_ms` if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    x_progress: Option<Value>,
+}
+
+/// A part of the answer.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChunkChoice {
+    /// 0.
+    index: u32,
+    /// What this chunk adds.
+    delta: Delta,
+    /// Log probabilities, if they were requested.
+    logprobs: Option<LogprobsBody>,
+    /// Why the answer ended, in the last part.
+    finish_reason: Option<FinishReason>,
+}
+
+/// What a chunk adds.
+#[derive(Debug, Default, Serialize, ToSchema)]
+struct Delta {
+    /// `assistant`, in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    role: Option<&'static str>,
+    /// More text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+    /// Null, in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    refusal: Option<()>,
+    /// A call, or more of its arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Vec<CallDelta>>,
+}
+
+/// A call, or more of its arguments.
+#[derive(Debug, Serialize, ToSchema)]
+struct CallDelta {
+    /// Its index among the answer's calls, from 0.
+    index: usize,
+    /// Id of the call, in its first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// `function`, in its first part.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    kind: Option<&'static str>,
+    /// The function that is called, and its arguments.
+    function: FunctionDelta,
+}
+
+/// A function, or more of its arguments.
+#[derive(Debug, Serialize, ToSchema)]
+struct FunctionDelta {
+    /// Its name, in the first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The next part of the arguments, JSON as text.
+    arguments: String,
+}
+
+#[cfg(test)]
+mod tests;

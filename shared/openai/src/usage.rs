@@ -1,0 +1,35 @@
+//! Number of tokens that an answer used.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Number of tokens that an answer used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    prompt_tokens: u64,
+    /// Tokens of the answer.
+    completion_tokens: u64,
+    /// Tokens of prompt and answer together.
+    total_tokens: u64,
+    /// Details of the prompt's tokens.
+    prompt_tokens_details: PromptDetails,
+}
+
+/// Details of the prompt's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+struct PromptDetails {
+    /// Prompt tokens that were found in the prefix cache.
+    cached_tokens: u64,
+}
+
+impl From<baton_protocol::Usage> for Usage {
+    fn from(usage: baton_protocol::Usage) -> Usage {
+        Usage {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_prefix_tokens },
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Clients of others: where their scripts are, and how their locked packages are installed and run.
+//!
+//! Packages are installed once for each version of a lock file, in `clients` under the target folder; all
+//! output stays in `clients/words` there. What always holds: a client that hangs is ended and named.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::child::{self, Ended, last_line};
+
+/// Guards an installation against hangs.
+const INSTALL_LIMIT: Duration = Duration::from_secs(300);
+/// Guards a script of cases against hangs.
+pub const CASES_LIMIT: Duration = Duration::from_secs(300);
+
+/// Returns the folder of the scripts, `tests/clients`.
+#[must_use]
+pub fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+/// Returns `clients` in the target folder.
+fn folder() -> PathBuf {
+    let program = std::env::current_exe().expect("the test knows its own path");
+    program.ancestors().nth(3).expect("a test lies three folders below the target folder").join("clients")
+}
+
+/// Runs a program with a time limit.
+///
+/// # Errors
+/// The program is missing, or does not end in time; the message names it.
+pub fn run(command: &mut Command, name: &str, limit: Duration) -> Result<Ended, String> {
+    child::run(command, name, limit, &folder().join("words")).map_err(|err| format!("{err:#}"))
+}
+
+/// Runs one step of an installation; returns its message if it failed.
+fn install(command: &mut Command, name: &str) -> Result<(), String> {
+    let ended = run(command, name, INSTALL_LIMIT)?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = last_line(&ended.stderr).unwrap_or_else(|| "it says nothing".to_owned());
+    Err(format!("{name} ended with {}: {said}", ended.status))
+}
+
+/// Returns the folder of the installation for this content of `lock`, and whether it is complete.
+fn installed(kind: &str, lock: &Path) -> (PathBuf, bool) {
+    let mut hasher = DefaultHasher::new();
+    std::fs::read(lock).expect("the lock file is in the checkout").hash(&mut hasher);
+    let folder = folder().join(format!("{kind}-{:016x}", hasher.finish()));
+    let ready = folder.join("ready").is_file();
+    (folder, ready)
+}
+
+/// Installs Python with the locked packages; returns the folder of its programs.
+///
+/// # Errors
+/// Python or its registry is missing; the message says which.
+pub fn python() -> Result<PathBuf, String> {
+    let lock = scripts().join("python/requirements.txt");
+    let (folder, ready) = installed("python", &lock);
+    let programs = folder.join("bin");
+    if !ready {
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
+        install(Command::new("python3").args(["-m", "venv"]).arg(&folder), "python-venv")?;
+        let mut pip = Command::new(programs.join("python"));
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r"]).arg(&lock);
+        install(&mut pip, "pip-install")?;
+        std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;
+    }
+    Ok(programs)
+}
+
+/// Makes a folder with the script and the locked packages beside it.
+///
+/// # Errors
+/// Node or its registry is missing; the message says which.
+pub fn node() -> Result<PathBuf, String> {
+    let (folder, ready) = installed("node", &scripts().join("node/package-lock.json"));
+    std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
+    for file in ["package.json", "package-lock.json", "cases.mjs"] {
+        std::fs::copy(scripts().join("node").join(file), folder.join(file)).map_err(|err| err.to_string())?;
+    }
+    if !ready {
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(&folder);
+        install(&mut npm, "npm-ci")?;
+        std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;
+    }
+    Ok(folder)
+}
+
+/// Returns the line of every case that a script has printed.
+///
+/// # Errors
+/// A case failed, fewer than `cases_min` were run, or the script did not end well.
+pub fn cases(ended: &Ended, cases_min: usize) -> Result<Vec<&str>, String> {
+    let Ended { status, stdout, stderr } = ended;
+    let is_case = |line: &&str| line.starts_with("ok ") || line.starts_with("not ok ");
+    let lines: Vec<&str> = stdout.lines().filter(is_case).collect();
+    let bad: Vec<&&str> = lines.iter().filter(|line| line.starts_with("not ")).collect();
+    if !bad.is_empty() {
+        return Err(format!("{bad:#?}"));
+    }
+    if lines.len() < cases_min || !status.success() {
+        return Err(format!("{} cases: {stdout}\n{stderr}", lines.len()));
+    }
+    Ok(lines)
+}
