@@ -1,9 +1,9 @@
 //! Who may do what: tenants and their API keys, users and their roles.
 //!
-//! The checked types that the store, the API and the console speak. Pure but for [`gate`]'s counters.
-//! Never: keeps a key, a password or a session's token; only their hashes leave this module.
-//! Always: what is looked up by a secret is looked up by its SHA-256, so that no time depends on how much of a guess
-//! was right.
+//! Checked types that the store, the API and the console share. Pure, except for the counters of [`gate`] and
+//! the queues of [`hashing`]. Never: stores a key, a password or a session's token; only hashes leave this
+//! module. Always: a secret is looked up by its SHA-256, so that the time does not depend on how much of a
+//! guess was right.
 
 pub mod book;
 pub mod class;
@@ -17,29 +17,29 @@ pub mod user;
 
 pub use self::book::{AccessBook, Caller, Denied};
 pub use self::class::{ClassCost, DeviceClassSettings};
-pub use self::gate::{Gate, Need, Payer, Permit, QuotaError, RequestName, Reservation};
+pub use self::gate::{Gate, Payer, Permit, QuotaError, RequestName, Reservation, TokenNeed};
 pub use self::key::{ApiKey, KeySecret};
 pub use self::password::PasswordError;
 pub use self::scope::{Scope, Scopes};
 pub use self::tenant::{Tenant, TenantSettings};
 pub use self::user::{Role, User};
 
-/// The tenant that a static key and an open loopback service answer for; it is there from the first migration.
+/// The tenant of the static key, and of a service on loopback that needs no key. A migration creates it.
 pub const DEFAULT_TENANT: &str = "default";
-/// The longest life of a key with an end, in days.
+/// The longest time until a key expires, in days.
 pub const KEY_DAYS_MAX: u32 = 3650;
 /// The longest label or note, in bytes.
 pub const LABEL_BYTES_MAX: usize = 1024;
 
-/// A value that nobody may set.
+/// A value that is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AccessError {
-    /// A name cannot stand in a path.
+    /// A name that cannot be part of a path.
     #[error("{what} `{name}` must be 1 to 64 letters, digits, `-`, `_` or `.`")]
     Name {
         /// What it names.
         what: &'static str,
-        /// The name, cut.
+        /// The name, at most 64 characters of it.
         name: String,
     },
     /// A text is too long.
@@ -47,7 +47,7 @@ pub enum AccessError {
     Label {
         /// Which text.
         what: &'static str,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
     /// A text holds NUL.
@@ -61,29 +61,30 @@ pub enum AccessError {
     Number {
         /// Which field.
         field: &'static str,
-        /// What was given.
+        /// The value.
         value: String,
         /// The bounds.
         want: &'static str,
     },
-    /// A scope that there is not.
+    /// An unknown scope.
     #[error("unknown scope `{0}`, must be one of assist, chat, scenes:read, stats")]
     Scope(String),
     /// No scope at all.
     #[error("a key needs at least one scope of assist, chat, scenes:read, stats")]
     NoScope,
-    /// A role that there is not.
+    /// An unknown role.
     #[error("unknown role `{0}`, must be `viewer`, `editor` or `admin`")]
     Role(String),
-    /// A password that is not taken.
+    /// A password that is not valid.
     #[error(transparent)]
     Password(#[from] PasswordError),
 }
 
-/// Checks a name of a tenant, a class or a user.
+/// Checks the name of a tenant, a class or a user.
 ///
 /// # Errors
-/// [`AccessError::Name`] if it is empty, too long, or holds anything but ASCII letters, digits, `-`, `_` and `.`.
+/// [`AccessError::Name`] if it is empty, too long, or holds anything but ASCII letters, digits, `-`, `_` and
+/// `.`.
 pub fn check_name(what: &'static str, name: &str) -> Result<(), AccessError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if (1..=64).contains(&name.len()) && name.bytes().all(plain) && name != "." && name != ".." {
@@ -92,10 +93,11 @@ pub fn check_name(what: &'static str, name: &str) -> Result<(), AccessError> {
     Err(AccessError::Name { what, name: name.chars().take(64).collect() })
 }
 
-/// Checks a label or a note that is to be kept.
+/// Checks a label or a note before it is stored.
 ///
 /// # Errors
-/// [`AccessError::Label`] if it is too long, [`AccessError::Nul`] if it holds NUL, which not every database can keep.
+/// [`AccessError::Label`] if it is too long, [`AccessError::Nul`] if it holds NUL, which PostgreSQL cannot
+/// store.
 pub fn check_label(what: &'static str, text: &str) -> Result<(), AccessError> {
     if text.len() > LABEL_BYTES_MAX {
         return Err(AccessError::Label { what, bytes: text.len() });
@@ -106,7 +108,7 @@ pub fn check_label(what: &'static str, text: &str) -> Result<(), AccessError> {
     Ok(())
 }
 
-/// Who changes something: what the audit log says.
+/// Who makes a change, as the audit log shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor(String);
 
@@ -117,7 +119,7 @@ impl Actor {
         Actor(format!("user:{name}"))
     }
 
-    /// Somebody with the database and this program's command line.
+    /// The command line of this program.
     #[must_use]
     pub fn cli() -> Actor {
         Actor("cli".to_owned())
@@ -129,7 +131,7 @@ impl Actor {
         Actor("service".to_owned())
     }
 
-    /// As the audit log has it.
+    /// Returns the actor as the audit log shows it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,11 +1,12 @@
-//! The scenes in force: the last good copy of the database, so that answers go on while it is away.
+//! The scenes in memory: a copy of the last successful read, so that requests are answered while the database
+//! is away.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
 use crate::scene::Scene;
 
-/// Every version of every scene, as last read.
+/// Every version of every scene, as last read from the database.
 #[derive(Debug, Clone, Default)]
 pub struct SceneBook {
     scenes: Arc<RwLock<BTreeMap<String, Vec<Arc<Scene>>>>>,
@@ -14,10 +15,10 @@ pub struct SceneBook {
 /// Why a scene cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SceneLookupError {
-    /// There is none of this name.
+    /// There is no scene of this name.
     #[error("scene `{0}` does not exist")]
     UnknownScene(String),
-    /// It never had this version.
+    /// The scene never had this version.
     #[error("scene `{id}` has no version {version}, the newest is {newest}")]
     UnknownVersion {
         /// The scene.
@@ -30,14 +31,14 @@ pub enum SceneLookupError {
 }
 
 impl SceneBook {
-    /// A book of these versions, in any order.
+    /// Makes a book of these versions, in any order.
     pub fn new(scenes: impl IntoIterator<Item = Scene>) -> SceneBook {
         let book = SceneBook::default();
         book.replace(scenes);
         book
     }
 
-    /// Takes a newer reading of the database in.
+    /// Replaces all scenes by a newer read of the database.
     pub fn replace(&self, scenes: impl IntoIterator<Item = Scene>) {
         let mut by_id: BTreeMap<String, Vec<Arc<Scene>>> = BTreeMap::new();
         for scene in scenes {
@@ -49,16 +50,16 @@ impl SceneBook {
         *self.scenes.write().expect(POISONED) = by_id;
     }
 
-    /// The current version of every scene, by id.
+    /// Returns the current version of every scene, by id.
     pub fn current(&self) -> Vec<Arc<Scene>> {
         self.scenes.read().expect(POISONED).values().filter_map(|versions| versions.last().cloned()).collect()
     }
 
-    /// One scene: the version asked for (versions never change, so an older one still means the same), else the
-    /// current one.
+    /// Returns a version of a scene, or the current one if `version` is `None`. A version never changes, so
+    /// an old one stays valid.
     ///
     /// # Errors
-    /// [`SceneLookupError`] where there is no such scene or version.
+    /// [`SceneLookupError`] if there is no such scene or version.
     pub fn get(&self, id: &str, version: Option<u32>) -> Result<Arc<Scene>, SceneLookupError> {
         let scenes = self.scenes.read().expect(POISONED);
         let newest = scenes.get(id).and_then(|versions| versions.last());

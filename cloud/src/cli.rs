@@ -30,7 +30,8 @@ pub use self::scenes::{SceneCommand, SceneSet};
 pub use self::tenants::{TenantCommand, TenantSet, TenantsCommand};
 pub use self::users::{UserCommand, UsersCommand};
 
-/// The cloud half of Baton: prefills with the full model, says which sentences matter, writes the first tokens.
+/// The cloud half of Baton: prefills with the full model, chooses which sentences matter, writes the first
+/// tokens.
 #[derive(Debug, Parser)]
 #[command(name = "baton-cloud", version)]
 pub struct Cli {
@@ -39,34 +40,34 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What the program does.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the assist protocol and the OpenAI chat API
     #[command(args_override_self = true)]
     Serve(Box<ServeCommand>),
-    /// Read and change what scenes allow: r, xi, L, tau, corrector
+    /// Read and change scenes: the settings r, xi, L, tau, corrector and others
     Scenes(scenes::ScenesCommand),
-    /// Make the first admin of the console; refused where there is one
+    /// Make the first admin of the console; fails if there is one
     Bootstrap(bootstrap::BootstrapCommand),
-    /// Make, list, replace and revoke API keys
+    /// Make, list, rotate and revoke API keys
     Keys(keys::KeysCommand),
-    /// Whose requests are counted together, and what they may use
+    /// List tenants and set their weights and limits
     Tenants(tenants::TenantsCommand),
-    /// Who may use the admin console
+    /// List, add and change users of the admin console
     Users(users::UsersCommand),
-    /// Who changed what, and whether anybody changed that
+    /// Show who changed what, and check that the audit log was not altered
     Audit(audit::AuditCommand),
-    /// Bring the database to the newest schema, and check that every statement fits it
+    /// Migrate the database to the newest schema, and check that every statement fits it
     Migrate(MigrateCommand),
-    /// Find the heads of a model by which its sentences are ranked best
+    /// Find the attention heads of a model that rank sentences best
     Calibrate(CalibrateCommand),
 }
 
-/// Where the database is.
+/// The database.
 #[derive(Debug, Clone, Args)]
 pub struct DatabaseArgs {
-    /// Where settings are kept: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
+    /// Database of the settings: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
     #[arg(
         long,
         global = true,
@@ -102,30 +103,31 @@ pub struct ServeCommand {
     /// Print the bound address as one line of JSON
     #[arg(long)]
     pub json: bool,
-    /// Form of the log on standard error
+    /// Format of the log on standard error
     #[arg(long, alias = "log", value_enum, default_value_t = LogForm::Text)]
     pub log_format: LogForm,
-    // Last: what would follow would stand under the heading of its last options.
+    // Last, because options that follow would be listed under its last heading.
     /// The settings.
     #[command(flatten)]
     pub options: ServeOptions,
 }
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogForm {
-    /// One object a line.
+    /// One JSON object for each line.
     Json,
-    /// For people.
+    /// Text for people.
     Text,
 }
 
-/// A wrong word on the command line, which only what it is about can tell.
+/// A wrong argument that clap itself does not find.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Whether the command line or the settings file is wrong, so that the program ends with the status that says so.
+/// Returns whether the command line or the settings file is wrong. The program then ends with the status for
+/// wrong usage.
 #[must_use]
 pub fn is_usage(err: &anyhow::Error) -> bool {
     err.chain().any(|cause| match cause.downcast_ref::<FileError>() {
@@ -137,9 +139,10 @@ pub fn is_usage(err: &anyhow::Error) -> bool {
 /// Runs one command to its end.
 ///
 /// # Errors
-/// Whatever a person must know, with its whole chain of causes.
+/// Whatever makes the command fail, with its whole chain of causes.
 ///
-/// Not `async`: this crate compiles the whole command, so that no program or test that calls it compiles it again.
+/// Not `async`, so that this crate compiles the whole command, and programs and tests that call it do not
+/// compile it again.
 #[inline(never)]
 pub fn run(runtime: &tokio::runtime::Runtime, line: Vec<OsString>) -> anyhow::Result<()> {
     runtime.block_on(command_run(line))
@@ -187,31 +190,31 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
     }
 }
 
-/// The command line, with the settings file's words in it where one is named.
+/// Parses the command line, with the words of the settings file if it names one.
 ///
-/// Ends the program where clap has something to say: help, a version, or what is wrong with a word.
+/// Ends the program if clap prints help, a version or an error.
 fn parse(line: &[OsString]) -> anyhow::Result<Cli> {
     let cli = Cli::try_parse_from(line).unwrap_or_else(|err| err.exit());
     with_settings(line, cli)
 }
 
-/// The command of this line, with the words of its settings file if it names one.
+/// Adds the words of the settings file if the command line names one.
 fn with_settings(line: &[OsString], cli: Cli) -> anyhow::Result<Cli> {
     let Command::Serve(command) = &cli.command else { return Ok(cli) };
     let Some(path) = &command.options.config else { return Ok(cli) };
     let read = Cli::try_parse_from(with_file(line, path)?);
-    // Without the file, the line was understood.
+    // The command line alone is valid, so the file is wrong.
     read.map_err(|err| UsageError(format!("settings file `{}`: {}", path.display(), first_line(&err))).into())
 }
 
-/// What clap has to say, without the help that follows.
+/// Returns the first line of clap's error, without the help that follows.
 fn first_line(err: &clap::Error) -> String {
     let text = err.to_string();
     let line = text.lines().next().unwrap_or_default();
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
-/// The settings, if they can be served.
+/// Checks the settings.
 fn checked(options: ServeOptions) -> anyhow::Result<Config> {
     let file = options.config.clone();
     options.check().with_context(|| match file {
@@ -234,7 +237,7 @@ fn with_file(line: &[OsString], path: &Path) -> anyhow::Result<Vec<OsString>> {
         }
         let in_environment =
             option.and_then(|option| option.get_env()).is_some_and(|name| std::env::var_os(name).is_some());
-        // Of an option that may be repeated, the last word does not win by itself.
+        // If an option may be repeated, the command line does not override the file by itself.
         let repeats = option.is_some_and(|option| matches!(option.get_action(), ArgAction::Append));
         match repeats {
             _ if in_environment => Taken::Left,
@@ -247,7 +250,7 @@ fn with_file(line: &[OsString], path: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(file::with_words(line, "serve", words))
 }
 
-/// Whether the command line says this option.
+/// Returns whether the command line has this option.
 fn is_on(line: &[OsString], name: &str) -> bool {
     let option = format!("--{name}");
     line.iter()
@@ -255,7 +258,7 @@ fn is_on(line: &[OsString], name: &str) -> bool {
         .any(|rest| rest.is_empty() || rest.starts_with('='))
 }
 
-/// The settings as they are now; what is wrong with them is an error, not the end of the program.
+/// Reads the settings again. If they are wrong, returns an error and does not end the program.
 fn settings_again(line: &[OsString]) -> anyhow::Result<Config> {
     let cli = Cli::try_parse_from(line).map_err(|err| UsageError(first_line(&err)))?;
     let Command::Serve(command) = with_settings(line, cli)?.command else {
@@ -264,18 +267,18 @@ fn settings_again(line: &[OsString]) -> anyhow::Result<Config> {
     checked(command.options)
 }
 
-/// `set` without a change.
+/// Returns the error for `set` without a change.
 fn nothing_named() -> anyhow::Error {
     UsageError("nothing to change: name an option".to_owned()).into()
 }
 
-/// A time in UTC, to the minute.
+/// Formats a time in UTC, to the minute.
 pub(crate) fn moment(ms: i64) -> String {
     let moment = jiff::Timestamp::from_millisecond(ms);
     moment.map_or_else(|_| ms.to_string(), |moment| moment.strftime("%Y-%m-%d %H:%M").to_string())
 }
 
-/// Opening applies migrations: concurrent starts wait for each other.
+/// Migrates by opening the database. Concurrent starts wait for each other.
 async fn migrate(args: &DatabaseArgs) -> anyhow::Result<()> {
     let store = args.open().await?;
     let checked = store.check_statements().await.context("check the schema");
@@ -289,16 +292,17 @@ async fn migrate(args: &DatabaseArgs) -> anyhow::Result<()> {
     baton_terminal::outln!("{line}").context("print")
 }
 
-/// Logs go to standard error, by default from `info` on; `RUST_LOG` says otherwise.
+/// Starts the log on standard error, by default from level `info`; `RUST_LOG` overrides that.
 fn start_log(form: LogForm) -> anyhow::Result<()> {
-    // The database driver says everything that the server remarks.
+    // The database driver logs every notice of the server at `info`.
     let default = "info,sqlx=warn";
     let filter = EnvFilter::try_from_default_env().or_else(|_| EnvFilter::try_new(default));
     let filter = filter.context("read RUST_LOG")?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // By default it prints that it cannot print, and panics if that fails too, on a full disk for example.
+        // By default it prints an error if it cannot write, and panics if that fails too, for example on a
+        // full disk.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     let started = match form {

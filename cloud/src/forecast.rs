@@ -1,9 +1,9 @@
-//! What this service would answer for a scene: the figures that the optimizer is asked with, its plan in words and as JSON.
+//! Predicts how this service would plan requests of a scene: inputs of the optimizer, and its plan in words
+//! and as JSON.
 //!
-//! For people who set scenes: the command line and the console show the same numbers, because both ask here; and the
-//! service gives these, because requests are planned by the same [`baton_pacing::relay`] (see [`crate::planning`]), with
-//! their devices' own values. Pure.
-//! Always: what was measured comes before what is assumed.
+//! For people who set scenes. The command line and the console both call this module, so they show the same
+//! numbers. The service plans requests by the same [`baton_pacing::relay`] (see [`crate::planning`]), with
+//! the values of each device. Pure. Always: measured values are used before assumed ones.
 
 use baton_pacing::{
     BoundBy, CloudCost, DeviceClass, Goal, KeepsTau, NetworkClass, OptimizerInput, Plan, TableScene, Verdict,
@@ -16,26 +16,26 @@ use crate::cost::{Costs, Measured};
 use crate::planning::{Wish, policy, unloaded};
 use crate::scene::SceneSettings;
 
-/// Bytes of ordinary text that make a token, near enough for a table: nothing is tokenized here.
+/// Bytes of ordinary text for each token. An estimate, since nothing is tokenized here.
 const BYTES_PER_TOKEN: usize = 4;
 /// The longest answer that a device may ask for.
 const ANSWER_TOKENS_MAX: u32 = 65_536;
-/// Tokens of a question, where nobody says.
+/// Tokens of a question, if the user does not say.
 pub const QUESTION_TOKENS: u32 = 32;
 
-/// The cloud as measured, or as assumed of a small model on two cores.
+/// Returns the measured costs of the cloud, or those assumed of a small model on two cores.
 #[must_use]
 pub fn cloud(known: &Coefficients) -> Measured {
     known.cloud.unwrap_or_else(|| Costs::new(None).current())
 }
 
-/// The cloud's cost without network and queue.
+/// Returns the cloud's cost without network and queue.
 #[must_use]
 pub fn cloud_cost(cloud: &Measured) -> CloudCost {
     unloaded(cloud)
 }
 
-/// Classes of devices that were measured, all devices together as `all`.
+/// Returns the device classes that were measured. The class `all` is all devices together.
 #[must_use]
 pub fn device_classes(known: &Coefficients) -> Vec<DeviceClass> {
     let class = |class: &String| DeviceClass {
@@ -45,13 +45,13 @@ pub fn device_classes(known: &Coefficients) -> Vec<DeviceClass> {
     known.devices.keys().map(class).collect()
 }
 
-/// The class that stands where none is known.
+/// Returns the device class to assume if none is known.
 #[must_use]
 pub fn assumed_class(known: &Coefficients) -> DeviceClass {
     DeviceClass { name: "assumed".to_owned(), cost: known.class(ALL) }
 }
 
-/// Networks that are assumed or measured, by name; measured ones replace assumed ones.
+/// Returns the assumed and measured networks, by name. Measured ones replace assumed ones.
 #[must_use]
 pub fn network_classes(known: &Coefficients) -> Vec<NetworkClass> {
     let assumed = NETWORKS_ASSUMED.iter().map(|&(name, _)| name.to_owned());
@@ -63,7 +63,7 @@ pub fn network_classes(known: &Coefficients) -> Vec<NetworkClass> {
     names.into_iter().map(network).collect()
 }
 
-/// A scene as the optimizer sees it, its texts counted as one token for four bytes.
+/// Returns a scene as the optimizer takes it. Texts are counted as one token for each four bytes.
 #[must_use]
 pub fn table_scene(id: &str, settings: &SceneSettings, question_tokens: u32) -> TableScene {
     let tokens = |text: &str| u32::try_from(text.len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
@@ -77,7 +77,7 @@ pub fn table_scene(id: &str, settings: &SceneSettings, question_tokens: u32) -> 
     }
 }
 
-/// The word for a verdict in JSON: what would have been best from the start.
+/// Returns the word for a verdict in JSON.
 #[must_use]
 pub const fn verdict_word(verdict: Verdict) -> &'static str {
     match verdict {
@@ -88,18 +88,20 @@ pub const fn verdict_word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Why the plan is as it is: which bound decides L, and what would have been better from the start.
+/// Explains a plan in words: which bound decides L, and what would have been better from the start.
 #[must_use]
 pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
     let (tau, most) = (input.scene.tau_ms, plan.bounds.upper);
     let least = plan.bounds.lower.unwrap_or(0);
     let why = match (plan.verdict, plan.bound_by) {
-        (Verdict::CloudAlone, _) => "the device keeps tau for no L: the cloud writes everything".to_owned(),
+        (Verdict::CloudAlone, _) => {
+            "no L lets the device keep tau: the cloud writes the whole answer".to_owned()
+        }
         (_, BoundBy::Tau) => {
             format!("tau: {least} tokens keep every gap within {tau} ms; L has a margin of {ASSIST_MARGIN}")
         }
         (_, BoundBy::CloudOccupancy) => format!(
-            "cloud occupancy: {least} tokens keep tau, but the device is ready after {most}, so that the margin is cut"
+            "cloud occupancy: {least} tokens keep tau, but the device is ready after {most}, so the margin is cut"
         ),
         (_, BoundBy::CloudDecode) => {
             format!(
@@ -107,13 +109,14 @@ pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
             )
         }
         (_, BoundBy::Floor) => format!("the scene's floor of {} tokens", input.scene.assist_floor),
-        (_, BoundBy::Load) => "load: the cloud gives less, at least the scene's floor".to_owned(),
+        (_, BoundBy::Load) => "load: the cloud writes fewer tokens, at least the scene's floor".to_owned(),
         (_, BoundBy::Fixed) => "the scene fixes L".to_owned(),
         (_, BoundBy::AnswerLength) => "the answer may not be longer".to_owned(),
         (_, BoundBy::DeviceTooSlow) => {
-            "the device: no L keeps tau, as each token costs more to verify than it buys".to_owned()
+            "the device: no L keeps tau, since each token takes longer to verify than the time that it covers"
+                .to_owned()
         }
-        (_, BoundBy::Verdict) => "none: nobody needs the cloud's tokens".to_owned(),
+        (_, BoundBy::Verdict) => "none: the cloud's tokens are not needed".to_owned(),
     };
     let gaps = match plan.keeps_tau {
         KeepsTau::Yes => String::new(),
@@ -128,7 +131,7 @@ pub fn reason(input: &OptimizerInput, plan: &Plan) -> String {
     format!("{why}{}{gaps}", advice(plan))
 }
 
-/// What would be better than what the service gives, or that it is the whole prompt; empty for a relay that pays.
+/// Says what would be better than the plan, or that the whole prompt is used. Empty for a relay that pays.
 fn advice(plan: &Plan) -> String {
     match plan.verdict {
         Verdict::Relay | Verdict::CloudAlone => String::new(),
@@ -144,7 +147,7 @@ fn advice(plan: &Plan) -> String {
     }
 }
 
-/// What a change would be for.
+/// Describes the goal of a change.
 #[must_use]
 pub fn goal_text(goal: Goal) -> String {
     match goal {
@@ -157,7 +160,7 @@ pub fn goal_text(goal: Goal) -> String {
     }
 }
 
-/// A figure with at most three significant digits.
+/// Formats a number with at most three significant digits.
 #[must_use]
 pub fn digits(value: f64) -> String {
     if value == 0.0 {
@@ -168,7 +171,7 @@ pub fn digits(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A plan as JSON.
+/// Returns a plan as JSON.
 #[must_use]
 pub fn plan_value(plan: &Plan) -> Value {
     json!({

@@ -1,12 +1,15 @@
-//! The database: the only module of this program that holds SQL. SQLite (the embedded default) or PostgreSQL.
+//! The database: SQLite (the default, in a file) or PostgreSQL. The only module of this program that holds
+//! SQL.
 //!
-//! Scenes as immutable versions, device classes, tenants, API keys, users and sessions, the audit log, and what is used,
-//! summed up. Migrations are compiled in and applied at start. One type over both databases (see [`db`]): every
-//! statement is written once, in [`sql`].
-//! Never: changes or deletes a version of a scene or a row of the audit log; stores a prompt or an answer; keeps a key,
-//! a password or a session's token (only their hashes).
-//! Always: a change, its audit row and the number that replicas look for are one transaction; whatever is read is
-//! checked again, so that a row edited by hand cannot bring settings out of bounds.
+//! Stores scenes as immutable versions, device classes, tenants, API keys, users, sessions, the audit log,
+//! and sums of usage. Migrations are compiled in and applied at start. One type serves both databases (see
+//! [`db`]), and every statement is written once, in [`sql`].
+//!
+//! Never: changes or deletes a version of a scene or a row of the audit log. Never stores a prompt or an
+//! answer, nor a key, a password or a session's token (only their hashes).
+//!
+//! Always: a change, its audit row and the new generation number are one transaction. Everything that is read
+//! is checked again, so that a row edited by hand cannot bring settings out of bounds.
 
 mod address;
 mod audit;
@@ -39,11 +42,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, Sq
 use self::db::{Db, Pool};
 
 pub use self::address::{Database, PostgresUrl};
-pub use self::audit::{
-    AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, hex, page_is_whole,
-};
+pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, page_is_whole};
 pub use self::change::Expected;
-pub use self::classes::{DeviceClass, class_json, tenant_json};
+pub use self::classes::{DeviceClass, tenant_json};
 pub use self::error::StoreError;
 pub use self::keys::{NewKey, key_json};
 pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};
@@ -53,13 +54,13 @@ pub use self::snapshot::{POLL_POSTGRES, POLL_SQLITE, Snapshot, StoreHealth, Watc
 pub use self::usage::{DayUsage, SharedUsage, UsageDelta};
 pub use self::users::{UserChange, user_json};
 
-/// Connections of a file database; readers run beside one writer.
+/// Connections to a SQLite file. Readers run beside one writer.
 const SQLITE_CONNECTIONS_MAX: u32 = 4;
-/// Connections to a server, one of which listens.
+/// Connections to a PostgreSQL server. One of them listens for notifications.
 const POSTGRES_CONNECTIONS_MAX: u32 = 8;
 /// How long a writer waits for another program's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a file is opened that another program opens for the first time.
+/// How often to try to open a file that another program opens for the first time.
 const OPEN_TRIES: u32 = 10;
 const OPEN_AGAIN: Duration = Duration::from_millis(50);
 /// How long a statement waits for a connection to a server.
@@ -77,19 +78,20 @@ impl Store {
     /// Opens the database and brings it to the newest schema. Several programs may do so at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Folder`] if the path is no file's, [`StoreError::Open`] where the file cannot be opened or made or the server does not answer, [`StoreError::Tls`]
-    /// and [`StoreError::RootCert`] where the server cannot be spoken to as the address asks, [`StoreError::Migrate`] where a SQLite file was made by a newer program or a migration was changed.
+    /// [`StoreError::Folder`] if the path is a folder. [`StoreError::Open`] if the file cannot be opened or
+    /// made, or the server does not answer. [`StoreError::Tls`] or [`StoreError::RootCert`] if the connection
+    /// cannot be protected as the address asks. [`StoreError::Migrate`] if a newer program made the SQLite
+    /// file, or if an applied migration was changed.
     pub async fn open(database: &Database) -> Result<Store, StoreError> {
         let pool = connect(database).await?;
         migrations::run(&pool).await?;
         Ok(Store { pool, shared: snapshot::shared(), logins: Arc::default() })
     }
 
-    /// Has the database prepare every statement of this program: none refers to what the schema does not have.
-    /// Returns how many there are.
+    /// Prepares every statement of this program, to check that each fits the schema. Returns their number.
     ///
     /// # Errors
-    /// [`StoreError::Query`] for the first that does not fit.
+    /// [`StoreError::Query`] for the first statement that does not fit.
     pub async fn check_statements(&self) -> Result<usize, StoreError> {
         for statement in sql::ALL {
             self.pool.prepare(statement).await?;
@@ -107,7 +109,7 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
     let failed = |err| StoreError::opening(database.shown(), err);
     let db = match database {
         Database::Memory => {
-            // One connection that is never closed: each connection would have a memory of its own.
+            // One connection that is never closed, because each connection has its own database in memory.
             let options = SqliteConnectOptions::new().in_memory(true);
             let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
             Db::Sqlite(pool.connect_with(options).await.map_err(failed)?)
@@ -129,7 +131,7 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
             let mut tried = 1;
             loop {
                 match pool().connect_with(options.clone()).await {
-                    // Another program makes or gives up the files beside the database at this moment.
+                    // Another program creates or removes the WAL files at this moment.
                     Err(sqlx::Error::Database(err))
                         if tried < OPEN_TRIES
                             && matches!(err.code().as_deref(), Some("14" | "5" | "261")) =>
@@ -149,7 +151,8 @@ async fn connect(database: &Database) -> Result<Pool, StoreError> {
     Ok(Pool::new(db))
 }
 
-/// Connects to a server. One that refuses connections may just be starting, so it has [`ACQUIRE_TIMEOUT`] to come up.
+/// Connects to a server. If it refuses connections, it may be starting, so it has [`ACQUIRE_TIMEOUT`] to come
+/// up.
 async fn connect_server(options: PgConnectOptions) -> Result<PgPool, sqlx::Error> {
     let refused = first_contact(&options).await?;
     if let Some(err) = &refused {
@@ -159,17 +162,17 @@ async fn connect_server(options: PgConnectOptions) -> Result<PgPool, sqlx::Error
     let pool =
         PgPoolOptions::new().max_connections(POSTGRES_CONNECTIONS_MAX).acquire_timeout(ACQUIRE_TIMEOUT);
     match (pool.connect_with(options).await, refused) {
-        // All that a pool says is that its time is over.
+        // The pool's error says only that the time is over; the first error says why.
         (Err(sqlx::Error::PoolTimedOut), Some(err)) => Err(err),
         (opened, _) => opened,
     }
 }
 
-/// Connects once, without a pool. Gives the error of a server that may be up in a moment.
+/// Connects once, without a pool. Returns the error if the server may be starting.
 async fn first_contact(options: &PgConnectOptions) -> Result<Option<sqlx::Error>, sqlx::Error> {
     match tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
         Ok(Ok(connection)) => {
-            // The server has answered; how this connection ends is of no use.
+            // The server has answered, so an error while closing does not matter.
             let _ = connection.close().await;
             Ok(None)
         }
@@ -182,7 +185,7 @@ async fn first_contact(options: &PgConnectOptions) -> Result<Option<sqlx::Error>
     }
 }
 
-/// Whether a server refuses as one does that starts.
+/// Checks if the error is one of a server that is starting or full.
 fn is_starting(err: &sqlx::Error) -> bool {
     match err {
         sqlx::Error::Io(err) => err.kind() == std::io::ErrorKind::ConnectionRefused,
@@ -192,23 +195,24 @@ fn is_starting(err: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether a connection that comes back to its pool is outside of any change; one that is not is closed.
+/// Checks that a connection is in no transaction when it returns to its pool. If it is in one, the pool
+/// closes it.
 ///
-/// SQLite undoes a change by itself if its disk is full. The driver then fails to undo it once more, believes for ever
-/// that a change is under way, and refuses to begin the next one.
+/// SQLite rolls a transaction back by itself if its disk is full. The driver then fails to roll it back
+/// again, keeps believing that it is open, and refuses to begin the next one.
 fn outside_changes(
     connection: &mut SqliteConnection,
     _: PoolConnectionMetadata,
 ) -> BoxFuture<'_, Result<bool, sqlx::Error>> {
     Box::pin(async move {
-        // Comes after the change that was dropped has been undone.
+        // The ping is queued behind the rollback of a dropped transaction.
         connection.ping().await?;
         Ok(!connection.is_in_transaction())
     })
 }
 
-/// Makes a database's file that only this user can read, if it is missing: it holds hashes of passwords and keys. The
-/// files beside it get their permissions from it.
+/// Makes the database file if it is missing. Only this user can read it, because it holds hashes of passwords
+/// and keys. SQLite gives the files beside it the same permissions.
 fn make_private(path: &Path) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
@@ -220,7 +224,8 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Warns if a file of an earlier version can be read by everybody on this machine; who may is the operator's choice.
+/// Warns if every user of this machine can read the file. The permissions are the operator's choice, so they
+/// stay.
 fn warn_if_public(path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {
@@ -234,7 +239,7 @@ fn warn_if_public(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The time, in milliseconds since 1970 (UTC).
+/// Returns the time, in milliseconds since 1970 (UTC).
 #[must_use]
 pub fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

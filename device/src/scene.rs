@@ -1,40 +1,34 @@
-//! Which settings a question is asked with: the cloud's scene, the one remembered, or a built-in one.
+//! Finds the scene that a question is asked with: the cloud's, the remembered one, or a built-in one.
 
 use crate::client::{CloudClient, SceneReply};
 use crate::privacy::PublicName;
 use crate::relay::{CloudFault, Note};
 use crate::settings::{CachedScene, Settings};
-use baton_protocol::{Corrector, SceneInfo};
+use baton_protocol::{SceneInfo, SceneSettings};
 use tracing::warn;
 
-/// Settings for a device that never met a cloud. Version 0 is never sent.
+/// Returns the scene for a device that never reached a cloud. Version 0 is never sent.
 pub fn built_in(id: &str) -> SceneInfo {
     let refine = id != "doc-qa-full";
-    SceneInfo {
-        id: id.to_owned(),
-        version: 0,
-        system: if id == "chat" { String::new() } else { "You answer from the document.".to_owned() },
+    let system = if id == "chat" { "" } else { "You answer from the document." };
+    let settings = SceneSettings {
         question_prefix: "\n\nQuestion: ".to_owned(),
         ratio: Some(if refine { 0.25 } else { 1.0 }),
         xi: if refine { 0.25 } else { 1.0 },
-        assist_tokens: None,
         assist_floor: 1,
         assist_max: 65_536,
-        tau_ms: 100.0,
-        corrector: Corrector::Cloud,
         refine,
-        model: "default".to_owned(),
-        adapter: None,
-        tokenizer_sha256: None,
-        prompt_tokens_max: None,
-    }
+        model: Some("default".to_owned()),
+        ..SceneSettings::with_system(system)
+    };
+    SceneInfo { id: id.to_owned(), version: 0, settings, tokenizer_sha256: None, prompt_tokens_max: None }
 }
 
-/// The scene to use. A cloud that cannot be reached is no error: the note says what is used instead.
+/// Returns the scene to use. A cloud that cannot be reached is no error: the note says what is used instead.
 ///
 /// # Errors
-/// [`CloudFault`] where the cloud answers that there is no such scene, or its name may not be sent: asking on would not
-/// help.
+/// [`CloudFault`] if the cloud answers that there is no such scene, or if its name may not be sent: another
+/// try would not help.
 pub async fn find(
     client: Option<&CloudClient>,
     cloud: &str,

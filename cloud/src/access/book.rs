@@ -1,7 +1,8 @@
-//! Keys and tenants in force: the last good copy of the database, so that requests go on while it is away.
+//! Keys and tenants in memory: a copy of the last successful read, so that requests are answered while the
+//! database is away.
 //!
-//! Never: asks the database; keeps a key. Always: a key is looked up by its SHA-256, so that the time says nothing about
-//! how much of a guess was right.
+//! Never: asks the database; stores a key. Always: a key is looked up by its SHA-256, so that the time does
+//! not depend on how much of a guess was right.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +15,7 @@ use super::key::{SecretHash, hash_secret};
 use super::{ApiKey, DEFAULT_TENANT, Scope, Scopes, Tenant, TenantSettings};
 use crate::scheduler::Share;
 
-/// The longest key that is looked at, in bytes.
+/// The longest key that is checked, in bytes.
 const KEY_BYTES_MAX: usize = 512;
 
 /// Whether requests need a key.
@@ -22,25 +23,25 @@ const KEY_BYTES_MAX: usize = 512;
 pub enum KeyPolicy {
     /// Always.
     Required,
-    /// From the moment on at which there is any: for a service on loopback with nothing configured.
+    /// As soon as there is any key. For a service on loopback with nothing configured.
     OnceThereIsOne,
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// Whose requests these are.
+    /// The tenant that its requests count for.
     pub tenant: Arc<Tenant>,
-    /// The key's public id; none: the static key, or none was needed.
+    /// The key's public id; `None` for the static key, or if no key was needed.
     pub key_id: Option<String>,
     /// What the key allows.
     pub scopes: Scopes,
 }
 
-/// Why a caller is not let in.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// No key, an unknown one, or one that is no longer good: which one is not told.
+    /// The key is missing, unknown, expired or revoked. The message does not say which.
     #[error("the API key is missing or wrong")]
     Key,
     /// The key's tenant is disabled.
@@ -52,7 +53,7 @@ pub enum Denied {
 }
 
 impl Caller {
-    /// How the caller's requests share slots with those of other tenants.
+    /// Returns how the caller's requests share slots with those of other tenants.
     #[must_use]
     pub fn share(&self) -> Share {
         let mut hasher = DefaultHasher::new();
@@ -60,24 +61,24 @@ impl Caller {
         Share { tenant: hasher.finish(), weight: self.tenant.settings.weight.max(1) }
     }
 
-    /// Whose cached prefixes the caller's requests find: its tenant's, and nobody else's.
+    /// Returns the owner whose cached prefixes the caller's requests may use: its tenant.
     #[must_use]
     pub fn owner(&self) -> u128 {
-        // A tenant's name may be chosen with care; this hash has no collisions that anybody could choose.
+        // Tenants may choose their names, so the hash must be one without collisions that can be constructed.
         let digest = Sha256::digest(self.tenant.id.as_bytes());
         u128::from_le_bytes(std::array::from_fn(|at| digest[at]))
     }
 
-    /// Checks that the key allows it.
+    /// Checks that the key has this scope.
     ///
     /// # Errors
-    /// [`Denied::Scope`].
+    /// [`Denied::Scope`] if it does not.
     pub fn check(&self, scope: Scope) -> Result<(), Denied> {
         if self.scopes.allow(scope) { Ok(()) } else { Err(Denied::Scope(scope)) }
     }
 }
 
-/// Who may ask.
+/// Checks who may send requests.
 #[derive(Debug, Clone)]
 pub struct AccessBook {
     inner: Arc<Inner>,
@@ -88,7 +89,8 @@ struct Inner {
     policy: KeyPolicy,
     static_key: Option<SecretHash>,
     rows: ArcSwap<Rows>,
-    /// When keys were used since the last time somebody asked, by id: bounded by the number of keys.
+    /// When keys were last used, by id, since the last [`AccessBook::take_uses`]. Bounded by the number of
+    /// keys.
     uses: Mutex<HashMap<String, i64>>,
 }
 
@@ -116,7 +118,7 @@ impl Rows {
 }
 
 impl AccessBook {
-    /// A book without tenants and keys, but for the static one.
+    /// Makes a book without tenants and keys, except the static key.
     #[must_use]
     pub fn new(policy: KeyPolicy, static_key: Option<&str>) -> AccessBook {
         let inner = Inner {
@@ -128,21 +130,22 @@ impl AccessBook {
         AccessBook { inner: Arc::new(inner) }
     }
 
-    /// Takes a newer reading of the database in.
+    /// Replaces all tenants and keys by a newer read of the database.
     pub fn replace(&self, tenants: Vec<Tenant>, keys: Vec<ApiKey>) {
         self.inner.rows.store(Arc::new(Rows::new(tenants, keys)));
     }
 
-    /// A tenant in force.
+    /// Returns a tenant.
     #[must_use]
     pub fn tenant(&self, id: &str) -> Option<Arc<Tenant>> {
         self.inner.rows.load().tenants.get(id).cloned()
     }
 
-    /// Who sends this key at this time.
+    /// Returns the caller that sends this key at this time.
     ///
     /// # Errors
-    /// [`Denied::Key`] or [`Denied::TenantDisabled`].
+    /// [`Denied::Key`] if the key is missing or not valid, [`Denied::TenantDisabled`] if its tenant is
+    /// disabled.
     pub fn authenticate(&self, key: Option<&str>, now_ms: i64) -> Result<Caller, Denied> {
         let rows = self.inner.rows.load();
         let caller = match key.filter(|key| key.len() <= KEY_BYTES_MAX).map(hash_secret) {
@@ -164,7 +167,7 @@ impl AccessBook {
         Ok(caller)
     }
 
-    /// When keys were used, since the last call.
+    /// Returns when keys were last used, and forgets it.
     #[must_use]
     pub fn take_uses(&self) -> Vec<(String, i64)> {
         let uses = std::mem::take(&mut *self.inner.uses.lock().expect(POISONED));
@@ -173,7 +176,7 @@ impl AccessBook {
         uses
     }
 
-    /// Takes uses back that could not be written down.
+    /// Puts back uses that could not be written to the database.
     pub fn return_uses(&self, uses: Vec<(String, i64)>) {
         for (id, at_ms) in uses {
             self.note_use(&id, at_ms);
@@ -188,7 +191,7 @@ impl AccessBook {
         }
     }
 
-    /// Whether anybody is answered, without a key.
+    /// Returns whether requests are answered without a key.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open_with(&self.inner.rows.load())
@@ -200,13 +203,13 @@ impl AccessBook {
             && rows.keys.is_empty()
     }
 
-    /// A stranger, where nothing was configured.
+    /// Returns the default caller if no key is needed.
     fn without_key(&self, rows: &Rows) -> Result<Caller, Denied> {
         if self.is_open_with(rows) { Ok(built_in(rows)) } else { Err(Denied::Key) }
     }
 }
 
-/// The built-in tenant with every scope.
+/// Returns a caller of the default tenant, with every scope.
 fn built_in(rows: &Rows) -> Caller {
     Caller { tenant: rows.default_tenant.clone(), key_id: None, scopes: Scopes::ALL }
 }

@@ -1,20 +1,20 @@
-//! Device classes: what the devices of one kind cost, where somebody has decided it.
+//! Device classes: the costs of devices of one kind, if somebody has set them.
 
 use super::{AccessError, check_label};
 
-/// The largest figure, in milliseconds.
+/// The largest cost, in milliseconds.
 const MS_MAX: f64 = 60_000.0;
 
-/// What a class of devices is called, and what its devices cost.
+/// The label of a device class, and the costs of its devices.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DeviceClassSettings {
-    /// What people call it.
+    /// Its name for people.
     pub label: String,
-    /// Figures that count in place of what devices report; none: what they report counts.
+    /// Costs that are used instead of those that devices report; `None` to use the reported ones.
     pub cost: Option<ClassCost>,
 }
 
-/// What one device of a class costs: the figures of the optimizer's table.
+/// The costs of one device of a class, as the optimizer uses them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClassCost {
     /// `k_d`: milliseconds for one prompt token.
@@ -29,7 +29,7 @@ impl DeviceClassSettings {
     /// Checks every bound.
     ///
     /// # Errors
-    /// [`AccessError`], the first value that is out of its bounds.
+    /// [`AccessError`] for the first value that is out of its bounds.
     pub fn check(&self) -> Result<(), AccessError> {
         check_label("label", &self.label)?;
         let Some(cost) = self.cost else { return Ok(()) };

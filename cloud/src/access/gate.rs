@@ -1,15 +1,19 @@
-//! The gate of each tenant: requests in a minute, requests at the same time, tokens in a day.
+//! Quotas of each tenant: requests in a minute, requests at the same time, tokens in a day.
 //!
-//! A rate limiter (GCRA, by `governor`) evens out what this replica takes; minutes, days, running requests and the tokens
-//! set aside for them are counted over all replicas, which meet in the database every few seconds. Each meeting tells of
-//! every tenant, also of those that are quiet here; the first is before a replica listens. On one replica no limit is
-//! ever passed, and a restart begins no day anew. Between two meetings a replica does not know what the others take:
-//! with n replicas a day's tokens may be passed by at most n - 1 times what the day had left at the last meeting. While
-//! the database is away each counts for itself, and what it counted is added when it is back. What a replica has set
-//! aside is given back if it is not heard of for 15 s; what it used since its last meeting is then lost, and so are its
+//! A rate limiter (GCRA, by `governor`) spreads out the requests of this replica. Requests in the minute,
+//! tokens of the day, running requests and tokens set aside for them are counted over all replicas. Replicas
+//! exchange these counts through the database every few seconds. Each exchange covers every tenant, also
+//! those without requests here. The first exchange comes before a replica listens. So one replica alone never
+//! passes a limit, and a restart does not reset a day.
+//!
+//! Between two exchanges a replica does not know what the others use. With n replicas a day's tokens may be
+//! passed by at most n - 1 times what the day had left at the last exchange. While the database is away each
+//! replica counts alone, and adds its counts when it is back. If a replica does not report for 15 s, others
+//! stop counting what it has set aside. Its usage since its last exchange is then lost, and so are its
 //! receipts.
-//! Always: a permit gives its place back when it is dropped; a reservation is settled once; there are at most as many
-//! meters as tenants.
+//!
+//! Always: a permit returns its place when it is dropped; a reservation is settled once; there are at most as
+//! many meters as tenants.
 
 mod reservation;
 
@@ -24,7 +28,7 @@ use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
 
-pub use self::reservation::{Need, Payer, RECEIPT_MS, RequestName, Reservation, SENT_MAX};
+pub use self::reservation::{Payer, RECEIPT_MS, RequestName, Reservation, SENT_MAX, TokenNeed};
 
 use self::reservation::Receipt;
 use super::Tenant;
@@ -33,12 +37,12 @@ use crate::store::{SharedUsage, UsageDelta};
 use crate::stream::StreamWatch;
 use crate::traffic::{DAY_MS, MINUTE_MS};
 
-/// Days of which usage may wait while the database is away; older ones are given up.
+/// The most days of usage that are kept while the database is away; older ones are dropped.
 const DAYS_WAITING_MAX: usize = 8;
-/// When a place is likely to be free for a tenant that has all its requests running.
+/// When to try again if a tenant has too many requests running, in milliseconds.
 const PLACE_FREE_MS: u64 = 1000;
 
-/// Why a tenant's request is refused for now.
+/// Why a tenant's request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// Too many requests in a minute.
@@ -46,15 +50,15 @@ pub enum QuotaError {
     Rate {
         /// Requests in a minute.
         limit: u32,
-        /// When the next one is taken.
+        /// When to try again, in milliseconds.
         retry_after_ms: u64,
     },
-    /// Too many at the same time.
+    /// Too many requests at the same time.
     #[error("the tenant may have {limit} requests running at the same time")]
     Concurrency {
         /// Requests at the same time.
         limit: u32,
-        /// When one is likely to have ended.
+        /// When to try again, in milliseconds: by then a request has probably ended.
         retry_after_ms: u64,
     },
     /// The day has not enough tokens left.
@@ -64,7 +68,7 @@ pub enum QuotaError {
         limit: u64,
         /// Tokens that are left.
         left: u64,
-        /// When the next day begins.
+        /// When the next day begins, in milliseconds from now.
         retry_after_ms: u64,
     },
     /// The day has enough tokens left, but running requests may use them.
@@ -76,7 +80,7 @@ pub enum QuotaError {
         limit: u64,
         /// Tokens that are left and not set aside.
         left: u64,
-        /// When a request is likely to have ended.
+        /// When to try again, in milliseconds: by then a request has probably ended.
         retry_after_ms: u64,
     },
     /// One request was sent too often.
@@ -85,7 +89,7 @@ pub enum QuotaError {
 }
 
 impl QuotaError {
-    /// When to ask again; none where that would not help.
+    /// Returns when to try again, in milliseconds; `None` if that would not help.
     #[must_use]
     pub fn retry_after_ms(&self) -> Option<u64> {
         match *self {
@@ -98,7 +102,7 @@ impl QuotaError {
     }
 }
 
-/// Counts what tenants use.
+/// Counts what tenants use, and refuses requests over a quota.
 #[derive(Clone)]
 pub struct Gate {
     inner: Arc<Inner>,
@@ -110,7 +114,7 @@ struct Inner {
     meters: Mutex<HashMap<String, Meter>>,
 }
 
-/// The scheduler's clock as `governor` wants it.
+/// The scheduler's clock as `governor` needs it.
 #[derive(Clone)]
 struct GateClock(Clock);
 
@@ -127,24 +131,25 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, GateClock, NoOpMiddleware<Du
 /// One tenant's counters.
 #[derive(Default)]
 struct Meter {
-    /// With the rate that it was made for.
+    /// The limiter, with the rate that it was made for.
     limiter: Option<(u32, Limiter)>,
     running: u32,
-    /// As other replicas know it.
+    /// `running` as other replicas know it.
     running_told: u32,
     running_elsewhere: u32,
     minute_ms: i64,
-    /// Requests of this minute that the database does not know, and those that it knew at the last meeting.
+    /// Requests of this minute: those that the database counted at the last exchange, and those that it does
+    /// not know yet.
     minute: Count,
     day_ms: i64,
-    /// Tokens of this day that the database knew at the last meeting.
+    /// Tokens of this day that the database had counted at the last exchange.
     day_known: u64,
-    /// Requests and tokens by day that the database does not know.
+    /// Requests and tokens by day that the database does not know yet.
     waiting: BTreeMap<i64, (u64, u64)>,
-    /// Tokens set aside for requests that run here, and as other replicas said last.
+    /// Tokens set aside for requests here, and for those on other replicas at the last exchange.
     reserved: u64,
     reserved_elsewhere: u64,
-    /// As other replicas know it.
+    /// `reserved` as other replicas know it.
     reserved_told: u64,
     receipts: HashMap<RequestName, Receipt>,
 }
@@ -215,17 +220,18 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// A gate that nobody has passed. `clock` is monotonic and evens rates out; `wall_ms` tells minutes and days (UTC).
+    /// Makes a gate without counts. `clock` is monotonic and spreads out requests; `wall_ms` gives minutes
+    /// and days (UTC).
     #[must_use]
     pub fn new(clock: Clock, wall_ms: impl Fn() -> i64 + Send + Sync + 'static) -> Gate {
         let inner = Inner { clock, wall_ms: Box::new(wall_ms), meters: Mutex::default() };
         Gate { inner: Arc::new(inner) }
     }
 
-    /// Lets one request of a tenant in.
+    /// Admits one request of a tenant.
     ///
     /// # Errors
-    /// [`QuotaError`], with when to ask again.
+    /// [`QuotaError`] if the tenant has reached a limit.
     pub fn admit(&self, tenant: &Arc<Tenant>) -> Result<Permit, QuotaError> {
         let now_ms = (self.inner.wall_ms)();
         let mut meters = self.meters();
@@ -238,7 +244,7 @@ impl Gate {
         Ok(Permit { payer: Payer { gate: self.clone(), tenant: tenant.clone() } })
     }
 
-    /// What the database does not know yet, and what runs here.
+    /// Returns the usage that the database does not know yet, and what runs here.
     #[must_use]
     pub fn deltas(&self) -> Vec<UsageDelta> {
         let now_ms = (self.inner.wall_ms)();
@@ -246,8 +252,8 @@ impl Gate {
         for (tenant, meter) in self.meters().iter_mut() {
             meter.roll(now_ms);
             let today = meter.waiting.get(&meter.day_ms).copied();
-            // A tenant that asked for nothing is not told of, once it is known that nothing runs here; what others
-            // have it use is heard all the same.
+            // Skips a tenant without new requests, once other replicas know that nothing of it runs here. Its
+            // usage on other replicas is received all the same.
             let idle = meter.running == 0
                 && meter.running_told == 0
                 && meter.reserved == 0
@@ -272,7 +278,8 @@ impl Gate {
         deltas
     }
 
-    /// The database has taken these, and answered what is used everywhere. What it does not name runs nowhere else.
+    /// Takes note that the database has stored `sent`, and takes over the usage of all replicas. A tenant
+    /// that is not in `shared` has nothing running elsewhere.
     pub fn exchanged(&self, sent: &[UsageDelta], shared: &[SharedUsage]) {
         let now_ms = (self.inner.wall_ms)();
         let mut meters = self.meters();
@@ -312,21 +319,21 @@ impl Gate {
     }
 }
 
-/// A request that was let in; gives its place back when it is dropped.
+/// An admitted request. It returns its place when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
     payer: Payer,
 }
 
 impl Permit {
-    /// Who pays for the request.
+    /// Returns the tenant account that the request is charged to.
     #[must_use]
     pub fn payer(&self) -> &Payer {
         &self.payer
     }
 }
 
-/// The place is held as long as the answer's stream.
+/// The place is held as long as the answer's stream exists.
 impl StreamWatch for Permit {
     fn event(&mut self, _event: &AssistEvent) {}
 }

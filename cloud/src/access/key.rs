@@ -1,4 +1,4 @@
-//! API keys: a public id and 256 random bits, of which only a hash is kept.
+//! API keys: a public id and 256 random bits, of which only a hash is stored.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Scopes;
 
-/// What every key begins with, so that scanners of logs and repositories find it.
+/// The first characters of every key, so that scanners of logs and repositories find leaked ones.
 pub const KEY_PREFIX: &str = "btk_";
 /// Random bytes of the public id.
 const ID_BYTES: usize = 6;
@@ -18,16 +18,16 @@ const SECRET_BYTES: usize = 32;
 /// SHA-256 of a secret.
 pub type SecretHash = [u8; 32];
 
-/// SHA-256 of what a caller sent.
+/// Returns the SHA-256 of a secret that a caller sent.
 #[must_use]
 pub fn hash_secret(text: &str) -> SecretHash {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// `N` bytes of the system's randomness.
+/// Returns `N` bytes of the system's random source.
 ///
 /// # Panics
-/// Where the system has none: no key could be made safely.
+/// If the system has no random bytes: no key would be safe then.
 #[must_use]
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
@@ -35,13 +35,13 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// 256 random bits as text: for sessions and CSRF tokens.
+/// Returns 256 random bits as text, for sessions and CSRF tokens.
 #[must_use]
 pub fn random_token() -> String {
     URL_SAFE_NO_PAD.encode(random_bytes::<SECRET_BYTES>())
 }
 
-/// A new key: shown once, then only its hash is known. `Debug` hides it.
+/// A new key, shown once. Afterwards only its hash is known. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeySecret {
     id: String,
@@ -49,27 +49,27 @@ pub struct KeySecret {
 }
 
 impl KeySecret {
-    /// A key of the system's randomness.
+    /// Makes a new random key.
     #[must_use]
     pub fn generate() -> KeySecret {
-        let id: String = random_bytes::<ID_BYTES>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let id: String = hex::encode(random_bytes::<ID_BYTES>());
         let text = format!("{KEY_PREFIX}{id}_{}", random_token());
         KeySecret { id, text }
     }
 
-    /// Its public id.
+    /// Returns its public id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The key as a caller sends it; nobody can read it again later.
+    /// Returns the key as a caller sends it. It cannot be read again later.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.text
     }
 
-    /// What is kept of it.
+    /// Returns the hash that is stored.
     #[must_use]
     pub fn hash(&self) -> SecretHash {
         hash_secret(&self.text)
@@ -82,16 +82,16 @@ impl fmt::Debug for KeySecret {
     }
 }
 
-/// A key as it is kept.
+/// A key as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
     /// Its public id, the part after `btk_`.
     pub id: String,
-    /// One more at every change.
+    /// Increased by 1 at every change.
     pub revision: u64,
-    /// Whose it is.
+    /// The tenant that it belongs to.
     pub tenant: String,
-    /// What people call it.
+    /// Its name for people.
     pub label: String,
     /// SHA-256 of the whole key.
     pub hash: SecretHash,
@@ -101,18 +101,18 @@ pub struct ApiKey {
     pub created_ms: i64,
     /// Who made it.
     pub created_by: String,
-    /// From when on it is refused.
+    /// When it expires, in milliseconds since 1970; `None` if never.
     pub expires_ms: Option<i64>,
-    /// Since when it is refused.
+    /// When it was revoked, in milliseconds since 1970; `None` if it was not.
     pub revoked_ms: Option<i64>,
-    /// When it was last used, a minute or so behind.
+    /// When it was last used, in milliseconds since 1970; about a minute late.
     pub last_used_ms: Option<i64>,
     /// The key that this one replaces.
     pub rotated_from: Option<String>,
 }
 
 impl ApiKey {
-    /// Whether it is good at this time.
+    /// Returns whether it is valid at this time.
     #[must_use]
     pub fn is_good(&self, now_ms: i64) -> bool {
         self.revoked_ms.is_none_or(|at| now_ms < at) && self.expires_ms.is_none_or(|at| now_ms < at)

@@ -1,6 +1,6 @@
-//! Passwords: argon2id, and the same work for a user that there is not.
+//! Passwords: argon2id. A check takes as long for an unknown user as for a known one.
 //!
-//! Slow on purpose (tens of milliseconds, 19 MiB): never on a thread of the runtime.
+//! Slow on purpose (tens of milliseconds, 19 MiB). Never call it on a thread of the runtime.
 
 use std::sync::LazyLock;
 
@@ -13,10 +13,10 @@ use super::key::{random_bytes, random_token};
 
 /// The shortest password, in characters.
 pub const PASSWORD_CHARS_MIN: usize = 12;
-/// The longest, in bytes: argon2 reads all of it.
+/// The longest password, in bytes: argon2 reads all of it.
 pub const PASSWORD_BYTES_MAX: usize = 1024;
 
-/// A password that is not taken.
+/// A password that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PasswordError {
     /// Too short.
@@ -27,26 +27,27 @@ pub enum PasswordError {
     Long(usize),
 }
 
-/// The largest memory of a hash that is computed, in KiB: this program's own take 19 MiB.
+/// The most memory of a hash that is computed, in KiB. This program's own hashes take 19 MiB.
 const MEMORY_KIB_MAX: u32 = 64 * 1024;
 
-/// What a stranger's password is checked against, so that it takes as long as a user's. Nobody's password has it.
+/// The hash that the password of an unknown user is checked against, so that the check takes as long as a
+/// user's. No password matches it.
 static NOBODY: LazyLock<String> = LazyLock::new(|| phc(&random_bytes::<16>(), &random_bytes::<32>()));
 
-/// The memory that hashes are computed in, one after another: taken once and kept, because the system would get little of
-/// it back if it were taken and given back for each hash on another thread.
+/// The memory in which hashes are computed, one after another. It is allocated once and kept. If each hash
+/// allocated it on another thread, the system would get little of it back.
 #[derive(Default)]
 pub struct Workspace(Vec<Block>);
 
 impl std::fmt::Debug for Workspace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What stands in it comes of a password.
+        // The content derives from a password, so only its length is shown.
         f.debug_struct("Workspace").field("blocks", &self.0.len()).finish()
     }
 }
 
 impl Workspace {
-    /// argon2id of a password (19 MiB, 2 passes, as OWASP has it), as a PHC string.
+    /// Computes the argon2id hash of a password (19 MiB, 2 passes, as OWASP recommends), as a PHC string.
     ///
     /// # Errors
     /// [`PasswordError`] if it is too short or too long.
@@ -64,7 +65,8 @@ impl Workspace {
         Ok(phc(&salt, &out))
     }
 
-    /// Whether this is the password of `hash`; for no hash (no such user) it computes as much and says no.
+    /// Returns whether this is the password of `hash`. If there is no hash (no such user), computes as much
+    /// and returns false.
     #[must_use]
     pub fn verify(&mut self, password: &str, hash: Option<&str>) -> bool {
         let nobody = NOBODY.as_str();
@@ -88,7 +90,7 @@ impl Workspace {
             && bool::from(out.ct_eq(want.as_bytes()))
     }
 
-    /// False if the parameters are out of bounds.
+    /// Computes a hash. Returns false if the parameters are out of bounds.
     fn compute(&mut self, argon2: &Argon2<'_>, password: &[u8], salt: &[u8], out: &mut [u8]) -> bool {
         if argon2.params().m_cost() > MEMORY_KIB_MAX {
             return false;
@@ -101,14 +103,14 @@ impl Workspace {
     }
 }
 
-/// A hash by argon2id's defaults as a PHC string.
+/// Formats a hash with argon2id's default parameters as a PHC string.
 fn phc(salt: &[u8], hash: &[u8]) -> String {
     let (m, t, p) = (Params::DEFAULT_M_COST, Params::DEFAULT_T_COST, Params::DEFAULT_P_COST);
     let (salt, hash) = (STANDARD_NO_PAD.encode(salt), STANDARD_NO_PAD.encode(hash));
     format!("$argon2id$v=19$m={m},t={t},p={p}${salt}${hash}")
 }
 
-/// A password of 120 random bits that a person can copy.
+/// Makes a password of 24 random characters (about 140 bits) that a person can copy.
 #[must_use]
 pub fn generate_password() -> String {
     random_token().replace(['-', '_'], "x").chars().take(24).collect()

@@ -1,14 +1,14 @@
-//! What an API key allows.
+//! Scopes: the calls that an API key allows.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::AccessError;
 
-/// One thing that a key allows.
+/// One kind of call that a key may allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// `POST /v1/assist`, and what goes on with it.
+    /// `POST /v1/assist`, and the calls that continue an answer.
     Assist,
     /// `POST /v1/chat/completions`.
     Chat,
@@ -19,10 +19,10 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Every scope there is.
+    /// Every scope that exists.
     pub const ALL: [Scope; 4] = [Scope::Assist, Scope::Chat, Scope::ScenesRead, Scope::Stats];
 
-    /// As in the database and on the command line.
+    /// Returns its name in the database and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -57,16 +57,16 @@ impl Scopes {
     /// Every scope.
     pub const ALL: Scopes = Scopes(0b1111);
 
-    /// What a device needs: `assist` and `scenes:read`.
+    /// Returns what a device needs: `assist` and `scenes:read`.
     #[must_use]
     pub fn device() -> Scopes {
         Scopes(bit(Scope::Assist) | bit(Scope::ScenesRead))
     }
 
-    /// A set of these.
+    /// Makes a set of these scopes.
     ///
     /// # Errors
-    /// [`AccessError::NoScope`] for none.
+    /// [`AccessError::NoScope`] if there are none.
     pub fn new(scopes: impl IntoIterator<Item = Scope>) -> Result<Scopes, AccessError> {
         match scopes.into_iter().fold(0, |set, scope| set | bit(scope)) {
             0 => Err(AccessError::NoScope),
@@ -74,13 +74,13 @@ impl Scopes {
         }
     }
 
-    /// Whether the set holds it.
+    /// Returns whether the set contains this scope.
     #[must_use]
     pub fn allow(self, scope: Scope) -> bool {
         self.0 & bit(scope) != 0
     }
 
-    /// Its scopes, in a fixed order.
+    /// Returns its scopes, in a fixed order.
     pub fn iter(self) -> impl Iterator<Item = Scope> {
         Scope::ALL.into_iter().filter(move |&scope| self.allow(scope))
     }
@@ -102,7 +102,7 @@ impl fmt::Display for Scopes {
 impl FromStr for Scopes {
     type Err = AccessError;
 
-    /// Names between spaces or commas; `all` for every scope.
+    /// Parses names that are separated by spaces or commas; `all` is every scope.
     fn from_str(text: &str) -> Result<Scopes, AccessError> {
         if text.trim() == "all" {
             return Ok(Scopes::ALL);

@@ -1,4 +1,4 @@
-//! Tenants: whose requests are counted together.
+//! Tenants: customers or teams whose requests are counted together.
 
 use super::{AccessError, check_label};
 
@@ -7,29 +7,30 @@ pub const WEIGHT_MAX: u32 = 1000;
 /// The weight of a new tenant.
 pub const WEIGHT_DEFAULT: u32 = 10;
 
-/// A tenant as it is kept.
+/// A tenant as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
     /// Its name.
     pub id: String,
-    /// One more at every change.
+    /// Increased by 1 at every change.
     pub revision: u64,
-    /// What it may use.
+    /// Its settings.
     pub settings: TenantSettings,
     /// When it was made, in milliseconds since 1970.
     pub created_ms: i64,
-    /// When it was last changed.
+    /// When it was last changed, in milliseconds since 1970.
     pub updated_ms: i64,
-    /// By whom.
+    /// Who changed it last.
     pub updated_by: String,
 }
 
-/// What a tenant may use; no limit where there is none.
+/// The settings of a tenant. A limit of `None` is no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// What people call it.
+    /// Its name for people.
     pub label: String,
-    /// Its priority: its share of slots beside other tenants that wait, in proportion. A strict order would starve the last.
+    /// Its priority: tenants that wait share slots in proportion to their weights. A strict order of priority
+    /// would starve the last tenant.
     pub weight: u32,
     /// Requests in a minute, over all replicas.
     pub requests_per_minute: Option<u32>,
@@ -37,7 +38,7 @@ pub struct TenantSettings {
     pub concurrency_max: Option<u32>,
     /// Prompt and answer tokens in a day (UTC), over all replicas.
     pub tokens_per_day: Option<u64>,
-    /// Refused altogether.
+    /// Whether all its requests are refused.
     pub disabled: bool,
 }
 
@@ -58,7 +59,7 @@ impl TenantSettings {
     /// Checks every bound.
     ///
     /// # Errors
-    /// [`AccessError`], the first value that is out of its bounds.
+    /// [`AccessError`] for the first value that is out of its bounds.
     pub fn check(&self) -> Result<(), AccessError> {
         check_label("label", &self.label)?;
         let bound = |field, value: Option<u64>, limit: u64, want| match value {

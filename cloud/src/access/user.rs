@@ -1,14 +1,14 @@
-//! People who may look at or change settings.
+//! Users: people who may see or change settings.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::AccessError;
 
-/// What a user may do; each includes those before it.
+/// What a user may do. Each role includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Look.
+    /// See settings.
     Viewer,
     /// Change scenes and device classes.
     Editor,
@@ -20,7 +20,7 @@ impl Role {
     /// Every role, the least first.
     pub const ALL: [Role; 3] = [Role::Viewer, Role::Editor, Role::Admin];
 
-    /// As in the database and on the command line.
+    /// Returns its name in the database and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -49,19 +49,19 @@ impl FromStr for Role {
 /// A user, without the password's hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// The name to log in by.
+    /// The name to log in with.
     pub name: String,
-    /// One more at every change.
+    /// Increased by 1 at every change.
     pub revision: u64,
     /// What they may do.
     pub role: Role,
-    /// Refused altogether.
+    /// Whether the user may not log in.
     pub disabled: bool,
     /// When they were added, in milliseconds since 1970.
     pub created_ms: i64,
-    /// When they were last changed.
+    /// When they were last changed, in milliseconds since 1970.
     pub updated_ms: i64,
-    /// By whom.
+    /// Who changed them last.
     pub updated_by: String,
 }
 

@@ -1,7 +1,8 @@
-//! `/admin/api/v1`: what the console does, as REST, described by OpenAPI.
+//! `/admin/api/v1`: the operations of the console as a REST API, with an OpenAPI document.
 //!
-//! Always: whatever can change carries an `ETag` with its revision; a change without `If-Match` (`If-None-Match: *`
-//! for something new) is answered 428, one that is out of date 412, and every refusal is `application/problem+json`.
+//! Always: whatever can change has an `ETag` with its revision. A change needs `If-Match` (`If-None-Match: *`
+//! for something new): without it the answer is 428, if it is out of date 412. Every error is
+//! `application/problem+json`.
 
 mod access;
 mod body;
@@ -37,7 +38,7 @@ use crate::store::Expected;
 )]
 struct Document;
 
-/// The cookie as OpenAPI describes it.
+/// Adds the session's cookie to the OpenAPI document.
 struct Cookie;
 
 impl Modify for Cookie {
@@ -48,7 +49,7 @@ impl Modify for Cookie {
     }
 }
 
-/// Every route, with its description.
+/// Returns every route with its OpenAPI description.
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(status::document))
@@ -76,13 +77,13 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(status::verify_audit))
 }
 
-/// The description of the API.
+/// Returns the OpenAPI document.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     routes().split_for_parts().1
 }
 
-/// A value with its revision as `ETag`; 304 where the client has it.
+/// Returns a value with its revision as `ETag`, or 304 if the client has it.
 fn tagged(headers: &HeaderMap, revision: u64, value: &impl Serialize) -> Response {
     let tag = format!("\"{revision}\"");
     let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -94,12 +95,12 @@ fn tagged(headers: &HeaderMap, revision: u64, value: &impl Serialize) -> Respons
     response
 }
 
-/// A value that was changed, with its new revision.
+/// Returns a value that was changed, with its new revision.
 fn changed(revision: u64, value: &impl Serialize) -> Response {
     tagged(&HeaderMap::new(), revision, value)
 }
 
-/// The revision that a change is based on.
+/// Reads the revision that a change is based on.
 fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default().trim());
     if let Some(tag) = text(header::IF_MATCH) {
@@ -108,7 +109,7 @@ fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
         return match revision {
             Some(0) => Ok(Expected::Absent),
             Some(revision) => Ok(Expected::Revision(revision)),
-            // `*` and weak tags do not say which state the change is based on; no such state is the current one.
+            // `*` and weak tags do not name a revision, so they cannot match the current one.
             None => Err(Problem::new(
                 Kind::Stale,
                 "`If-Match` must be the ETag that was read, one revision in quotes",

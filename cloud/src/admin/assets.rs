@@ -1,4 +1,5 @@
-//! Style sheet, script and icon: compiled in, found under the digest of their bytes, cached for good.
+//! Style sheet, script and icon. They are compiled in, served under a path with their digest, and cached for
+//! ever.
 
 use std::sync::LazyLock;
 
@@ -13,7 +14,7 @@ use super::problem::{Kind, Problem};
 #[folder = "assets/"]
 struct Files;
 
-/// A file and where it is found.
+/// A file with its path.
 #[derive(Debug)]
 struct Asset {
     name: &'static str,
@@ -26,7 +27,7 @@ struct Asset {
 static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     let asset = |name, kind| {
         let file = Files::get(name).expect("the file is compiled in");
-        let digest = file.metadata.sha256_hash()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(&file.metadata.sha256_hash()[..8]);
         Asset { name, kind, digest, bytes: file.data }
     };
     vec![
@@ -36,10 +37,10 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     ]
 });
 
-/// Where a file is found.
+/// Returns the path of a file.
 ///
 /// # Panics
-/// For a name that is not one of the three files.
+/// If the name is not one of the three files.
 #[must_use]
 pub(super) fn url(name: &str) -> String {
     let asset = ASSETS.iter().find(|asset| asset.name == name).expect("pages name files that there are");
@@ -85,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Colours of a scheme: the declarations `--name: #rrggbb` of one block.
+    /// Returns the colours of a scheme: the declarations `--name: #rrggbb` of one block.
     fn colours(css: &str, block: &str) -> Vec<(String, [f64; 3])> {
         let start = css.find(block).unwrap_or_else(|| panic!("no block {block}")) + block.len();
         let block = &css[start..start + css[start..].find('}').expect("a block ends")];
@@ -98,7 +99,7 @@ mod tests {
         block.lines().filter_map(colour).collect()
     }
 
-    /// WCAG 2.2's relative luminance.
+    /// Returns the relative luminance of WCAG 2.2.
     fn luminance(colour: [f64; 3]) -> f64 {
         let linear = |part: f64| {
             let part = part / 255.0;
@@ -120,7 +121,7 @@ mod tests {
                 let (a, b) = (luminance(of(a)), luminance(of(b)));
                 (a.max(b) + 0.05) / (a.min(b) + 0.05)
             };
-            // Text: WCAG AA asks for 4.5.
+            // WCAG AA requires a contrast of 4.5 for text.
             for text in ["text", "muted", "accent", "good", "warn", "bad"] {
                 for ground in ["page", "surface"] {
                     let is = contrast(text, ground);
@@ -137,7 +138,7 @@ mod tests {
                 let is = contrast(text, ground);
                 assert!(is >= 4.5, "{scheme} {text} on {ground}: {is:.2}");
             }
-            // Lines of charts and borders of fields: 3.
+            // Lines of charts and borders of fields need 3.
             for line in ["s1", "s2", "s3", "field"] {
                 let is = contrast(line, "surface");
                 assert!(is >= 3.0, "{scheme} {line}: {is:.2}");

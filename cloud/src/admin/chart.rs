@@ -1,23 +1,25 @@
-//! Charts as SVG: lines over an axis with units, a legend, a shaded region, and the same numbers as a table.
+//! Charts as SVG: lines over an axis with units, a legend, a shaded region, and a table of the same numbers.
 //!
-//! Never: draws a number that its table does not hold, uses a script, an inline style or a colour of its own (classes
-//! only, the style sheet knows light and dark). Always: every text is escaped, every chart has a title and a
-//! description for readers who do not see it, and the same data give the same bytes.
+//! Never: draws a number that its table does not have; uses a script, an inline style or a colour. It has
+//! only classes, because the style sheet has a light and a dark scheme. Always: every text is escaped; every
+//! chart has a title, and a description for readers who cannot see it; the same data give the same bytes.
 
 mod scale;
 
 use std::fmt::Write as _;
 
+use html_escape::encode_quoted_attribute as escape;
+
 pub use self::scale::{Axis, grouped};
 
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 280.0;
-/// Room for labels left, above, right and below of the plot.
+/// Space for labels left, above, right and below of the plot.
 const LEFT: f64 = 76.0;
 const TOP: f64 = 14.0;
 const RIGHT: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
-/// About the width of a letter and the height of a line of the small texts in a chart.
+/// About the width of a letter and the height of a line in the small texts of a chart.
 const CHAR: f64 = 6.2;
 const LINE: f64 = 13.0;
 const WRITES: &str = "writing to a String cannot fail";
@@ -25,25 +27,25 @@ const WRITES: &str = "writing to a String cannot fail";
 /// Lines over one axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// A name for the elements in it; letters, digits and `-`, used once a page.
+    /// A prefix for ids in the SVG: letters, digits and `-`, unique on a page.
     pub id: &'static str,
-    /// What it shows, a few words.
+    /// Its title, a few words.
     pub title: String,
-    /// What there is to see, a sentence, for readers who do not see it.
+    /// A description in a sentence, for readers who cannot see it.
     pub description: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// How many decimals the table gives of x and y.
+    /// Decimals of x and y in the table.
     pub decimals: (usize, usize),
     /// Lines, the first one the most important.
     pub lines: Vec<Line>,
-    /// From where to where x may be, if that is shown.
+    /// The allowed range of x, if it is shown.
     pub region: Option<Region>,
-    /// Values that something is compared with.
+    /// Values that are marked for comparison.
     pub marks: Vec<Mark>,
-    /// The point that was chosen, with its text.
+    /// The chosen point, with its text.
     pub chosen: Option<(f64, f64, String)>,
 }
 
@@ -52,21 +54,22 @@ pub struct Chart {
 pub struct Line {
     /// Its name in the legend.
     pub name: String,
-    /// Points by rising x; those over the axis are cut off, and one without a number (NaN) is a gap in the line.
+    /// Points by rising x. Those above the axis are cut off, and one without a number (NaN) is a gap in the
+    /// line.
     pub points: Vec<(f64, f64)>,
     /// Lower and upper end of y at each point, if they are known.
     pub band: Vec<(f64, f64)>,
 }
 
 impl Line {
-    /// A line without a band.
+    /// Makes a line without a band.
     #[must_use]
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
         Line { name: name.into(), points, band: Vec::new() }
     }
 }
 
-/// The values of x that are allowed.
+/// A range of x that is shaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Region {
     /// The least.
@@ -80,11 +83,11 @@ pub struct Region {
 /// A value that is marked across the chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
-    /// Which axis it is of.
+    /// The axis of the value.
     pub across: Across,
     /// The value.
     pub value: f64,
-    /// What it is.
+    /// Its text.
     pub text: String,
 }
 
@@ -97,23 +100,6 @@ pub enum Across {
     Y,
 }
 
-/// Text as it may stand in SVG and HTML.
-#[must_use]
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 impl Chart {
     fn left(&self, value: f64) -> f64 {
         LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT)
@@ -123,7 +109,7 @@ impl Chart {
         HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - BOTTOM - TOP)
     }
 
-    /// The chart as one `<svg>` element.
+    /// Draws the chart as one `<svg>` element.
     #[must_use]
     pub fn svg(&self) -> String {
         let id = self.id;
@@ -140,7 +126,7 @@ impl Chart {
         self.draw_region(&mut out);
         self.draw_axes(&mut out);
         write!(out, "<g clip-path=\"url(#{id}-clip)\">").expect(WRITES);
-        // The first line lies on top of the others.
+        // The first line is drawn last, on top of the others.
         for (index, line) in self.lines.iter().enumerate().rev() {
             self.draw_line(index, line, &mut out);
         }
@@ -226,7 +212,7 @@ impl Chart {
         }
     }
 
-    /// Says so if there is no number at all.
+    /// Writes "nothing yet" if there is no number.
     fn draw_nothing(&self, out: &mut String) {
         if self.lines.iter().flat_map(|line| &line.points).any(|(_, y)| !y.is_nan()) {
             return;
@@ -238,7 +224,7 @@ impl Chart {
 
     fn path(&self, points: impl Iterator<Item = (f64, f64)>) -> String {
         let mut out = String::new();
-        // Far outside is as good as infinity, and stays a number.
+        // A value far above the axis stands for infinity, and stays a number.
         let far = self.y.max + 4.0 * (self.y.max - self.y.min);
         for (x, y) in points.filter(|(x, y)| x.is_finite() && !y.is_nan()) {
             let comma = if out.is_empty() { "" } else { " " };
@@ -287,7 +273,8 @@ impl Chart {
         let (class, at) =
             if self.x.place(*x) > 0.55 { ("chosen-text end", -9.0) } else { ("chosen-text", 9.0) };
         let above = (top - 8.0).max(TOP + 10.0);
-        // Texts of marks stand at the right end, above their lines: the point's own goes below it where they would meet.
+        // Texts of marks are at the right end, above their lines. If the point's own text would overlap one,
+        // it goes below the point.
         let meets = self.marks.iter().any(|mark| {
             let line =
                 (mark.across == Across::Y && self.y.place(mark.value) <= 1.0).then(|| self.top(mark.value));
@@ -308,13 +295,13 @@ impl Chart {
         .expect(WRITES);
     }
 
-    /// Names of what is drawn, in the order of their classes `s0`, `s1`, ...
+    /// Returns the names of the lines, in the order of their classes `s0`, `s1`, ...
     #[must_use]
     pub fn legend(&self) -> Vec<String> {
         self.lines.iter().map(|line| line.name.clone()).collect()
     }
 
-    /// Heads of the table's columns.
+    /// Returns the heads of the table's columns.
     #[must_use]
     pub fn table_head(&self) -> Vec<String> {
         let unit =
@@ -324,7 +311,7 @@ impl Chart {
         head
     }
 
-    /// Rows of the table: every x of the first line, and y of each line where it has one there.
+    /// Returns the rows of the table: every x of the first line, with y of each line that has a value there.
     #[must_use]
     pub fn table_rows(&self) -> Vec<Vec<String>> {
         let Some(first) = self.lines.first() else { return Vec::new() };
@@ -341,27 +328,27 @@ impl Chart {
     }
 }
 
-/// How often values fell into ranges.
+/// A histogram: the number of values in each range.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// A name for the elements in it.
+    /// A prefix for ids in the SVG, unique on a page.
     pub id: &'static str,
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// What the ranges are of.
+    /// The label of the ranges.
     pub x_label: String,
-    /// Each range's text and how many values are in it.
+    /// Each range's text, and the number of values in it.
     pub bars: Vec<(String, u64)>,
 }
 
 impl Bars {
-    /// The most in one range.
+    /// Returns the largest number of values in one range.
     #[must_use]
     pub fn most(&self) -> u64 {
         self.bars.iter().map(|&(_, count)| count).max().unwrap_or(0)
     }
 
-    /// The bars as one `<svg>` element.
+    /// Draws the bars as one `<svg>` element.
     #[must_use]
     pub fn svg(&self) -> String {
         let (id, total) = (self.id, self.bars.iter().map(|&(_, count)| count).sum::<u64>());

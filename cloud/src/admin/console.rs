@@ -1,10 +1,11 @@
-//! Pages of the console, rendered here.
+//! Pages of the console, rendered on the server.
 //!
-//! Never: needs a script; what the script adds is the same pages again, by themselves. Always: a form that fails comes
-//! back with what was typed and what is wrong with it.
+//! Never: needs a script; the script only fetches the same pages again. Always: if a form fails, the page
+//! shows what was typed and what is wrong with it.
 
 mod access;
 mod audit;
+mod form;
 mod front;
 mod scene;
 mod scenes;
@@ -15,15 +16,18 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::{any, get, post};
+use baton_protocol::SettingChange;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
+use serde_json::{Number, Value};
 use tracing::error;
 
 use super::guard::Fields;
 use super::problem::{Kind, Problem};
 use super::session::Session;
 use super::{Admin, assets};
+use crate::scene::SceneSettings;
 use crate::store::Expected;
 
 pub(super) fn routes() -> Router<Admin> {
@@ -50,12 +54,12 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/users", get(users::list).post(users::add))
         .route("/admin/users/{name}", post(users::change))
         .route("/admin/audit", get(audit::show))
-        // The guard answers: no rule lets anybody in there.
+        // The guard refuses these, since no rule allows them.
         .route("/admin/", any(StatusCode::NOT_FOUND))
         .route("/admin/{*rest}", any(StatusCode::NOT_FOUND))
 }
 
-/// What stands around every page.
+/// The parts that every page has.
 #[derive(Debug, Clone)]
 struct Frame {
     title: String,
@@ -71,7 +75,7 @@ struct Frame {
     icon: String,
 }
 
-/// A link of the console's head.
+/// A link in the header.
 struct NavLink {
     url: &'static str,
     text: &'static str,
@@ -79,7 +83,7 @@ struct NavLink {
 }
 
 impl Frame {
-    /// A page for nobody in particular.
+    /// Makes the frame of a page without a session.
     fn bare(title: impl Into<String>) -> Frame {
         Frame {
             title: title.into(),
@@ -96,7 +100,7 @@ impl Frame {
         }
     }
 
-    /// A page for somebody who has logged in, under the link `active`.
+    /// Makes the frame of a page with a session, under the link `active`.
     fn of(session: &Session, active: &'static str, title: impl Into<String>) -> Frame {
         Frame {
             class: "",
@@ -109,7 +113,7 @@ impl Frame {
         }
     }
 
-    fn with_notice(self, query: &Asked) -> Frame {
+    fn with_notice(self, query: &PageQuery) -> Frame {
         Frame { notice: query.done.as_deref().and_then(notice), ..self }
     }
 
@@ -132,49 +136,49 @@ impl Frame {
     }
 }
 
-/// What pages are asked with.
+/// The query of a page.
 #[derive(Debug, Default, Deserialize)]
-struct Asked {
+struct PageQuery {
     /// What was just done: one of the words of [`notice`].
     done: Option<String>,
-    /// Where to go after the log-in.
+    /// The page to go to after the log-in.
     next: Option<String>,
-    /// Rows of the audit log before this one, as it was written.
+    /// Show rows of the audit log before this one, as it was typed.
     before: Option<String>,
 }
 
-/// What a page says of the change that led to it; unknown words say nothing.
+/// Returns what a page says about the change before it; `None` for an unknown word.
 fn notice(word: &str) -> Option<&'static str> {
     Some(match word {
-        "published" => "Published. It counts for the next request, on every replica within five seconds.",
-        "rolled-back" => "Rolled back. It counts for the next request, on every replica within five seconds.",
-        "discarded" => "The draft is given up.",
+        "published" => "Published. Every replica uses it within five seconds.",
+        "rolled-back" => "Rolled back. Every replica uses it within five seconds.",
+        "discarded" => "The draft is discarded.",
         "saved" => "Saved.",
-        "revoked" => "The key is refused from now on, on every replica within five seconds.",
+        "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
         "logged-out" => "You are logged out.",
         _ => return None,
     })
 }
 
-/// A page that was not rendered, or that says why something was not done.
+/// The problem of a request, shown as a page.
 #[derive(Debug)]
-struct Failed(Problem);
+struct PageError(Problem);
 
-impl<P: Into<Problem>> From<P> for Failed {
-    fn from(problem: P) -> Failed {
-        Failed(problem.into())
+impl<P: Into<Problem>> From<P> for PageError {
+    fn from(problem: P) -> PageError {
+        PageError(problem.into())
     }
 }
 
-impl IntoResponse for Failed {
+impl IntoResponse for PageError {
     fn into_response(self) -> Response {
         problem_page(None, &self.0)
     }
 }
 
-type Shown = Result<Response, Failed>;
+type PageResult = Result<Response, PageError>;
 
-/// A rendered page.
+/// Renders a page.
 fn page(status: StatusCode, template: &impl Template) -> Response {
     match template.render() {
         Ok(html) => (status, Html(html)).into_response(),
@@ -185,7 +189,7 @@ fn page(status: StatusCode, template: &impl Template) -> Response {
     }
 }
 
-/// To a page that says what was done.
+/// Redirects to a page that says what was done.
 fn to(path: &str, done: &str) -> Response {
     Redirect::to(&format!("{path}?done={done}")).into_response()
 }
@@ -200,7 +204,7 @@ struct ProblemPage<'a> {
     back_text: &'static str,
 }
 
-/// A page that says why something was not done.
+/// Renders the page of a problem.
 pub(super) fn problem_page(session: Option<&Session>, problem: &Problem) -> Response {
     let (_, title) = problem.kind.words();
     let frame = match session {
@@ -218,7 +222,7 @@ pub(super) fn problem_page(session: Option<&Session>, problem: &Problem) -> Resp
     response
 }
 
-/// Where to log in, and where to go on from there.
+/// Returns the path of the log-in page, with the page to continue with.
 pub(super) fn login_url(next: Option<&str>) -> String {
     match next.filter(|next| *next != "/admin" && is_own(next)) {
         Some(next) => format!("/admin/login?next={}", encoded(next)),
@@ -226,13 +230,13 @@ pub(super) fn login_url(next: Option<&str>) -> String {
     }
 }
 
-/// Whether a path leads to this console and nowhere else.
+/// Returns whether a path leads to this console and to no other server.
 fn is_own(path: &str) -> bool {
     let inside = path == "/admin" || path.starts_with("/admin/") || path.starts_with("/admin?");
     inside && !path.contains("//") && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }
 
-/// Percent-encoding of everything that is not plain.
+/// Percent-encodes every byte that is not a letter, a digit or one of `-._~/`.
 fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -245,14 +249,15 @@ fn encoded(text: &str) -> String {
     out
 }
 
-/// The revision that a form's change is based on.
+/// Reads the revision that a form's change is based on.
 fn revision(fields: &Fields) -> Result<Expected, Problem> {
     match fields.needed("revision") {
         Ok(0) => Ok(Expected::Absent),
         Ok(revision) => Ok(Expected::Revision(revision)),
-        Err(_) => {
-            Err(Problem::new(Kind::PreconditionRequired, "the form does not say which revision it changes"))
-        }
+        Err(_) => Err(Problem::new(
+            Kind::PreconditionRequired,
+            "the form does not name the revision that it changes",
+        )),
     }
 }
 
@@ -267,7 +272,7 @@ struct ConfirmPage<'a> {
     back: &'a str,
 }
 
-/// What is asked before something that cannot be taken back.
+/// A question before a change that cannot be undone.
 struct Question<'a> {
     title: &'a str,
     text: &'a str,
@@ -277,7 +282,7 @@ struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// The page that asks; none where the form says that it was asked.
+    /// Renders the question; `None` if the form says that it was confirmed.
     fn unless_confirmed(&self, session: &Session, fields: &Fields) -> Option<Response> {
         if fields.text("confirmed") == "yes" {
             return None;
@@ -291,7 +296,7 @@ impl Question<'_> {
     }
 }
 
-/// One of a few values.
+/// One value of a selection.
 struct Choice {
     value: String,
     here: bool,
@@ -305,14 +310,14 @@ fn choices<T: ToString>(values: impl IntoIterator<Item = T>, chosen: &str) -> Ve
     values.into_iter().map(choice).collect()
 }
 
-/// A moment as `<time>` in UTC; safe to stand in a page as it is.
+/// Formats a time in UTC as a `<time>` element, which is safe HTML.
 fn time(ms: i64) -> String {
     utc(ms).map_or("?".to_owned(), |shown| {
         format!("<time datetime=\"{}Z\">{shown}</time>", shown.replace(' ', "T"))
     })
 }
 
-/// A moment in UTC; none if no calendar reaches it.
+/// Formats a time in UTC; `None` if it is outside the calendar's range.
 fn utc(ms: i64) -> Option<String> {
     let civil = Timestamp::from_millisecond(ms).ok()?.to_zoned(TimeZone::UTC).datetime();
     Some(format!(
@@ -326,22 +331,12 @@ fn utc(ms: i64) -> Option<String> {
     ))
 }
 
-/// The name of a setting, for people.
-fn label(field: &str) -> &str {
-    match field {
-        "system" => "System message",
-        "question_prefix" => "Between content and question",
-        "ratio" => "r",
-        "assist_tokens" => "L",
-        "assist_floor" => "Floor of L",
-        "assist_max" => "Largest L",
-        "tau_ms" => "tau (ms)",
-        "tolerance" => "Tolerated loss",
-        "corrector" => "Corrector",
-        "refine" => "May be refined",
-        "mode" => "Ranked by",
-        "model" => "Model",
-        "adapter" => "Adapter",
+/// Returns the title of a setting.
+fn label(name: &str) -> &str {
+    if let Some(field) = SceneSettings::field(name) {
+        return field.title;
+    }
+    match name {
         "label" => "Label",
         "prefill_ms_per_token" => "k_d (ms/token)",
         "prefill_ms_per_token2" => "q_d (ms/token²)",
@@ -355,7 +350,7 @@ fn label(field: &str) -> &str {
     }
 }
 
-/// What is wrong with a form, with its field as the page names it.
+/// Returns what is wrong with a form, with the title of the field in place of its name.
 fn said_of(problem: &Problem) -> String {
     match problem.field_name() {
         Some(field) => problem.detail.replace(&format!("field `{field}`"), &format!("`{}`", label(field))),
@@ -363,49 +358,53 @@ fn said_of(problem: &Problem) -> String {
     }
 }
 
-/// What a setting is set to, for people.
-fn setting_text(field: &str, value: &serde_json::Value) -> String {
-    match (field, value) {
-        ("model", serde_json::Value::Null) => "the service's default".to_owned(),
-        ("adapter", serde_json::Value::Null) => "none".to_owned(),
+/// Formats the value of a setting for people.
+fn setting_text(name: &str, value: &Value) -> String {
+    match SceneSettings::field(name).and_then(|field| field.absent) {
+        Some(absent) if value.is_null() => absent.meaning.to_owned(),
         _ => value_text(value),
     }
 }
 
-/// A value, for people.
-fn value_text(value: &serde_json::Value) -> String {
+/// Formats a value for people.
+fn value_text(value: &Value) -> String {
     match value {
-        serde_json::Value::Null => "automatic".to_owned(),
-        serde_json::Value::Bool(true) => "yes".to_owned(),
-        serde_json::Value::Bool(false) => "no".to_owned(),
-        serde_json::Value::String(text) if text.is_empty() => "(empty)".to_owned(),
-        serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Number(number) => {
-            let text = number.to_string();
-            text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
-        }
+        Value::Null => "none".to_owned(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        Value::String(text) if text.is_empty() => "(empty)".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number_text(number),
         other => other.to_string(),
     }
 }
 
-/// One changed setting, for people.
+/// Formats a number without a trailing `.0`.
+fn number_text(number: &Number) -> String {
+    let text = number.to_string();
+    text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
+}
+
+/// One changed setting, as texts.
 struct Changed {
-    label: String,
+    label: &'static str,
     from: String,
     to: String,
 }
 
-fn changed(changes: &[super::view::FieldChange]) -> Vec<Changed> {
-    let one = |change: &super::view::FieldChange| Changed {
-        label: label(&change.field).to_owned(),
-        from: setting_text(&change.field, &change.from),
-        to: setting_text(&change.field, &change.to),
+fn changed(changes: &[SettingChange]) -> Vec<Changed> {
+    let one = |change: &SettingChange| Changed {
+        label: change.field.title,
+        from: setting_text(change.field.name, &change.from),
+        to: setting_text(change.field.name, &change.to),
     };
     changes.iter().map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -446,11 +445,14 @@ mod tests {
 
     #[test]
     fn values_are_shown_as_people_write_them() {
-        let check = |value: serde_json::Value, want: &str| assert_eq!(value_text(&value), want);
-        check(serde_json::json!(null), "automatic");
-        check(serde_json::json!(100.0), "100");
-        check(serde_json::json!(0.25), "0.25");
-        check(serde_json::json!(false), "no");
-        check(serde_json::json!(""), "(empty)");
+        let check = |name: &str, value: Value, want: &str| assert_eq!(setting_text(name, &value), want);
+        check("ratio", json!(null), "automatic");
+        check("model", json!(null), "the service's default");
+        check("adapter", json!(null), "none");
+        check("tau_ms", json!(100.0), "100");
+        check("xi", json!(0.25), "0.25");
+        check("refine", json!(false), "no");
+        check("system", json!(""), "(empty)");
+        check("expires_ms", json!(null), "none");
     }
 }

@@ -1,8 +1,9 @@
-//! The one door of console and API: session, role, origin and CSRF token are checked here, before any handler runs.
+//! The one entry to console and API: checks session, role, origin and CSRF token before any handler runs.
 //!
-//! Never: trusts a form of another site. Always: a request that changes something comes from this console's own pages
-//! (its `Origin`, or `Sec-Fetch-Site` where there is none) and carries the session's CSRF token, in the header
-//! `x-csrf-token` or the field `csrf`; every reply carries the headers that keep scripts and frames of others out.
+//! Never: trusts a form of another site. Always: a request that changes something comes from the console's
+//! own pages (by its `Origin`, or `Sec-Fetch-Site` if there is none). It carries the session's CSRF token, in
+//! the header `x-csrf-token` or the field `csrf`. Every reply has the headers that keep out scripts and
+//! frames of other sites.
 
 use std::time::Duration;
 
@@ -19,23 +20,23 @@ use subtle::ConstantTimeEq;
 use super::Admin;
 use super::console::{login_url, problem_page};
 use super::problem::{Kind, Problem};
-use super::rules::{self, Need};
+use super::rules::{self, Requirement};
 use super::session::{COOKIE, Session};
 
-/// Bytes of a body: two texts of 64 KiB, every byte of them escaped, and what stands around them.
+/// The most bytes of a body: two texts of 64 KiB with every byte escaped, and the other fields.
 const BODY_BYTES_MAX: usize = 512 * 1024;
-/// The same of somebody who has not logged in: name and password.
+/// The most bytes of a body without a session: name and password.
 const STRANGER_BYTES_MAX: usize = 16 * 1024;
-/// Fields of a form.
+/// The most fields of a form.
 const FIELDS_MAX: usize = 4096;
-/// How long a caller may take to send a body.
+/// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const CSRF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
 /// The field of a form that carries the token.
 pub(super) const CSRF_FIELD: &str = "csrf";
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Nothing but this server's own files: no inline script or style, no frame, no form to elsewhere.
+/// Allows only this server's own files: no inline script or style, no frame, no form to another server.
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -43,28 +44,28 @@ const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-
 #[derive(Debug, Clone, Default)]
 pub(super) struct RawBody(pub(super) Bytes);
 
-/// The fields of a form, in their order.
+/// The fields of a form, in the order sent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fields(pub(super) Vec<(String, String)>);
 
 impl Fields {
-    /// The first field of this name, as it was sent but for line ends, which browsers make two characters of.
+    /// Returns the first field of this name. Line ends are one character again; browsers send two.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.replace("\r\n", "\n"))
     }
 
-    /// A field without blanks around it; empty where it is missing.
+    /// Returns a field without blanks around it; empty if it is missing.
     pub(super) fn text(&self, name: &str) -> String {
         self.get(name).map(|value| value.trim().to_owned()).unwrap_or_default()
     }
 
-    /// Every field of this name.
+    /// Returns every field of this name.
     pub(super) fn all(&self, name: &str) -> Vec<String> {
         self.0.iter().filter(|(known, _)| known == name).map(|(_, value)| value.clone()).collect()
     }
 
-    /// A number, or none where the field is empty.
+    /// Parses a number; `None` if the field is empty.
     pub(super) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Problem> {
         let text = self.text(name);
         if text.is_empty() {
@@ -75,7 +76,7 @@ impl Fields {
         text.parse().map(Some).map_err(wrong)
     }
 
-    /// A number that must be there.
+    /// Parses a number that must be there.
     pub(super) fn needed<T: std::str::FromStr>(&self, name: &str) -> Result<T, Problem> {
         self.number(name)?
             .ok_or_else(|| Problem::field(name, &format!("field `{name}` is empty, must be a number")))
@@ -86,7 +87,7 @@ fn cut(text: &str) -> String {
     text.chars().take(32).collect()
 }
 
-/// Lets a request through to its handler, or answers in its place.
+/// Passes a request to its handler, or answers with the reason for refusal.
 pub(super) async fn guard(
     State(admin): State<Admin>,
     path: MatchedPath,
@@ -95,9 +96,9 @@ pub(super) async fn guard(
 ) -> Response {
     let is_api = request.uri().path().starts_with("/admin/api/");
     let asked = match rules::is_unsafe(request.method()) {
-        // What was sent is gone; its page is not.
+        // After the log-in, go back to the page of the form; its content is lost.
         true => page_before(request.headers()).filter(|page| {
-            // A page that asks for a confirmation stands where it is sent to.
+            // A confirmation page has the path of the form's target, which cannot be fetched with GET.
             page != request.uri().path() || rules::find(&Method::GET, path.as_str()).is_some()
         }),
         false => request.uri().path_and_query().map(|path| path.as_str().to_owned()),
@@ -114,19 +115,19 @@ pub(super) async fn guard(
     response
 }
 
-/// The path of the page that a form stands on, as browsers say it.
+/// Returns the path of the page that sent a form, by the `Referer` header.
 fn page_before(headers: &HeaderMap) -> Option<String> {
     let (_, behind) = headers.get(header::REFERER)?.to_str().ok()?.split_once("://")?;
     behind.find('/').map(|at| behind[at..].to_owned())
 }
 
-/// The headers of every reply.
+/// Sets the security headers of a reply.
 pub(crate) fn secure(headers: &mut HeaderMap) {
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, CSP),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
-        // Not `no-referrer`: with that, browsers send `Origin: null` with forms.
+        // With `no-referrer`, browsers would send `Origin: null` with forms.
         (header::REFERRER_POLICY, "same-origin"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     ];
@@ -145,10 +146,10 @@ async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, P
         };
         return Err(Problem::new(Kind::NotFound, detail));
     };
-    if rule.need == Need::Nothing {
+    if rule.need == Requirement::Nothing {
         return Ok(request);
     }
-    if !admin.office.has_admin().await? {
+    if !admin.operations.has_admin().await? {
         let detail =
             "there is no administrator yet: run `baton-cloud bootstrap` with this service's database";
         return Err(Problem::new(Kind::Unavailable, detail));
@@ -160,16 +161,16 @@ async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, P
     let token =
         CookieJar::from_headers(request.headers()).get(COOKIE).map(|cookie| cookie.value().to_owned());
     let session = match &token {
-        Some(token) => admin.office.session(token).await?,
+        Some(token) => admin.operations.session(token).await?,
         None => None,
     };
     if !rules::allows(rule.need, session.as_ref().map(|session| session.role)) {
         return Err(match (&session, rule.need) {
-            (Some(session), Need::Role(least)) => Problem::new(
+            (Some(session), Requirement::Role(least)) => Problem::new(
                 Kind::Forbidden,
                 format!("this needs the role `{least}`, `{}` is `{}`", session.user, session.role),
             ),
-            _ => Problem::new(Kind::NotLoggedIn, "log in first: the session is missing or over"),
+            _ => Problem::new(Kind::NotLoggedIn, "log in first: there is no session, or it has ended"),
         });
     }
     let (mut parts, body) = request.into_parts();
@@ -178,7 +179,7 @@ async fn admit(admin: &Admin, path: &str, request: Request) -> Result<Request, P
         let bytes_max = if session.is_some() { BODY_BYTES_MAX } else { STRANGER_BYTES_MAX };
         let bytes = read(body.take().unwrap_or_default(), bytes_max).await?;
         let fields = fields(&parts.headers, &bytes).await?;
-        if let (Some(session), Need::Role(_)) = (&session, rule.need) {
+        if let (Some(session), Requirement::Role(_)) = (&session, rule.need) {
             check_csrf(&parts.headers, &fields, session)?;
         }
         parts.extensions.insert(RawBody(bytes));
@@ -205,13 +206,13 @@ async fn read(body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
     }
 }
 
-/// The fields of a form; none where the body is something else.
+/// Parses the fields of a form; empty if the body is something else.
 async fn fields(headers: &HeaderMap, bytes: &Bytes) -> Result<Fields, Problem> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !kind.trim_start().to_ascii_lowercase().starts_with("application/x-www-form-urlencoded") {
         return Ok(Fields::default());
     }
-    // A field of one byte takes some fifty in memory.
+    // Each field of one byte takes about fifty bytes in memory.
     if bytes.iter().filter(|&&byte| byte == b'&').count() >= FIELDS_MAX {
         return Err(Problem::new(Kind::TooLarge, format!("the form has over {FIELDS_MAX} fields")));
     }
@@ -221,7 +222,7 @@ async fn fields(headers: &HeaderMap, bytes: &Bytes) -> Result<Fields, Problem> {
     form.map(|Form(fields)| Fields(fields)).map_err(|err| Problem::malformed(None, err.body_text()))
 }
 
-/// Whether the request was made by a page of this server, or by no page at all.
+/// Checks that a page of this server made the request, or no page at all.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let foreign =
@@ -231,8 +232,8 @@ fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
         let own = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
         return if own.is_some_and(|own| !own.is_empty() && own == host) { Ok(()) } else { foreign(origin) };
     }
-    // Browsers name the origin of everything that can change something; what has none is a program, which no other
-    // site can steer. One that hides the origin still says whose page it was.
+    // Browsers send the origin with every request that can change something. A request without it comes from
+    // a program, which no other site controls. A browser that hides the origin still sends `Sec-Fetch-Site`.
     match text(&SEC_FETCH_SITE) {
         None | Some("same-origin" | "none") => Ok(()),
         Some(site) => foreign(site),

@@ -1,7 +1,7 @@
-//! Figures of the running service: what is in use now, what was in the last half hour, and sums from the database.
+//! Figures of the running service: its load now and in the last half hour, and sums from the database.
 //!
-//! Never: waits for the database on the way of a request. Always: bounded; what the database does not tell is said to
-//! be missing, the rest is shown.
+//! Never: delays an answer to a device, because only this page reads the database. Always: bounded. If the
+//! database does not answer, the page says so and shows the rest.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,61 +10,62 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::Admin;
 use super::chart::{Axis, Bars, Chart, Line, grouped};
-use super::{Admin, now_ms};
 use crate::metrics::ModelUsage;
 use crate::service::CloudService;
+use crate::store::now_ms;
 use crate::traffic::{Histogram, MINUTE_MS, TTFT_BOUNDS_MS, TrafficRow, TrafficSums};
 
-/// How often the service is looked at.
-pub const PERIOD: Duration = Duration::from_secs(5);
-/// Looks that are remembered: half an hour.
-const LOOKS: usize = 360;
-/// Minutes of the database's sums that are shown.
+/// How often the load is sampled.
+pub(super) const PERIOD: Duration = Duration::from_secs(5);
+/// The most samples that are kept: half an hour.
+const SAMPLES_MAX: usize = 360;
+/// Minutes of sums from the database that are shown.
 const MINUTES: i64 = 30;
-const POISONED: &str = "nothing panics while the looks are locked";
+const POISONED: &str = "nothing panics while the samples are locked";
 
-/// The service at one moment.
+/// The load of the service at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
-pub struct Look {
+pub(super) struct LoadSample {
     /// When, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Answers being written.
+    /// Answers that are being written.
     pub slots_used: usize,
-    /// Requests that wait.
+    /// Requests in the queue.
     pub queue_len: usize,
-    /// Seconds of prefill that wait.
+    /// The prefill that is waiting, in seconds.
     pub backlog_s: f64,
-    /// Share of the KV cache that is not free.
+    /// The share of the KV cache that is not free, 0 to 1.
     pub kv_used: f64,
 }
 
-/// What the last looks saw.
+/// The last samples.
 #[derive(Debug, Default)]
-pub struct Pulse {
-    looks: Mutex<VecDeque<Look>>,
+pub(super) struct LoadHistory {
+    samples: Mutex<VecDeque<LoadSample>>,
 }
 
-impl Pulse {
-    /// Looks at the service once.
-    pub fn look(&self, service: &CloudService) {
-        let look = look(service);
-        let mut looks = self.looks.lock().expect(POISONED);
-        if looks.len() == LOOKS {
-            looks.pop_front();
+impl LoadHistory {
+    /// Takes a sample.
+    pub(super) fn record(&self, service: &CloudService) {
+        let sample = sample(service);
+        let mut samples = self.samples.lock().expect(POISONED);
+        if samples.len() == SAMPLES_MAX {
+            samples.pop_front();
         }
-        looks.push_back(look);
+        samples.push_back(sample);
     }
 
-    fn looks(&self) -> Vec<Look> {
-        self.looks.lock().expect(POISONED).iter().copied().collect()
+    fn samples(&self) -> Vec<LoadSample> {
+        self.samples.lock().expect(POISONED).iter().copied().collect()
     }
 }
 
-fn look(service: &CloudService) -> Look {
+fn sample(service: &CloudService) -> LoadSample {
     let (stats, kv, measured) = (service.stats(), service.kv(), service.measured());
     let total = stats.kv_tokens.max(1) as f64;
-    Look {
+    LoadSample {
         at_ms: now_ms(),
         slots_used: stats.running,
         queue_len: stats.waiting,
@@ -75,61 +76,61 @@ fn look(service: &CloudService) -> Look {
 
 /// Sums of one minute over every replica.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct Minute {
+pub(super) struct Minute {
     /// Its start, in milliseconds since 1970.
     pub start_ms: i64,
     /// Requests that ended.
     pub requests: u64,
-    /// Of these, with an error.
+    /// Of these, those that ended with an error.
     pub failures: u64,
-    /// Median time to the first token, in milliseconds; null: there was none.
+    /// Median time to the first token, in milliseconds; null if there was none.
     pub ttft_p50_ms: Option<f64>,
-    /// 95 of 100 first tokens came within this time.
+    /// 95 % of first tokens came within this time, in milliseconds.
     pub ttft_p95_ms: Option<f64>,
 }
 
-/// How many values lay in one range.
+/// The number of values in one range.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct Bucket {
-    /// Upper end of the range; null: what is above the last.
+pub(super) struct Bucket {
+    /// Upper end of the range; null for the range above all others.
     pub to: Option<f64>,
     /// Values in it.
     pub count: u64,
 }
 
-/// Sums of the last 24 hours or so, over every replica.
+/// Sums of the last half hour over every replica.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct Totals {
+pub(super) struct Totals {
     /// Requests that ended.
     pub requests: u64,
-    /// Of these, with an error.
+    /// Of these, those that ended with an error.
     pub failures: u64,
     /// Median time to the first token, in milliseconds.
     pub ttft_p50_ms: Option<f64>,
-    /// 95 of 100 first tokens came within this time.
+    /// 95 % of first tokens came within this time, in milliseconds.
     pub ttft_p95_ms: Option<f64>,
-    /// Prompt tokens that devices need not read.
+    /// Prompt tokens that devices did not have to prefill.
     pub prompt_tokens_saved: u64,
-    /// Slot time saved against answers that the cloud writes to their end, in seconds.
+    /// Slot time saved, in seconds, compared with answers that the cloud writes to their end.
     pub slot_seconds_saved: f64,
-    /// L of these requests.
+    /// The distribution of L.
     pub assist_tokens: Vec<Bucket>,
-    /// r of these requests.
+    /// The distribution of r.
     pub ratio: Vec<Bucket>,
 }
 
-/// One model now.
+/// The present load of one model.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct ModelNow {
+pub(super) struct ModelNow {
     /// Its name in requests.
     pub model: String,
-    /// Answers being written.
+    /// Answers that are being written.
     pub slots_used: usize,
-    /// Requests that wait.
+    /// Requests in the queue.
     pub queue_len: usize,
-    /// Seconds of prefill that wait.
+    /// The prefill that is waiting, in seconds.
     pub backlog_s: f64,
-    /// Share of its KV cache that running requests hold.
+    /// The share of its KV cache that running requests hold, 0 to 1.
     pub kv_used: f64,
 }
 
@@ -147,42 +148,43 @@ impl From<ModelUsage> for ModelNow {
 
 /// Figures of the running service.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct OverviewView {
+pub(super) struct OverviewView {
     /// The default model.
     pub model: String,
     /// Every model, the default first.
     pub models: Vec<ModelNow>,
     /// `open`, `draining` or `failed`.
     pub state: String,
-    /// Why the sums could not be read; null: they were.
+    /// Why the sums could not be read; null if they were.
     pub database_problem: Option<String>,
-    /// Since when the database does not answer, in milliseconds since 1970; null: it does.
+    /// Since when the database does not answer, in milliseconds since 1970; null if it does.
     pub away_since_ms: Option<i64>,
-    /// Since when the database takes no change though it answers, in milliseconds since 1970; null: it takes them.
+    /// Since when the database answers but accepts no change, in milliseconds since 1970; null if it accepts
+    /// changes.
     pub not_writable_since_ms: Option<i64>,
-    /// Answers that may be written at the same time.
+    /// The most answers that may be written at the same time.
     pub slots: usize,
-    /// Requests that may wait.
+    /// The most requests in the queue.
     pub queue: usize,
-    /// Now.
-    pub now: Look,
-    /// This replica in the last half hour, every 5 s.
-    pub looks: Vec<Look>,
-    /// Every replica in the last half hour, by minute.
+    /// The load now.
+    pub now: LoadSample,
+    /// Samples of this replica in the last half hour, one every 5 s.
+    pub looks: Vec<LoadSample>,
+    /// Sums over every replica in the last half hour, by minute.
     pub minutes: Vec<Minute>,
     /// Sums over the last half hour.
     pub totals: Totals,
 }
 
-/// Reads the figures; a database that is away leaves the sums empty and is named.
+/// Reads the figures. If the database is away, the sums are empty and the problem is named.
 pub(super) async fn read(admin: &Admin) -> OverviewView {
     let (service, now) = (&admin.service, now_ms());
     let from = now - now.rem_euclid(MINUTE_MS) - (MINUTES - 1) * MINUTE_MS;
-    let (rows, database_problem) = match admin.office.traffic(MINUTE_MS, from, now + MINUTE_MS).await {
+    let (rows, database_problem) = match admin.operations.traffic(MINUTE_MS, from, now + MINUTE_MS).await {
         Ok(rows) => (rows, None),
         Err(problem) => (Vec::new(), Some(problem.detail)),
     };
-    let health = admin.office.health();
+    let health = admin.operations.health();
     let stats = service.stats();
     let state = match (service.failure().is_some(), service.is_open()) {
         (true, _) => "failed",
@@ -198,8 +200,8 @@ pub(super) async fn read(admin: &Admin) -> OverviewView {
         not_writable_since_ms: health.not_writable_since_ms,
         slots: stats.slots,
         queue: stats.queue,
-        now: look(service),
-        looks: admin.pulse.looks(),
+        now: sample(service),
+        looks: admin.load_history.samples(),
         minutes: minutes(&rows, from),
         totals: totals(&rows),
     }
@@ -247,12 +249,12 @@ fn buckets(histogram: &Histogram) -> Vec<Bucket> {
 }
 
 impl OverviewView {
-    /// The figures above the charts: name, value, unit.
+    /// Returns the figures above the charts: name, value, unit.
     pub(super) fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
         let longest = TTFT_BOUNDS_MS.last().copied().unwrap_or(f64::INFINITY);
         let ms = |value: Option<f64>| match value {
             None => "–".to_owned(),
-            // Longer ones are counted together.
+            // All longer times are in one bucket.
             Some(ms) if ms >= longest => format!("> {}", grouped(longest, 0)),
             Some(ms) => grouped(ms, 0),
         };
@@ -271,7 +273,7 @@ impl OverviewView {
         ]
     }
 
-    /// Charts over the last half hour.
+    /// Returns the charts over the last half hour.
     pub(super) fn charts(&self) -> Vec<Chart> {
         let by_minute = |value: fn(&Minute) -> Option<f64>| -> Vec<(f64, f64)> {
             let last = self.minutes.last().map_or(0, |minute| minute.start_ms);
@@ -280,10 +282,10 @@ impl OverviewView {
                 |minute: &Minute| ((minute.start_ms - last) as f64 / 60e3, value(minute).unwrap_or(f64::NAN));
             self.minutes.iter().map(point).collect()
         };
-        let by_look = |value: fn(&Look) -> f64| -> Vec<(f64, f64)> {
-            // Each sixth is enough for a chart; the API has them all.
-            let newest = self.looks.iter().rev().step_by(6).collect::<Vec<&Look>>().into_iter().rev();
-            newest.map(|look| ((look.at_ms - self.now.at_ms) as f64 / 60e3, value(look))).collect()
+        let by_sample = |value: fn(&LoadSample) -> f64| -> Vec<(f64, f64)> {
+            // Every sixth sample is enough for a chart; the API has all.
+            let newest = self.looks.iter().rev().step_by(6).collect::<Vec<&LoadSample>>().into_iter().rev();
+            newest.map(|sample| ((sample.at_ms - self.now.at_ms) as f64 / 60e3, value(sample))).collect()
         };
         vec![
             over_time(
@@ -315,8 +317,8 @@ impl OverviewView {
                 "",
                 0,
                 vec![
-                    Line::new("slots in use", by_look(|look| look.slots_used as f64)),
-                    Line::new("waiting", by_look(|look| look.queue_len as f64)),
+                    Line::new("slots in use", by_sample(|sample| sample.slots_used as f64)),
+                    Line::new("waiting", by_sample(|sample| sample.queue_len as f64)),
                 ],
             ),
             over_time(
@@ -325,7 +327,7 @@ impl OverviewView {
                 "backlog",
                 "s",
                 2,
-                vec![Line::new("backlog", by_look(|look| look.backlog_s))],
+                vec![Line::new("backlog", by_sample(|sample| sample.backlog_s))],
             ),
             over_time(
                 "kv",
@@ -333,12 +335,12 @@ impl OverviewView {
                 "share",
                 "%",
                 1,
-                vec![Line::new("in use", by_look(|look| look.kv_used * 100.0))],
+                vec![Line::new("in use", by_sample(|sample| sample.kv_used * 100.0))],
             ),
         ]
     }
 
-    /// Distributions of L and r.
+    /// Returns the distributions of L and r.
     pub(super) fn histograms(&self) -> Vec<Bars> {
         vec![
             bars("assist", "L of the last half hour", "L (tokens)", &self.totals.assist_tokens),
@@ -382,7 +384,7 @@ fn over_time(
     }
 }
 
-/// At most eight bars: neighbours are put together.
+/// Draws at most eight bars, by joining neighbouring buckets.
 fn bars(id: &'static str, title: &str, x_label: &str, buckets: &[Bucket]) -> Bars {
     let group = buckets.len().div_ceil(8).max(1);
     let mut bars: Vec<(String, u64)> = Vec::new();
@@ -444,7 +446,7 @@ mod tests {
             not_writable_since_ms: None,
             slots: 1,
             queue: 1,
-            now: Look { at_ms: 0, slots_used: 0, queue_len: 0, backlog_s: 0.0, kv_used: 0.0 },
+            now: LoadSample { at_ms: 0, slots_used: 0, queue_len: 0, backlog_s: 0.0, kv_used: 0.0 },
             looks: Vec::new(),
             minutes: minutes(&[row(0, 40.0, 9), row(MINUTE_MS, 50.0, 9), row(9 * MINUTE_MS, 90_000.0, 9)], 0),
             totals: totals(&[row(0, 700_000.0, 9)]),

@@ -1,7 +1,9 @@
-//! What this service would answer for a scene's settings: plan, reason, curves, and the table over all classes.
+//! Predicts how this service would plan requests of a scene: plan, reason, curves, and the table over all
+//! classes.
 //!
-//! Pure, a few milliseconds of arithmetic. Never: numbers of its own; everything is asked of `baton_pacing` through
-//! [`crate::forecast`], as the command line does. Always: the chosen point lies on the curves that are drawn.
+//! Pure: a few milliseconds of arithmetic. Never: computes numbers of its own; all come from `baton_pacing`
+//! through [`crate::forecast`], as those of the command line. Always: the chosen point lies on the curves
+//! that are drawn.
 
 mod charts;
 mod quality;
@@ -20,34 +22,34 @@ use crate::coefficients::Coefficients;
 use crate::forecast;
 use crate::scene::SceneSettings;
 
-/// Tokens of the prompt, where nobody says.
+/// Tokens of the prompt, if nobody says.
 pub const PROMPT_TOKENS: u32 = 4096;
-/// The network, where nobody says.
+/// The network, if nobody says.
 pub const NETWORK: &str = "wifi";
 /// Longest prompt that is predicted.
 const PROMPT_TOKENS_MAX: u32 = 10_000_000;
 /// Points of a curve over L.
 const ASSIST_POINTS: u32 = 64;
-/// Classes whose curves are drawn; the table has all.
+/// The most device classes whose curves are drawn; the table has all.
 const CURVES_MAX: usize = 3;
 
-/// For which device, network and prompt is predicted.
+/// Device, network and prompt of a prediction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictFor {
-    /// Class of the device; null: the first one known.
+    /// Class of the device; null for the first one that is known.
     #[serde(default)]
     pub device_class: Option<String>,
-    /// Class of the network; null: `wifi`.
+    /// Class of the network; null for `wifi`.
     #[serde(default)]
     pub network: Option<String>,
-    /// Tokens of the whole prompt, 1 to 10,000,000; null: 4,096.
+    /// Tokens of the whole prompt, 1 to 10,000,000; null for 4,096.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 10_000_000)]
     pub prompt_tokens: Option<u32>,
 }
 
-/// What the optimizer would answer.
+/// A prediction of what the optimizer would choose.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Prediction {
     /// The scene.
@@ -58,103 +60,103 @@ pub struct Prediction {
     pub network: String,
     /// Tokens of the whole prompt.
     pub prompt_tokens: u32,
-    /// Figures that it is asked with.
+    /// The inputs of the optimizer.
     pub figures: Figures,
-    /// The answer.
+    /// The plan.
     pub plan: PlanView,
-    /// Which bound decides L.
+    /// Which bound decides L, in words.
     pub reason: String,
-    /// What a change would be for; null where nothing is to be gained.
+    /// What a change would improve; null if nothing can be improved.
     pub goal: Option<String>,
-    /// Every single figure that reaches the goal when it is moved.
+    /// Every input that reaches the goal if it alone is changed.
     pub relaxations: Vec<RelaxationView>,
-    /// TTFT_d in milliseconds over r, the asked class first.
+    /// TTFT_d in milliseconds over r. The requested class comes first.
     pub ttft_d_over_ratio: Vec<Curve>,
-    /// Where r may lie; null where refining saves nothing.
+    /// The allowed range of r; null if refining saves nothing.
     pub ratio_feasible: Option<Interval>,
-    /// The gap in milliseconds over L at the chosen r, the asked class first.
+    /// The gap in milliseconds over L at the chosen r. The requested class comes first.
     pub gap_over_assist: Vec<Curve>,
-    /// Where L may lie; null where no L keeps tau.
+    /// The allowed range of L; null if no L keeps tau.
     pub assist_feasible: Option<Interval>,
-    /// The answer for every class and length of prompt over this network.
+    /// The plan for every class and length of prompt over this network.
     pub table: Vec<Cell>,
-    /// Scores over r where an evaluation of this mode is known: the metric with the most questions first, in it the curve
-    /// over all questions, then those that lose most at the chosen r.
+    /// Scores over r, if there is an evaluation of this mode. The metric with the most questions comes first.
+    /// In it the curve over all questions comes first, then those that lose most at the chosen r.
     pub quality: Vec<QualityView>,
 }
 
-/// Figures of device, network and cloud, in milliseconds.
+/// Inputs of the optimizer, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
 pub struct Figures {
-    /// k_d.
+    /// k_d, for each prompt token on the device.
     pub prefill_ms_per_token: f64,
-    /// q_d.
+    /// q_d, for each squared prompt token on the device.
     pub prefill_ms_per_token2: f64,
-    /// TPOT_d.
+    /// TPOT_d, for each token that the device writes.
     pub decode_ms: f64,
-    /// k_c.
+    /// k_c, for each prompt token in the cloud.
     pub cloud_prefill_ms_per_token: f64,
-    /// TPOT_c.
+    /// TPOT_c, for each token that the cloud writes.
     pub cloud_decode_ms: f64,
-    /// What the network adds.
+    /// The round trip of the network.
     pub network_ms: f64,
-    /// tau.
+    /// tau, the largest tolerable gap.
     pub tau_ms: f64,
 }
 
-/// A plan, as `baton-cloud scenes explain --json` has it.
+/// A plan, as `baton-cloud scenes explain --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct PlanView {
-    /// What would be best from the start: `relay`, `no_refinement`, `device_alone` or `cloud_alone`. A device that asks gets
-    /// the r and L that stand here all the same.
+    /// What would be best from the start: `relay`, `no_refinement`, `device_alone` or `cloud_alone`. A device
+    /// that asks gets this r and L in any case.
     pub verdict: String,
     /// r.
     pub ratio: f64,
     /// L.
     pub assist_tokens: u32,
-    /// What decided L.
+    /// The bound that decided L.
     pub assist_bound_by: String,
-    /// The smallest L that keeps tau; null: none does.
+    /// The smallest L that keeps tau; null if none does.
     pub assist_tokens_least: Option<u32>,
-    /// The largest L for which the cloud is done when the device is.
+    /// The largest L that the cloud can write until the device is ready.
     pub assist_tokens_most: u32,
     /// Whether every gap stays within tau.
     pub keeps_tau: bool,
-    /// The forecast.
+    /// The predicted times.
     pub predicted: PredictedView,
 }
 
-/// A forecast, milliseconds since the request was sent.
+/// Predicted times, in milliseconds since the request was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
 pub struct PredictedView {
-    /// The cloud's first token.
+    /// When the cloud's first token arrives.
     pub ttft_c_ms: f64,
-    /// The device has its own KV cache.
+    /// When the device has its own KV cache.
     pub ttft_d_ms: f64,
-    /// The device's own first token.
+    /// When the device has its own first token.
     pub takeover_ms: f64,
-    /// The gap between tokens up to then.
+    /// The gap between shown tokens until then.
     pub gap_ms: f64,
-    /// First token of the device alone on the whole prompt.
+    /// When the device alone would have its first token, on the whole prompt.
     pub device_alone_ms: f64,
 }
 
-/// One figure moved, and what the optimizer answers then.
+/// A change of one input, and the plan with it.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct RelaxationView {
-    /// Which figure.
+    /// The name of the input.
     pub figure: String,
     /// Its unit.
     pub unit: String,
     /// Its value now.
     pub from: f64,
-    /// The nearest value that reaches the goal; null: left to the optimizer.
+    /// The nearest value that reaches the goal; null to leave it to the optimizer.
     pub to: Option<f64>,
-    /// The plan then.
+    /// The plan with that value.
     pub plan: PlanView,
 }
 
-/// A curve of one class of devices.
+/// A curve of one device class.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Curve {
     /// The class.
@@ -172,7 +174,7 @@ pub struct Point {
     pub y: f64,
 }
 
-/// From where to where something may be.
+/// A range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
 pub struct Interval {
     /// The least.
@@ -181,14 +183,14 @@ pub struct Interval {
     pub to: f64,
 }
 
-/// One place of the table.
+/// One cell of the table.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Cell {
     /// Class of the device.
     pub device_class: String,
     /// Tokens of the whole prompt.
     pub prompt_tokens: u32,
-    /// The answer.
+    /// The plan.
     pub plan: PlanView,
 }
 
@@ -214,7 +216,7 @@ impl From<&Plan> for PlanView {
     }
 }
 
-/// Classes of devices and networks that can be asked for.
+/// Returns the classes of devices and networks that can be requested.
 #[must_use]
 pub fn classes(known: &Coefficients) -> (Vec<DeviceClass>, Vec<NetworkClass>) {
     let mut devices = forecast::device_classes(known);
@@ -227,7 +229,7 @@ pub fn classes(known: &Coefficients) -> (Vec<DeviceClass>, Vec<NetworkClass>) {
 /// Predicts for these settings.
 ///
 /// # Errors
-/// A [`Problem`] that names the class, network or length that cannot be asked for.
+/// A [`Problem`] that names the class, network or length that is not valid.
 pub fn predict(
     id: &str,
     settings: &SceneSettings,
@@ -339,7 +341,8 @@ fn figures(input: &OptimizerInput) -> Figures {
     }
 }
 
-/// TTFT_d at steps of r below 1, where the curve ends (the whole prompt starts at t = 0), and at the chosen r.
+/// Returns TTFT_d at steps of r below 1, and at the chosen r. The curve ends below 1, because there the whole
+/// prompt starts at t = 0.
 fn over_ratio(input: &OptimizerInput, chosen: f64) -> Vec<Point> {
     let mut ratios: Vec<f64> = (1..=39).map(|step| f64::from(step) * 0.025).chain([0.99]).collect();
     ratios.push(chosen);
@@ -348,7 +351,7 @@ fn over_ratio(input: &OptimizerInput, chosen: f64) -> Vec<Point> {
     ratios.into_iter().map(|x| Point { x, y: input.ttft_d_ms(x) }).collect()
 }
 
-/// Whole L that the chart shows: from 1 to well over what was chosen, and what was chosen.
+/// Returns the values of L that the chart shows: from 1 to well over the chosen L, which is one of them.
 fn assist_points(plan: &Plan) -> Vec<u32> {
     let least = plan.bounds.lower.unwrap_or(0);
     let most = plan.assist_tokens.saturating_mul(3).max(least.saturating_mul(2)).clamp(16, 65_536);
@@ -364,7 +367,8 @@ fn over_assist(input: &OptimizerInput, ratio: f64, tokens: &[u32]) -> Vec<Point>
     tokens.iter().map(|&tokens| Point { x: f64::from(tokens), y: input.gap_at_ms(ratio, tokens) }).collect()
 }
 
-/// L from the smallest that keeps tau, or the floor, to the largest within the cloud's time.
+/// Returns the range of L: from the smallest that keeps tau (at least the floor) to the largest that the
+/// cloud can write in time.
 fn assist_feasible(input: &OptimizerInput, plan: &Plan) -> Option<Interval> {
     let least = plan.bounds.lower?.max(input.scene.assist_floor);
     let most = plan.bounds.upper.min(input.scene.answer_tokens_max);

@@ -1,7 +1,7 @@
-//! Why a request of the console or its API was not done: one type, shown as `application/problem+json` or as a page.
+//! The error of the console and its API, shown as `application/problem+json` or as a page.
 //!
-//! Never: says more of a failure inside than that there was one (the log has the whole chain). Always: names the field
-//! where one is at fault, and an HTTP status that fits.
+//! Never: shows details of an internal failure (the log has the whole chain). Always: names the field if one
+//! is wrong, and has a fitting HTTP status.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -10,37 +10,37 @@ use utoipa::ToSchema;
 
 use crate::scene::SceneError;
 
-/// What kind of problem it is.
+/// The kind of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request cannot be read.
     Malformed,
     /// A field is out of its bounds.
     Invalid,
-    /// Nobody is logged in, or name and password do not fit.
+    /// Nobody is logged in, or name or password is wrong.
     NotLoggedIn,
     /// The role is not enough, or the request does not come from the console.
     Forbidden,
-    /// There is no such thing.
+    /// The path or the record does not exist.
     NotFound,
-    /// It is there already, or something else stands in the way.
+    /// The record's state does not allow the change.
     Conflict,
-    /// Somebody else was faster.
+    /// Somebody else changed the record meanwhile.
     Stale,
-    /// The change does not say what it is based on.
+    /// The change does not name the revision that it is based on.
     PreconditionRequired,
-    /// Too many tries.
+    /// Too many attempts.
     TooMany,
     /// The body is over its limit.
     TooLarge,
     /// The database is away, or there is no administrator yet.
     Unavailable,
-    /// A bug, or a database that does not do what it should.
+    /// A bug, or unexpected behaviour of the database.
     Internal,
 }
 
 impl Kind {
-    /// Its HTTP status.
+    /// Returns its HTTP status.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Its word in `type`, and its title.
+    /// Returns its word in `type`, and its title.
     #[must_use]
     pub const fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -67,25 +67,27 @@ impl Kind {
             Kind::Invalid => ("invalid", "A field is not valid"),
             Kind::NotLoggedIn => ("not-logged-in", "Log in first"),
             Kind::Forbidden => ("forbidden", "This is not allowed"),
-            Kind::NotFound => ("not-found", "There is no such thing"),
-            Kind::Conflict => ("conflict", "Something stands in the way"),
+            Kind::NotFound => ("not-found", "Not found"),
+            Kind::Conflict => ("conflict", "The present state does not allow this"),
             Kind::Stale => ("stale", "Somebody else was faster"),
-            Kind::PreconditionRequired => ("precondition-required", "Say which state the change is based on"),
+            Kind::PreconditionRequired => {
+                ("precondition-required", "Name the revision that the change is based on")
+            }
             Kind::TooMany => ("too-many", "Too many tries"),
             Kind::TooLarge => ("too-large", "The request is too large"),
             Kind::Unavailable => ("unavailable", "Not available now"),
-            Kind::Internal => ("internal", "Something failed inside"),
+            Kind::Internal => ("internal", "Internal error"),
         }
     }
 }
 
-/// A request that was not done.
+/// A request that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct Problem {
-    /// What kind it is.
+    /// Its kind.
     pub kind: Kind,
-    /// What happened, a sentence that names limit and value.
+    /// What happened, with limit and value.
     pub detail: String,
     field: Option<String>,
     retry_after_s: Option<u64>,
@@ -104,62 +106,49 @@ pub struct ProblemBody {
     pub status: u16,
     /// What happened.
     pub detail: String,
-    /// The field at fault.
+    /// The field that is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
 }
 
 impl Problem {
-    /// A problem of this kind.
+    /// Makes a problem of this kind.
     #[must_use]
     pub fn new(kind: Kind, detail: impl Into<String>) -> Problem {
         Problem { kind, detail: detail.into(), field: None, retry_after_s: None }
     }
 
-    /// A field that is out of its bounds.
+    /// Makes the problem of a field that is out of its bounds.
     #[must_use]
     pub fn field(field: &str, why: &dyn std::fmt::Display) -> Problem {
         Problem { field: Some(field.to_owned()), ..Problem::new(Kind::Invalid, why.to_string()) }
     }
 
-    /// A body that cannot be read, with the field where the reader stopped.
+    /// Makes the problem of a body that cannot be read, with the field at which the reader stopped.
     #[must_use]
     pub fn malformed(field: Option<String>, why: impl Into<String>) -> Problem {
         Problem { field, ..Problem::new(Kind::Malformed, why) }
     }
 
-    /// A setting of a scene that is out of its bounds.
+    /// Makes the problem of a scene that is not valid.
     #[must_use]
     pub fn of_scene(err: &SceneError) -> Problem {
-        let field = match err {
-            SceneError::Id(_) => "id",
-            SceneError::Range(range) => range.field.as_str(),
-            SceneError::Ratio { .. } | SceneError::NotRefined(_) => "ratio",
-            SceneError::Mode(_) => "mode",
-            SceneError::AssistTokens { .. } => "assist_tokens",
-            SceneError::AssistMax { .. } => "assist_max",
-            SceneError::Name { field, .. } => field,
-            SceneError::Text { name: "system text", .. } | SceneError::Nul { name: "system text" } => {
-                "system"
-            }
-            SceneError::Text { .. } | SceneError::Nul { .. } => "question_prefix",
-        };
-        Problem::field(field, err)
+        Problem::field(err.field(), err)
     }
 
-    /// The same problem, to be tried again after so many seconds.
+    /// Adds when to try again, in seconds.
     #[must_use]
     pub fn retry_after_s(self, seconds: u64) -> Problem {
         Problem { retry_after_s: Some(seconds), ..self }
     }
 
-    /// The field at fault.
+    /// Returns the field that is wrong.
     #[must_use]
     pub fn field_name(&self) -> Option<&str> {
         self.field.as_deref()
     }
 
-    /// The problem as JSON.
+    /// Returns the problem as JSON.
     #[must_use]
     pub fn body(&self) -> ProblemBody {
         let (word, title) = self.kind.words();
@@ -172,7 +161,7 @@ impl Problem {
         }
     }
 
-    /// Puts `Retry-After` on a reply that says when to try again.
+    /// Sets `Retry-After` if the problem says when to try again.
     pub(super) fn retry_header(&self, response: &mut Response) {
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

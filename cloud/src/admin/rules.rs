@@ -1,20 +1,20 @@
-//! Who may call what: every route of the console and its API in one table.
+//! Access rules: every route of the console and its API in one table.
 //!
-//! Pure. Always: a route that is not in the table is refused to everybody, so that a forgotten line shuts a door and
-//! opens none; each role may do what those before it may.
+//! Pure. Always: a route that is not in the table is refused to everybody, so a forgotten line denies access;
+//! each role may do what lower roles may.
 
 use axum::http::Method;
 
 use crate::access::Role;
 
-/// What a route asks of its caller.
+/// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    /// Nothing, not even that there is an administrator: style sheet, script and icon.
+pub enum Requirement {
+    /// Nothing, not even that there is an administrator: for style sheet, script and icon.
     Nothing,
-    /// Nothing of the caller: the log-in and the API's description.
+    /// Nothing of the caller. There must be an administrator. For the log-in and the API's description.
     Anyone,
-    /// Somebody who has logged in, with this role or a higher one.
+    /// A user who has logged in with this role or a higher one.
     Role(Role),
 }
 
@@ -25,19 +25,19 @@ pub struct Rule {
     pub method: &'static str,
     /// The path, with its parameters in braces.
     pub path: &'static str,
-    /// What it asks of its caller.
-    pub need: Need,
+    /// What it requires of its caller.
+    pub need: Requirement,
 }
 
-const fn rule(method: &'static str, path: &'static str, need: Need) -> Rule {
+const fn rule(method: &'static str, path: &'static str, need: Requirement) -> Rule {
     Rule { method, path, need }
 }
 
-const NOTHING: Need = Need::Nothing;
-const ANYONE: Need = Need::Anyone;
-const VIEWER: Need = Need::Role(Role::Viewer);
-const EDITOR: Need = Need::Role(Role::Editor);
-const ADMIN: Need = Need::Role(Role::Admin);
+const NOTHING: Requirement = Requirement::Nothing;
+const ANYONE: Requirement = Requirement::Anyone;
+const VIEWER: Requirement = Requirement::Role(Role::Viewer);
+const EDITOR: Requirement = Requirement::Role(Role::Editor);
+const ADMIN: Requirement = Requirement::Role(Role::Admin);
 
 /// Every route.
 pub const RULES: &[Rule] = &[
@@ -106,25 +106,25 @@ pub const RULES: &[Rule] = &[
     rule("GET", "/admin/audit", VIEWER),
 ];
 
-/// The rule of a route; `HEAD` is as `GET`.
+/// Returns the rule of a route; `HEAD` is like `GET`.
 #[must_use]
 pub fn find(method: &Method, path: &str) -> Option<&'static Rule> {
     let method = if method == Method::HEAD { "GET" } else { method.as_str() };
     RULES.iter().find(|rule| rule.path == path && rule.method == method)
 }
 
-/// Whether a method may change something: all but reading ones.
+/// Returns whether a method may change something: all except those that only read.
 #[must_use]
 pub fn is_unsafe(method: &Method) -> bool {
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Whether a role may do what a rule guards.
+/// Returns whether a role satisfies a requirement.
 #[must_use]
-pub fn allows(need: Need, role: Option<Role>) -> bool {
+pub fn allows(need: Requirement, role: Option<Role>) -> bool {
     match need {
-        Need::Nothing | Need::Anyone => true,
-        Need::Role(least) => role.is_some_and(|role| role >= least),
+        Requirement::Nothing | Requirement::Anyone => true,
+        Requirement::Role(least) => role.is_some_and(|role| role >= least),
     }
 }
 

@@ -1,7 +1,7 @@
-//! Sessions of the console: the cookies, and who is behind them.
+//! Sessions of the console: the cookies, and the user of a request.
 //!
-//! Never: puts anything but a random token into a cookie. Always: HttpOnly, SameSite=Strict, for `/admin` only, and
-//! Secure if the service speaks TLS or stands behind something that does.
+//! Never: puts anything but a random token into a cookie. Always: HttpOnly, SameSite=Strict, for `/admin`
+//! only. Secure if the service speaks TLS itself or is behind a proxy that does.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -14,44 +14,44 @@ use crate::store::DEVICE_MAX_MS;
 
 /// The name of a session's cookie.
 pub const COOKIE: &str = "baton_session";
-/// The name of the cookie by which a device is known on which somebody has logged in before. It opens nothing: who has it
-/// still needs the password, and is only not kept out by strangers who guess it.
+/// The name of the cookie that identifies a device on which a user has logged in before. It gives no access:
+/// a login still needs the password. It only keeps strangers who guess passwords from locking the user out.
 pub const DEVICE_COOKIE: &str = "baton_device";
 
-/// Somebody who has logged in.
+/// The session of a user who has logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
     /// The user's name.
     pub user: String,
     /// What they may do.
     pub role: Role,
-    /// What every form must carry.
+    /// The CSRF token that every form must carry.
     pub csrf: String,
     /// When the session ends, in milliseconds since 1970.
     pub expires_ms: i64,
 }
 
 impl Session {
-    /// The user, as the audit log names them.
+    /// Returns the user as the audit log names them.
     #[must_use]
     pub fn actor(&self) -> Actor {
         Actor::user(&self.user)
     }
 
-    /// Whether scenes and device classes may be changed.
+    /// Returns whether the user may change scenes and device classes.
     #[must_use]
     pub fn edits(&self) -> bool {
         self.role >= Role::Editor
     }
 
-    /// Whether keys, tenants and users may be changed.
+    /// Returns whether the user may change keys, tenants and users.
     #[must_use]
     pub fn administers(&self) -> bool {
         self.role >= Role::Admin
     }
 }
 
-/// The session that the guard has found.
+/// Extracts the session that the guard has found.
 impl<S: Sync> FromRequestParts<S> for Session {
     type Rejection = Problem;
 
@@ -61,13 +61,13 @@ impl<S: Sync> FromRequestParts<S> for Session {
     }
 }
 
-/// The cookie that carries a token; it goes with the browser, the server forgets it earlier.
+/// Makes the session's cookie. The browser drops it when it closes; the server may end the session earlier.
 #[must_use]
 pub fn cookie(token: String, secure: bool) -> Cookie<'static> {
     strict(COOKIE, token, secure)
 }
 
-/// The cookie that a device keeps.
+/// Makes the device's cookie, which the browser keeps.
 #[must_use]
 pub fn device_cookie(token: String, secure: bool) -> Cookie<'static> {
     let mut cookie = strict(DEVICE_COOKIE, token, secure);

@@ -1,4 +1,4 @@
-//! `audit list|verify`: who changed what, and whether anybody changed that.
+//! `audit list|verify`: shows and checks the audit log.
 
 use std::io::Write;
 
@@ -15,11 +15,11 @@ use crate::store::{AuditCheck, AuditQuery, AuditRow};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     baton-cloud audit list --target scene/doc-qa\n  \
-    baton-cloud audit verify                     prints the end of the chain: note it elsewhere\n  \
-    baton-cloud audit verify --noted 42:9f86d0…  finds also a chain that was written anew as a whole\n\n\
-    Each row's hash covers its fields and the row before it: altered, deleted, added and moved rows are found.")]
+    baton-cloud audit verify                     prints the end of the chain: keep it elsewhere\n  \
+    baton-cloud audit verify --noted 42:9f86d0…  also detects a chain that was rewritten as a whole\n\n\
+    Each row's hash covers its fields and the row before it, so altered, deleted, added and moved rows are found.")]
 pub struct AuditCommand {
-    /// What to do with it.
+    /// What to do.
     #[command(subcommand)]
     pub command: AuditAction,
     /// The database.
@@ -27,27 +27,27 @@ pub struct AuditCommand {
     pub database: DatabaseArgs,
 }
 
-/// What to do with the audit log.
+/// The commands of `audit`.
 #[derive(Debug, Subcommand)]
 pub enum AuditAction {
-    /// The newest rows
+    /// List the newest rows
     List {
-        /// Only of this target, `scene/ID`, `key/ID`, `tenant/ID`, `class/ID` or `user/NAME`
+        /// Only rows of this target: `scene/ID`, `key/ID`, `tenant/ID`, `class/ID` or `user/NAME`
         #[arg(long, default_value = "")]
         target: String,
-        /// Only by this actor, `user:NAME` or `cli`
+        /// Only rows by this actor: `user:NAME`, `cli` or `service`
         #[arg(long, default_value = "")]
         actor: String,
         /// Only rows before this one
         #[arg(long, value_parser = numbers::whole::<u64>, allow_negative_numbers = true)]
         before: Option<u64>,
-        /// At most so many
+        /// The most rows to list
         #[arg(long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=10000))]
         limit: u32,
     },
-    /// Check every row; ends with an error where one is not as it was written
+    /// Check every row; fails if one was altered or is missing
     Verify {
-        /// An end of the chain that was printed earlier
+        /// An end of the chain that an earlier `verify` printed
         #[arg(long, value_name = "SEQ:HASH", value_parser = noted_end)]
         noted: Option<(u64, String)>,
     },

@@ -1,4 +1,4 @@
-//! `bootstrap`: the first admin, without a default password.
+//! `bootstrap`: makes the first admin. There is no default password.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use crate::store::StoreError;
 /// `bootstrap`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    baton-cloud bootstrap ann                              a password is made and printed once\n  \
-    baton-cloud bootstrap ann --password-file secret.txt   the first line of a file\n  \
+    baton-cloud bootstrap ann                              a generated password, printed once\n  \
+    baton-cloud bootstrap ann --password-file secret.txt   the password in the first line of a file\n  \
     echo \"$PASSWORD\" | baton-cloud bootstrap ann --password-file -\n\n\
-    Refused where an admin exists: further users are made by `baton-cloud users add` or in the console at /admin.")]
+    Fails if an admin exists: add further users by `baton-cloud users add` or in the console at /admin.")]
 pub struct BootstrapCommand {
-    /// Name to log in by
+    /// Name to log in with
     pub name: String,
-    /// Where the password is read from: the first line of a file, or `-` for standard input
+    /// The password.
     #[command(flatten)]
     pub password: PasswordArgs,
     /// The database.
@@ -31,32 +31,32 @@ pub struct BootstrapCommand {
     pub database: DatabaseArgs,
 }
 
-/// Where a password comes from.
+/// The source of a password.
 #[derive(Debug, Clone, Default, Args)]
 pub struct PasswordArgs {
-    /// Read the password from the first line of this file, or of standard input for `-`; without it one is made and
-    /// printed once
+    /// Read the password from the first line of this file, or of standard input for `-`; without this option
+    /// a password is generated and printed once
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
 }
 
 /// A password, and whether it must be printed.
-pub(super) struct Chosen {
+pub(super) struct ChosenPassword {
     pub(super) password: String,
     pub(super) generated: bool,
 }
 
 impl PasswordArgs {
-    /// Reads the password, or makes one.
-    pub(super) fn choose(&self) -> anyhow::Result<Chosen> {
+    /// Reads the password, or generates one.
+    pub(super) fn choose(&self) -> anyhow::Result<ChosenPassword> {
         let Some(path) = &self.password_file else {
-            return Ok(Chosen { password: generate_password(), generated: true });
+            return Ok(ChosenPassword { password: generate_password(), generated: true });
         };
         let mut line = String::new();
         if path == Path::new("-") {
             let input = std::io::stdin();
             if input.is_terminal() {
-                return Ok(Chosen { password: typed()?, generated: false });
+                return Ok(ChosenPassword { password: typed()?, generated: false });
             }
             input.lock().read_line(&mut line).context("read the password from standard input")?;
         } else {
@@ -67,15 +67,15 @@ impl PasswordArgs {
         if password.is_empty() {
             bail!("the password is empty");
         }
-        Ok(Chosen { password, generated: false })
+        Ok(ChosenPassword { password, generated: false })
     }
 }
 
-/// A password that somebody types twice, unseen.
+/// Reads a password that the user types twice, without showing it.
 fn typed() -> anyhow::Result<String> {
     let ask = |what: &str| {
-        // Hidden first: what is typed as soon as the question is there must not be shown.
-        let _unseen = Unseen::begin().context("hide what is typed")?;
+        // Hidden before the question is shown, so that fast typing is not shown either.
+        let _hidden = HiddenInput::begin().context("hide what is typed")?;
         errln!("{what} (it is not shown):");
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).context("read the password from the terminal")?;
@@ -91,32 +91,32 @@ fn typed() -> anyhow::Result<String> {
     Ok(password)
 }
 
-/// While it lives, the terminal does not show what is typed.
-struct Unseen(#[cfg(unix)] rustix::termios::Termios);
+/// Keeps the terminal from showing what is typed, until it is dropped.
+struct HiddenInput(#[cfg(unix)] rustix::termios::Termios);
 
-impl Unseen {
+impl HiddenInput {
     #[cfg(unix)]
-    fn begin() -> std::io::Result<Unseen> {
+    fn begin() -> std::io::Result<HiddenInput> {
         use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
         let before = tcgetattr(std::io::stdin())?;
         let mut hidden = before.clone();
         hidden.local_modes.remove(LocalModes::ECHO);
-        // The end of a line is shown: the next question stands on a line of its own.
+        // The end of the line is shown, so that the next question is on a new line.
         hidden.local_modes.insert(LocalModes::ECHONL);
         tcsetattr(std::io::stdin(), OptionalActions::Flush, &hidden)?;
-        Ok(Unseen(before))
+        Ok(HiddenInput(before))
     }
 
     #[cfg(not(unix))]
-    fn begin() -> std::io::Result<Unseen> {
+    fn begin() -> std::io::Result<HiddenInput> {
         Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "pass the password in a file"))
     }
 }
 
 #[cfg(unix)]
-impl Drop for Unseen {
+impl Drop for HiddenInput {
     fn drop(&mut self) {
-        // A terminal that is gone shows nothing.
+        // If the terminal is gone, nothing has to be restored.
         let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, &self.0);
     }
 }
@@ -133,11 +133,11 @@ pub(super) async fn run(command: BootstrapCommand, out: &mut impl Write) -> anyh
     print_password(&user.name, user.role.as_str(), &chosen, command.database.json, out).context("print")
 }
 
-/// Says who was made; a password that was made too, this once.
+/// Prints the user, and the password if it was generated.
 pub(super) fn print_password(
     name: &str,
     role: &str,
-    chosen: &Chosen,
+    chosen: &ChosenPassword,
     json: bool,
     out: &mut impl Write,
 ) -> std::io::Result<()> {
@@ -150,7 +150,7 @@ pub(super) fn print_password(
     }
     writeln!(out, "user `{name}` ({role})")?;
     if chosen.generated {
-        writeln!(out, "password {}   shown this once: keep it now", chosen.password)?;
+        writeln!(out, "password {}   shown only once: keep it now", chosen.password)?;
     }
     Ok(())
 }

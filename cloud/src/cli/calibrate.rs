@@ -1,6 +1,7 @@
-//! `calibrate MODEL.gguf`: finds the heads that the refiner ranks by, and writes them beside the model.
+//! `calibrate MODEL.gguf`: finds the attention heads that the refiner ranks by, and writes them beside the
+//! model.
 //!
-//! Always: the file is whole or not there; an interrupt leaves neither it nor a part of it.
+//! Always: the file is complete or does not exist, also after an interrupt.
 
 use std::io::Write;
 use std::num::NonZeroUsize;
@@ -22,10 +23,11 @@ use crate::config::numbers;
 pub struct CalibrateCommand {
     /// GGUF file of the model
     pub model: PathBuf,
-    /// Where the heads go; the default is MODEL with .heads.json in place of .gguf, where `serve` looks for it
+    /// File to write the heads to; the default is MODEL with .heads.json in place of .gguf, which `serve`
+    /// reads
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Questions asked, four about each document
+    /// Number of questions, four about each document
     #[arg(
         long,
         default_value = "64",
@@ -34,7 +36,7 @@ pub struct CalibrateCommand {
         allow_negative_numbers = true
     )]
     pub probes: NonZeroUsize,
-    /// Words of a document; fewer where the model's context holds fewer
+    /// Words of each document; fewer if the model's context is shorter
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(100..=100_000), value_name = "N")]
     pub words: u32,
     /// Threads of the engine; the default is one for each core
@@ -47,7 +49,7 @@ pub struct CalibrateCommand {
 
 pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
     let out = command.out.clone().unwrap_or_else(|| command.model.with_extension("heads.json"));
-    // Beside the model, a folder is if the model is.
+    // The folder of the model exists if the model does.
     if let Some(out) = &command.out {
         check_place(out)?;
     }
@@ -57,7 +59,7 @@ pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
     let (path, flag) = (command.model.clone(), stop.clone());
     let mut work = tokio::task::spawn_blocking(move || -> anyhow::Result<Calibrated> {
         let model = Model::open(&path).with_context(|| format!("open model `{}`", path.display()))?;
-        let mut control = Shown::new(flag);
+        let mut control = ProgressLine::new(flag);
         let done = calibrate(&model, options, &mut control);
         baton_terminal::clear_status();
         done.with_context(|| format!("calibrate `{}`", path.display()))
@@ -71,13 +73,13 @@ pub(super) async fn run(command: CalibrateCommand) -> anyhow::Result<()> {
         }
     };
     let calibrated = done.context("run the probes")??;
-    // The last probe may have been done before anybody looked at the flag.
+    // The last probe may have ended before the flag was checked.
     ensure!(!stop.load(Ordering::Relaxed), "stopped; nothing is written");
     write_whole(&out, &calibrated.calibration.to_json())?;
     print(&calibrated, &out, command.json).context("print")
 }
 
-/// Fails at once if the file could not be written after the probes, which take minutes.
+/// Fails early if the file could not be written after the probes, which take minutes.
 fn check_place(out: &Path) -> anyhow::Result<()> {
     ensure!(!out.is_dir(), "`{}` is a folder: name a file", out.display());
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -93,7 +95,7 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
             |()| std::fs::rename(&unfinished, path).with_context(|| format!("name `{}`", path.display())),
         );
     if written.is_err() {
-        let _ = std::fs::remove_file(&unfinished); // What went wrong before matters more than a left file.
+        let _ = std::fs::remove_file(&unfinished); // The first error matters more than a file that is left.
     }
     written
 }
@@ -129,19 +131,19 @@ fn print(calibrated: &Calibrated, path: &Path, as_json: bool) -> std::io::Result
     )
 }
 
-/// Progress on standard error: the line of progress on a terminal, else a line now and then.
-struct Shown {
+/// Shows progress on standard error: a progress line on a terminal, else a line every few probes.
+struct ProgressLine {
     stop: Arc<AtomicBool>,
     started: Instant,
 }
 
-impl Shown {
+impl ProgressLine {
     fn new(stop: Arc<AtomicBool>) -> Self {
         Self { stop, started: Instant::now() }
     }
 }
 
-impl CalibrateControl for Shown {
+impl CalibrateControl for ProgressLine {
     fn progress(&mut self, Progress { probes, of, tokens }: Progress) {
         let seconds = self.started.elapsed().as_secs_f64();
         let left = seconds / probes as f64 * (of - probes) as f64;

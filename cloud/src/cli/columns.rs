@@ -1,14 +1,15 @@
-//! Lists for people. Pure but for what it writes to. Always: a row is one line, and a column as wide as its widest cell.
+//! Writes lists with aligned columns. Pure, except that it writes to `out`. Always: a row is one line, and a
+//! column is as wide as its widest cell.
 
 use std::io::{self, Write};
 use std::iter;
 
-/// Where the cells of a column meet.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -27,7 +28,7 @@ pub(super) fn write<const N: usize>(
         }
     }
     if let Some((_, Side::Left)) = columns.last() {
-        // Nothing follows.
+        // The last column needs no padding.
         widths[N - 1] = 0;
     }
     for line in &lines {
@@ -44,7 +45,7 @@ pub(super) fn write<const N: usize>(
     Ok(())
 }
 
-/// A text that breaks no row.
+/// Replaces control characters by spaces, so that a cell stays on one line.
 pub(super) fn one_line(text: String) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

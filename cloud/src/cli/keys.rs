@@ -1,4 +1,4 @@
-//! `keys create|list|revoke|rotate`: who may use the API.
+//! `keys create|list|revoke|rotate`: manages API keys.
 
 use std::io::Write;
 
@@ -16,11 +16,11 @@ use crate::store::{Expected, NewKey, Store, key_json, now_ms};
 #[command(after_help = "Examples:\n  \
     baton-cloud keys create --label \"ann's phone\"                     a device's key, tenant `default`\n  \
     baton-cloud keys create --tenant acme --scopes assist,chat --days 90\n  \
-    baton-cloud keys rotate 1a2b3c4d5e6f --grace 24h                  a new key; the old one ends in a day\n  \
-    baton-cloud keys revoke 1a2b3c4d5e6f                              in force on every replica within 5 s\n\n\
-    A key is shown once, when it is made; only its hash is kept. Scopes: assist, chat, scenes:read, stats.")]
+    baton-cloud keys rotate 1a2b3c4d5e6f --grace 24h                  a new key; the old one expires in a day\n  \
+    baton-cloud keys revoke 1a2b3c4d5e6f                              every replica refuses it within 5 s\n\n\
+    A key is shown once, when it is made; only its hash is stored. Scopes: assist, chat, scenes:read, stats.")]
 pub struct KeysCommand {
-    /// What to do with them.
+    /// What to do.
     #[command(subcommand)]
     pub command: KeyCommand,
     /// The database.
@@ -28,40 +28,40 @@ pub struct KeysCommand {
     pub database: DatabaseArgs,
 }
 
-/// What to do with keys.
+/// The commands of `keys`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key and show it this once
+    /// Make a key and show it once
     Create {
-        /// Whose it is
+        /// Tenant that the key belongs to
         #[arg(long, default_value = DEFAULT_TENANT)]
         tenant: String,
-        /// What people call it
+        /// Name of the key for people
         #[arg(long, default_value = "")]
         label: String,
-        /// What it allows, between commas, or `all`
+        /// Scopes that it allows, separated by commas, or `all`
         #[arg(long, default_value = "assist,scenes:read")]
         scopes: Scopes,
-        /// Ends after so many days; without it, never
+        /// Days until it expires; without this option it never does
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(KEY_DAYS_MAX)))]
         days: Option<u32>,
     },
-    /// Every key, revoked ones too
+    /// List every key, revoked ones too
     List {
-        /// Only of this tenant
+        /// Only keys of this tenant
         #[arg(long)]
         tenant: Option<String>,
     },
-    /// Refuse a key from now on
+    /// Revoke a key: it is refused from now on
     Revoke {
-        /// Its id, the part after `btk_`
+        /// The key's id, the part after `btk_`
         id: String,
     },
-    /// Make a key in place of another one, which is good for a while longer
+    /// Make a key that replaces another one, which stays valid for a while
     Rotate {
-        /// Its id, the part after `btk_`
+        /// The key's id, the part after `btk_`
         id: String,
-        /// How long the old one is good: 30s, 15m, 24h or 7d
+        /// How long the old key stays valid: 30s, 15m, 24h or 7d
         #[arg(long, default_value = "24h", value_parser = span_ms)]
         grace: i64,
     },
@@ -74,47 +74,47 @@ pub(super) async fn run(command: KeysCommand, out: &mut impl Write) -> anyhow::R
     let shown = done?;
     if command.database.json {
         let value = match &shown {
-            Shown::List(keys) => keys.iter().map(key_json).collect(),
-            Shown::One(key) => key_json(key),
-            Shown::Made(key, secret) => made_json(key, secret),
+            Output::List(keys) => keys.iter().map(key_json).collect(),
+            Output::One(key) => key_json(key),
+            Output::Made(key, secret) => made_json(key, secret),
         };
         return writeln!(out, "{value}").context("print");
     }
     match &shown {
-        Shown::List(keys) => list(keys, out),
-        Shown::One(key) => list(std::slice::from_ref(key), out),
-        Shown::Made(key, secret) => {
-            writeln!(out, "{}\n\nshown this once: only its hash is kept", secret.reveal())
+        Output::List(keys) => list(keys, out),
+        Output::One(key) => list(std::slice::from_ref(key), out),
+        Output::Made(key, secret) => {
+            writeln!(out, "{}\n\nshown only once: only its hash is stored", secret.reveal())
                 .and_then(|()| list(std::slice::from_ref(key), out))
         }
     }
     .context("print")
 }
 
-enum Shown {
+enum Output {
     List(Vec<ApiKey>),
     One(ApiKey),
     Made(ApiKey, KeySecret),
 }
 
-async fn perform(store: &Store, command: KeyCommand) -> anyhow::Result<Shown> {
+async fn perform(store: &Store, command: KeyCommand) -> anyhow::Result<Output> {
     let by = Actor::cli();
     Ok(match command {
         KeyCommand::Create { tenant, label, scopes, days } => {
             let expires_ms = days.map(|days| now_ms() + i64::from(days) * crate::traffic::DAY_MS);
             let new = NewKey { tenant, label, scopes, expires_ms };
             let (key, secret) = store.create_key(&new, &by).await?;
-            Shown::Made(key, secret)
+            Output::Made(key, secret)
         }
         KeyCommand::List { tenant } => {
             let mut keys = store.keys().await?;
             keys.retain(|key| tenant.as_ref().is_none_or(|tenant| *tenant == key.tenant));
-            Shown::List(keys)
+            Output::List(keys)
         }
-        KeyCommand::Revoke { id } => Shown::One(store.revoke_key(&id, Expected::Any, &by).await?),
+        KeyCommand::Revoke { id } => Output::One(store.revoke_key(&id, Expected::Any, &by).await?),
         KeyCommand::Rotate { id, grace } => {
             let (key, secret) = store.rotate_key(&id, grace, Expected::Any, &by).await?;
-            Shown::Made(key, secret)
+            Output::Made(key, secret)
         }
     })
 }
@@ -147,7 +147,7 @@ fn list(keys: &[ApiKey], out: &mut impl Write) -> std::io::Result<()> {
     columns::write(titles.map(|title| (title, Side::Left)), keys.iter().map(cells), out)
 }
 
-/// A span of time with its unit, in milliseconds.
+/// Parses a duration with its unit. Returns milliseconds.
 fn span_ms(text: &str) -> anyhow::Result<i64> {
     let want = || format!("`{text}` is no span of time: 30s, 15m, 24h or 7d");
     let unit_at = text.len().checked_sub(1).filter(|&at| text.is_char_boundary(at)).with_context(want)?;

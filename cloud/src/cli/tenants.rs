@@ -1,4 +1,4 @@
-//! `tenants list|set`: whose requests are counted together, and what they may use.
+//! `tenants list|set`: manages tenants, their weights and limits.
 
 use std::io::Write;
 use std::str::FromStr;
@@ -20,10 +20,10 @@ use crate::traffic::DAY_MS;
     baton-cloud tenants set acme --label \"Acme Ltd\" --requests-per-minute 600 --concurrency 20\n  \
     baton-cloud tenants set acme --weight 30 --tokens-per-day none\n  \
     baton-cloud tenants set acme --disabled true\n\n\
-    A tenant's weight is its priority: while several wait, slots are shared in proportion to their weights (10 where\n\
-    nothing is set), so that none starves. Limits hold over all replicas, which meet in the database every 2 s.")]
+    A tenant's weight is its priority: tenants that wait share slots in proportion to their weights (default 10), so\n\
+    none starves. Limits hold over all replicas, which exchange their counts through the database every 2 s.")]
 pub struct TenantsCommand {
-    /// What to do with them.
+    /// What to do.
     #[command(subcommand)]
     pub command: TenantCommand,
     /// The database.
@@ -31,24 +31,24 @@ pub struct TenantsCommand {
     pub database: DatabaseArgs,
 }
 
-/// What to do with tenants.
+/// The commands of `tenants`.
 #[derive(Debug, Subcommand)]
 pub enum TenantCommand {
-    /// Every tenant, with what it used today (UTC)
+    /// List every tenant, with its usage of today (UTC)
     List,
-    /// Add a tenant, or change what is named
+    /// Add a tenant, or change the settings that are named
     Set(TenantSet),
 }
 
-/// Changes to a tenant; what is not named stays.
+/// Changes to a tenant. Settings that are not named stay.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct TenantSet {
-    /// Its name
+    /// The tenant's id
     pub id: String,
-    /// What people call it
+    /// Name of the tenant for people
     #[arg(long)]
     pub label: Option<String>,
-    /// Share of slots beside other tenants that wait, 1 to 1000
+    /// Share of slots if several tenants wait, 1 to 1000
     #[arg(long, value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub weight: Option<u32>,
     /// Requests in a minute, or `none`
@@ -57,15 +57,16 @@ pub struct TenantSet {
     /// Requests at the same time, or `none`
     #[arg(long, value_name = "N|none", allow_negative_numbers = true)]
     pub concurrency: Option<Limit<u32>>,
-    /// Prompt and answer tokens in a day (UTC), or `none`; what a request may use is set aside before it runs
+    /// Prompt and answer tokens in a day (UTC), or `none`; the tokens that a request may use are set aside
+    /// before it runs
     #[arg(long, value_name = "N|none", allow_negative_numbers = true)]
     pub tokens_per_day: Option<Limit<u64>>,
-    /// Refuse every request of the tenant
+    /// Whether every request of the tenant is refused
     #[arg(long)]
     pub disabled: Option<bool>,
 }
 
-/// A limit, or none.
+/// A limit, or `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit<T>(pub Option<T>);
 
@@ -79,7 +80,7 @@ impl<T: FromStr> FromStr for Limit<T> {
 }
 
 impl TenantSet {
-    /// Whether no change is named.
+    /// Returns whether no change is named.
     fn is_empty(&self) -> bool {
         *self == TenantSet { id: self.id.clone(), ..TenantSet::default() }
     }
@@ -134,9 +135,7 @@ async fn perform(store: &Store, command: TenantCommand) -> anyhow::Result<(Vec<T
 }
 
 fn json_of(tenant: &Tenant, used: Option<&DayUsage>) -> Value {
-    let mut value = tenant_json(&tenant.settings);
-    value["id"] = json!(tenant.id);
-    value["revision"] = json!(tenant.revision);
+    let mut value = tenant_json(tenant);
     value["requests_today"] = json!(used.map_or(0, |used| used.requests));
     value["tokens_today"] = json!(used.map_or(0, |used| used.tokens));
     value

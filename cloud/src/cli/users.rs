@@ -1,4 +1,4 @@
-//! `users list|add|set`: who may use the admin console.
+//! `users list|add|set`: manages users of the admin console.
 
 use std::io::Write;
 
@@ -15,14 +15,14 @@ use crate::store::{Expected, StoreError, UserChange, user_json};
 /// `users`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    baton-cloud users add ben --role editor              a password is made and printed once\n  \
+    baton-cloud users add ben --role editor              a generated password, printed once\n  \
     baton-cloud users set ben --role viewer\n  \
     baton-cloud users set ben --new-password             ends ben's sessions\n  \
     baton-cloud users set ben --disabled true\n\n\
-    viewer: look; editor: change scenes and device classes; admin: change tenants, keys and users too.\n\
-    The first admin is made by `baton-cloud bootstrap`. The last one can neither be disabled nor become less.")]
+    viewer: see settings; editor: change scenes and device classes; admin: change tenants, keys and users too.\n\
+    `baton-cloud bootstrap` makes the first admin. The last admin cannot be disabled or get a lower role.")]
 pub struct UsersCommand {
-    /// What to do with them.
+    /// What to do.
     #[command(subcommand)]
     pub command: UserCommand,
     /// The database.
@@ -30,14 +30,14 @@ pub struct UsersCommand {
     pub database: DatabaseArgs,
 }
 
-/// What to do with users.
+/// The commands of `users`.
 #[derive(Debug, Subcommand)]
 pub enum UserCommand {
-    /// Every user
+    /// List every user
     List,
     /// Add a user
     Add {
-        /// Name to log in by
+        /// Name to log in with
         name: String,
         /// viewer, editor or admin
         #[arg(long, default_value = "viewer")]
@@ -46,17 +46,17 @@ pub enum UserCommand {
         #[command(flatten)]
         password: PasswordArgs,
     },
-    /// Change a user; what is not named stays
+    /// Change a user; settings that are not named stay
     Set {
-        /// Name to log in by
+        /// Name to log in with
         name: String,
         /// viewer, editor or admin
         #[arg(long)]
         role: Option<Role>,
-        /// Refuse the user, and end their sessions
+        /// Whether the user may not log in; `true` ends their sessions
         #[arg(long)]
         disabled: Option<bool>,
-        /// Make a new password, or read it where --password-file is given
+        /// Generate a new password, or read it if --password-file is given
         #[arg(long)]
         new_password: bool,
         /// The password.

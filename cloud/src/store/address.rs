@@ -1,10 +1,10 @@
-//! Where the database is, as `--database` says it, and how the way to it is protected.
+//! The address of the database, as `--database` gives it, and how the connection is protected.
 //!
-//! PostgreSQL's `sslmode` is checked before it reaches the driver, which knows the same words but does less than they
-//! promise: `allow` would never speak TLS, `require` would not look at `sslrootcert`, and `verify-ca` would take any
-//! certificate of any public authority. Such an address is refused and the mode to use is named.
-//! Never: prints a password. Always: with `sslmode=verify-full`, nothing is said to a server whose certificate is not
-//! signed by a trusted authority for the name it was reached by.
+//! PostgreSQL's `sslmode` is checked before the driver gets it, because the driver does less than some modes
+//! promise. With `allow` it never uses TLS, with `require` it ignores `sslrootcert`, and with `verify-ca` it
+//! accepts any certificate of a public authority. Such an address is refused, and the error names the mode to
+//! use. Never: prints a password. Always: with `sslmode=verify-full`, nothing is sent to a server unless a
+//! trusted authority signed its certificate for the name in the address.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -14,10 +14,10 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::StoreError;
 
-/// Where the database is.
+/// A database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Database {
-    /// In this process only, gone at its end.
+    /// In the memory of this process, gone at its end.
     Memory,
     /// A SQLite file, made if it is missing.
     File(PathBuf),
@@ -47,7 +47,7 @@ impl PostgresUrl {
         parsed.map_err(|err| StoreError::PostgresAddress { address: without_password(&self.0), err })
     }
 
-    /// Whether the driver does what the mode promises.
+    /// Refuses modes in which the driver does less than they promise.
     fn check_ssl_mode(&self, mode: PgSslMode) -> Result<(), StoreError> {
         let refused = |mode, why| Err(StoreError::SslMode { mode, why });
         let root = "does not look at sslrootcert: pass verify-full";
@@ -63,7 +63,7 @@ impl PostgresUrl {
         }
     }
 
-    /// The file of trusted authorities that the address names, by any of the names that the driver knows.
+    /// Returns the file of trusted authorities in the address, under any of the names that the driver knows.
     fn root_cert(&self) -> Option<String> {
         let query = self.0.split_once('?')?.1.split('#').next()?;
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -71,7 +71,8 @@ impl PostgresUrl {
         named.next_back().map(|(_, value)| percent_decoded(value))
     }
 
-    /// What to connect by. Reads the file of trusted authorities, so that one that is missing is named.
+    /// Returns the driver's options. Reads the file of trusted authorities, so that an error names it if it
+    /// is missing.
     pub(super) fn connect_options(&self) -> Result<PgConnectOptions, StoreError> {
         let options = self.options()?;
         if let Some(path) = self.root_cert() {
@@ -110,8 +111,8 @@ impl Database {
         }
     }
 
-    /// What somebody on the way to the database could do, in words; none where it is on this machine or its certificate
-    /// is verified.
+    /// Says what an attacker on the network could do. Returns `None` if the database is on this machine or
+    /// its certificate is verified.
     #[must_use]
     pub fn exposure(&self) -> Option<&'static str> {
         let Database::Postgres(url) = self else { return None };
@@ -132,7 +133,7 @@ impl Database {
     }
 }
 
-/// An address that may be printed.
+/// Removes the password from an address, so that it may be printed.
 fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let rest = match rest.rsplit_once('@') {
@@ -142,12 +143,12 @@ fn without_password(url: &str) -> String {
         }
         None => rest.to_owned(),
     };
-    // A password may also be an option.
+    // A password may also be in the query. Everything from there on is removed.
     let rest = rest.split_once("password=").map_or(rest.as_str(), |(before, _)| before);
     format!("{scheme}://{rest}")
 }
 
-/// A value of a query as it was meant.
+/// Decodes a percent-encoded value of a query.
 fn percent_decoded(value: &str) -> String {
     let mut out = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
@@ -207,7 +208,7 @@ mod tests {
         assert!(err.starts_with("database `mysql://ann@host/db` is not supported"), "{err}");
     }
 
-    /// What an address is refused for, causes and all; empty where it is taken.
+    /// Returns the error for an address with its causes; empty if it is accepted.
     fn refusal(options: &str) -> String {
         let parsed: Result<Database, StoreError> = format!("postgres://ann:secret@host/db{options}").parse();
         let Err(err) = parsed else { return String::new() };

@@ -1,9 +1,10 @@
-//! The audit log: who changed what, in a chain of hashes.
+//! The audit log: who changed what, as a chain of hashes.
 //!
-//! Each row's hash covers its fields and the hash of the row before, and the end of the chain is kept apart: a row that
-//! was altered, deleted, added or moved is found. Who can write the whole database can also compute a whole new
-//! chain: against that, the end of the chain ([`AuditEnd`]) is noted elsewhere and given to [`Store::verify_audit`].
-//! Who looks often goes on from where the last look ended ([`Store::verify_audit_after`]); the whole check stays.
+//! Each row's hash covers its fields and the hash of the row before. The end of the chain is also stored
+//! apart. So a check finds a row that was altered, deleted, added or moved. Somebody who can write the whole
+//! database can also compute a whole new chain. To detect that, keep the end of the chain ([`AuditEnd`])
+//! elsewhere and give it to [`Store::verify_audit`]. [`Store::verify_audit_after`] continues from the end of
+//! an earlier check; the check of the whole log stays available.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -11,9 +12,9 @@ use sha2::{Digest, Sha256};
 use super::db::{Row, Tx, args};
 use super::{Store, StoreError, sql};
 
-/// Rows that are read at a time.
+/// Rows that are read at once.
 const PAGE: u64 = 1000;
-/// What every hash begins with, so that it cannot be one of something else.
+/// The first bytes of every hash, so that a hash of other data cannot be taken for one of a row.
 const DOMAIN: &[u8] = b"baton audit row 1\0";
 
 /// One row.
@@ -25,11 +26,11 @@ pub struct AuditRow {
     pub at_ms: i64,
     /// Who: `user:NAME`, `cli` or `service`.
     pub actor: String,
-    /// What was done, `scene.publish` for instance.
+    /// The action, for example `scene.publish`.
     pub action: String,
-    /// To what, `scene/doc-qa` for instance.
+    /// What was changed, for example `scene/doc-qa`.
     pub target: String,
-    /// JSON: what was changed from what to what. Never a secret.
+    /// The change as JSON, with old and new values. Never a secret.
     pub detail: String,
     /// Hash of the row before; zeros for the first.
     pub prev_hash: [u8; 32],
@@ -40,33 +41,33 @@ pub struct AuditRow {
 /// The end of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditEnd {
-    /// Rows in all.
+    /// The number of rows.
     pub seq: u64,
-    /// Hash of the last one; zeros where there is none.
+    /// Hash of the last row; zeros if there is none.
     pub hash: [u8; 32],
 }
 
-/// What a check of the chain found.
+/// The result of a check of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuditCheck {
-    /// Every row is as it was written.
+    /// The chain is intact.
     Whole(AuditEnd),
-    /// The first row that is not.
+    /// The chain is broken.
     Broken {
-        /// Where the chain breaks.
+        /// The first row that is wrong.
         seq: u64,
-        /// How.
+        /// What is wrong with it.
         fault: AuditFault,
     },
 }
 
-/// How a chain is broken.
+/// What is wrong with a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AuditFault {
     /// A field or the hash of the row was altered.
     #[error("the row was altered")]
     Altered,
-    /// The row is not there.
+    /// The row is missing.
     #[error("the row is missing")]
     Missing,
     /// The row does not follow the one before it: that one was replaced, or rows were moved.
@@ -75,26 +76,27 @@ pub enum AuditFault {
     /// There are more rows than were written.
     #[error("the row was not written by this program")]
     Added,
-    /// The chain is whole, but is not the one whose end was noted.
+    /// The chain is intact, but does not hold the end that was noted.
     #[error("the chain is not the one whose end was noted")]
     Replaced,
 }
 
-/// A page of rows is asked for by these; empty texts: any.
+/// A query for a page of rows. An empty text matches any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
     /// Only rows before this one.
     pub before: Option<u64>,
-    /// Only of this target.
+    /// Only rows of this target.
     pub target: String,
-    /// Only by this actor.
+    /// Only rows by this actor.
     pub actor: String,
-    /// At most so many.
+    /// The most rows to return.
     pub limit: u32,
 }
 
 impl AuditRow {
-    /// SHA-256 over every field but itself; texts are preceded by their length, so that no two rows read alike.
+    /// Computes SHA-256 over every field except `hash`. A text is preceded by its length, so that different
+    /// rows never hash the same bytes.
     #[must_use]
     pub fn computed_hash(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
@@ -109,7 +111,7 @@ impl AuditRow {
         hasher.finalize().into()
     }
 
-    /// As the command line and the API print it.
+    /// Returns the row as the command line and the API print it.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let detail: Value = serde_json::from_str(&self.detail).unwrap_or(Value::Null);
@@ -120,33 +122,27 @@ impl AuditRow {
             "action": self.action,
             "target": self.target,
             "detail": detail,
-            "hash": hex(&self.hash),
+            "hash": hex::encode(self.hash),
         })
     }
 }
 
 impl AuditEnd {
-    /// `SEQ:HASH`, to be noted elsewhere.
+    /// Returns `SEQ:HASH`, to be kept elsewhere.
     #[must_use]
     pub fn to_text(&self) -> String {
-        format!("{}:{}", self.seq, hex(&self.hash))
+        format!("{}:{}", self.seq, hex::encode(self.hash))
     }
 }
 
-/// Lower-case hexadecimal.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The row as it follows one with the hash `prev`.
+/// Links a row to the one before it, whose hash is `prev`.
 pub(super) fn link(prev: &[u8; 32], row: AuditRow) -> AuditRow {
     let mut row = AuditRow { prev_hash: *prev, ..row };
     row.hash = row.computed_hash();
     row
 }
 
-/// Looks for the first break of a chain that is read page by page.
+/// Finds the first break of a chain, row by row.
 #[derive(Debug)]
 pub struct ChainCheck {
     end: AuditEnd,
@@ -159,16 +155,16 @@ impl Default for ChainCheck {
 }
 
 impl ChainCheck {
-    /// Goes on behind rows that were looked at before.
+    /// Continues after rows that were checked before.
     #[must_use]
     pub fn after(end: AuditEnd) -> ChainCheck {
         ChainCheck { end }
     }
 
-    /// Takes the next row in order of `seq`; where it does not fit, how.
+    /// Checks the next row, in the order of `seq`.
     ///
     /// # Errors
-    /// The place of the break and the fault.
+    /// The number of the first wrong row, and what is wrong with it.
     pub fn push(&mut self, row: &AuditRow) -> Result<(), (u64, AuditFault)> {
         let want = self.end.seq + 1;
         if row.seq != want {
@@ -184,7 +180,8 @@ impl ChainCheck {
         Ok(())
     }
 
-    /// What was found, given the end that was kept apart and, where there is one, the end that somebody noted.
+    /// Returns the result. `kept` is the end that the database stores apart; `noted_fits` says that the chain
+    /// holds the end that somebody noted, if there is one.
     #[must_use]
     pub fn finish(self, kept: AuditEnd, noted_fits: bool) -> AuditCheck {
         let AuditEnd { seq, hash } = self.end;
@@ -204,21 +201,21 @@ impl ChainCheck {
 }
 
 impl Store {
-    /// Rows from the newest back.
+    /// Returns rows that match a query, the newest first.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRow>, StoreError> {
         let before = query.before.unwrap_or(i64::MAX as u64);
         let values = args![before, &query.target, &query.actor, query.limit.min(10_000)];
         self.pool.rows(&sql::AUDIT_BEFORE, values).await?.iter().map(audit_row).collect()
     }
 
-    /// Reads the whole log and looks for the first row that is not as it was written. `noted`: the end of the chain as
-    /// somebody kept it at some time; the log must still hold it.
+    /// Checks the whole log. `noted` is an end of the chain that somebody kept earlier; the log must still
+    /// hold it.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn verify_audit(&self, noted: Option<(u64, String)>) -> Result<AuditCheck, StoreError> {
         let mut tx = self.pool.begin_read().await?;
         let kept = kept_end(&mut tx).await?;
@@ -234,18 +231,19 @@ impl Store {
                 if let Err((seq, fault)) = check.push(&row) {
                     return Ok(AuditCheck::Broken { seq, fault });
                 }
-                noted_fits |=
-                    noted.as_ref().is_some_and(|(seq, hash)| *seq == row.seq && *hash == hex(&row.hash));
+                noted_fits |= noted
+                    .as_ref()
+                    .is_some_and(|(seq, hash)| *seq == row.seq && *hash == hex::encode(row.hash));
             }
         }
         Ok(check.finish(kept, noted_fits))
     }
 
-    /// The same for the rows behind those that were found whole at an earlier look. Where the log does not hold the end of
-    /// these any more, the whole log is read.
+    /// Checks only the rows after an end that was intact at an earlier check. If the log does not hold that
+    /// end any more, checks the whole log.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn verify_audit_after(&self, looked_at: AuditEnd) -> Result<AuditCheck, StoreError> {
         if looked_at.seq == 0 {
             return self.verify_audit(None).await;
@@ -277,14 +275,14 @@ impl Store {
     }
 }
 
-/// The end of the chain as it is kept apart.
+/// Reads the end of the chain that is stored apart from the rows.
 async fn kept_end(tx: &mut Tx) -> Result<AuditEnd, StoreError> {
     let state = tx.row(&sql::STATE, args![]).await?;
     let state = state.ok_or(StoreError::Query { doing: sql::STATE.doing, err: sqlx::Error::RowNotFound })?;
     Ok(AuditEnd { seq: state.count("audit_seq")?, hash: state.hash("audit_hash")? })
 }
 
-/// Whether rows of one page, the newest first, are as they were written and follow each other.
+/// Returns whether the rows of a page are intact and linked to each other. The newest row comes first.
 #[must_use]
 pub fn page_is_whole(rows: &[AuditRow]) -> bool {
     let written = rows.iter().all(|row| row.hash == row.computed_hash());

@@ -1,53 +1,49 @@
-//! Device classes and tenants: rows that change, with a revision each.
+//! Device classes and tenants.
 
 use serde_json::{Value, json};
 
-use super::change::Expected;
-use super::db::{Row, args};
+use super::change::{Expected, Fields, Recorded, fields};
+use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
 use crate::access::{Actor, ClassCost, DeviceClassSettings, Tenant, TenantSettings, check_name};
 
-const CLASS: &str = "device class";
-const TENANT: &str = "tenant";
-
-/// A device class as it is kept.
+/// A device class as it is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceClass {
     /// Its name in requests.
     pub id: String,
-    /// One more at every change.
+    /// Increased by 1 at every change.
     pub revision: u64,
-    /// What it is called and costs.
+    /// Its label and costs.
     pub settings: DeviceClassSettings,
     /// When it was last changed, in milliseconds since 1970.
     pub updated_ms: i64,
-    /// By whom.
+    /// Who changed it last.
     pub updated_by: String,
 }
 
 impl Store {
-    /// Every device class, by id.
+    /// Returns every device class, by id.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn device_classes(&self) -> Result<Vec<DeviceClass>, StoreError> {
-        self.pool.rows(&sql::CLASSES, args![]).await?.iter().map(class).collect()
+        self.all(&sql::CLASSES).await
     }
 
-    /// One device class.
+    /// Returns one device class.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::device_classes`].
+    /// [`StoreError::Unknown`] if there is no such class, or as for [`Store::device_classes`].
     pub async fn device_class(&self, id: &str) -> Result<DeviceClass, StoreError> {
-        let row = self.pool.row(&sql::CLASS, args![id]).await?;
-        row.as_ref().map(class).transpose()?.ok_or_else(|| unknown(CLASS, id))
+        self.one(id).await
     }
 
     /// Adds or changes a device class.
     ///
     /// # Errors
-    /// [`StoreError::Access`] where a value is out of its bounds; [`StoreError::Conflict`] where the class is at
-    /// another revision; [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Access`] if a value is out of its bounds; [`StoreError::Conflict`] if the class is at
+    /// another revision; [`StoreError::Query`] if the database does not answer.
     pub async fn set_device_class(
         &self,
         id: &str,
@@ -55,77 +51,54 @@ impl Store {
         expected: Expected,
         by: &Actor,
     ) -> Result<DeviceClass, StoreError> {
-        check_name(CLASS, id)?;
+        check_name(DeviceClass::NAME, id)?;
         settings.check()?;
-        let mut change = self.change(by, true).await?;
-        let row = change.tx.row(&sql::CLASS, args![id]).await?;
-        let old = row.as_ref().map(class).transpose()?;
-        expected.check(CLASS, id, old.as_ref().map(|class| class.revision))?;
+        let mut change = self.change(by).await?;
+        let old: Option<DeviceClass> = change.find(id, expected).await?;
         let new = DeviceClass {
             id: id.to_owned(),
-            revision: old.as_ref().map_or(0, |class| class.revision) + 1,
+            revision: old.as_ref().map_or(0, DeviceClass::revision) + 1,
             settings: settings.clone(),
             updated_ms: change.at_ms,
             updated_by: change.by.clone(),
         };
-        let cost = settings.cost;
-        let values = args![
-            id,
-            new.revision,
-            &settings.label,
-            cost.map(|cost| cost.prefill_ms_per_token),
-            cost.map(|cost| cost.prefill_ms_per_token2),
-            cost.map(|cost| cost.decode_ms),
-            new.updated_ms,
-            &new.updated_by
-        ];
-        let statement = if old.is_some() { &sql::CLASS_CHANGE } else { &sql::CLASS_ADD };
-        change.tx.execute(statement, values).await?;
-        let detail =
-            json!({ "from": old.map(|class| class_json(&class.settings)), "to": class_json(settings) });
-        change.log("class.set", &format!("class/{id}"), &detail).await?;
-        change.commit().await?;
-        Ok(new)
+        change.put("set", old.as_ref(), new, json!({})).await
     }
 
-    /// Removes a device class: what its devices report counts from now on.
+    /// Removes a device class. From then on, the costs that its devices report are used.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::set_device_class`].
+    /// [`StoreError::Unknown`] if there is no such class, or as for [`Store::set_device_class`].
     pub async fn remove_device_class(
         &self,
         id: &str,
         expected: Expected,
         by: &Actor,
     ) -> Result<(), StoreError> {
-        let mut change = self.change(by, true).await?;
-        let row = change.tx.row(&sql::CLASS, args![id]).await?;
-        let old = row.as_ref().map(class).transpose()?.ok_or_else(|| unknown(CLASS, id))?;
-        expected.check(CLASS, id, Some(old.revision))?;
+        let mut change = self.change(by).await?;
+        let old: DeviceClass = change.known(id, expected).await?;
         change.tx.execute(&sql::CLASS_REMOVE, args![id]).await?;
-        let detail = json!({ "from": class_json(&old.settings) });
-        change.log("class.remove", &format!("class/{id}"), &detail).await?;
-        change.commit().await
+        change.record::<DeviceClass>("remove", id, (Some(old.fields()), None), json!({})).await
     }
 
-    /// Every tenant, by id.
+    /// Returns every tenant, by id.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
-        self.pool.rows(&sql::TENANTS, args![]).await?.iter().map(tenant).collect()
+        self.all(&sql::TENANTS).await
     }
 
-    /// One tenant.
+    /// Returns one tenant.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::tenants`].
+    /// [`StoreError::Unknown`] if there is no such tenant, or as for [`Store::tenants`].
     pub async fn tenant(&self, id: &str) -> Result<Tenant, StoreError> {
-        let row = self.pool.row(&sql::TENANT, args![id]).await?;
-        row.as_ref().map(tenant).transpose()?.ok_or_else(|| unknown(TENANT, id))
+        self.one(id).await
     }
 
-    /// Adds or changes a tenant. Tenants are never removed (their usage and keys stay); they are disabled.
+    /// Adds or changes a tenant. Tenants cannot be removed, because their usage and keys stay, but they can
+    /// be disabled.
     ///
     /// # Errors
     /// As for [`Store::set_device_class`].
@@ -136,116 +109,159 @@ impl Store {
         expected: Expected,
         by: &Actor,
     ) -> Result<Tenant, StoreError> {
-        check_name(TENANT, id)?;
+        check_name(Tenant::NAME, id)?;
         settings.check()?;
-        let mut change = self.change(by, true).await?;
-        let row = change.tx.row(&sql::TENANT, args![id]).await?;
-        let old = row.as_ref().map(tenant).transpose()?;
-        expected.check(TENANT, id, old.as_ref().map(|tenant| tenant.revision))?;
+        let mut change = self.change(by).await?;
+        let old: Option<Tenant> = change.find(id, expected).await?;
         let new = Tenant {
             id: id.to_owned(),
-            revision: old.as_ref().map_or(0, |tenant| tenant.revision) + 1,
+            revision: old.as_ref().map_or(0, Tenant::revision) + 1,
             settings: settings.clone(),
             created_ms: old.as_ref().map_or(change.at_ms, |tenant| tenant.created_ms),
             updated_ms: change.at_ms,
             updated_by: change.by.clone(),
         };
-        let tokens_per_day = settings.tokens_per_day.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
-        let values = args![
-            id,
-            new.revision,
-            &settings.label,
-            settings.weight,
-            settings.requests_per_minute,
-            settings.concurrency_max,
-            tokens_per_day,
-            settings.disabled,
-            new.created_ms,
-            new.updated_ms,
-            &new.updated_by
-        ];
-        let statement = if old.is_some() { &sql::TENANT_CHANGE } else { &sql::TENANT_ADD };
-        change.tx.execute(statement, values).await?;
-        let detail =
-            json!({ "from": old.map(|tenant| tenant_json(&tenant.settings)), "to": tenant_json(settings) });
-        change.log("tenant.set", &format!("tenant/{id}"), &detail).await?;
-        change.commit().await?;
-        Ok(new)
+        change.put("set", old.as_ref(), new, json!({})).await
     }
 }
 
-fn unknown(what: &'static str, id: &str) -> StoreError {
-    StoreError::Unknown { what, id: id.chars().take(64).collect() }
+impl Recorded for DeviceClass {
+    const NAME: &'static str = "device class";
+    const KIND: &'static str = "class";
+    const READ: &'static Statement = &sql::CLASS;
+    const ADD: &'static Statement = &sql::CLASS_ADD;
+    const CHANGE: &'static Statement = &sql::CLASS_CHANGE;
+
+    fn read(row: &Row) -> Result<DeviceClass, StoreError> {
+        let figures = (
+            row.opt_real("prefill_ms_per_token")?,
+            row.opt_real("prefill_ms_per_token2")?,
+            row.opt_real("decode_ms")?,
+        );
+        let cost = match figures {
+            (Some(prefill_ms_per_token), Some(prefill_ms_per_token2), Some(decode_ms)) => {
+                Some(ClassCost { prefill_ms_per_token, prefill_ms_per_token2, decode_ms })
+            }
+            _ => None,
+        };
+        let settings = DeviceClassSettings { label: row.text("label")?, cost };
+        settings.check()?;
+        Ok(DeviceClass {
+            id: row.text("id")?,
+            revision: row.count("revision")?,
+            settings,
+            updated_ms: row.int("updated_ms")?,
+            updated_by: row.text("updated_by")?,
+        })
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn added(&self) -> Vec<Arg<'_>> {
+        let cost = self.settings.cost;
+        vec![
+            (&self.id).into(),
+            self.revision.into(),
+            (&self.settings.label).into(),
+            cost.map(|cost| cost.prefill_ms_per_token).into(),
+            cost.map(|cost| cost.prefill_ms_per_token2).into(),
+            cost.map(|cost| cost.decode_ms).into(),
+            self.updated_ms.into(),
+            (&self.updated_by).into(),
+        ]
+    }
+
+    fn fields(&self) -> Fields {
+        let cost = self.settings.cost;
+        fields(json!({
+            "label": self.settings.label,
+            "prefill_ms_per_token": cost.map(|cost| cost.prefill_ms_per_token),
+            "prefill_ms_per_token2": cost.map(|cost| cost.prefill_ms_per_token2),
+            "decode_ms": cost.map(|cost| cost.decode_ms),
+        }))
+    }
 }
 
-/// A class's settings as the API and the audit log have them.
+impl Recorded for Tenant {
+    const NAME: &'static str = "tenant";
+    const KIND: &'static str = "tenant";
+    const READ: &'static Statement = &sql::TENANT;
+    const ADD: &'static Statement = &sql::TENANT_ADD;
+    const CHANGE: &'static Statement = &sql::TENANT_CHANGE;
+
+    fn read(row: &Row) -> Result<Tenant, StoreError> {
+        let tokens_per_day = row
+            .opt_int("tokens_per_day")?
+            .map(|tokens| u64::try_from(tokens).map_err(|_| row.bad("tokens_per_day", tokens.to_string())));
+        let settings = TenantSettings {
+            label: row.text("label")?,
+            weight: row.small("weight")?,
+            requests_per_minute: row.opt_small("requests_per_minute")?,
+            concurrency_max: row.opt_small("concurrency_max")?,
+            tokens_per_day: tokens_per_day.transpose()?,
+            disabled: row.flag("disabled")?,
+        };
+        settings.check()?;
+        Ok(Tenant {
+            id: row.text("id")?,
+            revision: row.count("revision")?,
+            settings,
+            created_ms: row.int("created_ms")?,
+            updated_ms: row.int("updated_ms")?,
+            updated_by: row.text("updated_by")?,
+        })
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn added(&self) -> Vec<Arg<'_>> {
+        let settings = &self.settings;
+        let tokens_per_day = settings.tokens_per_day.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
+        vec![
+            (&self.id).into(),
+            self.revision.into(),
+            (&settings.label).into(),
+            settings.weight.into(),
+            settings.requests_per_minute.into(),
+            settings.concurrency_max.into(),
+            tokens_per_day.into(),
+            settings.disabled.into(),
+            self.created_ms.into(),
+            self.updated_ms.into(),
+            (&self.updated_by).into(),
+        ]
+    }
+
+    fn fields(&self) -> Fields {
+        let settings = &self.settings;
+        fields(json!({
+            "label": settings.label,
+            "weight": settings.weight,
+            "requests_per_minute": settings.requests_per_minute,
+            "concurrency_max": settings.concurrency_max,
+            "tokens_per_day": settings.tokens_per_day,
+            "disabled": settings.disabled,
+        }))
+    }
+}
+
+/// Returns a tenant as the command line prints it.
 #[must_use]
-pub fn class_json(settings: &DeviceClassSettings) -> Value {
-    json!({
-        "label": settings.label,
-        "cost": settings.cost.map(|cost| json!({
-            "prefill_ms_per_token": cost.prefill_ms_per_token,
-            "prefill_ms_per_token2": cost.prefill_ms_per_token2,
-            "decode_ms": cost.decode_ms,
-        })),
-    })
-}
-
-/// A tenant's settings as the API and the audit log have them.
-#[must_use]
-pub fn tenant_json(settings: &TenantSettings) -> Value {
-    json!({
-        "label": settings.label,
-        "weight": settings.weight,
-        "requests_per_minute": settings.requests_per_minute,
-        "concurrency_max": settings.concurrency_max,
-        "tokens_per_day": settings.tokens_per_day,
-        "disabled": settings.disabled,
-    })
-}
-
-pub(super) fn class(row: &Row) -> Result<DeviceClass, StoreError> {
-    let figures = (
-        row.opt_real("prefill_ms_per_token")?,
-        row.opt_real("prefill_ms_per_token2")?,
-        row.opt_real("decode_ms")?,
-    );
-    let cost = match figures {
-        (Some(prefill_ms_per_token), Some(prefill_ms_per_token2), Some(decode_ms)) => {
-            Some(ClassCost { prefill_ms_per_token, prefill_ms_per_token2, decode_ms })
-        }
-        _ => None,
-    };
-    let settings = DeviceClassSettings { label: row.text("label")?, cost };
-    settings.check()?;
-    Ok(DeviceClass {
-        id: row.text("id")?,
-        revision: row.count("revision")?,
-        settings,
-        updated_ms: row.int("updated_ms")?,
-        updated_by: row.text("updated_by")?,
-    })
-}
-
-pub(super) fn tenant(row: &Row) -> Result<Tenant, StoreError> {
-    let tokens_per_day = row
-        .opt_int("tokens_per_day")?
-        .map(|tokens| u64::try_from(tokens).map_err(|_| row.bad("tokens_per_day", tokens.to_string())));
-    let settings = TenantSettings {
-        label: row.text("label")?,
-        weight: row.small("weight")?,
-        requests_per_minute: row.opt_small("requests_per_minute")?,
-        concurrency_max: row.opt_small("concurrency_max")?,
-        tokens_per_day: tokens_per_day.transpose()?,
-        disabled: row.flag("disabled")?,
-    };
-    settings.check()?;
-    Ok(Tenant {
-        id: row.text("id")?,
-        revision: row.count("revision")?,
-        settings,
-        created_ms: row.int("created_ms")?,
-        updated_ms: row.int("updated_ms")?,
-        updated_by: row.text("updated_by")?,
-    })
+pub fn tenant_json(tenant: &Tenant) -> Value {
+    let mut json = Value::Object(tenant.fields());
+    json["id"] = json!(tenant.id);
+    json["revision"] = json!(tenant.revision);
+    json
 }

@@ -1,4 +1,4 @@
-//! Reading and keeping what was refitted from telemetry.
+//! Reading and writing coefficients that were refitted from telemetry.
 
 use baton_pacing::refit::DeviceReport;
 
@@ -7,20 +7,21 @@ use super::{Store, StoreError, now_ms, sql};
 use crate::coefficients::{ALL, Coefficients, Known, decided};
 use crate::cost::Measured;
 
-/// The largest figure that is taken, in milliseconds: no device, cloud or network is slower.
+/// The largest value that is read, in milliseconds: no device, cloud or network is slower.
 const VALUE_MAX: f64 = 60_000.0;
-/// Figures that no replica has kept for so long are forgotten, in seconds; each replica keeps its own every minute.
+/// Coefficients that no replica has written for this long are deleted, in seconds. Each replica writes its
+/// own every minute.
 const FORGET_AFTER_S: i64 = 3600;
 const CLOUD: [&str; 4] = ["base_ms", "prefill_ms_per_token", "decode_ms", "refine_ms"];
 const DEVICE: [&str; 3] = ["prefill_ms_per_token", "prefill_ms_per_token2", "decode_ms"];
 const NETWORK: [&str; 1] = ["network_ms"];
 
 impl Store {
-    /// What the last service knew: the classes that were kept last, about as many as a service keeps apart. A class of
-    /// which a figure is missing or out of bounds is left out.
+    /// Reads the coefficients that were written last, about as many classes as a service tracks. Skips a
+    /// class if one of its values is missing or out of bounds.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn coefficients(&self) -> Result<Coefficients, StoreError> {
         let rows = self.pool.rows(&sql::COEFFICIENTS, args![]).await?;
         let rows = rows.iter().map(figure).collect::<Result<Vec<Figure>, StoreError>>()?;
@@ -44,10 +45,11 @@ impl Store {
         Ok(known)
     }
 
-    /// Keeps what is known now; classes that are not in `known` stay as they are, until nobody has kept them for an hour.
+    /// Writes the present coefficients. Classes that are not in `known` stay, until nobody has written them
+    /// for an hour.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer; nothing is changed then.
+    /// [`StoreError::Query`] if the database does not answer; nothing is changed then.
     pub async fn keep_coefficients(&self, known: &Coefficients) -> Result<(), StoreError> {
         let now_s = now_ms() / 1000;
         let mut tx = self.pool.begin_write().await?;
@@ -104,7 +106,7 @@ fn figures(known: &Coefficients) -> Vec<Figure> {
     rows
 }
 
-/// The named figures of one class, and how many samples the first rests on; none where one is missing.
+/// Returns the named values of one class, and the number of samples of the first. `None` if one is missing.
 fn values<const N: usize>(
     rows: &[Figure],
     kind: &str,

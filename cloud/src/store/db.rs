@@ -1,10 +1,11 @@
-//! Two databases behind one way to ask: statements, values and rows.
+//! One interface to both databases: statements, values and rows.
 //!
-//! Why not sqlx's `Any`: it needs a driver registered at run time, and gives up what the two pools must be set to
-//! (WAL, busy timeout, `BEGIN IMMEDIATE`, acquire timeout, LISTEN). Three kinds of values are all that this store has;
-//! so every statement is written once, with `$1` for its values (which SQLite takes too), and bound here.
-//! Always: a statement ends within [`STATEMENT_MAX`], whatever the database does; both databases take the same texts:
-//! PostgreSQL has no NUL in any, so that each is bound as U+FFFD (settings are refused before).
+//! Why not sqlx's `Any`: it needs a driver registered at run time, and hides options that the two pools need
+//! (WAL, busy timeout, `BEGIN IMMEDIATE`, acquire timeout, LISTEN). This store has only four kinds of values.
+//! So every statement is written once, with `$1` for its values (SQLite accepts that too), and its values are
+//! bound here. Always: a statement ends within [`STATEMENT_MAX`], whatever the database does. Both databases
+//! store the same texts: PostgreSQL cannot store NUL, so each is bound as U+FFFD (settings with NUL are
+//! refused before).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -19,7 +20,7 @@ use super::{StoreError, now_ms};
 /// The longest that one statement may take.
 pub(super) const STATEMENT_MAX: Duration = Duration::from_secs(10);
 
-/// One statement, in words and in SQL that both databases take.
+/// One statement, described in words, in SQL that both databases accept.
 #[derive(Debug)]
 pub(super) struct Statement {
     /// What it does, for messages.
@@ -27,12 +28,13 @@ pub(super) struct Statement {
     pub(super) sql: &'static str,
 }
 
-/// A value for a statement. Typed also where it is null, as PostgreSQL wants it.
+/// A value for a statement. A null has a type too, because PostgreSQL needs one.
 #[derive(Debug, Clone)]
 pub(super) enum Arg<'a> {
     Int(Option<i64>),
     Real(Option<f64>),
     Text(Option<&'a str>),
+    Owned(String),
     Bytes(&'a [u8]),
 }
 
@@ -54,7 +56,7 @@ impl From<bool> for Arg<'_> {
     }
 }
 
-/// Counts that this program makes stay far below 2^63; one that does not is kept as the largest.
+/// Counts stay far below 2^63. A larger one is written as the largest possible.
 impl From<u64> for Arg<'_> {
     fn from(value: u64) -> Self {
         Arg::Int(Some(i64::try_from(value).unwrap_or(i64::MAX)))
@@ -76,6 +78,12 @@ impl<'a> From<&'a str> for Arg<'a> {
 impl<'a> From<&'a String> for Arg<'a> {
     fn from(value: &'a String) -> Self {
         Arg::Text(Some(value))
+    }
+}
+
+impl From<String> for Arg<'_> {
+    fn from(value: String) -> Self {
+        Arg::Owned(value)
     }
 }
 
@@ -125,6 +133,7 @@ macro_rules! bound {
                 Arg::Real(value) => query.bind(*value),
                 Arg::Text(Some(text)) if text.contains('\0') => query.bind(text.replace('\0', "\u{fffd}")),
                 Arg::Text(value) => query.bind(*value),
+                Arg::Owned(text) => query.bind(text.replace('\0', "\u{fffd}")),
                 Arg::Bytes(value) => query.bind(*value),
             };
         }
@@ -132,7 +141,7 @@ macro_rules! bound {
     }};
 }
 
-/// Connections to one database, and whether it takes changes.
+/// Connections to one database, and whether it accepts changes.
 #[derive(Debug, Clone)]
 pub(super) struct Pool {
     pub(super) db: Db,
@@ -146,10 +155,10 @@ pub(super) enum Db {
     Postgres(PgPool),
 }
 
-/// A transaction; undone if it is dropped.
+/// A transaction, rolled back if it is dropped.
 pub(super) struct Tx {
     db: DbTx,
-    /// Told how each change ends; none: it only reads.
+    /// Records how each write ends; `None` if the transaction only reads.
     writes: Option<Arc<Writes>>,
 }
 
@@ -158,12 +167,12 @@ enum DbTx {
     Postgres(Transaction<'static, Postgres>),
 }
 
-/// Since when the database takes no change, in milliseconds since 1970; 0: it takes them.
+/// Since when the database accepts no change, in milliseconds since 1970; 0 if it accepts changes.
 #[derive(Debug, Default)]
 struct Writes(AtomicI64);
 
 impl Writes {
-    /// Notes how something ended that lasts if it succeeds.
+    /// Records the result of an operation that ends with a commit.
     fn note<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
         if done.is_ok() {
             self.0.store(0, Ordering::Relaxed);
@@ -171,8 +180,8 @@ impl Writes {
         self.note_failure(done)
     }
 
-    /// Notes how a part of a change ended. Its success tells nothing: what is written lasts from the commit on. Errors
-    /// that are not the storage's tell nothing either.
+    /// Records the result of a part of a transaction. Only a failure of the storage says anything: a write
+    /// that succeeds is not committed yet.
     fn note_failure<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
         if done.as_ref().is_err_and(StoreError::is_not_writable) {
             let _ = self.0.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
@@ -181,7 +190,7 @@ impl Writes {
     }
 }
 
-/// One row of an answer.
+/// One row of a result.
 pub(super) struct Row {
     doing: &'static str,
     row: DbRow,
@@ -197,13 +206,14 @@ impl Pool {
         Pool { db, writes: Arc::default() }
     }
 
-    /// Since when the database takes no change, in milliseconds since 1970; none: it takes them, as far as is known.
+    /// Returns since when the database accepts no change, in milliseconds since 1970. `None` if it accepts
+    /// changes, as far as is known.
     pub(super) fn not_writable_since_ms(&self) -> Option<i64> {
         let since = self.writes.0.load(Ordering::Relaxed);
         (since != 0).then_some(since)
     }
 
-    /// Every row of a query.
+    /// Returns every row of a query.
     pub(super) async fn rows(&self, statement: &Statement, args: &[Arg<'_>]) -> Result<Vec<Row>, StoreError> {
         let rows = async {
             Ok(match &self.db {
@@ -214,7 +224,7 @@ impl Pool {
         in_time(statement.doing, rows).await
     }
 
-    /// The one row of a query, if there is one.
+    /// Returns the first row of a query, if there is one.
     pub(super) async fn row(
         &self,
         statement: &Statement,
@@ -223,7 +233,7 @@ impl Pool {
         Ok(self.rows(statement, args).await?.into_iter().next())
     }
 
-    /// Runs a statement; how many rows it changed.
+    /// Runs a statement. Returns how many rows it changed.
     pub(super) async fn execute(&self, statement: &Statement, args: &[Arg<'_>]) -> Result<u64, StoreError> {
         let done = async {
             Ok(match &self.db {
@@ -236,8 +246,8 @@ impl Pool {
         if matches!(done, Ok(0)) { done } else { self.writes.note(done) }
     }
 
-    /// A transaction that will write. SQLite takes its one write lock at once, so that two writers wait for each
-    /// other instead of failing half way.
+    /// Begins a transaction that will write. SQLite takes its one write lock at once, so that two writers
+    /// wait for each other instead of failing half way.
     pub(super) async fn begin_write(&self) -> Result<Tx, StoreError> {
         let begun = async {
             Ok(match &self.db {
@@ -249,7 +259,7 @@ impl Pool {
         Ok(Tx { db: begun?, writes: Some(self.writes.clone()) })
     }
 
-    /// A transaction that sees one state of the database throughout.
+    /// Begins a transaction that reads one state of the database.
     pub(super) async fn begin_read(&self) -> Result<Tx, StoreError> {
         let begun = async {
             Ok(match &self.db {
@@ -262,7 +272,7 @@ impl Pool {
         Ok(Tx { db: in_time("begin to read", begun).await?, writes: None })
     }
 
-    /// Has the database parse a statement and look its tables and columns up, without running it.
+    /// Lets the database parse a statement and look up its tables and columns, without running it.
     pub(super) async fn prepare(&self, statement: &Statement) -> Result<(), StoreError> {
         let prepared = async {
             match &self.db {
@@ -287,7 +297,7 @@ impl Pool {
 }
 
 impl Tx {
-    /// Every row of a query.
+    /// Returns every row of a query.
     pub(super) async fn rows(
         &mut self,
         statement: &Statement,
@@ -305,7 +315,7 @@ impl Tx {
         self.part(rows)
     }
 
-    /// The one row of a query, if there is one.
+    /// Returns the first row of a query, if there is one.
     pub(super) async fn row(
         &mut self,
         statement: &Statement,
@@ -314,7 +324,7 @@ impl Tx {
         Ok(self.rows(statement, args).await?.into_iter().next())
     }
 
-    /// Runs a statement; how many rows it changed.
+    /// Runs a statement. Returns how many rows it changed.
     pub(super) async fn execute(
         &mut self,
         statement: &Statement,
@@ -330,7 +340,7 @@ impl Tx {
         self.part(done)
     }
 
-    /// How a part of this transaction ended.
+    /// Records the result of a part of this transaction.
     fn part<T>(&self, done: Result<T, StoreError>) -> Result<T, StoreError> {
         match &self.writes {
             Some(writes) => writes.note_failure(done),
@@ -338,7 +348,7 @@ impl Tx {
         }
     }
 
-    /// Makes the changes last.
+    /// Commits the transaction.
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         let done = async {
             match self.db {
@@ -362,7 +372,7 @@ fn wrap_pg(statement: &Statement, rows: Vec<PgRow>) -> Vec<Row> {
     rows.into_iter().map(|row| Row { doing: statement.doing, row: DbRow::Postgres(row) }).collect()
 }
 
-/// Waits for the database, not forever.
+/// Waits for the database for at most [`STATEMENT_MAX`].
 async fn in_time<T>(
     doing: &'static str,
     work: impl Future<Output = Result<T, sqlx::Error>>,
@@ -395,49 +405,50 @@ impl Row {
     getter!(opt_text: Option<String>);
     getter!(bytes: Vec<u8>);
 
-    /// A text; NUL, which only SQLite keeps, as it is bound: an earlier version took it in settings.
+    /// Returns a text. Replaces NUL as binding does: SQLite can hold it, and an earlier version of this
+    /// program accepted it in settings.
     pub(super) fn text(&self, column: &'static str) -> Result<String, StoreError> {
         let text = self.raw_text(column)?;
         Ok(if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text })
     }
 
-    /// A whole number that this program wrote from a `u64`.
+    /// Returns a whole number that was written from a `u64`.
     pub(super) fn count(&self, column: &'static str) -> Result<u64, StoreError> {
         let value = self.int(column)?;
         u64::try_from(value).map_err(|_| self.bad(column, value.to_string()))
     }
 
-    /// A whole number of 32 bits.
+    /// Returns a whole number of 32 bits.
     pub(super) fn small(&self, column: &'static str) -> Result<u32, StoreError> {
         let value = self.int(column)?;
         u32::try_from(value).map_err(|_| self.bad(column, value.to_string()))
     }
 
-    /// A whole number of 32 bits, or null.
+    /// Returns a whole number of 32 bits, or `None` for null.
     pub(super) fn opt_small(&self, column: &'static str) -> Result<Option<u32>, StoreError> {
         let small = |value: i64| u32::try_from(value).map_err(|_| self.bad(column, value.to_string()));
         self.opt_int(column)?.map(small).transpose()
     }
 
-    /// 0 or 1.
+    /// Returns a flag: false for 0, true for any other number.
     pub(super) fn flag(&self, column: &'static str) -> Result<bool, StoreError> {
         Ok(self.int(column)? != 0)
     }
 
-    /// A hash of 32 bytes.
+    /// Returns a hash of 32 bytes.
     pub(super) fn hash(&self, column: &'static str) -> Result<[u8; 32], StoreError> {
         let bytes = self.bytes(column)?;
         let len = bytes.len();
         bytes.try_into().map_err(|_| self.bad(column, format!("{len} bytes")))
     }
 
-    /// A text that must mean something.
+    /// Parses a text.
     pub(super) fn parsed<T: std::str::FromStr>(&self, column: &'static str) -> Result<T, StoreError> {
         let text = self.text(column)?;
         text.parse().map_err(|_| self.bad(column, text))
     }
 
-    /// The error for a value that no version of this program writes.
+    /// Returns the error for a value that no version of this program writes.
     pub(super) fn bad(&self, column: &'static str, value: String) -> StoreError {
         StoreError::Row { doing: self.doing, column, value }
     }

@@ -1,14 +1,14 @@
-//! What the database cannot do.
+//! The errors of the store.
 
 use baton_edge::tls::TlsError;
 
 use crate::access::AccessError;
 use crate::scene::SceneError;
 
-/// What the database cannot do.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The address names something else than SQLite or PostgreSQL.
+    /// The address is neither of SQLite nor of PostgreSQL.
     #[error(
         "database `{0}` is not supported: pass a file, `sqlite://FILE`, `:memory:` or `postgres://USER@HOST/NAME`"
     )]
@@ -22,7 +22,7 @@ pub enum StoreError {
         #[source]
         err: sqlx::Error,
     },
-    /// An `sslmode` would not protect as its name says.
+    /// The driver would protect less than this `sslmode` promises.
     #[error("sslmode={mode} {why}")]
     SslMode {
         /// The mode.
@@ -33,7 +33,7 @@ pub enum StoreError {
     /// The authorities that may sign the server's certificate cannot be read.
     #[error("read sslrootcert")]
     RootCert(#[source] TlsError),
-    /// The server does not speak TLS, or its certificate is not to be trusted.
+    /// The server does not speak TLS, or its certificate is not trusted.
     #[error("no TLS connection to database `{address}` as its sslmode asks")]
     Tls {
         /// Its address without a password.
@@ -42,10 +42,10 @@ pub enum StoreError {
         #[source]
         err: sqlx::Error,
     },
-    /// The path of a SQLite file is a folder's.
+    /// The path of a SQLite file names a folder.
     #[error("database `{0}` is a folder: name a file")]
     Folder(String),
-    /// It does not open.
+    /// The database cannot be opened.
     #[error("open database `{address}`")]
     Open {
         /// Its file, or its address without a password.
@@ -54,10 +54,10 @@ pub enum StoreError {
         #[source]
         err: sqlx::Error,
     },
-    /// A migration fails, or the schema was made by a newer program.
+    /// A migration failed, or a newer program made the schema.
     #[error("migrate the database")]
     Migrate(#[source] sqlx::migrate::MigrateError),
-    /// A statement fails.
+    /// A statement failed.
     #[error("{doing}")]
     Query {
         /// What was tried.
@@ -66,30 +66,30 @@ pub enum StoreError {
         #[source]
         err: sqlx::Error,
     },
-    /// There is no such thing.
+    /// There is no such record.
     #[error("{what} `{id}` does not exist")]
     Unknown {
-        /// What kind of thing.
+        /// The kind of record.
         what: &'static str,
         /// Its name.
         id: String,
     },
-    /// Somebody else changed it meanwhile, or it is there already.
+    /// Somebody else changed the record meanwhile, or it exists already.
     #[error("{what} `{id}` is at version {current}, expected {expected}")]
     Conflict {
-        /// What kind of thing.
+        /// The kind of record.
         what: &'static str,
         /// Its name.
         id: String,
-        /// The version that the change was based on; 0: that there is none.
+        /// The version that the change is based on; 0 if it expects that there is none.
         expected: u64,
-        /// The version there is; 0: there is none.
+        /// The current version; 0 if there is none.
         current: u64,
     },
-    /// The thing is not in a state for this.
+    /// The record is in a state that does not allow the change.
     #[error("{what} `{id}` {why}")]
     State {
-        /// What kind of thing.
+        /// The kind of record.
         what: &'static str,
         /// Its name.
         id: String,
@@ -99,7 +99,7 @@ pub enum StoreError {
     /// A scene's setting is out of its bounds.
     #[error(transparent)]
     Scene(#[from] SceneError),
-    /// A setting of something else is out of its bounds.
+    /// A setting of another record is out of its bounds.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// A row holds a value that no version of this program writes.
@@ -115,25 +115,25 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What it means that a connection cannot be made.
+    /// Returns the error for a connection that cannot be opened.
     pub(super) fn opening(address: String, err: sqlx::Error) -> StoreError {
         if is_tls(&err) { StoreError::Tls { address, err } } else { StoreError::Open { address, err } }
     }
 
-    /// Whether the database did not answer: trying again later may help, and nothing is wrong with the request.
+    /// Returns whether the database is unavailable: a later try may succeed, and the request is not wrong.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {
             StoreError::Open { err, .. } | StoreError::Tls { err, .. } | StoreError::Query { err, .. } => {
                 match err {
-                    // Also a certificate that has run out: with a new one, the server is back.
+                    // Includes an expired certificate: once it is renewed, the server is available again.
                     sqlx::Error::Io(_)
                     | sqlx::Error::Tls(_)
                     | sqlx::Error::PoolTimedOut
                     | sqlx::Error::PoolClosed
                     | sqlx::Error::WorkerCrashed
                     | sqlx::Error::Protocol(_) => true,
-                    // PostgreSQL: connection exceptions, and what a server that starts or stops says.
+                    // PostgreSQL: connection exceptions, and errors of a server that starts or stops.
                     sqlx::Error::Database(err) => err.code().is_some_and(|code| match sqlite_code(&code) {
                         Some(code) => code == SQLITE_BUSY || SQLITE_NOT_WRITABLE.contains(&code),
                         None => {
@@ -150,7 +150,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the database reads but cannot write: its disk is full or fails, or it only follows another one.
+    /// Returns whether the database can be read but not written: its disk is full or fails, or it is a
+    /// read-only replica.
     #[must_use]
     pub fn is_not_writable(&self) -> bool {
         let StoreError::Query { err: sqlx::Error::Database(err), .. } = self else { return false };
@@ -167,14 +168,15 @@ const SQLITE_NOT_WRITABLE: [u32; 3] = [8, 10, 13];
 /// disk_full, io_error, read_only_sql_transaction.
 const POSTGRES_NOT_WRITABLE: [&str; 3] = ["53100", "58030", "25006"];
 
-/// The primary code of a SQLite error, of which the driver gives the extended one in decimal; none: it is one of the five
-/// characters of PostgreSQL's.
+/// Returns the primary code of a SQLite error; `None` if the code is one of PostgreSQL, which has five
+/// characters. The driver gives SQLite's extended code in decimal.
 fn sqlite_code(code: &str) -> Option<u32> {
     let extended: u32 = code.parse().ok().filter(|_| code.len() < 5)?;
     Some(extended & 0xff)
 }
 
-/// Whether TLS is what failed: the driver reports a refused handshake as an I/O error that holds rustls' own.
+/// Returns whether TLS failed. The driver reports a failed handshake as an I/O error that wraps the error of
+/// rustls.
 fn is_tls(err: &sqlx::Error) -> bool {
     match err {
         sqlx::Error::Tls(_) => true,

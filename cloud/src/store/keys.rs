@@ -1,83 +1,73 @@
-//! API keys: made, changed, revoked, replaced. Only hashes are here.
+//! API keys: making, revoking and rotating them. Only their hashes are stored.
 
 use serde_json::{Value, json};
 
-use super::change::{Change, Expected};
-use super::db::{Row, args};
+use super::change::{Change, Expected, Fields, Recorded, fields};
+use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
-use crate::access::{Actor, ApiKey, KeySecret, Scopes, check_label};
+use crate::access::{Actor, ApiKey, KeySecret, Scopes, Tenant, check_label};
 
-const KEY: &str = "key";
-
-/// What a new key is made with.
+/// The settings of a new key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewKey {
-    /// Whose it is.
+    /// The tenant that it belongs to.
     pub tenant: String,
-    /// What people call it.
+    /// Its name for people.
     pub label: String,
     /// What it allows.
     pub scopes: Scopes,
-    /// From when on it is refused, in milliseconds since 1970.
+    /// When it expires, in milliseconds since 1970; `None` if never.
     pub expires_ms: Option<i64>,
 }
 
 impl Store {
-    /// Every key, revoked ones too, the oldest first.
+    /// Returns every key, revoked ones too, the oldest first.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
-        self.pool.rows(&sql::KEYS, args![]).await?.iter().map(key).collect()
+        self.all(&sql::KEYS).await
     }
 
-    /// One key by its public id.
+    /// Returns a key by its public id.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::keys`].
+    /// [`StoreError::Unknown`] if there is no such key, or as for [`Store::keys`].
     pub async fn key(&self, id: &str) -> Result<ApiKey, StoreError> {
-        let row = self.pool.row(&sql::KEY, args![id]).await?;
-        row.as_ref().map(key).transpose()?.ok_or_else(|| unknown(id))
+        self.one(id).await
     }
 
-    /// Makes a key. The secret is returned once and kept nowhere.
+    /// Makes a key. The secret is returned once and not stored.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`] where there is no such tenant, [`StoreError::Access`] where a value is out of its
-    /// bounds, [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Unknown`] if there is no such tenant, [`StoreError::Access`] if a value is out of its
+    /// bounds, [`StoreError::Query`] if the database does not answer.
     pub async fn create_key(&self, new: &NewKey, by: &Actor) -> Result<(ApiKey, KeySecret), StoreError> {
         check_label("label", &new.label)?;
-        let mut change = self.change(by, true).await?;
-        if change.tx.row(&sql::TENANT, args![&new.tenant]).await?.is_none() {
-            let id = new.tenant.chars().take(64).collect();
-            return Err(StoreError::Unknown { what: "tenant", id });
-        }
-        let made = change.add_key(new, None).await?;
-        change.log("key.create", &target(&made.0.id), &key_json(&made.0)).await?;
-        change.commit().await?;
-        Ok(made)
+        let mut change = self.change(by).await?;
+        change.known::<Tenant>(&new.tenant, Expected::Any).await?;
+        let (key, secret) = change.new_key(new, None);
+        Ok((change.put("create", None, key, json!({})).await?, secret))
     }
 
-    /// Refuses a key from now on.
+    /// Revokes a key: it is refused from now on.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], [`StoreError::Conflict`], [`StoreError::State`] where it is revoked already,
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Unknown`] if there is no such key, [`StoreError::Conflict`] if it is at another
+    /// revision, [`StoreError::State`] if it is revoked already, [`StoreError::Query`] if the database does
+    /// not answer.
     pub async fn revoke_key(&self, id: &str, expected: Expected, by: &Actor) -> Result<ApiKey, StoreError> {
-        let mut change = self.change(by, true).await?;
-        let mut key = change.key(id, expected).await?;
-        if key.revoked_ms.is_some() {
-            return Err(StoreError::State { what: KEY, id: id.to_owned(), why: "is revoked already" });
+        let mut change = self.change(by).await?;
+        let old: ApiKey = change.known(id, expected).await?;
+        if old.revoked_ms.is_some() {
+            return Err(state(id, "is revoked already"));
         }
-        key.revoked_ms = Some(change.at_ms);
-        change.keep_key(&mut key).await?;
-        change.log("key.revoke", &target(id), &key_json(&key)).await?;
-        change.commit().await?;
-        Ok(key)
+        let new = ApiKey { revision: old.revision + 1, revoked_ms: Some(change.at_ms), ..old.clone() };
+        change.put("revoke", Some(&old), new, json!({})).await
     }
 
-    /// Makes a key that replaces another one; the old one is good for `grace_ms` more, so that callers can change
-    /// over. Returns the new key and its secret.
+    /// Makes a key that replaces another one. The old key stays valid for `grace_ms` milliseconds, so that
+    /// clients can switch. Returns the new key and its secret.
     ///
     /// # Errors
     /// As for [`Store::revoke_key`].
@@ -88,31 +78,30 @@ impl Store {
         expected: Expected,
         by: &Actor,
     ) -> Result<(ApiKey, KeySecret), StoreError> {
-        let mut change = self.change(by, true).await?;
-        let mut old = change.key(id, expected).await?;
+        let mut change = self.change(by).await?;
+        let old: ApiKey = change.known(id, expected).await?;
         if !old.is_good(change.at_ms) {
-            return Err(StoreError::State { what: KEY, id: id.to_owned(), why: "is revoked or expired" });
+            return Err(state(id, "is revoked or expired"));
         }
-        let new = NewKey {
+        let successor = NewKey {
             tenant: old.tenant.clone(),
             label: old.label.clone(),
             scopes: old.scopes,
             expires_ms: old.expires_ms,
         };
-        let made = change.add_key(&new, Some(id)).await?;
+        let (key, secret) = change.new_key(&successor, Some(id));
+        change.write(None, &key).await?;
         let end = change.at_ms.saturating_add(grace_ms.max(0));
-        old.expires_ms = Some(old.expires_ms.map_or(end, |at| at.min(end)));
-        change.keep_key(&mut old).await?;
-        let detail = json!({ "new": made.0.id, "old_expires_ms": old.expires_ms });
-        change.log("key.rotate", &target(id), &detail).await?;
-        change.commit().await?;
-        Ok(made)
+        let expires_ms = Some(old.expires_ms.map_or(end, |at| at.min(end)));
+        let ending = ApiKey { revision: old.revision + 1, expires_ms, ..old.clone() };
+        change.put("rotate", Some(&old), ending, json!({ "new": key.id })).await?;
+        Ok((key, secret))
     }
 
-    /// Notes when keys were last used. Not a change of settings: no audit row, no new generation.
+    /// Writes when keys were last used. This is no change of settings: no audit row, no new generation.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn note_key_uses(&self, uses: &[(String, i64)]) -> Result<(), StoreError> {
         if uses.is_empty() {
             return Ok(());
@@ -126,18 +115,8 @@ impl Store {
 }
 
 impl Change {
-    async fn key(&mut self, id: &str, expected: Expected) -> Result<ApiKey, StoreError> {
-        let row = self.tx.row(&sql::KEY, args![id]).await?;
-        let found = row.as_ref().map(key).transpose()?.ok_or_else(|| unknown(id))?;
-        expected.check(KEY, id, Some(found.revision))?;
-        Ok(found)
-    }
-
-    async fn add_key(
-        &mut self,
-        new: &NewKey,
-        rotated_from: Option<&str>,
-    ) -> Result<(ApiKey, KeySecret), StoreError> {
+    /// Makes a key, without writing it yet.
+    fn new_key(&self, new: &NewKey, rotated_from: Option<&str>) -> (ApiKey, KeySecret) {
         let secret = KeySecret::generate();
         let key = ApiKey {
             id: secret.id().to_owned(),
@@ -153,73 +132,95 @@ impl Change {
             last_used_ms: None,
             rotated_from: rotated_from.map(str::to_owned),
         };
-        let scopes = key.scopes.to_string();
-        let values = args![
-            &key.id,
-            key.revision,
-            &key.tenant,
-            &key.label,
-            &key.hash,
-            &scopes,
-            key.created_ms,
-            &key.created_by,
-            key.expires_ms,
-            key.revoked_ms,
-            key.last_used_ms,
-            rotated_from
-        ];
-        self.tx.execute(&sql::KEY_ADD, values).await?;
-        Ok((key, secret))
-    }
-
-    async fn keep_key(&mut self, key: &mut ApiKey) -> Result<(), StoreError> {
-        key.revision += 1;
-        let scopes = key.scopes.to_string();
-        let values = args![&key.id, key.revision, &key.label, &scopes, key.expires_ms, key.revoked_ms];
-        self.tx.execute(&sql::KEY_CHANGE, values).await?;
-        Ok(())
+        (key, secret)
     }
 }
 
-fn target(id: &str) -> String {
-    format!("key/{id}")
+impl Recorded for ApiKey {
+    const NAME: &'static str = "key";
+    const KIND: &'static str = "key";
+    const READ: &'static Statement = &sql::KEY;
+    const ADD: &'static Statement = &sql::KEY_ADD;
+    const CHANGE: &'static Statement = &sql::KEY_CHANGE;
+
+    fn read(row: &Row) -> Result<ApiKey, StoreError> {
+        Ok(ApiKey {
+            id: row.text("id")?,
+            revision: row.count("revision")?,
+            tenant: row.text("tenant")?,
+            label: row.text("label")?,
+            hash: row.hash("hash")?,
+            scopes: row.parsed("scopes")?,
+            created_ms: row.int("created_ms")?,
+            created_by: row.text("created_by")?,
+            expires_ms: row.opt_int("expires_ms")?,
+            revoked_ms: row.opt_int("revoked_ms")?,
+            last_used_ms: row.opt_int("last_used_ms")?,
+            rotated_from: row.opt_text("rotated_from")?,
+        })
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn added(&self) -> Vec<Arg<'_>> {
+        vec![
+            (&self.id).into(),
+            self.revision.into(),
+            (&self.tenant).into(),
+            (&self.label).into(),
+            (&self.hash).into(),
+            self.scopes.to_string().into(),
+            self.created_ms.into(),
+            (&self.created_by).into(),
+            self.expires_ms.into(),
+            self.revoked_ms.into(),
+            self.last_used_ms.into(),
+            self.rotated_from.as_deref().into(),
+        ]
+    }
+
+    /// Without `last_used_ms`, which is written outside of changes.
+    fn changed(&self) -> Vec<Arg<'_>> {
+        vec![
+            (&self.id).into(),
+            self.revision.into(),
+            (&self.label).into(),
+            self.scopes.to_string().into(),
+            self.expires_ms.into(),
+            self.revoked_ms.into(),
+        ]
+    }
+
+    fn fields(&self) -> Fields {
+        let scopes: Vec<&str> = self.scopes.iter().map(|scope| scope.as_str()).collect();
+        fields(json!({
+            "tenant": self.tenant,
+            "label": self.label,
+            "scopes": scopes,
+            "expires_ms": self.expires_ms,
+            "revoked_ms": self.revoked_ms,
+            "rotated_from": self.rotated_from,
+        }))
+    }
 }
 
-fn unknown(id: &str) -> StoreError {
-    StoreError::Unknown { what: KEY, id: id.chars().take(64).collect() }
+fn state(id: &str, why: &'static str) -> StoreError {
+    StoreError::State { what: ApiKey::NAME, id: id.to_owned(), why }
 }
 
-/// A key as the command line, the API and the audit log have it: never its secret, nor its hash.
+/// Returns a key as the command line prints it, without secret and hash.
 #[must_use]
 pub fn key_json(key: &ApiKey) -> Value {
-    let scopes: Vec<&str> = key.scopes.iter().map(|scope| scope.as_str()).collect();
-    json!({
-        "id": key.id,
-        "tenant": key.tenant,
-        "label": key.label,
-        "scopes": scopes,
-        "created_ms": key.created_ms,
-        "created_by": key.created_by,
-        "expires_ms": key.expires_ms,
-        "revoked_ms": key.revoked_ms,
-        "last_used_ms": key.last_used_ms,
-        "rotated_from": key.rotated_from,
-    })
-}
-
-pub(super) fn key(row: &Row) -> Result<ApiKey, StoreError> {
-    Ok(ApiKey {
-        id: row.text("id")?,
-        revision: row.count("revision")?,
-        tenant: row.text("tenant")?,
-        label: row.text("label")?,
-        hash: row.hash("hash")?,
-        scopes: row.parsed("scopes")?,
-        created_ms: row.int("created_ms")?,
-        created_by: row.text("created_by")?,
-        expires_ms: row.opt_int("expires_ms")?,
-        revoked_ms: row.opt_int("revoked_ms")?,
-        last_used_ms: row.opt_int("last_used_ms")?,
-        rotated_from: row.opt_text("rotated_from")?,
-    })
+    let mut json = Value::Object(key.fields());
+    json["id"] = json!(key.id);
+    json["created_ms"] = json!(key.created_ms);
+    json["created_by"] = json!(key.created_by);
+    json["last_used_ms"] = json!(key.last_used_ms);
+    json
 }

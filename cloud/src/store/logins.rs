@@ -1,9 +1,10 @@
-//! Logins of the admin console: how many may fail, counted before anything is computed, and devices that are known.
+//! Logins of the admin console: limits of failed attempts, and devices on which a user has logged in before.
 //!
-//! A stranger's attempt counts for the user's name, for the address, and for both; an attempt on a device on which the
-//! user has logged in before counts for that device alone, so that strangers cannot lock a user out.
-//! Never: keeps a cookie's value, only its hash. Always: an attempt counts as failed from before its password is looked
-//! at until it has turned out to be right; what is counted for a name cannot be what is counted for an address.
+//! An attempt from an unknown device counts for the user's name, for the address, and for both together. An
+//! attempt from a known device counts for that device alone, so strangers cannot lock a user out. Never:
+//! stores a cookie's value, only its hash. Always: an attempt counts as failed before its password is
+//! checked, and until the password turns out to be right. A counter of a name and one of an address never
+//! share a key.
 
 use std::net::IpAddr;
 use std::sync::Mutex as SyncMutex;
@@ -15,22 +16,24 @@ use tokio::sync::Mutex;
 
 use super::change::Change;
 use super::db::args;
-use super::{LoginError, Store, StoreError, hex, now_ms, sql};
+use super::{LoginError, Store, StoreError, now_ms, sql};
 use crate::access::hashing::Hashing;
 use crate::access::key::{SecretHash, hash_secret, random_token};
 use crate::access::{Actor, check_name};
 
-/// Failed logins count for so long, in milliseconds.
+/// How long a failed login counts, in milliseconds.
 const FAILURES_MS: i64 = 15 * 60 * 1000;
-/// Failed logins of strangers: from one address as one user, from one address, and as one user from anywhere.
+/// The most failed logins from unknown devices: from one address as one user, from one address, and as one
+/// user from anywhere.
 const STRANGER_MAX: [u64; 3] = [5, 30, 100];
-/// Failed logins on one known device.
+/// The most failed logins on one known device.
 const DEVICE_MAX: u64 = 5;
-/// A device is known for so long after its last login, in milliseconds.
+/// How long a device stays known after its last login, in milliseconds.
 pub const DEVICE_MAX_MS: i64 = 180 * 24 * 3600 * 1000;
-/// Known devices of one user; the one that was used longest ago is forgotten first.
+/// The most known devices of one user. If there are more, the one that was used longest ago is forgotten.
 const DEVICES_PER_USER: u32 = 50;
-/// Failed logins in the audit log, for each process and each time of [`FAILURES_MS`]; the log has all of them.
+/// The most failed logins that one process writes to the audit log in each [`FAILURES_MS`]. The service's log
+/// has all of them.
 const AUDITED_MAX: u32 = 200;
 
 /// Somebody who wants to log in.
@@ -40,9 +43,9 @@ pub struct LoginAttempt<'a> {
     pub name: &'a str,
     /// The password.
     pub password: &'a str,
-    /// Where the attempt comes from; none: nobody knows.
+    /// The address that the attempt comes from; `None` if it is not known.
     pub address: Option<IpAddr>,
-    /// The session's cookie that the browser sent: that session ends (no fixation).
+    /// The session cookie that the browser sent. A login ends that session, which prevents session fixation.
     pub session: Option<&'a str>,
     /// The cookie of a known device.
     pub device: Option<&'a str>,
@@ -54,14 +57,15 @@ impl std::fmt::Debug for LoginAttempt<'_> {
     }
 }
 
-/// What the logins of one process share.
+/// State that all logins of one process share.
 #[derive(Debug, Default)]
 pub(super) struct Logins {
     pub(super) hashing: Hashing,
-    /// When the last attempt was counted. Held while one is counted: attempts at the same time count one after another.
+    /// When the last attempt was counted. Locked while one is counted, so that simultaneous attempts are
+    /// counted one after another.
     counting: Mutex<i64>,
     audited: SyncMutex<Audited>,
-    /// When it was last said that the use of a session cannot be noted; 0: never.
+    /// When the last warning was logged that a session's use cannot be written; 0 if never.
     unseen_told_ms: AtomicI64,
 }
 
@@ -71,54 +75,56 @@ struct Audited {
     rows: u32,
 }
 
-/// For what an attempt counts, and how many may fail.
+/// The counters that an attempt increases, by key, with the limit of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Subjects(Vec<(String, u64)>);
+pub(super) struct AttemptLimits(Vec<(String, u64)>);
 
-impl Subjects {
-    /// Of somebody on an unknown device.
-    fn stranger(name: &str, address: Option<IpAddr>) -> Subjects {
+impl AttemptLimits {
+    /// Returns the counters of an attempt from an unknown device.
+    fn stranger(name: &str, address: Option<IpAddr>) -> AttemptLimits {
         let name: String = name.chars().take(64).collect();
         let address = address.map_or("unknown".to_owned(), |address| network(address).to_string());
-        // No address holds a blank, and each begins with another word: none can be taken for another.
+        // No address contains a space, and each key begins with another word, so no two kinds of key can be
+        // equal.
         let subjects =
             [format!("both {address} {name}"), format!("address {address}"), format!("name {name}")];
-        Subjects(subjects.into_iter().zip(STRANGER_MAX).collect())
+        AttemptLimits(subjects.into_iter().zip(STRANGER_MAX).collect())
     }
 
-    fn device(hash: &SecretHash) -> Subjects {
-        Subjects(vec![(format!("device {}", hex(hash)), DEVICE_MAX)])
+    fn device(hash: &SecretHash) -> AttemptLimits {
+        AttemptLimits(vec![(format!("device {}", hex::encode(hash)), DEVICE_MAX)])
     }
 }
 
-/// An attempt that counts as failed, until it is [forgiven](Change::forgive).
+/// An attempt that counts as failed until it is [forgiven](Change::forgive).
 #[derive(Debug)]
-pub(super) struct Counted {
-    subjects: Subjects,
+pub(super) struct CountedAttempt {
+    subjects: AttemptLimits,
     at_ms: i64,
 }
 
 impl Store {
-    /// For what an attempt counts, and the device's cookie if it is known for this user and has not failed too often.
+    /// Returns the counters of an attempt. If the device is known for this user and has not failed too often,
+    /// also returns the hash of its cookie.
     pub(super) async fn subjects(
         &self,
         attempt: &LoginAttempt<'_>,
-    ) -> Result<(Subjects, Option<SecretHash>), StoreError> {
+    ) -> Result<(AttemptLimits, Option<SecretHash>), StoreError> {
         let now = now_ms();
         if let Some(hash) = attempt.device.map(hash_secret)
             && check_name("user", attempt.name).is_ok()
             && self.pool.row(&sql::DEVICE, args![&hash, attempt.name, now]).await?.is_some()
         {
-            let subjects = Subjects::device(&hash);
+            let subjects = AttemptLimits::device(&hash);
             if self.refused(&subjects, now).await?.is_none() {
                 return Ok((subjects, Some(hash)));
             }
         }
-        Ok((Subjects::stranger(attempt.name, attempt.address), None))
+        Ok((AttemptLimits::stranger(attempt.name, attempt.address), None))
     }
 
-    /// In how many seconds somebody of these may try again; none: now.
-    async fn refused(&self, subjects: &Subjects, now: i64) -> Result<Option<u64>, StoreError> {
+    /// Returns after how many seconds another attempt is allowed; `None` if it is allowed now.
+    async fn refused(&self, subjects: &AttemptLimits, now: i64) -> Result<Option<u64>, StoreError> {
         for (subject, limit) in &subjects.0 {
             let row = self.pool.row(&sql::LOGIN_FAILURES, args![subject, now - FAILURES_MS, now]).await?;
             let Some(row) = row else { continue };
@@ -130,34 +136,36 @@ impl Store {
         Ok(None)
     }
 
-    /// Refuses an attempt that certainly is one too many, without writing anything.
-    pub(super) async fn check_attempts(&self, subjects: &Subjects) -> Result<(), LoginError> {
+    /// Refuses an attempt over its limit, without writing anything.
+    pub(super) async fn check_attempts(&self, subjects: &AttemptLimits) -> Result<(), LoginError> {
         let retry_after_s = self.refused(subjects, now_ms()).await?;
         retry_after_s.map_or(Ok(()), |retry_after_s| Err(LoginError::TooMany { retry_after_s }))
     }
 
-    /// Counts an attempt as failed, if it is not one too many.
+    /// Counts an attempt as failed, or refuses it if it is over its limit.
     ///
-    /// Replicas count each for itself at the same moment, so that one too many for each of them may pass.
-    pub(super) async fn count_attempt(&self, subjects: Subjects) -> Result<Counted, LoginError> {
+    /// Replicas do not wait for each other. So each of them may let one attempt too many pass at the same
+    /// moment.
+    pub(super) async fn count_attempt(&self, subjects: AttemptLimits) -> Result<CountedAttempt, LoginError> {
         let mut last_ms = self.logins.counting.lock().await;
         let now = now_ms();
         self.check_attempts(&subjects).await?;
-        // Each has a moment of its own, by which it is forgiven; a clock that was set back begins anew.
+        // Each attempt gets its own time, which identifies it when it is forgiven.
         let at_ms = if (now..now + 1000).contains(&*last_ms) { *last_ms + 1 } else { now };
         let mut tx = self.pool.begin_write().await?;
-        // Also what a clock wrote that was a day ahead: it would count until that day has come.
+        // Also deletes attempts in the future, which a clock that was a day ahead wrote. They would count
+        // until that day.
         tx.execute(&sql::LOGIN_FORGET, args![now - FAILURES_MS, at_ms]).await?;
         for (subject, _) in &subjects.0 {
             tx.execute(&sql::LOGIN_FAILED, args![subject, at_ms]).await?;
         }
         tx.commit().await?;
         *last_ms = at_ms;
-        Ok(Counted { subjects, at_ms })
+        Ok(CountedAttempt { subjects, at_ms })
     }
 
-    /// Adds a failed login to the audit log, the same work for every name. The name is not kept if there is no such
-    /// user: people type passwords into that field.
+    /// Adds a failed login to the audit log, with the same work for every name. An unknown name is not
+    /// written, because people sometimes type a password into that field.
     pub(super) async fn audit_failure(
         &self,
         user: Option<&str>,
@@ -166,20 +174,20 @@ impl Store {
         if !self.logins.may_audit(now_ms()) {
             return Ok(());
         }
-        let mut change = self.change(&Actor::service(), false).await?;
+        let mut change = self.note(&Actor::service()).await?;
         let target = format!("user/{}", user.unwrap_or("unknown"));
         change.log("session.refused", &target, &json!({ "address": shown(address) })).await?;
         change.commit().await
     }
 }
 
-/// An address as the audit log has it.
+/// Formats an address for the audit log; empty if it is not known.
 pub(super) fn shown(address: Option<IpAddr>) -> String {
     address.map(|address| address.to_canonical().to_string()).unwrap_or_default()
 }
 
 impl Logins {
-    /// Whether to say that the use of a session cannot be noted: once for each time of [`FAILURES_MS`].
+    /// Returns whether to warn that a session's use cannot be written: once in each [`FAILURES_MS`].
     pub(super) fn may_tell_unseen(&self, now: i64) -> bool {
         let told_ms = self.unseen_told_ms.load(Ordering::Relaxed);
         if (told_ms..told_ms.saturating_add(FAILURES_MS)).contains(&now) {
@@ -200,8 +208,9 @@ impl Logins {
 }
 
 impl Change {
-    /// The attempt was right: it counts no more, nor do earlier ones of the same user at the same place.
-    pub(super) async fn forgive(&mut self, counted: &Counted) -> Result<(), StoreError> {
+    /// Removes an attempt whose password was right. Also removes earlier ones of the same user from the same
+    /// address or device.
+    pub(super) async fn forgive(&mut self, counted: &CountedAttempt) -> Result<(), StoreError> {
         for (at, (subject, _)) in counted.subjects.0.iter().enumerate() {
             if at == 0 {
                 self.tx.execute(&sql::LOGIN_FORGIVE, args![subject]).await?;
@@ -212,7 +221,8 @@ impl Change {
         Ok(())
     }
 
-    /// Knows the device from now on; its cookie, the same as before if it was known.
+    /// Makes the device known, or extends the time for which it is. Returns its cookie; a known device keeps
+    /// the one it has.
     pub(super) async fn know_device(
         &mut self,
         user: &str,
@@ -233,7 +243,7 @@ mod tests {
 
     #[test]
     fn no_name_is_counted_as_an_address() {
-        let of = |name: &str, address: &str| Subjects::stranger(name, address.parse().ok()).0;
+        let of = |name: &str, address: &str| AttemptLimits::stranger(name, address.parse().ok()).0;
         let victim = of("ann", "10.0.0.1");
         for name in ["@10.0.0.1", "address 10.0.0.1", "10.0.0.1", "both 10.0.0.1 ann", "10.0.0.1 ann"] {
             let shared: Vec<_> = of(name, "6.6.6.6").into_iter().filter(|one| victim.contains(one)).collect();
@@ -244,7 +254,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_customer_are_one() {
-        let address = |text: &str| Subjects::stranger("x", text.parse().ok()).0[1].0.clone();
+        let address = |text: &str| AttemptLimits::stranger("x", text.parse().ok()).0[1].0.clone();
         assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
         assert_ne!(address("2001:db8::1"), address("2001:db8:0:1::1"));
         assert_eq!(address("::ffff:10.0.0.1"), address("10.0.0.1"));

@@ -1,4 +1,4 @@
-//! Migrations, compiled in: the same steps for both databases.
+//! The migrations, compiled into the program: the same steps for both databases.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use super::StoreError;
 use super::db::{Db, Pool};
 
-/// How often another program's migration of the same SQLite file is waited for.
+/// How often to retry if another program migrates the same SQLite file.
 const TRIES: u32 = 20;
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 
@@ -34,20 +34,36 @@ migrations! {
     10 "reserved tokens" "0010_reserved_tokens.sql";
     11 "known devices" "0011_known_devices.sql";
     12 "scene assist max" "0012_scene_assist_max.sql";
+    13 "scene settings" "0013_scene_settings.sql";
 }
 
-/// Brings the schema up to date. PostgreSQL: one program at a time, by an advisory lock; a schema that is newer than this
-/// program is used as it is (migrations only add), so that replicas can be replaced one by one. SQLite: each step is a
-/// transaction; where another program was faster, what it did is looked at again.
+/// Brings the schema up to date.
+///
+/// On PostgreSQL an advisory lock lets one program migrate at a time. A schema that is newer than this
+/// program is used as it is, so that replicas can be replaced one by one; there, migrations only add. On
+/// SQLite each step is a transaction. If another program was faster, this one tries again and finds the step
+/// done.
+///
+/// # Errors
+/// [`StoreError::Migrate`] if a step fails or its text was changed, or if a newer program made the SQLite
+/// file.
 pub(super) async fn run(pool: &Pool) -> Result<(), StoreError> {
+    run_to(pool, i64::MAX).await
+}
+
+/// Applies the steps up to `last`, as an older program would.
+///
+/// # Errors
+/// As for [`run`].
+pub(super) async fn run_to(pool: &Pool, last: i64) -> Result<(), StoreError> {
     match &pool.db {
         Db::Postgres(pool) => {
-            let mut migrator = migrator(POSTGRES);
+            let mut migrator = migrator(POSTGRES, last);
             migrator.set_ignore_missing(true);
             migrator.run(pool).await.map_err(StoreError::Migrate)
         }
         Db::Sqlite(pool) => {
-            let migrator = migrator(SQLITE);
+            let migrator = migrator(SQLITE, last);
             let mut tried = 1;
             loop {
                 match migrator.run(pool).await {
@@ -65,8 +81,8 @@ pub(super) async fn run(pool: &Pool) -> Result<(), StoreError> {
     }
 }
 
-fn migrator(steps: &[(i64, &'static str, &'static str)]) -> Migrator {
-    let migrations = steps.iter().map(|&(version, name, sql)| {
+fn migrator(steps: &[(i64, &'static str, &'static str)], last: i64) -> Migrator {
+    let migrations = steps.iter().filter(|(version, ..)| *version <= last).map(|&(version, name, sql)| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
     });
     Migrator::with_migrations(migrations.collect())

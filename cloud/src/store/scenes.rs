@@ -1,38 +1,36 @@
-//! Scenes: immutable versions, which of them is in force, and what waits to be published.
+//! Scenes: immutable versions, which one is in force, and the draft that waits to be published.
 //!
-//! A version never changes. A draft is a version that was not published; publishing, and rolling back to an older one,
-//! only says which version is in force from now on. What is in force is always the highest version that was ever
-//! published: an older draft or version is copied to a new number, so that numbers grow for those who ask.
+//! A version never changes. A draft is a version that was not published. Publishing, or rolling back to an
+//! older version, only sets which version is in force. That is always the highest version that was ever
+//! published: an older version is copied to a new number first. So clients see version numbers that only
+//! grow.
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::change::{Change, Expected};
-use super::db::{Row, args};
+use super::change::{Change, Expected, Fields, Recorded, fields, unknown};
+use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
 use crate::access::{Actor, check_label};
-use crate::scene::diff::changes_json;
-use crate::scene::{ASSIST_MAX_DEFAULT, Scene, SceneSettings, check_id, decimal};
+use crate::scene::{self, Scene, SceneSettings, check_id};
 
-const SCENE: &str = "scene";
-
-/// Where a scene stands.
+/// The current state of a scene.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SceneHead {
     /// Its name in requests.
     pub id: String,
-    /// One more at every change: the ETag of an editor.
+    /// Increased by 1 at every change. The ETag of the admin API.
     pub revision: u64,
     /// The highest version.
     pub newest_version: u32,
-    /// The version in force; none: never published.
+    /// The version in force; `None` if no version was ever published.
     pub published_version: Option<u32>,
-    /// The version that waits to be published.
+    /// The draft, if there is one.
     pub draft_version: Option<u32>,
 }
 
-/// What became of a version.
+/// The state of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionState {
     /// Waits to be published.
@@ -41,12 +39,12 @@ pub enum VersionState {
     Published,
     /// Was in force.
     Superseded,
-    /// A draft that another one took the place of, or that was given up.
+    /// A draft that was replaced or discarded.
     Discarded,
 }
 
 impl VersionState {
-    /// As in the API.
+    /// Returns its name in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,24 +56,24 @@ impl VersionState {
     }
 }
 
-/// One version, with what is known of it.
+/// One version of a scene, with its history.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SceneVersion {
     /// The version itself.
     pub scene: Scene,
-    /// What became of it.
+    /// Its state.
     pub state: VersionState,
     /// When it was written, in milliseconds since 1970 (whole seconds).
     pub created_ms: i64,
-    /// By whom.
+    /// Who did it.
     pub created_by: String,
-    /// What they said of it.
+    /// Their note.
     pub note: String,
     /// The version it was made from.
     pub based_on: Option<u32>,
 }
 
-/// One time that a version came into force.
+/// A publication: a version came into force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
     /// 1, 2, 3, … for each scene.
@@ -84,16 +82,16 @@ pub struct Publication {
     pub version: u32,
     /// When, in milliseconds since 1970.
     pub published_ms: i64,
-    /// By whom.
+    /// Who did it.
     pub published_by: String,
-    /// What they said of it.
+    /// Their note.
     pub note: String,
 }
 
 /// Everything about one scene.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SceneHistory {
-    /// Where it stands.
+    /// Its current state.
     pub head: SceneHead,
     /// Every version, the oldest first.
     pub versions: Vec<SceneVersion>,
@@ -101,68 +99,75 @@ pub struct SceneHistory {
     pub publications: Vec<Publication>,
 }
 
-/// What a new version is written with.
+/// The content of a new version.
 struct NewVersion<'a> {
     settings: &'a SceneSettings,
     note: &'a str,
     based_on: Option<u32>,
 }
 
+/// The version that comes into force.
+struct PublishedSettings<'a> {
+    version: u32,
+    settings: &'a SceneSettings,
+    note: &'a str,
+}
+
 impl Store {
-    /// Every version that was ever in force, by id and version: what requests may name.
+    /// Returns every version that was ever in force, by id and version. Requests may name any of them.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer, [`StoreError::Row`] or [`StoreError::Scene`] where a
-    /// row is out of its bounds.
+    /// [`StoreError::Query`] if the database does not answer, [`StoreError::Row`] or [`StoreError::Scene`] if
+    /// a row is out of its bounds.
     pub async fn scenes(&self) -> Result<Vec<Scene>, StoreError> {
         self.pool.rows(&sql::SCENES_PUBLISHED, args![]).await?.iter().map(scene).collect()
     }
 
-    /// The version of one scene that is in force.
+    /// Returns the version of a scene that is in force.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`] where there is none, or as for [`Store::scenes`].
+    /// [`StoreError::Unknown`] if there is none, or as for [`Store::scenes`].
     pub async fn scene(&self, id: &str) -> Result<Scene, StoreError> {
         let head = self.scene_head(id).await?;
-        let version = head.published_version.ok_or_else(|| unknown(id))?;
+        let version = head.published_version.ok_or_else(|| unknown::<SceneHead>(id))?;
         Ok(self.scene_version(id, version).await?.scene)
     }
 
-    /// Where every scene stands, by id.
+    /// Returns the current state of every scene, by id.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn scene_heads(&self) -> Result<Vec<SceneHead>, StoreError> {
-        self.pool.rows(&sql::SCENE_HEADS, args![]).await?.iter().map(head).collect()
+        self.all(&sql::SCENE_HEADS).await
     }
 
-    /// Where one scene stands.
+    /// Returns the current state of one scene.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::scene_heads`].
+    /// [`StoreError::Unknown`] if there is no such scene, or as for [`Store::scene_heads`].
     pub async fn scene_head(&self, id: &str) -> Result<SceneHead, StoreError> {
-        let row = self.pool.row(&sql::SCENE_HEAD, args![id]).await?;
-        row.as_ref().map(head).transpose()?.ok_or_else(|| unknown(id))
+        self.one(id).await
     }
 
-    /// One version of a scene, published or not.
+    /// Returns one version of a scene, published or not.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`] where there is none, or as for [`Store::scenes`].
+    /// [`StoreError::Unknown`] if there is none, or as for [`Store::scenes`].
     pub async fn scene_version(&self, id: &str, version: u32) -> Result<SceneVersion, StoreError> {
         let history = self.scene_history(id).await?;
         let found = history.versions.into_iter().find(|found| found.scene.version == version);
         found.ok_or_else(|| unknown_version(id, version))
     }
 
-    /// Every version and publication of a scene.
+    /// Returns every version and publication of a scene.
     ///
     /// # Errors
     /// As for [`Store::scene_version`].
     pub async fn scene_history(&self, id: &str) -> Result<SceneHistory, StoreError> {
         let mut tx = self.pool.begin_read().await?;
         let row = tx.row(&sql::SCENE_HEAD, args![id]).await?;
-        let head = row.as_ref().map(head).transpose()?.ok_or_else(|| unknown(id))?;
+        let head = row.as_ref().map(SceneHead::read).transpose()?;
+        let head = head.ok_or_else(|| unknown::<SceneHead>(id))?;
         let publications: Vec<Publication> = tx
             .rows(&sql::PUBLICATIONS, args![id])
             .await?
@@ -195,11 +200,12 @@ impl Store {
         Ok(SceneHistory { head, versions, publications })
     }
 
-    /// Writes a new draft, in place of the one that waits; a new id is a new scene. Requests do not see it.
+    /// Writes a new draft, in place of the present one. A new id makes a new scene. Requests do not see
+    /// drafts.
     ///
     /// # Errors
-    /// [`StoreError::Scene`] where a setting is out of its bounds; [`StoreError::Conflict`] where the scene is at
-    /// another revision; [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Scene`] if a setting is out of its bounds; [`StoreError::Conflict`] if the scene is at
+    /// another revision; [`StoreError::Query`] if the database does not answer.
     pub async fn save_draft(
         &self,
         id: &str,
@@ -209,44 +215,41 @@ impl Store {
         by: &Actor,
     ) -> Result<SceneHead, StoreError> {
         check(id, settings, note)?;
-        let mut change = self.change(by, true).await?;
-        let old = change.scene(id, expected).await?;
-        let based_on = old.as_ref().and_then(|head| head.draft_version.or(head.published_version));
+        let mut change = self.change(by).await?;
+        let old: Option<SceneHead> = change.find(id, expected).await?;
+        let mut head = SceneHead::next(old.as_ref(), id);
+        let based_on = head.draft_version.or(head.published_version);
         let before = change.settings(id, based_on).await?;
-        let (mut head, _) = change.write(id, old, NewVersion { settings, note, based_on }).await?;
-        head.draft_version = Some(head.newest_version);
-        change.keep(&head).await?;
-        let detail = json!({ "version": head.newest_version, "note": note,
-            "changes": changes_of(before.as_ref(), settings) });
-        change.log("scene.draft", &target(id), &detail).await?;
-        change.commit().await?;
+        let version = change.add_version(&mut head, NewVersion { settings, note, based_on }).await?;
+        head.draft_version = Some(version);
+        change.write(old.as_ref(), &head).await?;
+        let states = (before.as_ref().map(settings_fields), Some(settings_fields(settings)));
+        let more = json!({ "version": version, "note": note });
+        change.record::<SceneHead>("draft", id, states, more).await?;
         Ok(head)
     }
 
-    /// Gives the draft up; its version stays in the history.
+    /// Discards the draft. Its version stays in the history.
     ///
     /// # Errors
-    /// [`StoreError::State`] where there is none, or as for [`Store::save_draft`].
+    /// [`StoreError::State`] if there is no draft, or as for [`Store::save_draft`].
     pub async fn discard_draft(
         &self,
         id: &str,
         expected: Expected,
         by: &Actor,
     ) -> Result<SceneHead, StoreError> {
-        let mut change = self.change(by, true).await?;
-        let mut head = change.scene(id, expected).await?.ok_or_else(|| unknown(id))?;
+        let mut change = self.change(by).await?;
+        let old: SceneHead = change.known(id, expected).await?;
+        let mut head = SceneHead::next(Some(&old), id);
         let draft = head.draft_version.take().ok_or_else(|| state(id, "has no draft"))?;
-        head.revision += 1;
-        change.keep(&head).await?;
-        change.log("scene.discard", &target(id), &json!({ "version": draft })).await?;
-        change.commit().await?;
-        Ok(head)
+        change.put("discard", Some(&old), head, json!({ "version": draft })).await
     }
 
     /// Brings the draft into force.
     ///
     /// # Errors
-    /// [`StoreError::State`] where there is none, or as for [`Store::save_draft`].
+    /// [`StoreError::State`] if there is no draft, or as for [`Store::save_draft`].
     pub async fn publish(
         &self,
         id: &str,
@@ -255,26 +258,25 @@ impl Store {
         by: &Actor,
     ) -> Result<SceneHead, StoreError> {
         check_label("note", note)?;
-        let mut change = self.change(by, true).await?;
-        let mut head = change.scene(id, expected).await?.ok_or_else(|| unknown(id))?;
+        let mut change = self.change(by).await?;
+        let old: SceneHead = change.known(id, expected).await?;
+        let mut head = SceneHead::next(Some(&old), id);
         let draft = head.draft_version.take().ok_or_else(|| state(id, "has no draft"))?;
         let settings = change.settings(id, Some(draft)).await?.ok_or_else(|| unknown_version(id, draft))?;
         let version = if head.published_version.is_some_and(|published| published > draft) {
             let copy = NewVersion { settings: &settings, note, based_on: Some(draft) };
-            let (moved, copied) = change.write(id, Some(head), copy).await?;
-            head = moved;
-            copied
+            change.add_version(&mut head, copy).await?
         } else {
-            head.revision += 1;
             draft
         };
-        change.bring_into_force(head, version, &settings, note, "scene.publish").await
+        let new = PublishedSettings { version, settings: &settings, note };
+        change.bring_into_force("publish", Some(&old), head, new).await
     }
 
     /// Brings an older version back, as a copy with a new number. A draft stays.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`] where there is no such version, or as for [`Store::save_draft`].
+    /// [`StoreError::Unknown`] if there is no such version, or as for [`Store::save_draft`].
     pub async fn roll_back(
         &self,
         id: &str,
@@ -284,16 +286,18 @@ impl Store {
         by: &Actor,
     ) -> Result<SceneHead, StoreError> {
         check_label("note", note)?;
-        let mut change = self.change(by, true).await?;
-        let head = change.scene(id, expected).await?.ok_or_else(|| unknown(id))?;
+        let mut change = self.change(by).await?;
+        let old: SceneHead = change.known(id, expected).await?;
+        let mut head = SceneHead::next(Some(&old), id);
         let settings =
             change.settings(id, Some(version)).await?.ok_or_else(|| unknown_version(id, version))?;
         let copy = NewVersion { settings: &settings, note, based_on: Some(version) };
-        let (head, newest) = change.write(id, Some(head), copy).await?;
-        change.bring_into_force(head, newest, &settings, note, "scene.rollback").await
+        let version = change.add_version(&mut head, copy).await?;
+        let new = PublishedSettings { version, settings: &settings, note };
+        change.bring_into_force("rollback", Some(&old), head, new).await
     }
 
-    /// Writes a version and brings it into force at once: what the command line's `scenes set` does. A draft stays.
+    /// Writes a version and brings it into force at once, as the command `scenes set` does. A draft stays.
     ///
     /// # Errors
     /// As for [`Store::save_draft`].
@@ -306,29 +310,20 @@ impl Store {
         by: &Actor,
     ) -> Result<Scene, StoreError> {
         check(id, settings, note)?;
-        let mut change = self.change(by, true).await?;
-        let old = change.scene(id, expected).await?;
-        let based_on = old.as_ref().and_then(|head| head.published_version);
-        let (head, version) = change.write(id, old, NewVersion { settings, note, based_on }).await?;
-        change.bring_into_force(head, version, settings, note, "scene.set").await?;
+        let mut change = self.change(by).await?;
+        let old: Option<SceneHead> = change.find(id, expected).await?;
+        let mut head = SceneHead::next(old.as_ref(), id);
+        let based_on = head.published_version;
+        let version = change.add_version(&mut head, NewVersion { settings, note, based_on }).await?;
+        change
+            .bring_into_force("set", old.as_ref(), head, PublishedSettings { version, settings, note })
+            .await?;
         Ok(Scene { id: id.to_owned(), version, settings: settings.clone() })
     }
 }
 
 impl Change {
-    /// The scene as it is now, where that is what was expected.
-    async fn scene(&mut self, id: &str, expected: Expected) -> Result<Option<SceneHead>, StoreError> {
-        let row = self.tx.row(&sql::SCENE_HEAD, args![id]).await?;
-        let found = row.as_ref().map(head).transpose()?;
-        let current = match expected {
-            Expected::Version(_) => found.as_ref().and_then(|head| head.published_version).map(u64::from),
-            _ => found.as_ref().map(|head| head.revision),
-        };
-        expected.check(SCENE, id, current)?;
-        Ok(found)
-    }
-
-    /// The settings of a version.
+    /// Reads the settings of a version.
     async fn settings(
         &mut self,
         id: &str,
@@ -339,132 +334,119 @@ impl Change {
         Ok(row.as_ref().map(scene).transpose()?.map(|scene| scene.settings))
     }
 
-    /// Adds the next version, and the scene where it is new; the scene's revision is one more.
-    async fn write(
-        &mut self,
-        id: &str,
-        old: Option<SceneHead>,
-        new: NewVersion<'_>,
-    ) -> Result<(SceneHead, u32), StoreError> {
-        let head = match old {
-            Some(mut head) => {
-                head.revision += 1;
-                head.newest_version += 1;
-                head
-            }
-            None => {
-                let head = SceneHead {
-                    id: id.to_owned(),
-                    revision: 1,
-                    newest_version: 1,
-                    published_version: None,
-                    draft_version: None,
-                };
-                let none: Option<u32> = None;
-                self.tx.execute(&sql::SCENE_NEW, args![id, 1_u32, 1_u32, none, none]).await?;
-                head
-            }
-        };
-        let settings = new.settings;
-        let corrector = settings.corrector.as_str();
-        let mode = settings.mode.to_string();
+    /// Adds the next version of a scene; returns its number.
+    async fn add_version(&mut self, head: &mut SceneHead, new: NewVersion<'_>) -> Result<u32, StoreError> {
+        head.newest_version += 1;
+        let settings = serde_json::to_string(new.settings).expect("settings are texts, numbers and flags");
         let values = args![
-            id,
+            &head.id,
             head.newest_version,
-            &settings.system,
-            &settings.question_prefix,
-            settings.ratio.map(decimal),
-            decimal(settings.xi),
-            settings.assist_tokens,
-            settings.assist_floor,
-            decimal(settings.tau_ms),
-            corrector,
-            settings.refine,
-            &mode,
-            decimal(settings.tolerance),
-            settings.model.as_deref(),
-            settings.adapter.as_deref(),
-            settings.assist_max,
+            settings,
             self.at_ms / 1000,
             &self.by,
             new.note,
             new.based_on,
         ];
         self.tx.execute(&sql::SCENE_VERSION_ADD, values).await?;
-        let version = head.newest_version;
-        Ok((head, version))
+        Ok(head.newest_version)
     }
 
-    /// Writes down where the scene stands; its revision is one more than in the database, or 1 where it is new.
-    async fn keep(&mut self, head: &SceneHead) -> Result<(), StoreError> {
-        let old_revision = if head.revision == 1 { 1 } else { head.revision - 1 };
-        let values = args![
-            &head.id,
-            head.revision,
-            head.newest_version,
-            head.published_version,
-            head.draft_version,
-            old_revision
-        ];
-        match self.tx.execute(&sql::SCENE_MOVE, values).await? {
-            1 => Ok(()),
-            _ => Err(StoreError::Conflict {
-                what: SCENE,
-                id: head.id.clone(),
-                expected: old_revision,
-                current: head.revision,
-            }),
-        }
-    }
-
-    /// The end of every way to publish.
+    /// Brings a version into force, writes the audit row and commits. Every way to publish ends here.
     async fn bring_into_force(
         mut self,
+        verb: &str,
+        old: Option<&SceneHead>,
         mut head: SceneHead,
-        version: u32,
-        settings: &SceneSettings,
-        note: &str,
-        action: &str,
+        new: PublishedSettings<'_>,
     ) -> Result<SceneHead, StoreError> {
+        let PublishedSettings { version, settings, note } = new;
         let before = self.settings(&head.id, head.published_version).await?;
-        let detail = json!({ "version": version, "before": head.published_version, "note": note,
-            "changes": changes_of(before.as_ref(), settings) });
+        let more = json!({ "version": version, "before": head.published_version, "note": note });
         head.published_version = Some(version);
-        self.keep(&head).await?;
+        self.write(old, &head).await?;
         let values = args![&head.id, version, self.at_ms, &self.by, note];
         self.tx.execute(&sql::PUBLICATION_ADD, values).await?;
-        self.log(action, &target(&head.id), &detail).await?;
-        self.commit().await?;
+        let states = (before.as_ref().map(settings_fields), Some(settings_fields(settings)));
+        self.record::<SceneHead>(verb, &head.id, states, more).await?;
         Ok(head)
     }
 }
 
-fn check(id: &str, settings: &SceneSettings, note: &str) -> Result<(), StoreError> {
-    check_id(id)?;
-    settings.check()?;
-    Ok(check_label("note", note)?)
-}
-
-/// What the audit log says of a change; every setting where the scene is new.
-fn changes_of(before: Option<&SceneSettings>, after: &SceneSettings) -> Value {
-    match before {
-        Some(before) => changes_json(&before.diff(after)),
-        None => Value::Object(
-            after
-                .fields()
-                .map(|(name, value)| (name.to_owned(), json!({ "to": value })))
-                .into_iter()
-                .collect(),
-        ),
+impl SceneHead {
+    /// Returns the state that a change starts from, with its new revision. A new scene has no version yet.
+    fn next(old: Option<&SceneHead>, id: &str) -> SceneHead {
+        let new = SceneHead {
+            id: id.to_owned(),
+            revision: 0,
+            newest_version: 0,
+            published_version: None,
+            draft_version: None,
+        };
+        let mut head = old.cloned().unwrap_or(new);
+        head.revision += 1;
+        head
     }
 }
 
-fn target(id: &str) -> String {
-    format!("scene/{id}")
+impl Recorded for SceneHead {
+    const NAME: &'static str = "scene";
+    const KIND: &'static str = "scene";
+    const READ: &'static Statement = &sql::SCENE_HEAD;
+    const ADD: &'static Statement = &sql::SCENE_ADD;
+    const CHANGE: &'static Statement = &sql::SCENE_CHANGE;
+
+    fn read(row: &Row) -> Result<SceneHead, StoreError> {
+        Ok(SceneHead {
+            id: row.text("id")?,
+            revision: row.count("revision")?,
+            newest_version: row.small("newest_version")?,
+            published_version: row.opt_small("published_version")?,
+            draft_version: row.opt_small("draft_version")?,
+        })
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn current(&self, expected: Expected) -> Option<u64> {
+        match expected {
+            Expected::Version(_) => self.published_version.map(u64::from),
+            _ => Some(self.revision),
+        }
+    }
+
+    fn added(&self) -> Vec<Arg<'_>> {
+        vec![
+            (&self.id).into(),
+            self.revision.into(),
+            self.newest_version.into(),
+            self.published_version.into(),
+            self.draft_version.into(),
+        ]
+    }
+
+    fn fields(&self) -> Fields {
+        fields(json!({
+            "published_version": self.published_version,
+            "draft_version": self.draft_version,
+        }))
+    }
 }
 
-fn unknown(id: &str) -> StoreError {
-    StoreError::Unknown { what: SCENE, id: id.chars().take(64).collect() }
+/// Returns settings as the audit log shows them.
+fn settings_fields(settings: &SceneSettings) -> Fields {
+    settings.fields().map(|(field, value)| (field.name.to_owned(), value)).collect()
+}
+
+fn check(id: &str, settings: &SceneSettings, note: &str) -> Result<(), StoreError> {
+    check_id(id)?;
+    scene::check(settings)?;
+    Ok(check_label("note", note)?)
 }
 
 fn unknown_version(id: &str, version: u32) -> StoreError {
@@ -472,17 +454,7 @@ fn unknown_version(id: &str, version: u32) -> StoreError {
 }
 
 fn state(id: &str, why: &'static str) -> StoreError {
-    StoreError::State { what: SCENE, id: id.to_owned(), why }
-}
-
-fn head(row: &Row) -> Result<SceneHead, StoreError> {
-    Ok(SceneHead {
-        id: row.text("id")?,
-        revision: row.count("revision")?,
-        newest_version: row.small("newest_version")?,
-        published_version: row.opt_small("published_version")?,
-        draft_version: row.opt_small("draft_version")?,
-    })
+    StoreError::State { what: SceneHead::NAME, id: id.to_owned(), why }
 }
 
 fn publication(row: &Row) -> Result<Publication, StoreError> {
@@ -495,26 +467,24 @@ fn publication(row: &Row) -> Result<Publication, StoreError> {
     })
 }
 
-/// A version, checked again: a row that was written by hand cannot bring settings out of bounds.
+/// Reads a version and checks it again, so that a row edited by hand cannot bring settings out of bounds.
 pub(super) fn scene(row: &Row) -> Result<Scene, StoreError> {
-    let (assist_tokens, assist_floor) = (row.opt_small("assist_tokens")?, row.small("assist_floor")?);
-    let before = ASSIST_MAX_DEFAULT.max(assist_tokens.unwrap_or(0)).max(assist_floor);
-    let settings = SceneSettings {
-        system: row.text("system")?,
-        question_prefix: row.text("question_prefix")?,
-        ratio: row.opt_real("ratio")?.map(|ratio| ratio as f32),
-        xi: row.real("xi")? as f32,
-        assist_tokens,
-        assist_floor,
-        assist_max: row.opt_small("assist_max")?.unwrap_or(before),
-        tau_ms: row.real("tau_ms")? as f32,
-        corrector: row.parsed("corrector")?,
-        refine: row.flag("refine")?,
-        mode: row.parsed("refine_mode")?,
-        tolerance: row.real("tolerance")? as f32,
-        model: row.opt_text("model")?,
-        adapter: row.opt_text("adapter")?,
-    };
-    settings.check()?;
+    let text = row.text("settings")?;
+    let settings = read(&text).map_err(|err| row.bad("settings", format!("no settings: {err}")))?;
+    scene::check(&settings)?;
     Ok(Scene { id: row.text("id")?, version: row.small("version")?, settings })
+}
+
+/// Reads settings as any version of this program wrote them.
+fn read(text: &str) -> serde_json::Result<SceneSettings> {
+    let mut written: Map<String, Value> = serde_json::from_str(text)?;
+    // An earlier version of this program accepted NUL in texts. It is replaced here as in `Row::text`.
+    for value in written.values_mut() {
+        if let Value::String(text) = value
+            && text.contains('\0')
+        {
+            *text = text.replace('\0', "\u{fffd}");
+        }
+    }
+    SceneSettings::read(written)
 }

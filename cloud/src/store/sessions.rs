@@ -1,7 +1,8 @@
-//! Sessions of the admin console: how they begin, and what a cookie stands for. What may fail is in [`super::logins`].
+//! Sessions of the admin console: logging in, checking a cookie, logging out. [`super::logins`] limits failed
+//! attempts.
 //!
-//! Always: a new token at every login; an unknown user and a wrong password cost the same and say the same; a session
-//! ends after a time without use and at the latest after a fixed time.
+//! Always: every login makes a new token. An unknown user and a wrong password take the same time and give
+//! the same error. A session ends after a time without use, and at the latest after a fixed time.
 
 use serde_json::json;
 
@@ -9,86 +10,89 @@ use super::db::args;
 use super::logins::{LoginAttempt, shown};
 use super::users::user;
 use super::{Store, StoreError, now_ms, sql};
-use crate::access::hashing::Asker;
+use crate::access::hashing::Requester;
 use crate::access::key::{hash_secret, random_token};
 use crate::access::{Actor, User, check_name};
 
-/// A session ends after so long at the latest, in milliseconds.
+/// The longest time that a session lasts, in milliseconds.
 pub const SESSION_MAX_MS: i64 = 12 * 3600 * 1000;
-/// A session ends after so long without use, in milliseconds.
+/// A session that is not used for this long ends, in milliseconds.
 pub const SESSION_IDLE_MS: i64 = 3600 * 1000;
-/// How often the use of a session is written down.
+/// The shortest time between two writes of a session's last use, in milliseconds.
 const SEEN_EVERY_MS: i64 = 60 * 1000;
-/// A session that began later than now, by more than this, ends: the clock was set back, and the session would last longer.
+/// A session that begins in the future by more than this ends. The clock was set back, so the session would
+/// last too long.
 const CLOCK_LEEWAY_MS: i64 = 5 * 60 * 1000;
-/// When to try again if too many want to log in.
+/// When to try again if too many log in at the same time, in seconds.
 const BUSY_S: u64 = 2;
 
 /// A session that has just begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSession {
-    /// The cookie's value; kept nowhere.
+    /// The cookie's value. Only its hash is stored.
     pub token: String,
-    /// What forms and unsafe requests must carry.
+    /// The CSRF token that forms and unsafe requests must carry.
     pub csrf: String,
-    /// The cookie by which this device is known for [`DEVICE_MAX_MS`](super::DEVICE_MAX_MS); its hash is kept.
+    /// The cookie that identifies this device for [`DEVICE_MAX_MS`](super::DEVICE_MAX_MS). Only its hash is
+    /// stored.
     pub device: String,
     /// When it ends at the latest, in milliseconds since 1970.
     pub expires_ms: i64,
-    /// Whose it is.
+    /// The user.
     pub user: User,
 }
 
 /// A session in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
-    /// Whose it is, as they are now.
+    /// The user, as stored now.
     pub user: User,
-    /// What forms and unsafe requests must carry.
+    /// The CSRF token that forms and unsafe requests must carry.
     pub csrf: String,
     /// When it began, in milliseconds since 1970.
     pub begun_ms: i64,
-    /// When it ends at the latest.
+    /// When it ends at the latest, in milliseconds since 1970.
     pub expires_ms: i64,
 }
 
 /// Why a login fails.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// No such user, a wrong password, or a disabled user: which one is not told.
+    /// There is no such user, the password is wrong, or the user is disabled. The message does not say which.
     #[error("user name or password is wrong")]
     Wrong {
-        /// The user of this name, if there is one: for the log of the service.
+        /// The user of this name, if there is one; for the service's log.
         known: Option<String>,
     },
-    /// Too many want to log in at the same time.
+    /// Too many users log in at the same time.
     #[error("too many log-ins at the same time, try again in {retry_after_s} s")]
     Busy {
-        /// When to try again.
+        /// When to try again, in seconds.
         retry_after_s: u64,
     },
     /// Too many failed logins.
     #[error("too many failed logins, try again in {retry_after_s} s")]
     TooMany {
-        /// When the next one is looked at.
+        /// When to try again, in seconds.
         retry_after_s: u64,
     },
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Store {
-    /// Begins a session. Takes tens of milliseconds whatever the name, more if others want to log in.
+    /// Checks the password and begins a session. Takes tens of milliseconds whatever the name, more if others
+    /// log in.
     ///
     /// # Errors
-    /// [`LoginError`].
+    /// [`LoginError`] if the attempt is refused or the database fails.
     pub async fn log_in(&self, attempt: &LoginAttempt<'_>) -> Result<NewSession, LoginError> {
         let name = attempt.name;
         let (subjects, device) = self.subjects(attempt).await?;
         self.check_attempts(&subjects).await?;
-        let asker = if device.is_some() { Asker::Known } else { Asker::Stranger };
-        let place = self.logins.hashing.place(asker).ok_or(LoginError::Busy { retry_after_s: BUSY_S })?;
+        let requester = if device.is_some() { Requester::Known } else { Requester::Stranger };
+        let place = self.logins.hashing.place(requester).ok_or(LoginError::Busy { retry_after_s: BUSY_S })?;
         let counted = self.count_attempt(subjects).await?;
         let row = match check_name("user", name) {
             Ok(()) => self.pool.row(&sql::USER, args![name]).await?,
@@ -103,7 +107,7 @@ impl Store {
             self.audit_failure(known.as_deref(), attempt.address).await?;
             return Err(LoginError::Wrong { known });
         };
-        let mut change = self.change(&Actor::user(name), false).await?;
+        let mut change = self.note(&Actor::user(name)).await?;
         let now = change.at_ms;
         if let Some(old) = attempt.session {
             change.tx.execute(&sql::SESSION_END, args![&hash_secret(old)]).await?;
@@ -126,11 +130,11 @@ impl Store {
         Ok(session)
     }
 
-    /// The session that a cookie stands for; none where it ended, or its user was disabled. It is good also where its use
-    /// cannot be noted: without that, it ends an hour after its use was last noted.
+    /// Returns the session of a cookie, or `None` if it has ended or its user is disabled. If its use cannot
+    /// be written, it stays valid, but ends an hour after the last use that was written.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn session(&self, token: &str) -> Result<Option<Session>, StoreError> {
         let (now, hash) = (now_ms(), hash_secret(token));
         let Some(row) = self.pool.row(&sql::SESSION, args![&hash]).await? else { return Ok(None) };
@@ -149,17 +153,17 @@ impl Store {
             && let Err(err) = self.pool.execute(&sql::SESSION_SEEN, args![&hash, now]).await
             && self.logins.may_tell_unseen(now)
         {
-            // A full disk must not hide the page that says so.
+            // If the disk is full, the page that says so must still be shown.
             let err = &err as &dyn std::error::Error;
-            tracing::warn!(err, "the use of a session cannot be noted; it may end before its time");
+            tracing::warn!(err, "the use of a session cannot be written; the session may end early");
         }
         Ok(Some(session))
     }
 
-    /// Ends a session; nothing happens where there is none.
+    /// Ends a session. Does nothing if there is none.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn log_out(&self, token: &str) -> Result<(), StoreError> {
         self.pool.execute(&sql::SESSION_END, args![&hash_secret(token)]).await.map(drop)
     }

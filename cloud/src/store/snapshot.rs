@@ -1,8 +1,9 @@
-//! The settings that requests are answered by, read together; and the watch that brings newer ones.
+//! A snapshot of all settings that requests need, and the watch that loads newer ones.
 //!
-//! Every change raises one generation number in its transaction. A replica compares it every [`POLL_POSTGRES`] at the
-//! latest; on PostgreSQL a notification (LISTEN/NOTIFY) brings it at once, and so does a change in this very process.
-//! Always: a snapshot is one state of the database; while the database is away the last one stays in force.
+//! Every change increases a generation number in its own transaction. A replica compares that number at least
+//! every [`POLL_POSTGRES`]. On PostgreSQL a notification (LISTEN/NOTIFY) makes it compare at once, and so
+//! does a change in its own process. Always: a snapshot is one state of the database, and while the database
+//! is away the last one stays in force.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,25 +12,25 @@ use std::time::Duration;
 use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 
-use super::classes::{DeviceClass, class, tenant};
-use super::db::{Db, args};
-use super::keys::key;
+use super::change::Recorded;
+use super::classes::DeviceClass;
+use super::db::{Db, Statement, Tx, args};
 use super::scenes::scene;
 use super::{Store, StoreError, now_ms, sql};
 use crate::access::{ApiKey, Tenant};
 use crate::scene::Scene;
 
-/// How often PostgreSQL is asked for its generation, beside notifications.
+/// How often PostgreSQL is asked for its generation, in addition to notifications.
 pub const POLL_POSTGRES: Duration = Duration::from_secs(2);
-/// How often SQLite is asked: another program may have changed it.
+/// How often SQLite is asked for its generation, since another program may have changed it.
 pub const POLL_SQLITE: Duration = Duration::from_secs(1);
-/// The channel that migrations notify.
+/// The channel that triggers in the migrations notify.
 const CHANNEL: &str = "baton_settings";
 
 /// One state of all settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Its number; grows with every change.
+    /// The generation number, which grows with every change.
     pub generation: u64,
     /// Every version of every scene that was ever in force.
     pub scenes: Vec<Scene>,
@@ -44,21 +45,22 @@ pub struct Snapshot {
 /// Whether the database answers, as last seen by the watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreHealth {
-    /// Since when it has not answered, in milliseconds since 1970; none: it answers.
+    /// Since when it has not answered, in milliseconds since 1970; `None` if it answers.
     pub away_since_ms: Option<i64>,
-    /// When it last answered.
+    /// When it last answered, in milliseconds since 1970.
     pub answered_ms: i64,
-    /// Since when it has taken no change though it answers, in milliseconds since 1970: its disk is full, for example.
+    /// Since when it answers but accepts no change, in milliseconds since 1970; for example, its disk is
+    /// full.
     pub not_writable_since_ms: Option<i64>,
 }
 
-/// What the store's copies share.
+/// State that all clones of a store share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// 0: it answers.
+    /// Milliseconds since 1970; 0 if it answers.
     away_since_ms: AtomicI64,
     answered_ms: AtomicI64,
-    /// A change was made in this process.
+    /// Notified after a change in this process.
     changed: Notify,
 }
 
@@ -79,41 +81,37 @@ impl Shared {
 }
 
 impl Store {
-    /// All settings, in one state.
+    /// Reads all settings, as one state of the database.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer, [`StoreError::Row`] and others where a row is out of
-    /// its bounds.
+    /// [`StoreError::Query`] if the database does not answer. [`StoreError::Row`], [`StoreError::Scene`] or
+    /// [`StoreError::Access`] if a row is out of its bounds.
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let mut tx = self.pool.begin_read().await?;
         let state = tx.row(&sql::STATE, args![]).await?;
         let generation = state.map(|row| row.count("generation")).transpose()?.unwrap_or(0);
+        let scenes = tx.rows(&sql::SCENES_PUBLISHED, args![]).await?;
         let snapshot = Snapshot {
             generation,
-            scenes: tx
-                .rows(&sql::SCENES_PUBLISHED, args![])
-                .await?
-                .iter()
-                .map(scene)
-                .collect::<Result<_, _>>()?,
-            tenants: tx.rows(&sql::TENANTS, args![]).await?.iter().map(tenant).collect::<Result<_, _>>()?,
-            keys: tx.rows(&sql::KEYS, args![]).await?.iter().map(key).collect::<Result<_, _>>()?,
-            classes: tx.rows(&sql::CLASSES, args![]).await?.iter().map(class).collect::<Result<_, _>>()?,
+            scenes: scenes.iter().map(scene).collect::<Result<_, _>>()?,
+            tenants: all(&mut tx, &sql::TENANTS).await?,
+            keys: all(&mut tx, &sql::KEYS).await?,
+            classes: all(&mut tx, &sql::CLASSES).await?,
         };
         tx.commit().await?;
         Ok(snapshot)
     }
 
-    /// The number of the newest settings.
+    /// Reads the generation number of the newest settings.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn generation(&self) -> Result<u64, StoreError> {
         let state = self.pool.row(&sql::STATE, args![]).await?;
         Ok(state.map(|row| row.count("generation")).transpose()?.unwrap_or(0))
     }
 
-    /// Whether the database answered the watch last time.
+    /// Returns whether the database answered the watch last time, and accepts changes.
     #[must_use]
     pub fn health(&self) -> StoreHealth {
         let away = self.shared.away_since_ms.load(Ordering::Relaxed);
@@ -124,14 +122,15 @@ impl Store {
         }
     }
 
-    /// Tries a change that changes nothing, so that a database with room again is noticed while nobody changes anything.
+    /// Begins and commits a transaction that changes nothing. It finds out that the disk has room again while
+    /// nobody changes anything.
     async fn try_to_write(&self) -> Result<(), StoreError> {
         let mut tx = self.pool.begin_write().await?;
         tx.row(&sql::STATE_LOCK, args![0_i64]).await?;
         tx.commit().await
     }
 
-    /// Waits for settings that are newer than `generation`.
+    /// Returns a watch that waits for settings newer than `generation`.
     #[must_use]
     pub fn watch(&self, generation: u64) -> Watch {
         Watch { store: self.clone(), generation, listener: None }
@@ -149,7 +148,7 @@ impl Store {
     }
 }
 
-/// Brings newer settings, one snapshot after the other.
+/// Loads newer settings, one snapshot after another.
 pub struct Watch {
     store: Store,
     generation: u64,
@@ -163,15 +162,16 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Waits until something may have changed (at most [`POLL_POSTGRES`]); the newer settings, or none where they are
-    /// still the same. Notes for [`Store::health`] whether the database answers. Call it again and again.
+    /// Waits until something may have changed, at most [`POLL_POSTGRES`]. Returns the newer settings, or
+    /// `None` if they are the same. Records for [`Store::health`] whether the database answers. Call it in a
+    /// loop.
     ///
     /// # Errors
-    /// As for [`Store::snapshot`]; the next call tries again.
+    /// As for [`Store::snapshot`]. The next call tries again.
     pub async fn next(&mut self) -> Result<Option<Snapshot>, StoreError> {
         self.pause().await;
         if self.store.pool.not_writable_since_ms().is_some() {
-            // What it says is noted by itself.
+            // The pool itself records whether the write succeeds.
             let _ = self.store.try_to_write().await;
         }
         let newer = self.newer().await;
@@ -184,7 +184,7 @@ impl Watch {
     }
 
     async fn newer(&mut self) -> Result<Option<Snapshot>, StoreError> {
-        // Listen before looking: a change between the two is not missed.
+        // Listen before reading the generation, so that a change between the two is not missed.
         if let (Db::Postgres(pool), None) = (&self.store.pool.db, &self.listener) {
             let listen = async {
                 let mut listener = PgListener::connect_with(pool).await?;
@@ -196,7 +196,7 @@ impl Watch {
             self.listener =
                 Some(listener.map_err(|err| StoreError::Query { doing: "listen for changes", err })?);
         }
-        // Not only larger: a database that was restored from a backup has an older number.
+        // Compares for equality, because a database that was restored from a backup has a smaller number.
         if self.store.generation().await? == self.generation {
             return Ok(None);
         }
@@ -215,7 +215,7 @@ impl Watch {
                     told = listener.try_recv() => !matches!(told, Ok(Some(_))),
                 };
                 if lost {
-                    // The connection is gone. Not at once again: the server may just be stopping.
+                    // The connection is lost. Wait before the next try, since the server may be stopping.
                     self.listener = None;
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
@@ -230,7 +230,12 @@ impl Watch {
     }
 }
 
-/// A fresh one for each database.
+/// Reads all records of one kind.
+async fn all<T: Recorded>(tx: &mut Tx, statement: &Statement) -> Result<Vec<T>, StoreError> {
+    tx.rows(statement, args![]).await?.iter().map(T::read).collect()
+}
+
+/// Makes the shared state of a newly opened database.
 pub(super) fn shared() -> Arc<Shared> {
     Arc::default()
 }

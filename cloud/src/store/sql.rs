@@ -1,7 +1,7 @@
-//! Every statement of the store, written once for both databases, with what it does in words.
+//! Every statement of the store, written once for both databases, with a description.
 //!
-//! Always: [`ALL`] names each of them, so that a test has both databases prepare all. Values are `$1`, `$2`, …; sums are
-//! cast, because PostgreSQL's are of another type than their terms.
+//! Always: [`ALL`] lists each statement, so that a test can prepare all of them on both databases. Values are
+//! `$1`, `$2`, …. Sums are cast, because the type of a sum in PostgreSQL differs from that of its terms.
 
 use super::db::Statement;
 
@@ -14,16 +14,9 @@ macro_rules! statements {
     };
 }
 
-macro_rules! settings {
-    () => {
-        "system, question_prefix, ratio, xi, assist_tokens, assist_floor, tau_ms, corrector, refine, refine_mode, \
-         tolerance, model, adapter, assist_max"
-    };
-}
-
 macro_rules! version {
     () => {
-        concat!("id, version, ", settings!(), ", created_unix_s, created_by, note, based_on")
+        "id, version, settings, created_unix_s, created_by, note, based_on"
     };
 }
 
@@ -55,9 +48,9 @@ macro_rules! telemetry {
 }
 
 statements! {
-    // The state of the whole, and the audit log.
+    // The state of the service, and the audit log.
     STATE: "read the generation" = "SELECT generation, audit_seq, audit_hash FROM service_state WHERE one = 1";
-    // Locks the row until the change is committed: changes, and the rows of the audit log, have one order.
+    // Locks the row until the change is committed, so that changes and audit rows have the same order.
     STATE_LOCK: "begin a change" =
         "UPDATE service_state SET generation = generation + $1 WHERE one = 1 RETURNING generation, audit_seq, audit_hash";
     STATE_AUDITED: "record the end of the audit log" =
@@ -77,11 +70,10 @@ statements! {
         "SELECT id, revision, newest_version, published_version, draft_version FROM scenes ORDER BY id";
     SCENE_HEAD: "read a scene" =
         "SELECT id, revision, newest_version, published_version, draft_version FROM scenes WHERE id = $1";
-    SCENE_NEW: "add a scene" =
+    SCENE_ADD: "add a scene" =
         "INSERT INTO scenes (id, revision, newest_version, published_version, draft_version) VALUES ($1, $2, $3, $4, $5)";
-    SCENE_MOVE: "change a scene" =
-        "UPDATE scenes SET revision = $2, newest_version = $3, published_version = $4, draft_version = $5 \
-         WHERE id = $1 AND revision = $6";
+    SCENE_CHANGE: "change a scene" =
+        "UPDATE scenes SET revision = $2, newest_version = $3, published_version = $4, draft_version = $5 WHERE id = $1";
     SCENES_PUBLISHED: "read scenes" =
         "SELECT ", version!(), " FROM scene_versions WHERE EXISTS (SELECT 1 FROM scene_publications \
          WHERE scene_publications.id = scene_versions.id AND scene_publications.version = scene_versions.version) \
@@ -91,8 +83,7 @@ statements! {
     SCENE_VERSION: "read a version of a scene" =
         "SELECT ", version!(), " FROM scene_versions WHERE id = $1 AND version = $2";
     SCENE_VERSION_ADD: "add a version of a scene" =
-        "INSERT INTO scene_versions (", version!(), ") \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)";
+        "INSERT INTO scene_versions (", version!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7)";
     PUBLICATIONS: "read publications of a scene" =
         "SELECT seq, version, published_ms, published_by, note FROM scene_publications WHERE id = $1 ORDER BY seq";
     PUBLICATION_ADD: "publish a scene" =
@@ -139,8 +130,8 @@ statements! {
         "INSERT INTO users (name, revision, role, password_hash, disabled, created_ms, updated_ms, updated_by) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
     USER_CHANGE: "change a user" =
-        "UPDATE users SET revision = $2, role = $3, password_hash = $4, disabled = $5, updated_ms = $6, \
-         updated_by = $7 WHERE name = $1";
+        "UPDATE users SET revision = $2, role = $3, password_hash = $4, disabled = $5, created_ms = $6, \
+         updated_ms = $7, updated_by = $8 WHERE name = $1";
     ADMINS: "count admins" =
         "SELECT COUNT(*) AS n FROM users WHERE role = 'admin' AND disabled = 0";
     SESSION_ADD: "begin a session" =
@@ -171,14 +162,14 @@ statements! {
          (SELECT token_hash FROM known_devices WHERE user_name = $1 ORDER BY seen_ms DESC, token_hash LIMIT $3))";
     DEVICES_END: "forget a user's devices" = "DELETE FROM known_devices WHERE user_name = $1";
 
-    // What is used.
+    // Usage.
     USAGE_ADD: "count usage" =
         "INSERT INTO tenant_usage (tenant, period_ms, start_ms, requests, tokens) VALUES ($1, $2, $3, $4, $5) \
          ON CONFLICT (tenant, period_ms, start_ms) DO UPDATE SET requests = tenant_usage.requests + excluded.requests, \
          tokens = tenant_usage.tokens + excluded.tokens RETURNING requests, tokens";
     USAGE: "read usage" =
         "SELECT tenant, requests, tokens FROM tenant_usage WHERE period_ms = $1 AND start_ms = $2 ORDER BY tenant";
-    // At most one row of the minute and one of the day for each tenant, both found by the primary key.
+    // At most one row of the minute and one of the day for each tenant. Both are found by the primary key.
     USAGE_NOW: "read usage" =
         "SELECT tenants.id AS tenant, COALESCE(in_minute.requests, 0) AS requests, COALESCE(on_day.tokens, 0) AS tokens \
          FROM tenants \

@@ -1,14 +1,14 @@
-//! What somebody with the database's password could do: for tests that break what this program never breaks.
+//! For tests: makes databases of older programs, and runs SQL that bypasses every check.
 
 use sqlx::{AssertSqlSafe, Executor};
 
 use super::db::Db;
-use super::{Database, StoreError};
+use super::{Database, StoreError, migrations};
 
-/// Runs SQL as it is, on a connection of its own and without any check. Several statements are divided by `;`.
+/// Runs SQL without any check, on a connection of its own. Several statements are separated by `;`.
 ///
 /// # Errors
-/// [`StoreError::Open`] where the database does not open, [`StoreError::Query`] where it refuses.
+/// [`StoreError::Open`] if the database cannot be opened, [`StoreError::Query`] if it refuses the SQL.
 pub async fn execute(database: &Database, sql: &str) -> Result<(), StoreError> {
     let pool = super::connect(database).await?;
     let sql = AssertSqlSafe(sql.to_owned());
@@ -18,4 +18,15 @@ pub async fn execute(database: &Database, sql: &str) -> Result<(), StoreError> {
     };
     pool.close().await;
     done.map_err(|err| StoreError::Query { doing: "run SQL by hand", err })
+}
+
+/// Makes a database as an older program left it, with the migrations up to `last`.
+///
+/// # Errors
+/// [`StoreError::Open`] if the database cannot be opened, [`StoreError::Migrate`] if a step fails.
+pub async fn migrate_to(database: &Database, last: i64) -> Result<(), StoreError> {
+    let pool = super::connect(database).await?;
+    let done = migrations::run_to(&pool, last).await;
+    pool.close().await;
+    done
 }

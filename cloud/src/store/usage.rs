@@ -1,7 +1,7 @@
-//! What is used: quotas that replicas share, and telemetry summed up by minute and hour.
+//! Usage: quotas that replicas share, and telemetry summed by minute and hour.
 //!
-//! Never in the audit log: these are counts, not changes. Replicas meet here every few seconds, so a quota over
-//! replicas may be passed by what they take between two meetings.
+//! Never: writes the audit log, since these are counts and not changes. Replicas exchange usage every few
+//! seconds. So together they may pass a quota by what they use between two exchanges.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,44 +12,44 @@ use crate::traffic::{
     TrafficRow, TrafficSums,
 };
 
-/// A replica that has not been heard of for so long is gone.
+/// A replica that has not reported for this long is taken as gone, in milliseconds.
 const REPLICA_GONE_MS: i64 = 15_000;
-/// Telemetry stays by the minute for so long, then by the hour.
+/// How long telemetry is kept by the minute, before it is summed by the hour, in milliseconds.
 const MINUTES_KEPT_MS: i64 = 2 * DAY_MS;
-/// Telemetry by the hour, and usage by the day, stay for so long.
+/// How long telemetry by the hour and usage by the day are kept, in milliseconds.
 const HOURS_KEPT_MS: i64 = 90 * DAY_MS;
 
-/// What a tenant has used here since the last meeting, and what runs here.
+/// What a tenant has used on this replica since the last exchange, and what runs now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageDelta {
     /// The tenant.
     pub tenant: String,
-    /// Start of the minute of `requests`.
+    /// Start of the minute of `requests`, in milliseconds since 1970.
     pub minute_ms: i64,
     /// Requests in that minute.
     pub requests: u64,
-    /// Start of the day of `tokens`.
+    /// Start of the day of `tokens`, in milliseconds since 1970.
     pub day_ms: i64,
     /// Requests on that day.
     pub day_requests: u64,
     /// Tokens on that day.
     pub tokens: u64,
-    /// Requests that run here now.
+    /// Requests that run on this replica now.
     pub running: u32,
     /// Tokens set aside for them.
     pub reserved: u64,
 }
 
-/// What a tenant has used everywhere.
+/// What a tenant has used on all replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedUsage {
     /// The tenant.
     pub tenant: String,
-    /// The minute asked about.
+    /// Start of the minute, in milliseconds since 1970.
     pub minute_ms: i64,
     /// Requests in it, of all replicas.
     pub requests: u64,
-    /// The day asked about.
+    /// Start of the day, in milliseconds since 1970.
     pub day_ms: i64,
     /// Tokens on it, of all replicas.
     pub tokens: u64,
@@ -71,12 +71,14 @@ pub struct DayUsage {
 }
 
 impl Store {
-    /// Adds what was used here and answers what is used everywhere, in one transaction: where it fails, nothing was
-    /// added. The answer has first a row for each delta, then one for each other tenant that has used anything in the
-    /// minute or on the day of `now_ms`, or runs something elsewhere. Without deltas it only reads.
+    /// Adds the usage of this replica and returns the usage of all replicas. Both are one transaction: if it
+    /// fails, nothing was added. Without deltas it only reads.
+    ///
+    /// The result has one row for each delta. Then follows one row for each other tenant that used anything
+    /// in the minute or on the day of `now_ms`, or has running requests on another replica.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn exchange_usage(
         &self,
         replica: &str,
@@ -84,7 +86,7 @@ impl Store {
         now_ms: i64,
     ) -> Result<Vec<SharedUsage>, StoreError> {
         let mut deltas: Vec<&UsageDelta> = deltas.iter().collect();
-        // One order for all replicas, so that none waits for another that waits for it.
+        // All replicas lock tenants in the same order, so that they cannot deadlock.
         deltas.sort_by(|a, b| a.tenant.cmp(&b.tenant));
         let mut tx =
             if deltas.is_empty() { self.pool.begin_read().await? } else { self.pool.begin_write().await? };
@@ -113,10 +115,10 @@ impl Store {
         Ok(shared)
     }
 
-    /// What every tenant used on the day that begins at `day_ms`.
+    /// Returns what every tenant used on the day that begins at `day_ms`.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn usage_of_day(&self, day_ms: i64) -> Result<Vec<DayUsage>, StoreError> {
         let rows = self.pool.rows(&sql::USAGE, args![DAY_MS, day_ms]).await?;
         rows.iter()
@@ -130,10 +132,10 @@ impl Store {
             .collect()
     }
 
-    /// Keeps sums of a replica's minutes; a later reading of the same minute takes the place of the earlier one.
+    /// Writes the sums of a replica's minutes. A later write of the same minute replaces the earlier one.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer; nothing was kept then.
+    /// [`StoreError::Query`] if the database does not answer; nothing is written then.
     pub async fn keep_traffic(&self, replica: &str, rows: &[TrafficRow]) -> Result<(), StoreError> {
         if rows.is_empty() {
             return Ok(());
@@ -145,11 +147,11 @@ impl Store {
         tx.commit().await
     }
 
-    /// Sums from `from_ms` to before `to_ms`, replicas together, by start and key. `period_ms`:
-    /// [`MINUTE_MS`] (kept for two days) or [`HOUR_MS`].
+    /// Returns sums over all replicas from `from_ms` up to but not including `to_ms`, by start and key.
+    /// `period_ms` is [`MINUTE_MS`] (kept for two days) or [`HOUR_MS`].
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer, [`StoreError::Row`] where a row cannot be read.
+    /// [`StoreError::Query`] if the database does not answer, [`StoreError::Row`] if a row cannot be read.
     pub async fn traffic(
         &self,
         period_ms: i64,
@@ -160,15 +162,16 @@ impl Store {
         Ok(summed(&rows.iter().map(traffic_row).collect::<Result<Vec<_>, _>>()?, period_ms))
     }
 
-    /// Sums old minutes up to hours, and forgets what is older than it is kept. Any replica may do it at any time.
+    /// Sums old minutes into hours, and deletes what has been kept long enough. Any replica may do this at
+    /// any time.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer; nothing was changed then.
+    /// [`StoreError::Query`] if the database does not answer; nothing is changed then.
     pub async fn compact(&self, now_ms: i64) -> Result<(), StoreError> {
         let horizon = now_ms - MINUTES_KEPT_MS;
         let horizon = horizon - horizon.rem_euclid(HOUR_MS);
         let mut tx = self.pool.begin_write().await?;
-        // Only one replica at a time: the others find nothing left to sum up.
+        // Only one replica does this at a time; the next one finds nothing left to sum.
         tx.row(&sql::STATE_LOCK, args![0_i64]).await?;
         let rows = tx.rows(&sql::TELEMETRY, args![MINUTE_MS, i64::MIN, horizon]).await?;
         let minutes = rows.iter().map(traffic_row).collect::<Result<Vec<_>, _>>()?;
@@ -191,7 +194,7 @@ impl Store {
 }
 
 impl SharedUsage {
-    /// Of a tenant that has used nothing at this time.
+    /// Returns the usage of a tenant that has used nothing at this time.
     fn none(tenant: String, now_ms: i64) -> SharedUsage {
         SharedUsage {
             tenant,
@@ -205,7 +208,8 @@ impl SharedUsage {
     }
 }
 
-/// Adds what tenants have used in this minute and on this day, where `shared` does not say so yet.
+/// Adds a row for each tenant that has used anything in this minute or on this day and has no row in `shared`
+/// yet.
 async fn add_everyone(tx: &mut Tx, shared: &mut Vec<SharedUsage>, now_ms: i64) -> Result<(), StoreError> {
     let SharedUsage { minute_ms, day_ms, .. } = SharedUsage::none(String::new(), now_ms);
     let of_now = shared.iter().filter(|usage| (usage.minute_ms, usage.day_ms) == (minute_ms, day_ms));
@@ -220,7 +224,8 @@ async fn add_everyone(tx: &mut Tx, shared: &mut Vec<SharedUsage>, now_ms: i64) -
     Ok(())
 }
 
-/// Adds what runs on other replicas: to every row of a tenant, as it may have one for each of two days.
+/// Adds what runs on other replicas to every row of a tenant. A tenant may have two rows, one for each of two
+/// days.
 async fn add_loads(
     tx: &mut Tx,
     replica: &str,
@@ -271,7 +276,7 @@ async fn put(tx: &mut Tx, replica: &str, row: &TrafficRow) -> Result<(), StoreEr
     tx.execute(&sql::TELEMETRY_PUT, values).await.map(drop)
 }
 
-/// Rows of the same period and key added up.
+/// Adds up the rows of the same period and key.
 fn summed(rows: &[TrafficRow], period_ms: i64) -> Vec<TrafficRow> {
     let mut all: BTreeMap<(i64, TrafficKey), TrafficSums> = Default::default();
     for row in rows {

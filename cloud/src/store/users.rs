@@ -1,78 +1,79 @@
-//! Users: added, changed, and the first admin of all.
+//! Users: adding and changing them, and making the first admin.
 
 use serde_json::{Value, json};
 
-use super::change::{Change, Expected};
-use super::db::{Row, args};
+use super::change::{Change, Expected, Fields, Recorded, fields};
+use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
 use crate::access::{AccessError, Actor, Role, User, check_name};
 
-const USER: &str = "user";
+/// A user with the hash of the password.
+struct Account {
+    user: User,
+    password_hash: String,
+}
 
-/// What changes of a user; none: it stays.
+/// Changes of a user. A field that is `None` stays as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UserChange {
-    /// Another role.
+    /// The new role.
     pub role: Option<Role>,
-    /// Another password. Every session of the user ends, and no device of the user is known any more.
+    /// The new password. It ends every session of the user and forgets every known device.
     pub password: Option<String>,
-    /// Refused altogether, or again not. Every session of a refused user ends, as with another password.
+    /// Whether the user may not log in. Disabling ends every session and forgets every known device.
     pub disabled: Option<bool>,
 }
 
 impl Store {
-    /// Every user, by name.
+    /// Returns every user, by name.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn users(&self) -> Result<Vec<User>, StoreError> {
         self.pool.rows(&sql::USERS, args![]).await?.iter().map(user).collect()
     }
 
-    /// One user.
+    /// Returns one user.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`], or as for [`Store::users`].
+    /// [`StoreError::Unknown`] if there is no such user, or as for [`Store::users`].
     pub async fn user(&self, name: &str) -> Result<User, StoreError> {
-        let row = self.pool.row(&sql::USER, args![name]).await?;
-        row.as_ref().map(user).transpose()?.ok_or_else(|| unknown(name))
+        Ok(self.one::<Account>(name).await?.user)
     }
 
-    /// Whether anybody can log in as an admin.
+    /// Returns whether there is an admin who may log in.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn has_admin(&self) -> Result<bool, StoreError> {
         let row = self.pool.row(&sql::ADMINS, args![]).await?;
         Ok(row.map(|row| row.count("n")).transpose()?.unwrap_or(0) > 0)
     }
 
-    /// Makes the first admin; refused where there is one.
+    /// Makes the first admin. Fails if there is one.
     ///
     /// # Errors
-    /// [`StoreError::State`] where an admin exists, [`StoreError::Conflict`] where a user of this name does,
-    /// [`StoreError::Access`] where name or password are not taken, [`StoreError::Query`] where the database does not
-    /// answer.
+    /// [`StoreError::State`] if an admin exists, [`StoreError::Conflict`] if a user of this name exists,
+    /// [`StoreError::Access`] if name or password are not valid, [`StoreError::Query`] if the database does
+    /// not answer.
     pub async fn bootstrap(&self, name: &str, password: &str, by: &Actor) -> Result<User, StoreError> {
-        let hash = self.checked_hash(name, password).await?;
-        let mut change = self.change(by, true).await?;
+        let password_hash = self.checked_hash(name, password).await?;
+        let mut change = self.change(by).await?;
         if change.admins().await? > 0 {
             return Err(StoreError::State {
                 what: "an admin",
                 id: name.to_owned(),
-                why: "cannot be made: there is one",
+                why: "cannot be made: there is one already",
             });
         }
-        let user = change.add_user(name, Role::Admin, &hash).await?;
-        change.log("user.bootstrap", &target(name), &user_json(&user)).await?;
-        change.commit().await?;
-        Ok(user)
+        let account = change.new_account(name, Role::Admin, password_hash).await?;
+        Ok(change.put("bootstrap", None, account, json!({})).await?.user)
     }
 
     /// Adds a user.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] where there is one of this name, or as for [`Store::bootstrap`].
+    /// [`StoreError::Conflict`] if a user of this name exists, or as for [`Store::bootstrap`].
     pub async fn add_user(
         &self,
         name: &str,
@@ -80,19 +81,17 @@ impl Store {
         password: &str,
         by: &Actor,
     ) -> Result<User, StoreError> {
-        let hash = self.checked_hash(name, password).await?;
-        let mut change = self.change(by, true).await?;
-        let user = change.add_user(name, role, &hash).await?;
-        change.log("user.add", &target(name), &user_json(&user)).await?;
-        change.commit().await?;
-        Ok(user)
+        let password_hash = self.checked_hash(name, password).await?;
+        let mut change = self.change(by).await?;
+        let account = change.new_account(name, role, password_hash).await?;
+        Ok(change.put("add", None, account, json!({})).await?.user)
     }
 
-    /// Changes a user. The last admin can neither be disabled nor become less.
+    /// Changes a user. The last admin cannot be disabled or get a lower role.
     ///
     /// # Errors
-    /// [`StoreError::State`] for the last admin, [`StoreError::Conflict`] where the user is at another revision, or as
-    /// for [`Store::bootstrap`].
+    /// [`StoreError::State`] for the last admin, [`StoreError::Conflict`] if the user is at another revision,
+    /// or as for [`Store::bootstrap`].
     pub async fn change_user(
         &self,
         name: &str,
@@ -104,34 +103,33 @@ impl Store {
             Some(password) => Some(self.checked_hash(name, password).await?),
             None => None,
         };
-        let mut change = self.change(by, true).await?;
-        let row = change.tx.row(&sql::USER, args![name]).await?.ok_or_else(|| unknown(name))?;
-        let (old, old_hash) = (user(&row)?, row.text("password_hash")?);
-        expected.check(USER, name, Some(old.revision))?;
-        let new = User {
-            revision: old.revision + 1,
-            role: to.role.unwrap_or(old.role),
-            disabled: to.disabled.unwrap_or(old.disabled),
-            updated_ms: change.at_ms,
-            updated_by: change.by.clone(),
-            ..old.clone()
+        let mut change = self.change(by).await?;
+        let old: Account = change.known(name, expected).await?;
+        let new_password = new_hash.is_some();
+        let new = Account {
+            user: User {
+                revision: old.user.revision + 1,
+                role: to.role.unwrap_or(old.user.role),
+                disabled: to.disabled.unwrap_or(old.user.disabled),
+                updated_ms: change.at_ms,
+                updated_by: change.by.clone(),
+                ..old.user.clone()
+            },
+            password_hash: new_hash.unwrap_or_else(|| old.password_hash.clone()),
         };
-        let hash = new_hash.as_ref().unwrap_or(&old_hash);
-        let values =
-            args![name, new.revision, new.role.as_str(), hash, new.disabled, new.updated_ms, &new.updated_by];
-        change.tx.execute(&sql::USER_CHANGE, values).await?;
-        let was_admin = old.role == Role::Admin && !old.disabled;
+        change.write(Some(&old), &new).await?;
+        let was_admin = old.user.role == Role::Admin && !old.user.disabled;
         if was_admin && change.admins().await? == 0 {
-            return Err(StoreError::State { what: USER, id: name.to_owned(), why: "is the last admin" });
+            let why = "is the last admin";
+            return Err(StoreError::State { what: Account::NAME, id: name.to_owned(), why });
         }
-        if new_hash.is_some() || new.disabled {
+        if new_password || new.user.disabled {
             change.tx.execute(&sql::SESSIONS_END, args![name]).await?;
             change.tx.execute(&sql::DEVICES_END, args![name]).await?;
         }
-        let detail = json!({ "from": user_json(&old), "to": user_json(&new), "password": new_hash.map(|_| "changed") });
-        change.log("user.change", &target(name), &detail).await?;
-        change.commit().await?;
-        Ok(new)
+        let more = if new_password { json!({ "password": "changed" }) } else { json!({}) };
+        change.record::<Account>("change", name, (Some(old.fields()), Some(new.fields())), more).await?;
+        Ok(new.user)
     }
 }
 
@@ -141,10 +139,17 @@ impl Change {
         Ok(row.map(|row| row.count("n")).transpose()?.unwrap_or(0))
     }
 
-    async fn add_user(&mut self, name: &str, role: Role, hash: &str) -> Result<User, StoreError> {
-        let row = self.tx.row(&sql::USER, args![name]).await?;
-        let old = row.as_ref().map(user).transpose()?;
-        Expected::Absent.check(USER, name, old.map(|user| user.revision))?;
+    /// Makes an account, without writing it yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] if a user of this name exists.
+    async fn new_account(
+        &mut self,
+        name: &str,
+        role: Role,
+        password_hash: String,
+    ) -> Result<Account, StoreError> {
+        self.find::<Account>(name, Expected::Absent).await?;
         let user = User {
             name: name.to_owned(),
             revision: 1,
@@ -154,40 +159,58 @@ impl Change {
             updated_ms: self.at_ms,
             updated_by: self.by.clone(),
         };
-        let values = args![
-            name,
-            user.revision,
-            role.as_str(),
-            hash,
-            user.disabled,
-            user.created_ms,
-            user.updated_ms,
-            &user.updated_by
-        ];
-        self.tx.execute(&sql::USER_ADD, values).await?;
-        Ok(user)
+        Ok(Account { user, password_hash })
+    }
+}
+
+impl Recorded for Account {
+    const NAME: &'static str = "user";
+    const KIND: &'static str = "user";
+    const READ: &'static Statement = &sql::USER;
+    const ADD: &'static Statement = &sql::USER_ADD;
+    const CHANGE: &'static Statement = &sql::USER_CHANGE;
+
+    fn read(row: &Row) -> Result<Account, StoreError> {
+        Ok(Account { user: user(row)?, password_hash: row.text("password_hash")? })
+    }
+
+    fn id(&self) -> &str {
+        &self.user.name
+    }
+
+    fn revision(&self) -> u64 {
+        self.user.revision
+    }
+
+    fn added(&self) -> Vec<Arg<'_>> {
+        vec![
+            (&self.user.name).into(),
+            self.user.revision.into(),
+            self.user.role.as_str().into(),
+            (&self.password_hash).into(),
+            self.user.disabled.into(),
+            self.user.created_ms.into(),
+            self.user.updated_ms.into(),
+            (&self.user.updated_by).into(),
+        ]
+    }
+
+    fn fields(&self) -> Fields {
+        fields(json!({ "role": self.user.role.as_str(), "disabled": self.user.disabled }))
     }
 }
 
 impl Store {
-    /// argon2id of a password.
+    /// Checks name and password, and returns the argon2id hash of the password.
     async fn checked_hash(&self, name: &str, password: &str) -> Result<String, StoreError> {
-        check_name(USER, name)?;
+        check_name(Account::NAME, name)?;
         let password = password.to_owned();
         let hashed = self.logins.hashing.wait().await.compute(move |space| space.hash(&password)).await;
         Ok(hashed.map_err(AccessError::from)?)
     }
 }
 
-fn target(name: &str) -> String {
-    format!("user/{name}")
-}
-
-fn unknown(name: &str) -> StoreError {
-    StoreError::Unknown { what: USER, id: name.chars().take(64).collect() }
-}
-
-/// A user as the command line, the API and the audit log have it.
+/// Returns a user as the command line prints it.
 #[must_use]
 pub fn user_json(user: &User) -> Value {
     json!({

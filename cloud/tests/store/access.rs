@@ -1,9 +1,10 @@
-//! Device classes, tenants, keys, users and sessions.
+//! Tests of device classes, tenants, keys, users and sessions.
 
 use baton_cloud::access::key::hash_secret;
 use baton_cloud::access::{AccessError, ClassCost, DeviceClassSettings, Role, Scope, Scopes, TenantSettings};
 use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Expected, LoginAttempt, LoginError, NewKey, StoreError, UserChange, testing};
+use baton_protocol::SettingsError;
 
 use crate::logins::log_in;
 use crate::world::{ann, on_each};
@@ -44,7 +45,7 @@ fn nul_is_refused_in_settings_and_names_nothing() {
         assert!(matches!(err, StoreError::Access(AccessError::Nul { what: "label" })), "{err}");
         let settings = SceneSettings::with_system("a\0b");
         let err = store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap_err();
-        assert!(matches!(err, StoreError::Scene(SceneError::Nul { .. })), "{err}");
+        assert!(matches!(err, StoreError::Scene(SceneError::Settings(SettingsError::Nul { .. }))), "{err}");
         let id = "default\0";
         let unknown = [
             store.tenant(id).await.map(drop),
@@ -111,7 +112,7 @@ fn of_a_key_only_the_hash_is_kept() {
         let nobody = NewKey { tenant: "nobody".into(), ..new_key(Scopes::ALL) };
         let err = store.create_key(&nobody, &ann()).await.unwrap_err();
         assert_eq!(err.to_string(), "tenant `nobody` does not exist");
-        // A row with a scope that there is not is refused, not taken for less or more.
+        // A row with an unknown scope is refused, instead of granting more or less.
         testing::execute(&db.database, "UPDATE api_keys SET scopes = 'assist root'").await.unwrap();
         let err = store.keys().await.unwrap_err();
         assert_eq!(err.to_string(), "read keys: column `scopes` holds assist root");
@@ -195,7 +196,7 @@ fn sessions_begin_go_on_and_end() {
         let session = store.session(&first.token).await.unwrap().unwrap();
         assert_eq!((session.user.name.as_str(), session.csrf.as_str()), ("ann", first.csrf.as_str()));
         assert_eq!(store.session("nothing").await.unwrap(), None);
-        // A login ends the session that the browser had: nobody can plant one.
+        // A login ends the session of the browser, so that nobody can plant a session (fixation).
         let second = {
             let attempt = LoginAttempt {
                 name: "ann",
@@ -209,7 +210,7 @@ fn sessions_begin_go_on_and_end() {
         assert_eq!(store.session(&first.token).await.unwrap(), None);
         store.log_out(&second.token).await.unwrap();
         assert_eq!(store.session(&second.token).await.unwrap(), None);
-        // A new password, and being disabled, end every session.
+        // A new password ends every session, and so does disabling.
         let third = log_in(&store, "ann", PASSWORD, "1.2.3.4").await.unwrap();
         let change = UserChange { password: Some("another long password".into()), ..UserChange::default() };
         store.change_user("ann", &change, Expected::Any, &ann()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The audit log: every change is in it, and whoever changes it is found.
+//! Tests of the audit log: it has every change, and detects whoever alters it.
 
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{AuditCheck, AuditFault, AuditQuery, Expected, Store, page_is_whole, testing};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::world::{TestDatabase, ann, on_each};
 
-/// Six rows.
+/// Opens the database and writes six audit rows.
 async fn with_rows(db: &TestDatabase) -> Store {
     let store = db.open().await;
     for xi in [0.3, 0.4, 0.5, 0.6, 0.7, 0.8] {
@@ -90,7 +90,7 @@ fn deleted_moved_and_added_rows_are_found() {
         let store = with_rows(&db).await;
         db.tamper("audit_log_is_kept", "audit_log", "DELETE FROM audit_log WHERE seq = 2").await;
         broken(&store.verify_audit(None).await.unwrap(), 2, AuditFault::Missing);
-        // Closing the gap by new numbers alters every row behind it.
+        // Renumbering rows to close the gap alters them.
         let sql = "UPDATE audit_log SET seq = seq - 1 WHERE seq = 3";
         db.tamper("audit_log_is_immutable", "audit_log", sql).await;
         broken(&store.verify_audit(None).await.unwrap(), 2, AuditFault::Altered);
@@ -116,9 +116,9 @@ fn a_log_that_was_cut_and_told_so_is_found_by_the_end_that_was_noted() {
     on_each(|db| async move {
         let store = with_rows(&db).await;
         let AuditCheck::Whole(end) = store.verify_audit(None).await.unwrap() else { panic!("it is whole") };
-        let noted = || Some((end.seq, baton_cloud::store::hex(&end.hash)));
+        let noted = || Some((end.seq, hex::encode(end.hash)));
         assert!(matches!(store.verify_audit(noted()).await.unwrap(), AuditCheck::Whole(_)));
-        // Who can write everything cuts the last row off and sets the end back.
+        // An attacker who can write everything cuts the last row off and sets the end back.
         let cut = "DELETE FROM audit_log WHERE seq = 6; UPDATE service_state SET audit_seq = 5, \
                    audit_hash = (SELECT hash FROM audit_log WHERE seq = 5)";
         db.tamper("audit_log_is_kept", "audit_log", cut).await;
@@ -127,7 +127,7 @@ fn a_log_that_was_cut_and_told_so_is_found_by_the_end_that_was_noted() {
             "alone it looks whole"
         );
         broken(&store.verify_audit(noted()).await.unwrap(), 5, AuditFault::Replaced);
-        // The log goes on behind it, and is still not the one that was noted.
+        // After more rows, the log still does not hold the noted end.
         let settings = SceneSettings::with_system("s");
         store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap();
         broken(&store.verify_audit(noted()).await.unwrap(), 6, AuditFault::Replaced);
@@ -143,14 +143,15 @@ fn a_check_goes_on_from_where_the_last_one_ended() {
         store.set_scene("mine", &settings, "", Expected::Any, &ann()).await.unwrap();
         let check = store.verify_audit_after(end).await.unwrap();
         assert!(matches!(check, AuditCheck::Whole(end) if end.seq == 7), "{check:?}");
-        // Rows in front of it are not read again; the whole check and the page that shows them find it.
+        // Rows before the end are not checked again. The whole check finds the altered row, and so does the
+        // page that shows it.
         let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 3";
         db.tamper("audit_log_is_immutable", "audit_log", sql).await;
         assert!(matches!(store.verify_audit_after(end).await.unwrap(), AuditCheck::Whole(_)));
         broken(&store.verify_audit(None).await.unwrap(), 3, AuditFault::Altered);
         let rows = store.audit(&AuditQuery { limit: 9, ..AuditQuery::default() }).await.unwrap();
         assert!(page_is_whole(&rows[..4]) && !page_is_whole(&rows), "rows 7 to 4, and all");
-        // Behind it, and at it, everything is found.
+        // Altered rows at the end and after it are found.
         let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 7";
         testing::execute(&db.database, sql).await.unwrap();
         broken(&store.verify_audit_after(end).await.unwrap(), 7, AuditFault::Altered);

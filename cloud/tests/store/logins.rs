@@ -1,4 +1,4 @@
-//! Logins: how many may fail, who is kept out by them and who is not.
+//! Tests of logins: the limits of failed attempts, and whom they lock out.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ const PASSWORD: &str = "correct horse battery";
 const WRONG: &str = "wrong password!";
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
-/// A login from an address, on a device that nobody knows.
-pub async fn log_in(
+/// Logs in from an address, on an unknown device.
+pub(crate) async fn log_in(
     store: &Store,
     name: &str,
     password: &str,
@@ -24,7 +24,7 @@ pub async fn log_in(
     store.log_in(&LoginAttempt { name, password, address, ..LoginAttempt::default() }).await
 }
 
-/// The same on the device of an earlier session.
+/// Logs in on the device of an earlier session.
 async fn on_device(
     store: &Store,
     device: &str,
@@ -79,7 +79,7 @@ fn attempts_at_the_same_time_count_before_their_passwords_are_looked_at() {
             }
         }
         assert_eq!((wrong, refused), (5, 95));
-        // Right ones at the same time do not count against each other.
+        // Successful attempts at the same time do not count against each other.
         let right = (0..4).map(|_| log_in(&store, "ann", PASSWORD, "2.2.2.2"));
         for begun in futures_util::future::join_all(right).await {
             begun.unwrap();
@@ -87,7 +87,7 @@ fn attempts_at_the_same_time_count_before_their_passwords_are_looked_at() {
     });
 }
 
-/// As if so many strangers had failed to log in as ann, each elsewhere.
+/// Writes 100 failed attempts for ann, as if strangers at other addresses had made them.
 async fn lock_ann_out(db: &TestDatabase) {
     let sql = format!(
         "INSERT INTO login_failures (subject, at_ms) WITH RECURSIVE n(i) AS \
@@ -109,7 +109,7 @@ fn strangers_do_not_lock_out_who_logged_in_on_this_device_before() {
         assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
         let again = on_device(&store, &session.device, "ann", PASSWORD).await.unwrap();
         assert_eq!(again.device, session.device, "the same device");
-        // The device is no way around the limits: it has one of its own, and then counts as a stranger.
+        // The device does not bypass the limits: it has a limit of its own, and then counts as unknown.
         for _ in 0..5 {
             let err = on_device(&store, &session.device, "ann", WRONG).await.unwrap_err();
             assert!(matches!(err, LoginError::Wrong { .. }), "{err}");
@@ -146,7 +146,7 @@ fn a_session_is_good_also_where_its_use_cannot_be_noted() {
         let run = async |sql: &str| testing::execute(&db.database, sql).await.unwrap();
         run("UPDATE sessions SET seen_ms = seen_ms - 120000").await;
         run("UPDATE sessions SET expires_ms = 1 WHERE user_name = 'ben'").await;
-        // As a full disk does.
+        // Fails as a full disk does.
         run(if db.is_postgres() {
             "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53100'; END \
              $$ LANGUAGE plpgsql; CREATE TRIGGER sessions_full BEFORE UPDATE ON sessions FOR EACH ROW \
@@ -232,7 +232,7 @@ fn a_clock_that_is_set_by_a_day_locks_nobody_out_and_lets_nobody_in() {
         run(move_by("sessions", &times, -DAY_MS)).await;
         assert_eq!(store.session(&second.token).await.unwrap(), None);
         assert!(log_in(&store, "ann", PASSWORD, "1.1.1.1").await.is_ok());
-        // Changes and the audit log do not mind.
+        // Changes and the audit log still work.
         run("UPDATE known_devices SET seen_ms = seen_ms + 86400000".to_owned()).await;
         store.add_user("ben", Role::Viewer, PASSWORD, &ann()).await.unwrap();
         assert!(format!("{:?}", store.verify_audit(None).await.unwrap()).starts_with("Whole"));

@@ -1,4 +1,5 @@
-//! The real program while its database is stopped and started: answers go on, and so does everything else afterwards.
+//! Tests of the real program while its database is stopped and started. Requests are answered meanwhile, and
+//! everything works again afterwards.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -20,8 +21,8 @@ use crate::world::ann;
 
 const HANG: Duration = Duration::from_secs(120);
 
-/// The program, killed where it is dropped.
-pub struct Program {
+/// The program, killed when it is dropped.
+pub(crate) struct Program {
     child: Child,
     pub address: String,
 }
@@ -31,8 +32,8 @@ impl Program {
         Program::start_with(database, "error", Stdio::inherit())
     }
 
-    /// With a log of this level, written there.
-    pub fn start_with(database: &str, level: &str, log: Stdio) -> Program {
+    /// Starts the program with this log level and this target of the log.
+    pub(crate) fn start_with(database: &str, level: &str, log: Stdio) -> Program {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
         let mut child = Command::new(env!("CARGO_BIN_EXE_baton-cloud"))
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--threads", "1", "--database", database])
@@ -52,7 +53,7 @@ impl Program {
         Program { child, address }
     }
 
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
         assert!(told.success());
         assert!(self.child.wait().unwrap().success(), "a clean end");
@@ -66,8 +67,8 @@ impl Drop for Program {
     }
 }
 
-/// Status and body of one request.
-pub async fn send(address: &str, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+/// Sends one request. Returns the status and body of the reply.
+pub(crate) async fn send(address: &str, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
     let talk = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let head = format!(
@@ -84,11 +85,11 @@ pub async fn send(address: &str, method: &str, path: &str, key: &str, body: &str
     tokio::time::timeout(HANG, talk).await.expect("a reply")
 }
 
-pub async fn get(address: &str, path: &str) -> (u16, String) {
+pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
     send(address, "GET", path, "none", "").await
 }
 
-pub fn question() -> String {
+pub(crate) fn question() -> String {
     let segments = json!([
         { "role": "system", "text": "You answer from the document." },
         { "role": "user", "text": "The cat is red. The dog is blue. The bird is green.", "refine": true },
@@ -99,7 +100,7 @@ pub fn question() -> String {
     request.to_string()
 }
 
-/// Clients that ask one question after the other.
+/// Clients that each ask one question after another.
 struct Load {
     stop: Arc<AtomicBool>,
     good: Arc<AtomicU64>,
@@ -128,13 +129,13 @@ impl Load {
         Load { stop, good, tasks }
     }
 
-    /// Waits for so many more answers.
+    /// Waits for this many more answers.
     async fn answers(&self, more: u64) {
         let want = self.good.load(Ordering::Relaxed) + more;
         until("answers", async || self.good.load(Ordering::Relaxed) >= want).await;
     }
 
-    /// Good answers, after all have ended; none may have failed.
+    /// Stops the clients. Returns the number of good answers; fails if any answer failed.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -144,7 +145,7 @@ impl Load {
     }
 }
 
-pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let wait = async {
         while !done().await {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -189,7 +190,7 @@ async fn answers_go_on_while_the_database_is_stopped_and_changes_arrive_when_it_
     load.answers(3).await;
     let good = load.end().await;
 
-    // What was counted meanwhile is written down: every answer, those of the outage too.
+    // The counts of all answers are written, also those of the outage.
     let today = now_ms() - now_ms().rem_euclid(DAY_MS);
     until("usage", async || {
         let used = store.usage_of_day(today).await.unwrap();
@@ -202,7 +203,7 @@ async fn answers_go_on_while_the_database_is_stopped_and_changes_arrive_when_it_
     })
     .await;
 
-    // The first key closes the service to strangers.
+    // As soon as there is a key, requests without one are refused.
     let new =
         NewKey { tenant: "default".into(), label: String::new(), scopes: Scopes::device(), expires_ms: None };
     let (key, secret) = store.create_key(&new, &ann()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The command line over both databases: first admin, users, keys, tenants, drafts, audit.
+//! Tests of the command line on both databases: first admin, users, keys, tenants, drafts, audit.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -106,7 +106,7 @@ fn a_database_that_cannot_be_opened_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     assert_eq!(said(path), format!("error: database `{path}` is a folder: name a file\n"));
-    // A port that was free a moment ago: nobody listens there.
+    // A port that was just released, so nothing listens there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let refused = said(&format!("postgres://baton@127.0.0.1:{port}/baton?sslmode=disable"));
     assert!(refused.contains("refused") && !refused.contains("pool timed out"), "{refused}");

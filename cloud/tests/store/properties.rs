@@ -1,32 +1,20 @@
-//! Seeded sequences of changes, against a plain list of what must be there.
+//! Tests seeded sequences of changes against a plain list of the expected state.
 
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{AuditCheck, Expected, StoreError};
+use baton_random::SplitMix64;
 
 use crate::world::{ann, on_each};
 
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
-
-fn settings(rng: &mut Rng) -> SceneSettings {
-    let xi = 0.01 + rng.below(90) as f32 / 100.0;
+fn settings(rng: &mut SplitMix64) -> SceneSettings {
+    let xi = 0.01 + rng.remainder(90) as f32 / 100.0;
     SceneSettings {
         xi,
-        ratio: (rng.below(2) == 0).then_some((xi + 0.05).min(1.0)),
-        assist_tokens: (rng.below(2) == 0).then_some(4 + rng.below(500) as u32),
-        tau_ms: 1.0 + rng.below(1000) as f32 / 8.0,
-        question_prefix: "?".repeat(rng.below(4) as usize),
-        ..SceneSettings::with_system(format!("system {}", rng.below(3)))
+        ratio: (rng.remainder(2) == 0).then_some((xi + 0.05).min(1.0)),
+        assist_tokens: (rng.remainder(2) == 0).then_some(4 + rng.remainder(500) as u32),
+        tau_ms: 1.0 + rng.remainder(1000) as f32 / 8.0,
+        question_prefix: "?".repeat(rng.remainder(4)),
+        ..SceneSettings::with_system(format!("system {}", rng.remainder(3)))
     }
 }
 
@@ -45,20 +33,20 @@ fn any_sequence_of_changes_keeps_every_version() {
     on_each(|db| async move {
         let store = db.open().await;
         for seed in 0..6 {
-            let mut rng = Rng(seed);
+            let mut rng = SplitMix64::new(seed);
             let (id, by) = (format!("scene{seed}"), ann());
             let mut model = Model::default();
             for _ in 0..30 {
                 let new = settings(&mut rng);
-                // One time in four an editor is behind.
-                let behind = rng.below(4) == 0;
+                // In one of four cases the editor has an old revision.
+                let behind = rng.remainder(4) == 0;
                 let expected = match model.revision {
                     0 => Expected::Absent,
                     revision if behind => Expected::Revision(revision - 1),
                     revision => Expected::Revision(revision),
                 };
                 let refused = behind && model.revision > 0;
-                let done = match rng.below(5) {
+                let done = match rng.remainder(5) {
                     0 | 1 => store.save_draft(&id, &new, "", expected, &by).await.map(|_| {
                         model.versions.push(new);
                         model.draft = Some(model.versions.len() as u32);
@@ -74,7 +62,7 @@ fn any_sequence_of_changes_keeps_every_version() {
                         assert_eq!(head.published_version, model.published, "seed {seed}");
                     }),
                     3 if !model.versions.is_empty() => {
-                        let to = 1 + rng.below(model.versions.len() as u64) as u32;
+                        let to = 1 + rng.remainder(model.versions.len()) as u32;
                         store.roll_back(&id, to, "", expected, &by).await.map(|_| {
                             model.versions.push(model.versions[to as usize - 1].clone());
                             model.published = Some(model.versions.len() as u32);

@@ -1,12 +1,11 @@
-//! Versions of scenes: drafts, publication, rolling back, conflicts, bounds.
+//! Tests of scene versions: drafts, publication, rolling back, conflicts, bounds.
 
 use baton_cloud::coefficients::{Coefficients, Known};
 use baton_cloud::cost::Measured;
 use baton_cloud::scene::{SceneError, SceneSettings};
-use baton_cloud::store::{Expected, StoreError, VersionState};
+use baton_cloud::store::{Expected, StoreError, VersionState, testing};
 use baton_pacing::refit::DeviceReport;
-use baton_protocol::Corrector;
-use baton_refine::Mode;
+use baton_protocol::{Corrector, SettingsError};
 
 use crate::world::{ann, on_each};
 
@@ -49,7 +48,7 @@ fn every_setting_is_read_as_it_was_written() {
             tau_ms: 80.5,
             corrector: Corrector::Device,
             refine: true,
-            mode: Mode::Bm25,
+            mode: "bm25".into(),
             tolerance: 0.015,
             model: Some("llama-3.2".into()),
             adapter: Some("law@2".into()),
@@ -104,7 +103,8 @@ fn rolling_back_copies_an_old_version() {
         let back = store.scene("chat").await.unwrap();
         assert_eq!((back.version, &back.settings), (4, &old.settings));
         assert_eq!(store.scene_version("chat", 4).await.unwrap().based_on, Some(1));
-        // The draft is older than what is in force now: it comes as a copy, so that versions only grow.
+        // The draft is older than the version in force, so it is published as a copy: version numbers only
+        // grow.
         let head = store.publish("chat", "", Expected::Any, &ann()).await.unwrap();
         assert_eq!((head.published_version, head.draft_version), (Some(5), None));
         assert_eq!(store.scene("chat").await.unwrap().settings, draft);
@@ -160,7 +160,7 @@ fn bounds_hold_before_anything_is_written() {
         let good = store.scene("chat").await.unwrap().settings;
         let bad = SceneSettings { xi: 1.5, ..good.clone() };
         let err = store.save_draft("chat", &bad, "", Expected::Any, &ann()).await.unwrap_err();
-        assert!(matches!(err, StoreError::Scene(SceneError::Range(_))), "{err}");
+        assert!(matches!(err, StoreError::Scene(SceneError::Settings(SettingsError::Range(_)))), "{err}");
         let bad = SceneSettings { ratio: Some(0.125), ..good.clone() };
         let err = store.set_scene("chat", &bad, "", Expected::Any, &ann()).await.unwrap_err();
         assert_eq!(err.to_string(), "ratio 0.125 must be at least xi 0.25");
@@ -180,14 +180,24 @@ fn bounds_hold_before_anything_is_written() {
 fn a_row_out_of_bounds_is_not_read() {
     on_each(|db| async move {
         let store = db.open().await;
-        let sql = "UPDATE scene_versions SET refine_mode = 'best' WHERE id = 'chat'";
-        db.tamper("scene_versions_are_immutable", "scene_versions", sql).await;
-        let err = store.scene("chat").await.unwrap_err();
-        assert_eq!(err.to_string(), "read versions of a scene: column `refine_mode` holds best");
-        let sql = "UPDATE scene_versions SET refine_mode = 'attention', tau_ms = 1e9 WHERE id = 'chat'";
-        baton_cloud::store::testing::execute(&db.database, sql).await.unwrap();
+        let set = |from: &str, to: &str| {
+            let to = format!("replace(settings, '{from}', '{to}')");
+            format!("UPDATE scene_versions SET settings = {to} WHERE id = 'chat'")
+        };
+        let sql = set("\"attention\"", "\"best\"");
+        db.tamper("scene_versions_are_immutable", "scene_versions", &sql).await;
+        let err = store.scene("chat").await.unwrap_err().to_string();
+        assert!(err.starts_with("unknown refiner mode `best`"), "{err}");
+        // 100 is the scene's tau.
+        let sql = format!("{}; {}", set("\"best\"", "\"attention\""), set("100", "1000000000"));
+        testing::execute(&db.database, &sql).await.unwrap();
         let err = store.snapshot().await.unwrap_err();
         assert_eq!(err.to_string(), "field `tau_ms` is 1000000000, must be 1 to 60000");
+        let sql = set("\"You are a helpful assistant.\"", "7");
+        testing::execute(&db.database, &sql).await.unwrap();
+        let err = store.snapshot().await.unwrap_err().to_string();
+        let want = "read scenes: column `settings` holds no settings: invalid type: integer `7`";
+        assert!(err.starts_with(want), "{err}");
     });
 }
 
@@ -213,17 +223,17 @@ fn coefficients_are_kept_by_class_and_read_again() {
         };
         store.keep_coefficients(&known(2.4)).await.unwrap();
         assert_eq!(store.coefficients().await.unwrap(), known(2.4));
-        // The newest count; classes that are not named stay.
+        // The newest values are used; classes that are not named stay.
         let newer = Coefficients { networks: [].into(), ..known(3.5) };
         store.keep_coefficients(&newer).await.unwrap();
         assert_eq!(store.coefficients().await.unwrap(), known(3.5));
-        // What nobody has kept for an hour is forgotten.
+        // Values that nobody has written for an hour are deleted.
         let sql = "UPDATE coefficients SET updated_unix_s = updated_unix_s - 7200 WHERE kind = 'network'";
-        baton_cloud::store::testing::execute(&db.database, sql).await.unwrap();
+        testing::execute(&db.database, sql).await.unwrap();
         store.keep_coefficients(&newer).await.unwrap();
         assert_eq!(store.coefficients().await.unwrap(), newer);
         store.keep_coefficients(&known(3.5)).await.unwrap();
-        // What the database itself refuses, and what is out of bounds.
+        // Values that the database itself refuses, and values out of bounds.
         let cloud = Measured { base_ms: -1.0, prefill_ms_per_token: 0.1, decode_ms: 9.0, refine_ms: 1.0 };
         let bad = Coefficients { cloud: Some(cloud), ..known(9.0) };
         assert_eq!(store.keep_coefficients(&bad).await.unwrap_err().to_string(), "keep coefficients");

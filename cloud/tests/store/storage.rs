@@ -1,4 +1,4 @@
-//! The database's file: who may read it, and a disk that is full for a while.
+//! Tests of the database file: who may read it, and a disk that is full for a while.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,13 +13,13 @@ use tempfile::TempDir;
 use crate::outage::{Program, get, question, send, until};
 use crate::world::ann;
 
-/// A file system of 2 MiB in memory, and a file that can take all room there is.
+/// A file system of 2 MiB in memory, with a file that can take all its space.
 struct SmallDisk {
     folder: TempDir,
 }
 
 impl SmallDisk {
-    /// None, and said once why, if this user may not mount one.
+    /// Mounts it; `None` if this user may not, and prints the reason once.
     fn mount() -> Option<SmallDisk> {
         static LACKS: OnceLock<()> = OnceLock::new();
         let folder = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: a program that was killed may not be gone yet.
+        // Lazy unmount, because a killed program may not have ended yet.
         let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
     }
 }
@@ -65,7 +65,7 @@ async fn change(store: &Store, count: usize) -> Result<(), StoreError> {
     store.set_tenant("acme", &settings, Expected::Any, &ann()).await.map(drop)
 }
 
-/// Changes something again and again until it is refused.
+/// Makes changes until one is refused, and returns the error.
 async fn change_until_refused(store: &Store) -> StoreError {
     for count in 0..10_000 {
         if let Err(err) = change(store, count).await {
@@ -85,7 +85,7 @@ async fn a_full_disk_refuses_changes_until_there_is_room_and_no_longer() {
     disk.fill();
     let err = change_until_refused(&store).await;
     assert!(err.is_not_writable() && err.is_unavailable(), "{err:?}");
-    // Every connection of the pool meets it, more than once.
+    // Every connection of the pool fails, more than once.
     for count in 0..20 {
         let (one, two) = tokio::join!(change(&store, count), change(&store, count));
         for err in [one.unwrap_err(), two.unwrap_err()] {
@@ -95,7 +95,7 @@ async fn a_full_disk_refuses_changes_until_there_is_room_and_no_longer() {
     assert!(store.health().not_writable_since_ms.is_some());
     assert_eq!(store.tenants().await.unwrap().len(), 2, "it reads");
     disk.free();
-    // The watch finds out by itself.
+    // The watch notices the free space by itself.
     let mut watch = store.watch(store.generation().await.unwrap());
     watch.next().await.unwrap();
     assert_eq!(store.health().not_writable_since_ms, None);
@@ -117,7 +117,7 @@ async fn whoever_is_logged_in_reads_on_while_the_disk_is_full() {
     store.bootstrap("ann", "correct horse battery", &ann()).await.unwrap();
     let attempt = LoginAttempt { name: "ann", password: "correct horse battery", ..LoginAttempt::default() };
     let session = store.log_in(&attempt).await.unwrap();
-    // Its use would be noted by every request.
+    // Makes every use of the session due to be written.
     testing::execute(&database, "UPDATE sessions SET seen_ms = seen_ms - 120000").await.unwrap();
     disk.fill();
     change_until_refused(&store).await;
@@ -147,7 +147,7 @@ async fn the_program_answers_while_its_disk_is_full_and_takes_changes_again_afte
         let (status, body) = send(&address, "POST", "/v1/assist", "none", &question()).await;
         assert!(status == 200 && body.contains("event: end"), "{status}: {body}");
     };
-    // Its usage cannot be written down any more, nor its log.
+    // Neither its usage nor its log can be written any more.
     until("a full disk", async || {
         ask().await;
         get(&address, "/healthz").await.1.contains("\"database\":\"not_writable\"")
@@ -172,7 +172,7 @@ async fn a_log_that_cannot_be_written_ends_nothing() {
     let (status, body) = send(&program.address, "POST", "/v1/assist", "none", &question()).await;
     assert!(status == 200 && body.contains("event: end"), "{status}: {body}");
     program.stop();
-    // Nor does an error that nobody can be told change how the program ends.
+    // An error that cannot be printed does not change the exit status either.
     let mut failing = Command::new(env!("CARGO_BIN_EXE_baton-cloud"));
     failing.args(["keys", "revoke", "nothing", "--database", ":memory:"]).stderr(full());
     assert_eq!(failing.status().unwrap().code(), Some(1));
@@ -198,7 +198,7 @@ async fn only_its_user_can_read_the_database() {
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
     store.close().await;
-    // What somebody has set by hand stays.
+    // Permissions that the operator has set stay.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
     Store::open(&Database::File(path.clone())).await.unwrap().close().await;
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);

@@ -1,4 +1,5 @@
-//! The way to PostgreSQL: what each `sslmode` accepts of a real server, and what it says where it does not.
+//! Tests of the connection to PostgreSQL: what each `sslmode` accepts of a real server, and its error if it
+//! refuses.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use crate::postgres::{Postgres, Reach, programs};
 
-/// Refuses a connection in the clear, and one with TLS where `ssl` says so.
+/// Returns SQL that fails unless the connection uses TLS (`ssl`) or does not (`!ssl`).
 fn refuse_unless(ssl: bool) -> String {
     let which = if ssl { "" } else { "NOT " };
     format!(
@@ -17,7 +18,7 @@ fn refuse_unless(ssl: bool) -> String {
     )
 }
 
-/// An authority of certificates.
+/// Makes a certificate authority.
 fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -25,7 +26,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A server whose certificate this authority signed for `localhost` alone.
+/// Starts a server whose certificate this authority signed for `localhost` alone.
 fn server(authority: &CertifiedIssuer<'static, KeyPair>) -> Postgres {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -33,7 +34,7 @@ fn server(authority: &CertifiedIssuer<'static, KeyPair>) -> Postgres {
     Postgres::start_with(&Reach::Tls { certificate, key: key.serialize_pem() }).unwrap()
 }
 
-/// The error and its causes, as `main` prints them.
+/// Returns the error and its causes, as `main` prints them.
 fn chain(err: &StoreError) -> String {
     let mut text = err.to_string();
     let mut cause = std::error::Error::source(err);
@@ -57,7 +58,7 @@ fn says(said: &str, parts: &[&str]) {
     assert!(parts.iter().all(|part| said.contains(part)), "want {parts:?}: {said}");
 }
 
-/// Two authorities, of which one signed the server's certificate, in a folder of their own.
+/// A server, and a folder with two authorities, of which one signed the server's certificate.
 struct World {
     server: Postgres,
     good: PathBuf,
@@ -99,7 +100,7 @@ async fn a_managed_server_is_verified_before_anything_is_said() {
 
     let tls = "no TLS connection to database `postgres://baton@";
     says(&refusal(&world.full("localhost", &world.wrong)).await, &[tls, "UnknownIssuer"]);
-    // The name counts: this one is not in the certificate.
+    // The certificate does not have this name.
     says(&refusal(&world.full("127.0.0.1", &world.good)).await, &[tls, "not valid for name"]);
     // Without a file, only the machine's own authorities are trusted.
     says(&refusal(&world.url("localhost", "sslmode=verify-full")).await, &[tls, "UnknownIssuer"]);
@@ -139,7 +140,7 @@ async fn a_server_without_tls_is_refused_where_tls_is_asked_for() {
     let clear: Database = url("sslmode=prefer").parse().unwrap();
     testing::execute(&clear, &refuse_unless(false)).await.unwrap();
 
-    // The program says the same, and nothing of a panic.
+    // The program prints the same error, without a panic.
     let output = Command::new(env!("CARGO_BIN_EXE_baton-cloud"))
         .args(["migrate", "--database", &url("sslmode=require")])
         .output()

@@ -1,4 +1,4 @@
-//! Quotas that replicas share, telemetry by minute and hour, and the settings that reach them.
+//! Tests of quotas that replicas share, of telemetry by minute and hour, and of settings that reach replicas.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::world::{ann, on_each};
 
 const HANG: Duration = Duration::from_secs(60);
 
-/// What was used in the minute and on the day of this time.
+/// Returns usage in the minute and on the day of this time.
 fn used(tenant: &str, at_ms: i64, requests: u64, tokens: u64, running: u32) -> UsageDelta {
     UsageDelta {
         tenant: tenant.into(),
@@ -65,7 +65,7 @@ fn replicas_add_up_what_tenants_use() {
         assert_eq!(two, [usage("b", 7, 150, 2), usage("a", 1, 5, 1)]);
         let one = store.exchange_usage("one", &[delta("b", 0, 0, 1)], now + 2).await.unwrap();
         assert_eq!(one, [usage("b", 7, 150, 7), usage("a", 1, 5, 0)]);
-        // A replica that is not heard of any more runs nothing.
+        // A replica that does not report any more runs nothing.
         let one = store.exchange_usage("one", &[delta("b", 0, 0, 1)], now + 20_000).await.unwrap();
         assert_eq!((one[0].running_elsewhere, one[0].reserved_elsewhere), (0, 0));
         let day = store.usage_of_day(day_ms).await.unwrap();
@@ -109,7 +109,7 @@ fn both_days_of_a_tenant_tell_what_runs_elsewhere() {
         let store = db.open().await;
         let now = 7 * DAY_MS + 1000;
         store.exchange_usage("one", &[used("a", now, 1, 1, 3)], now).await.unwrap();
-        // At midnight: what yesterday still waited, and today's.
+        // At midnight: usage of yesterday that was not sent yet, and today's.
         let sent = [used("a", now - DAY_MS, 0, 5, 0), used("a", now, 1, 6, 0)];
         let heard = store.exchange_usage("two", &sent, now).await.unwrap();
         let told: Vec<(u64, u32, u64)> = heard
@@ -128,7 +128,7 @@ async fn a_program_that_starts_refuses_the_first_request_of_a_day_that_is_used_u
     let settings = TenantSettings { tokens_per_day: Some(1_000_000), ..TenantSettings::default() };
     store.set_tenant("default", &settings, Expected::Any, &ann()).await.unwrap();
     let now = now_ms();
-    // Tomorrow too: midnight may come before the request.
+    // Tomorrow too, because midnight may come before the request.
     let sent = [used("default", now, 1, 1_000_000, 0), used("default", now + DAY_MS, 1, 1_000_000, 0)];
     store.exchange_usage("before", &sent, now).await.unwrap();
     let program = Program::start_with(path.to_str().unwrap(), "error", Stdio::inherit());
@@ -154,7 +154,7 @@ fn replicas_that_meet_at_the_same_time_lose_nothing() {
                     running: 0,
                     reserved: 0,
                 };
-                // In any order: the store has one of its own, so that none waits for another that waits for it.
+                // In any order: the store sorts them, so that replicas cannot deadlock.
                 let deltas =
                     if (at + round) % 2 == 0 { [delta("a"), delta("b")] } else { [delta("b"), delta("a")] };
                 store.exchange_usage(&at.to_string(), &deltas, 1000).await.unwrap();
@@ -186,7 +186,7 @@ fn telemetry_is_kept_by_minute_then_by_hour() {
                 traffic.record(start + minute * MINUTE_MS, key.clone(), &figures);
             }
             store.keep_traffic(replica, &traffic.unwritten()).await.unwrap();
-            // The same minute again, with more: it takes the place of the first reading.
+            // The same minute again with more requests: it replaces the first write.
             traffic.record(start, key.clone(), &figures);
             store.keep_traffic(replica, &traffic.unwritten()).await.unwrap();
         }
@@ -221,7 +221,7 @@ fn a_change_reaches_the_watch_of_every_replica() {
         let (editor, replica) = (db.open().await, db.open().await);
         let before = replica.snapshot().await.unwrap();
         let mut watch = replica.watch(before.generation);
-        // The first look: nothing is newer; from then on it listens, or asks every second.
+        // The first call finds nothing newer. From then on the watch listens, or polls every second.
         while tokio::time::timeout(HANG, watch.next()).await.unwrap().unwrap().is_some() {}
         for round in 0..3 {
             let settings = SceneSettings::with_system(format!("round {round}"));

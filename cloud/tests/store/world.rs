@@ -1,4 +1,4 @@
-//! Each test on each database, and databases that are the test's own.
+//! Runs each test on each database, in a database of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -8,25 +8,25 @@ use baton_cloud::store::{Database, Store, testing};
 
 use crate::postgres::Postgres;
 
-/// A database of one test, gone with it.
-pub struct TestDatabase {
+/// A database of one test, removed with it.
+pub(crate) struct TestDatabase {
     pub database: Database,
-    /// For `--database`.
+    /// The value of `--database`.
     pub address: String,
     _folder: Option<tempfile::TempDir>,
     _server: Option<Arc<Postgres>>,
 }
 
 impl TestDatabase {
-    pub fn sqlite() -> TestDatabase {
+    pub(crate) fn sqlite() -> TestDatabase {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cloud.db");
         let (address, database) = (path.display().to_string(), Database::File(path));
         TestDatabase { database, address, _folder: Some(folder), _server: None }
     }
 
-    /// A new database on the server that the tests of this program share.
-    pub async fn postgres(server: Arc<Postgres>) -> TestDatabase {
+    /// Makes a database on the server that the tests of this program share.
+    pub(crate) async fn postgres(server: Arc<Postgres>) -> TestDatabase {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("store{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let admin: Database = server.url().parse().unwrap();
@@ -35,22 +35,22 @@ impl TestDatabase {
         TestDatabase { database: url.parse().unwrap(), address: url, _folder: None, _server: Some(server) }
     }
 
-    pub async fn open(&self) -> Store {
+    pub(crate) async fn open(&self) -> Store {
         Store::open(&self.database).await.unwrap()
     }
 
-    pub fn is_postgres(&self) -> bool {
+    pub(crate) fn is_postgres(&self) -> bool {
         matches!(self.database, Database::Postgres(_))
     }
 
-    /// Runs SQL that lifts a trigger of a table first.
-    pub async fn tamper(&self, trigger: &str, table: &str, sql: &str) {
+    /// Removes a trigger of a table, then runs SQL.
+    pub(crate) async fn tamper(&self, trigger: &str, table: &str, sql: &str) {
         let on = if self.is_postgres() { format!(" ON {table}") } else { String::new() };
         testing::execute(&self.database, &format!("DROP TRIGGER {trigger}{on}; {sql}")).await.unwrap();
     }
 }
 
-/// The shared server, while any test uses it; says once why there is none.
+/// Returns the server that tests share while any of them runs. If there is none, prints the reason once.
 fn server() -> Option<Arc<Postgres>> {
     static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
     static LACKS: OnceLock<()> = OnceLock::new();
@@ -67,8 +67,8 @@ fn server() -> Option<Arc<Postgres>> {
     Some(server)
 }
 
-/// Runs a test on SQLite, then on PostgreSQL where there is one.
-pub fn on_each<F, Fut>(test: F)
+/// Runs a test on SQLite, then on PostgreSQL if there is a server.
+pub(crate) fn on_each<F, Fut>(test: F)
 where
     F: Fn(TestDatabase) -> Fut,
     Fut: Future<Output = ()>,
@@ -80,6 +80,6 @@ where
     }
 }
 
-pub fn ann() -> Actor {
+pub(crate) fn ann() -> Actor {
     Actor::user("ann")
 }

@@ -1,37 +1,40 @@
-//! A running checksum over the events of one reply, so that a damaged line is noticed and never shown as an answer.
+//! A running checksum over the events of one reply, so that a damaged event is noticed and never shown as an
+//! answer.
 //!
-//! The data of each event ends with one more field, `"crc":"0a1b2c3d"`: the CRC-32 of what the reply answers (the body of
-//! the request), then of the name and the data (without this field) of every event so far, this one included. So a flipped bit in a
-//! request, in a mask, in a token's text or id, a lost event or a repeated one changes every checksum from there on.
-//! The field is optional: a device that does not know it ignores it, and a stream without it is taken as it comes. Once
-//! a stream carried it, each further event must. It finds accidents, not attacks: for those there is TLS.
+//! The data of each event ends with one more field, `"crc":"0a1b2c3d"`. It is the CRC-32 of the body of the
+//! request, then of the name and the data (without this field) of every event so far, this one included. A
+//! flipped bit in the request or in any event, a lost event or a repeated one changes every later checksum.
+//!
+//! The field is optional: a device that does not know it ignores it, and a stream without it is accepted.
+//! Once an event of a stream carried it, each later event must. It finds accidents, not attacks; TLS protects
+//! against those.
 
 use crc32fast::Hasher;
 use uuid::Uuid;
 
-/// What stands between an event's own data and the checksum's digits.
+/// Text between an event's own data and the digits of the checksum.
 const FIELD: &str = ",\"crc\":\"";
-/// What follows the digits.
+/// Text after the digits.
 const END: &str = "\"}";
 const DIGITS: usize = 8;
 
-/// The checksum of one reply, on either side.
+/// The running checksum of one reply; sender and receiver each keep one.
 #[derive(Debug, Clone)]
 pub struct StreamChecksum {
     sum: Hasher,
-    /// An event carried a checksum.
+    /// An earlier event carried a checksum.
     carried: bool,
 }
 
-/// An event that is not what was sent, or that follows one that was lost.
+/// Why an event was refused: it is not what was sent, or it follows a lost event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ChecksumError {
-    /// The checksum does not fit what came.
+    /// The checksum does not match the received event.
     #[error("the checksum of an event is {got:08x}, what came has {want:08x}")]
     Differs {
-        /// As the event says.
+        /// The checksum that the event carries.
         got: u32,
-        /// Of what came.
+        /// The checksum of what was received.
         want: u32,
     },
     /// Earlier events of the stream carried one.
@@ -40,14 +43,15 @@ pub enum ChecksumError {
 }
 
 impl StreamChecksum {
-    /// Of the reply to a request; `asked` is its body as JSON (inflated).
+    /// Starts the checksum of the reply to a request; `asked` is the request's body as JSON, not compressed.
     pub fn new(asked: &[u8]) -> Self {
         let mut sum = Hasher::new();
         sum.update(asked);
         Self { sum, carried: false }
     }
 
-    /// Of a stream that is taken up again behind the token `seen`.
+    /// Starts the checksum of a stream that is resumed after token index `seen`; `None` resumes it from the
+    /// start.
     pub fn of_resumed(request_id: Uuid, seen: Option<u32>) -> Self {
         let seen = seen.map_or_else(String::new, |index| index.to_string());
         Self::new(format!("{request_id} {seen}").as_bytes())
@@ -63,10 +67,11 @@ impl StreamChecksum {
         data.push_str(END);
     }
 
-    /// Adds an event that came and compares its checksum, if it carries one.
+    /// Adds a received event and compares its checksum, if it carries one.
     ///
     /// # Errors
-    /// [`ChecksumError`]: this event and what follows it must not be used.
+    /// [`ChecksumError`] if the checksum differs or is missing: this event and all later ones must not be
+    /// used.
     pub fn check(&mut self, name: &str, data: &str) -> Result<(), ChecksumError> {
         let Some((own, got)) = split(data) else {
             self.add(name, data);
@@ -89,7 +94,7 @@ impl StreamChecksum {
     }
 }
 
-/// Data without its checksum and closing brace, and the checksum.
+/// Returns the data without its checksum and closing brace, and the checksum; `None` if there is no checksum.
 fn split(data: &str) -> Option<(&str, u32)> {
     let rest = data.strip_suffix(END)?;
     let (rest, digits) = rest.split_at_checked(rest.len().checked_sub(DIGITS)?)?;
@@ -119,7 +124,7 @@ mod tests {
         EVENTS.into_iter().map(seal).collect()
     }
 
-    /// How many events are believed.
+    /// Counts the events before the first one that fails the check.
     fn believed(asked: &[u8], events: &[(String, String)]) -> usize {
         let mut sum = StreamChecksum::new(asked);
         events.iter().take_while(|(name, data)| sum.check(name, data).is_ok()).count()

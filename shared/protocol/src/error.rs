@@ -1,4 +1,4 @@
-//! Errors on the wire: the same body as an HTTP answer and as an `error` event, in OpenAI's shape.
+//! Errors on the wire, in OpenAI's shape: an HTTP error answer and an `error` event have the same body.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,14 +14,14 @@ pub struct ErrorBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message} ({code})")]
 pub struct ErrorDetail {
-    /// What a program acts on.
+    /// The error code, which programs act on.
     pub code: ErrorCode,
     /// One sentence for a person; never holds user text.
     pub message: String,
     /// OpenAI's coarse class of the error.
     #[serde(rename = "type", default)]
     pub kind: String,
-    /// The request field that is to blame, if it is one.
+    /// The request field that caused the error, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
     /// How long to wait before asking again, in milliseconds.
@@ -29,14 +29,14 @@ pub struct ErrorDetail {
     pub retry_after_ms: Option<u64>,
 }
 
-/// What a program acts on.
+/// Error codes, which programs act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorCode {
     /// A field is missing, unknown, of the wrong type or out of its range.
     InvalidRequest,
-    /// The protocol version is not spoken here.
+    /// The service does not speak this protocol version.
     UnsupportedProtocol,
     /// No such scene.
     UnknownScene,
@@ -52,11 +52,11 @@ pub enum ErrorCode {
     Forbidden,
     /// What was asked for is no longer kept.
     Gone,
-    /// No room now; ask again after `retry_after_ms`.
+    /// The service has no room now; ask again after `retry_after_ms`.
     Overloaded,
     /// The service is going down or not ready.
     Unavailable,
-    /// It took longer than allowed.
+    /// The request took longer than allowed.
     Timeout,
     /// The service failed.
     Internal,
@@ -66,7 +66,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The code as on the wire.
+    /// Returns the code as it is written on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
@@ -86,7 +86,7 @@ impl ErrorCode {
         }
     }
 
-    /// OpenAI's coarse class, the `type` of the body.
+    /// Returns OpenAI's coarse class of the error, the `type` of the body.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Unauthorized => "authentication_error",
@@ -105,13 +105,13 @@ impl std::fmt::Display for ErrorCode {
 }
 
 impl ErrorBody {
-    /// A body with the code's own `type`.
+    /// Makes a body with the `type` that belongs to the code.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         let kind = code.kind().to_owned();
         Self { error: ErrorDetail { code, message: message.into(), kind, param: None, retry_after_ms: None } }
     }
 
-    /// Names the request field that is to blame.
+    /// Names the request field that caused the error.
     #[must_use]
     pub fn with_param(mut self, param: impl Into<String>) -> Self {
         self.error.param = Some(param.into());

@@ -1,8 +1,8 @@
-//! The events of an assist stream, as server-sent events carry them: a name and a line of JSON.
+//! The events of an assist stream. Each is a server-sent event: a name and one line of JSON.
 //!
-//! Tolerant of unknown fields. Numbers that something is computed from are checked, so that a broken or hostile peer
-//! gives a typed error and never a NaN in a schedule. On the wire the data of each event ends with a checksum of the
-//! stream so far ([`crate::StreamChecksum`]).
+//! Unknown fields are ignored. Numbers that enter a computation are checked, so that a broken or hostile peer
+//! gives a typed error and never a NaN in a schedule. On the wire the data of each event ends with a checksum
+//! of the stream so far ([`crate::StreamChecksum`]).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -23,24 +23,24 @@ const MILLIS: NumberRange = NumberRange::new(0.0, 86_400_000.0);
 /// One event of an assist stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AssistEvent {
-    /// How far the prompt is, while there is no token yet.
+    /// How much of the prompt is computed, while there is no token yet.
     Progress(ProgressEvent),
-    /// Which sentences to keep. Without it, all.
+    /// Which sentences to keep. If a stream has no mask, all are kept.
     Mask(MaskEvent),
-    /// The first token, with what the stream will hold.
+    /// The first token, and what the rest of the stream will hold.
     First(Box<FirstEvent>),
     /// A later token.
     Token(TokenEvent),
-    /// The last event of a stream that went well.
+    /// The last event of a stream that succeeded.
     End(EndEvent),
-    /// The last event of a stream that did not.
+    /// The last event of a stream that failed.
     Error(ErrorEvent),
 }
 
-/// Body of an `error` event: the same as of an HTTP error.
+/// Body of an `error` event: the same as the body of an HTTP error.
 pub type ErrorEvent = ErrorBody;
 
-/// The first token, with what the stream will hold.
+/// The first token, and what the rest of the stream will hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FirstEvent {
     /// Protocol version of the stream.
@@ -53,33 +53,33 @@ pub struct FirstEvent {
     pub id: u32,
     /// Its text; empty while a character is incomplete.
     pub text: String,
-    /// Tokens that the cloud writes in all (L).
+    /// Total number of tokens that the cloud writes (L).
     pub assist_tokens: u32,
-    /// What L was bound by, e.g. `tau`.
+    /// What limited L, e.g. `tau`.
     pub assist_bound_by: String,
-    /// Largest tolerable gap between shown tokens.
+    /// Largest tolerable gap between shown tokens, in milliseconds.
     pub tau_ms: f32,
-    /// Whose token counts where cloud and device differ.
+    /// Whose token is used if cloud and device differ.
     #[serde(default)]
     pub corrector: Corrector,
-    /// Model that answers.
+    /// Name of the model that answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// Adapter of that model, if the scene has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
-    /// Digest of the cloud's tokenizer; ids mean something only where it equals the device's.
+    /// Digest of the cloud's tokenizer. Token ids may be used only if it equals the device's digest.
     #[serde(default)]
     pub tokenizer_sha256: Option<String>,
-    /// Where the time went.
+    /// The times of the cloud so far.
     #[serde(default)]
     pub timing: Timing,
-    /// Anything for the application (plan, template, next action), carried unchanged.
+    /// Data for the application (plan, template, next action), carried unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guide: Option<Value>,
 }
 
-/// Where the cloud's time went, in milliseconds.
+/// The times of the cloud until the first token, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
@@ -89,14 +89,14 @@ pub struct Timing {
     pub prefill_ms: f64,
     /// Refining and encoding the mask.
     pub refine_ms: f64,
-    /// Expected time per token from here on.
+    /// Expected decode time per token.
     pub decode_ms: f64,
 }
 
 /// A later token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenEvent {
-    /// Token index; one event an index.
+    /// Token index; each index has exactly one event.
     pub index: u32,
     /// Token id in the cloud's vocabulary.
     pub id: u32,
@@ -104,15 +104,15 @@ pub struct TokenEvent {
     pub text: String,
 }
 
-/// The last event of a stream that went well.
+/// The last event of a stream that succeeded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EndEvent {
     /// Why it ended.
     pub reason: EndReason,
-    /// What it took.
+    /// Tokens used.
     #[serde(default)]
     pub usage: Usage,
-    /// How long it held the cloud, if the service says so.
+    /// How long the stream held the cloud, if the service reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<SlotTiming>,
 }
@@ -121,13 +121,13 @@ pub struct EndEvent {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SlotTiming {
-    /// From the request's arrival to its slot.
+    /// From the request's arrival until it got a slot.
     pub queue_ms: f64,
-    /// From its slot to its first token.
+    /// From getting the slot to the first token.
     pub prefill_ms: f64,
-    /// From its first token to its end.
+    /// From the first token to the end.
     pub decode_ms: f64,
-    /// The whole time it held a slot.
+    /// Total time that the stream held a slot.
     pub slot_ms: f64,
 }
 
@@ -139,17 +139,17 @@ pub enum EndReason {
     Stop,
     /// L tokens were written; the device goes on.
     Cap,
-    /// The device cancelled.
+    /// The device cancelled the stream.
     Cancelled,
 }
 
-/// What a stream took, in tokens.
+/// What a stream used, in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Those of them that were in the prefix cache.
+    /// Prompt tokens that were found in the prefix cache.
     pub cached_prefix_tokens: u64,
     /// Tokens written.
     pub completion_tokens: u64,
@@ -158,35 +158,35 @@ pub struct Usage {
 /// Why an event was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
-    /// An event of a newer protocol; it may be skipped.
+    /// An event with an unknown name, from a newer protocol; it may be skipped.
     #[error("unknown event `{name}`")]
     UnknownName {
         /// Its name.
         name: String,
     },
-    /// Not the JSON that this event has.
+    /// The data is not the JSON that this event has.
     #[error("event `{name}`: {}{message}", json_place(field))]
     Json {
         /// Name of the event.
         name: String,
         /// Path of the field.
         field: String,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// A number out of its range.
+    /// A number is out of its range.
     #[error("event `{name}`")]
     Range {
         /// Name of the event.
         name: String,
-        /// Which number.
+        /// The number and its range.
         #[source]
         err: OutOfRange,
     },
 }
 
 impl AssistEvent {
-    /// Name of the event.
+    /// Returns the name of the event.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Progress(_) => "progress",
@@ -198,7 +198,7 @@ impl AssistEvent {
         }
     }
 
-    /// The event's JSON, in one line.
+    /// Returns the event as one line of JSON.
     pub fn data(&self) -> String {
         let written = match self {
             Self::Progress(event) => serde_json::to_string(event),
@@ -211,7 +211,7 @@ impl AssistEvent {
         written.expect("events have string keys only and write to memory")
     }
 
-    /// The token index that the event carries, which is the event's SSE `id`.
+    /// Returns the token index that the event carries, which is also its SSE `id`.
     pub fn index(&self) -> Option<u32> {
         match self {
             Self::First(event) => Some(event.index),
@@ -223,7 +223,8 @@ impl AssistEvent {
     /// Reads and checks an event.
     ///
     /// # Errors
-    /// [`EventError::UnknownName`] for an event to be skipped; the others for a peer that is not to be trusted further.
+    /// [`EventError::UnknownName`] for an event to skip. The other errors mean that the peer must not be
+    /// trusted any further.
     pub fn parse(name: &str, data: &str) -> Result<Self, EventError> {
         let range = |err| EventError::Range { name: name.to_owned(), err };
         match name {

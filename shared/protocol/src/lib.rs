@@ -1,11 +1,13 @@
-//! What device and cloud say to each other: wire types of the assist protocol, the sentence segmenter both sides
-//! share, and the mask that names the sentences to keep.
+//! The assist protocol between device and cloud: wire types, the sentence segmenter that both sides share,
+//! and the mask that names the sentences to keep.
 //!
-//! No I/O, no async, no clock. Nothing here panics on what a peer sent: bytes from outside give a checked value or a
-//! typed error. Requests are strict (unknown fields are refused, every number has a range); replies are tolerant
-//! (unknown fields are ignored, unknown events skipped), so that an older device can talk to a newer cloud.
-//! Always holds: both sides compute the same [`SentenceMap`] from the same bytes, and a mask that does not fit that
-//! map is refused, never applied.
+//! No I/O, no async, no clock. Nothing here panics on what a peer sent: bytes from outside give a checked
+//! value or a typed error. Requests are strict: unknown fields are refused, and every number has a range.
+//! Replies are tolerant: unknown fields are ignored and unknown events skipped, so that an older device can
+//! talk to a newer cloud.
+//!
+//! What always holds: both sides compute the same [`SentenceMap`] from the same bytes. A mask that does not
+//! fit that map is refused, never applied.
 
 mod checksum;
 mod error;
@@ -32,9 +34,12 @@ pub use mask::{
 };
 pub use mask_event::MaskEvent;
 pub use progress::{ProgressEvent, ProgressStage};
-pub use range::{NumberRange, OutOfRange};
+pub use range::{Bounded, NumberRange, OutOfRange};
 pub use request::{AssistRequest, DeviceInfo, RefineOptions, RequestError, Role, Sampling, Segment, limits};
-pub use scene::{Corrector, SceneInfo};
+pub use scene::{
+    Absent, Corrector, DEFAULT_MODE, SCENE_TEXT_BYTES_MAX, SceneInfo, SceneSettings, SettingChange,
+    SettingField, SettingGroup, SettingKind, SettingsError, is_model_name,
+};
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
 pub use shape::{MARKS_MAX, NAME_BYTES_MAX, ShapeError, check_shape};
 

@@ -1,4 +1,4 @@
-//! The sentence map: the units of a prompt's refinable segments, which both sides compute from the same bytes.
+//! The sentence map: the units of a prompt's refinable segments. Both sides compute it from the same bytes.
 
 use std::ops::Range;
 
@@ -7,27 +7,28 @@ use sha2::{Digest, Sha256};
 use crate::request::Segment;
 use crate::segmenter::units;
 
-/// One unit: what a bit of the mask stands for.
+/// One unit of the text; each bit of a mask stands for one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// Index of its segment in the prompt.
     pub segment: usize,
-    /// Bytes of that segment's text, white space after the sentence included.
+    /// Byte range in that segment's text, white space after the sentence included.
     pub bytes: Range<usize>,
-    /// Counts from 0 over all refinable segments; a paragraph never spans two segments.
+    /// Paragraph number, counted from 0 over all refinable segments; a paragraph never spans two segments.
     pub paragraph: usize,
-    /// It is a title line: a heading that governs what follows it.
+    /// The unit is a title line, that is a heading of the text after it.
     pub title: bool,
-    /// It starts a line that must stay one (list item, code line, table row, first sentence of a paragraph).
+    /// The unit is the first of its block (list item, code line, table row, paragraph), so it must start a
+    /// line.
     pub starts_line: bool,
-    /// The nearest title line that governs it; that one may be governed in turn.
+    /// Index of the nearest title line above that governs this unit; a higher title may govern that one.
     pub governed_by: Option<usize>,
 }
 
 /// The units of all refinable segments of a prompt, in order.
 ///
-/// Always holds: the units of one segment cover its text without gaps; segment ends are unit ends; the digest and
-/// checksum depend on nothing but the refinable segments' indices and bytes.
+/// What always holds: the units of one segment cover its text without gaps, and a segment's end is a unit's
+/// end. The digest and the checksum depend only on the indices and bytes of the refinable segments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentenceMap {
     units: Vec<Unit>,
@@ -36,7 +37,7 @@ pub struct SentenceMap {
 }
 
 impl SentenceMap {
-    /// Splits the refinable segments. Linear in the length of their text.
+    /// Splits the refinable segments into units. Cost: linear in the length of their text.
     pub fn new(segments: &[Segment]) -> Self {
         let mut all = Vec::new();
         let mut paragraphs = 0;
@@ -74,20 +75,20 @@ impl SentenceMap {
                 paragraphs = last.paragraph + 1;
             }
         }
-        Self { units: all, content_sha256: hex(&digest.finalize()), crc32: crc.finalize() }
+        Self { units: all, content_sha256: hex::encode(digest.finalize()), crc32: crc.finalize() }
     }
 
-    /// Number of units, that is of bits in a mask.
+    /// Returns the number of units, which is the number of bits in a mask.
     pub fn len(&self) -> usize {
         self.units.len()
     }
 
-    /// Whether there is nothing to refine.
+    /// Returns whether there is nothing to refine.
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
     }
 
-    /// One unit.
+    /// Returns one unit.
     ///
     /// # Panics
     /// If `index >= len()`.
@@ -95,12 +96,12 @@ impl SentenceMap {
         &self.units[index]
     }
 
-    /// All units, in order.
+    /// Returns all units, in order.
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The title lines that govern a unit, nearest first.
+    /// Returns the indices of the title lines that govern a unit, nearest first.
     ///
     /// # Panics
     /// If `index >= len()`.
@@ -108,23 +109,17 @@ impl SentenceMap {
         std::iter::successors(self.units[index].governed_by, |&title| self.units[title].governed_by)
     }
 
-    /// SHA-256 over index, length and bytes of each refinable segment, as 64 lower-case hex digits.
+    /// Returns the SHA-256 over index, length and bytes of each refinable segment, as 64 lower-case hex
+    /// digits.
     pub fn content_sha256(&self) -> &str {
         &self.content_sha256
     }
 
-    /// CRC-32 (IEEE) over the boundary list: of each unit the segment index and the end, both as 8 bytes, little-endian.
+    /// Returns the CRC-32 (IEEE) over the boundary list: for each unit the segment index and the end, each as
+    /// 8 bytes, little-endian.
     pub fn crc32(&self) -> u32 {
         self.crc32
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
-        text
-    })
 }
 
 #[cfg(test)]
@@ -171,7 +166,7 @@ mod tests {
         let mut digest = Sha256::new();
         digest.update([0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         digest.update(b"One. Two.");
-        assert_eq!(map.content_sha256(), hex(&digest.finalize()));
+        assert_eq!(map.content_sha256(), hex::encode(digest.finalize()));
         let mut crc = crc32fast::Hasher::new();
         crc.update(&[0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
         crc.update(&[0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);

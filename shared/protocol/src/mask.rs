@@ -1,12 +1,13 @@
-//! The mask codec: which units are kept, in as few bytes as are worth their code.
+//! The mask codec: encodes which units are kept, in few bytes.
 //!
-//! Sentence kind: 1 byte version and kind, 1 byte segmenter, the count as a varint, the CRC-32 of the boundary list,
-//! then one bit a unit, lowest bit first. Token kind (the paper's, for comparison and for equal tokenizers): 1 byte
-//! version and kind, 1 byte 0, the count as a varint, then the bits through gzip.
+//! Sentence kind: 1 byte version and kind, 1 byte segmenter, the count as a varint, the CRC-32 of the
+//! boundary list, then one bit a unit, lowest bit first. Token kind: 1 byte version and kind, 1 byte 0, the
+//! count as a varint, then the bits through gzip. The token kind is the paper's; it serves comparison and
+//! equal tokenizers.
 //!
-//! Always holds: one mask has one encoding; whatever differs from it (a wrong count, other boundaries, a missing or a
-//! surplus byte, a set bit beyond the count, no bit set at all) is refused. Decoding takes memory bounded by the
-//! count that the receiver itself computed, never by what the sender claims.
+//! What always holds: one mask has one encoding. Everything else is refused: a wrong count, other boundaries,
+//! a missing or surplus byte, a set bit beyond the count, no bit set at all. Decoding takes memory bounded by
+//! the count that the receiver computed itself, never by the count that the sender claims.
 
 use std::io::{Read as _, Write as _};
 
@@ -16,40 +17,40 @@ use flate2::{Compression, GzBuilder};
 use crate::map::SentenceMap;
 use crate::segmenter::SEGMENTER_ID;
 
-/// Most bytes of a sentence mask beyond one bit a unit.
+/// Most bytes of a sentence mask in addition to one bit a unit.
 pub const MASK_OVERHEAD_MAX: usize = 12;
 
 const KIND_SENTENCE: u8 = 0x11;
 const KIND_TOKEN: u8 = 0x12;
 const VARINT_BYTES_MAX: usize = 5;
 
-/// Why a mask was refused. The prompt is used whole then.
+/// Why a mask was refused. The device then uses the whole prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MaskError {
-    /// The bytes end too early.
+    /// There are too few bytes.
     #[error("mask has {len} bytes, needs at least {need}")]
     Truncated {
-        /// Bytes that are there.
+        /// Bytes present.
         len: usize,
-        /// Bytes that are needed.
+        /// Bytes needed.
         need: usize,
     },
-    /// The bytes go on too long.
+    /// There are too many bytes.
     #[error("mask has {extra} bytes too many")]
     Trailing {
         /// Surplus bytes.
         extra: usize,
     },
-    /// A version or kind that this call does not read.
+    /// The version or kind is not the one that this function reads.
     #[error("mask is of version and kind {got:#04x}, expected {want:#04x}")]
     Kind {
-        /// What the first byte says.
+        /// The first byte.
         got: u8,
-        /// What is read here.
+        /// The first byte that this function reads.
         want: u8,
     },
-    /// Another segmenter.
+    /// The mask was made with another segmenter.
     #[error("mask was made with segmenter `{got}`, expected `{want}`")]
     Segmenter {
         /// The sender's.
@@ -57,7 +58,7 @@ pub enum MaskError {
         /// The receiver's.
         want: String,
     },
-    /// A mask of another number of units.
+    /// The mask has another number of units.
     #[error("mask has {got} units, the content has {want}")]
     Count {
         /// The sender's count.
@@ -65,10 +66,10 @@ pub enum MaskError {
         /// The receiver's.
         want: u64,
     },
-    /// A count that is not written in the shortest way, or too large.
+    /// The count is too large, or not written in the shortest form.
     #[error("mask has a malformed count")]
     Varint,
-    /// A mask for other boundaries.
+    /// The mask was made for other boundaries.
     #[error("mask is for boundaries with crc {got:#010x}, the content has {want:#010x}")]
     Boundaries {
         /// The sender's checksum.
@@ -76,7 +77,7 @@ pub enum MaskError {
         /// The receiver's.
         want: u32,
     },
-    /// A mask for another text.
+    /// The mask was made for another text.
     #[error("mask is for content {got}, expected {want}")]
     Content {
         /// The sender's digest.
@@ -84,7 +85,7 @@ pub enum MaskError {
         /// The receiver's.
         want: String,
     },
-    /// Set bits beyond the count.
+    /// Bits beyond the count are set.
     #[error("mask has bits set beyond its {count} units")]
     Padding {
         /// Number of units.
@@ -96,7 +97,7 @@ pub enum MaskError {
         /// Number of units.
         count: u64,
     },
-    /// The number of kept units is not what was announced.
+    /// The number of kept units is not the announced one.
     #[error("mask keeps {got} units, {want} were announced")]
     Kept {
         /// Bits set.
@@ -104,19 +105,19 @@ pub enum MaskError {
         /// What was announced.
         want: u64,
     },
-    /// Not base64.
+    /// The data is not base64.
     #[error("mask is no base64: {message}")]
     Base64 {
-        /// What the decoder says.
+        /// The decoder's message.
         message: String,
     },
     /// The compressed part is damaged.
     #[error("mask does not inflate: {message}")]
     Inflate {
-        /// What the decoder says.
+        /// The decoder's message.
         message: String,
     },
-    /// A kind of unit that this build does not read.
+    /// The mask is over a kind of unit that this build does not read.
     #[error("mask is over units of kind `{got}`, expected `{want}`")]
     UnitKind {
         /// The sender's.
@@ -126,10 +127,10 @@ pub enum MaskError {
     },
 }
 
-/// Encodes which units of `map` are kept. At most `ceil(count / 8) + 12` bytes.
+/// Encodes which units of `map` are kept, in at most `ceil(count / 8) + 12` bytes.
 ///
 /// # Panics
-/// If `kept` is not one flag a unit of `map`.
+/// If `kept` does not have one flag for each unit of `map`.
 pub fn encode_mask(map: &SentenceMap, kept: &[bool]) -> Vec<u8> {
     assert_eq!(kept.len(), map.len(), "one flag a unit");
     let mut bytes = Vec::with_capacity(kept.len().div_ceil(8) + MASK_OVERHEAD_MAX);
@@ -140,7 +141,7 @@ pub fn encode_mask(map: &SentenceMap, kept: &[bool]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a mask over the units of `map`: one flag a unit, at least one of them set.
+/// Decodes a mask over the units of `map`. Returns one flag a unit; at least one is set.
 ///
 /// # Errors
 /// [`MaskError`] if the bytes are not exactly one mask for this map.
@@ -167,17 +168,18 @@ pub fn decode_mask(map: &SentenceMap, bytes: &[u8]) -> Result<Vec<bool>, MaskErr
     unpack(bits, map.len())
 }
 
-/// Encodes one flag a token, the paper's way: the bits through gzip.
+/// Encodes one flag a token in the paper's format: the bits through gzip.
 pub fn encode_token_mask(bits: &[bool]) -> Vec<u8> {
     let mut bytes = vec![KIND_TOKEN, 0];
     push_varint(&mut bytes, bits.len() as u64);
-    // No name and no time in the gzip header: same bits, same bytes.
+    // The gzip header holds no name and no time, so that equal bits give equal bytes.
     let mut encoder = GzBuilder::new().mtime(0).write(bytes, Compression::best());
     encoder.write_all(&pack(bits)).expect("writing to a Vec cannot fail");
     encoder.finish().expect("writing to a Vec cannot fail")
 }
 
-/// Decodes one flag for each of `count` tokens, at least one of them set. Inflates at most `ceil(count / 8) + 1` bytes.
+/// Decodes one flag for each of `count` tokens; at least one is set. Inflates at most `ceil(count / 8) + 1`
+/// bytes.
 ///
 /// # Errors
 /// [`MaskError`] if the bytes are not exactly one token mask of that count.
@@ -215,7 +217,7 @@ fn read_kind(bytes: &[u8], want: u8) -> Result<&[u8], MaskError> {
     }
 }
 
-/// Reads the count from `rest`, a tail of `bytes`, and gives what follows it.
+/// Reads the count at the start of `rest`, which is a tail of `bytes`, and returns the bytes after it.
 fn read_count<'a>(bytes: &[u8], rest: &'a [u8], want: usize) -> Result<&'a [u8], MaskError> {
     let mut count = 0u64;
     for (i, &byte) in rest.iter().take(VARINT_BYTES_MAX).enumerate() {
@@ -252,7 +254,7 @@ fn pack(flags: &[bool]) -> Vec<u8> {
     flags.chunks(8).map(byte).collect()
 }
 
-/// Flags of exactly `count` units; `bits` has exactly as many bytes as these need.
+/// Returns the flags of exactly `count` units; `bits` must have exactly as many bytes as these need.
 fn unpack(bits: &[u8], count: usize) -> Result<Vec<bool>, MaskError> {
     let mut flags: Vec<bool> = bits.iter().flat_map(|byte| (0..8).map(move |i| byte >> i & 1 == 1)).collect();
     if flags[count..].contains(&true) {

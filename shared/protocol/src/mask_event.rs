@@ -1,4 +1,4 @@
-//! The `mask` event: a mask with everything the device compares before it trusts it.
+//! The `mask` event: a mask, and all the values that the device compares before it trusts the mask.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,13 +13,13 @@ const UNIT_SENTENCE: &str = "sentence";
 /// Which sentences of the refinable segments to keep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MaskEvent {
-    /// What a bit stands for: `sentence`.
+    /// The kind of unit that a bit stands for: `sentence`.
     pub unit: String,
     /// Segmenter that found the units.
     pub segmenter: String,
     /// Number of units.
     pub count: u64,
-    /// How many of them are kept.
+    /// Number of kept units.
     pub kept: u64,
     /// The mask's bytes in base64.
     pub data: String,
@@ -32,10 +32,10 @@ pub struct MaskEvent {
 }
 
 impl MaskEvent {
-    /// The event for a mask over the units of `map`.
+    /// Makes the event for a mask over the units of `map`.
     ///
     /// # Panics
-    /// If `kept` is not one flag a unit of `map`.
+    /// If `kept` does not have one flag for each unit of `map`.
     pub fn new(map: &SentenceMap, kept: &[bool], ratio: f32, prompt_ratio: f32) -> Self {
         Self {
             unit: UNIT_SENTENCE.to_owned(),
@@ -49,17 +49,17 @@ impl MaskEvent {
         }
     }
 
-    /// Bytes of the mask itself, before base64 (from the length of the text, without decoding it).
+    /// Returns the size of the mask before base64, in bytes, computed from the length of the text.
     pub fn mask_bytes(&self) -> usize {
         let padding = self.data.bytes().rev().take_while(|&b| b == b'=').count();
         (self.data.len() / 4 * 3).saturating_sub(padding)
     }
 
-    /// The flags, one a unit of `map`, after everything was compared: kind of unit, segmenter, count, digest,
-    /// checksum of the boundaries, number of kept units.
+    /// Compares kind of unit, segmenter, count, digest, checksum of the boundaries and number of kept units.
+    /// Then returns the flags, one for each unit of `map`.
     ///
     /// # Errors
-    /// [`MaskError`] if the mask is damaged or was made for another text; the prompt is to be used whole then.
+    /// [`MaskError`] if the mask is damaged or was made for another text. The whole prompt must then be used.
     pub fn open(&self, map: &SentenceMap) -> Result<Vec<bool>, MaskError> {
         if self.unit != UNIT_SENTENCE {
             return Err(MaskError::UnitKind { got: brief(&self.unit), want: UNIT_SENTENCE.to_owned() });
@@ -77,7 +77,8 @@ impl MaskEvent {
             let got = brief(&self.content_sha256);
             return Err(MaskError::Content { got, want: map.content_sha256().to_owned() });
         }
-        // Refused before it is decoded, so that memory is bounded by what the content can need.
+        // An oversized mask is refused before it is decoded, so that memory is bounded by what the content
+        // can need.
         let most = map.len().div_ceil(8) + MASK_OVERHEAD_MAX;
         if self.mask_bytes() > most {
             return Err(MaskError::Trailing { extra: self.mask_bytes() - most });
@@ -93,7 +94,7 @@ impl MaskEvent {
     }
 }
 
-/// At most 64 characters of what the peer sent, for a message.
+/// Returns at most 64 characters of what the peer sent, for an error message.
 fn brief(text: &str) -> String {
     text.chars().take(64).collect()
 }

@@ -1,33 +1,33 @@
-//! How far an answer is that has no token yet: for whoever waits.
+//! Progress of an answer that has no token yet, for the person who waits.
 
 use serde::{Deserialize, Serialize};
 
 use crate::range::{NumberRange, OutOfRange};
 use crate::request::limits;
 
-/// How far the prompt is; sent about every two seconds until the first token.
+/// How much of the prompt is computed; sent about every two seconds until the first token.
 ///
 /// A device that does not know the event skips it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProgressEvent {
-    /// What it waits for.
+    /// What the answer waits for.
     pub stage: ProgressStage,
-    /// Prompt tokens that are computed.
+    /// Prompt tokens computed so far.
     pub computed: u64,
     /// Prompt tokens in all.
     pub total: u64,
-    /// How long the first token will take from now, in milliseconds, if that can be said.
+    /// Time until the first token, in milliseconds, if it can be estimated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_ms: Option<f64>,
 }
 
-/// What an answer without a token waits for.
+/// What an answer waits for before its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgressStage {
-    /// For its turn.
+    /// A free slot.
     Queue,
-    /// For its prompt to be computed.
+    /// The computation of its prompt.
     Prefill,
 }
 

@@ -1,4 +1,4 @@
-//! Ranges of the numbers on the wire.
+//! Checked ranges of the numbers on the wire.
 
 /// A closed range of numbers that a field may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,12 +21,12 @@ pub struct OutOfRange {
     pub range: NumberRange,
 }
 
-/// A number of a type that a field can have. A limit is compared in the field's own type: the nearest `f32` to 0.01 is
-/// below 0.01, and still what a limit of 0.01 means for an `f32`.
+/// A number type that a field can have. Limits are compared in the field's own type: a limit of 0.01 means
+/// the nearest `f32` for an `f32` field, although that `f32` is below 0.01.
 pub trait Bounded: Copy + Into<f64> {
-    /// The limit, rounded to this type.
+    /// Returns the limit, rounded to this type.
     fn limit(limit: f64) -> f64;
-    /// The value, in the fewest digits that this type tells apart.
+    /// Returns the value for an error message, with the fewest digits that identify it in this type.
     fn shown(self) -> f64;
 }
 
@@ -36,7 +36,7 @@ impl Bounded for f32 {
     }
 
     fn shown(self) -> f64 {
-        // What cannot be parsed is no number at all, and shown as it is.
+        // The text of a float always parses; the fallback only avoids a panic.
         self.to_string().parse().unwrap_or(f64::from(self))
     }
 }
@@ -62,17 +62,17 @@ impl Bounded for u32 {
 }
 
 impl NumberRange {
-    /// The range from `min` to `max`, both included.
+    /// Makes the range from `min` to `max`, both included.
     pub const fn new(min: f64, max: f64) -> Self {
         Self { min, max }
     }
 
-    /// Whether the value lies inside; NaN does not.
+    /// Checks whether the value lies inside; NaN never does.
     pub fn contains(self, value: f64) -> bool {
         self.min <= value && value <= self.max
     }
 
-    /// Refuses a value outside, naming its field.
+    /// Refuses a value outside the range; the error names its field.
     ///
     /// # Errors
     /// [`OutOfRange`] if the value lies outside or is not finite.
@@ -84,7 +84,7 @@ impl NumberRange {
         Err(OutOfRange { field: field.to_owned(), value: value.shown(), range: self })
     }
 
-    /// As [`NumberRange::check`]; a value that is not there is fine.
+    /// As [`NumberRange::check`]; `None` is accepted.
     ///
     /// # Errors
     /// [`OutOfRange`] if there is a value and it lies outside or is not finite.

@@ -1,7 +1,8 @@
-//! The assist request: what a device asks the cloud.
+//! The assist request, which a device sends to the cloud.
 //!
-//! Strict: an unknown field, a wrong type or a number out of its range is refused with a message that names the
-//! field. Nothing else is checked here (whether the scene exists, or the prompt fits the model, the service knows).
+//! Parsing is strict: an unknown field, a wrong type or a number out of its range is refused, and the message
+//! names the field. Nothing else is checked here; the service checks that the scene exists and that the
+//! prompt fits the model.
 
 use std::fmt;
 
@@ -13,10 +14,10 @@ use crate::error::{ErrorBody, ErrorCode};
 use crate::range::OutOfRange;
 use crate::shape::{ShapeError, check_shape};
 
-/// What a parser's message may add to an error.
+/// Most characters of a parser's message in an error.
 const MESSAGE_CHARS_MAX: usize = 400;
 
-/// What the fields of a request may hold.
+/// Limits of the fields of a request.
 pub mod limits {
     use crate::range::NumberRange;
 
@@ -28,7 +29,8 @@ pub mod limits {
     pub const NAME_BYTES_MAX: usize = 128;
     /// Most stop strings.
     pub const STOPS_MAX: usize = 16;
-    /// Most bytes of one stop string; as many as the engine takes, so that a device and a cloud refuse the same.
+    /// Most bytes of one stop string; the engine has the same limit, so that a device and a cloud refuse the
+    /// same strings.
     pub const STOP_BYTES_MAX: usize = 1_024;
     /// Share of the refinable content that is kept (r, xi).
     pub const RATIO: NumberRange = NumberRange::new(0.01, 1.0);
@@ -42,7 +44,7 @@ pub mod limits {
     pub const PREFILL_MS_PER_TOKEN2: NumberRange = NumberRange::new(0.0, 10.0);
     /// Decoding time per token, in milliseconds (TPOT_d).
     pub const DECODE_MS: NumberRange = NumberRange::new(0.0, 60_000.0);
-    /// What a network adds to the time to the first token, in milliseconds.
+    /// Time that a network adds to the time to the first token, in milliseconds.
     pub const NETWORK_MS: NumberRange = NumberRange::new(0.0, 60_000.0);
     /// Sampling temperature; 0 is greedy.
     pub const TEMPERATURE: NumberRange = NumberRange::new(0.0, 10.0);
@@ -56,22 +58,22 @@ pub mod limits {
     pub const REPETITION_PENALTY: NumberRange = NumberRange::new(0.1, 10.0);
 }
 
-/// Who says a segment of the prompt.
+/// Who wrote a segment of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Instructions of the application.
+    /// The application, with instructions.
     System,
     /// The person.
     User,
     /// The model.
     Assistant,
-    /// The result of a tool.
+    /// A tool, with its result.
     Tool,
 }
 
 impl Role {
-    /// The role as on the wire and as chat templates know it.
+    /// Returns the role as written on the wire and in chat templates.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -82,26 +84,27 @@ impl Role {
     }
 }
 
-/// One part of the prompt. Its end is a hard boundary: segments are tokenized and split into sentences alone.
+/// One part of the prompt. Its end is a hard boundary of sentences: each segment is split into sentences
+/// separately.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Segment {
-    /// Who says it.
+    /// Who wrote it.
     pub role: Role,
     /// The text.
     pub text: String,
-    /// Sentences of it may be left out. The device says so, the cloud never guesses.
+    /// Sentences of it may be left out. The device decides this; the cloud never guesses.
     #[serde(default)]
     pub refine: bool,
 }
 
 impl Segment {
-    /// A segment that stays whole.
+    /// Makes a segment that stays whole.
     pub fn fixed(role: Role, text: impl Into<String>) -> Self {
         Self { role, text: text.into(), refine: false }
     }
 
-    /// A segment whose sentences may be left out.
+    /// Makes a segment whose sentences may be left out.
     pub fn refinable(role: Role, text: impl Into<String>) -> Self {
         Self { role, text: text.into(), refine: true }
     }
@@ -113,24 +116,25 @@ impl Segment {
 pub struct AssistRequest {
     /// Protocol version; must be [`PROTOCOL_VERSION`].
     pub protocol: u32,
-    /// Names this request; the same id within a short time gives the same stream.
+    /// Unique id of this request; the same id within a short time gives the same stream.
     pub request_id: Uuid,
     /// Scene id.
     pub scene: String,
-    /// Scene version the device has; `None`: whatever is current.
+    /// Scene version that the device has; `None` accepts the current version.
     #[serde(default)]
     pub scene_version: Option<u32>,
     /// Model name, or `default`.
     pub model: String,
-    /// Digest of the device's tokenizer, 64 lower-case hex digits; ids are used only where it equals the cloud's.
+    /// Digest of the device's tokenizer, 64 lower-case hex digits. Token ids are used only if it equals the
+    /// cloud's.
     #[serde(default)]
     pub tokenizer_sha256: Option<String>,
     /// The prompt, in order.
     pub segments: Vec<Segment>,
-    /// Text of this answer that was already accepted, when the cloud is asked to go on.
+    /// Text of this answer that was already accepted, if the cloud is to continue the answer.
     #[serde(default)]
     pub continue_from: Option<String>,
-    /// The device as it is now; `None`: what the service knows about its like.
+    /// Current state of the device; `None` lets the service use what it knows about similar devices.
     #[serde(default)]
     pub device: Option<DeviceInfo>,
     /// How the answer is sampled.
@@ -139,15 +143,15 @@ pub struct AssistRequest {
     /// How the content is refined.
     #[serde(default)]
     pub refine: RefineOptions,
-    /// Tokens the cloud shall write (L); `None`: the scene's setting or the optimizer's answer.
+    /// Tokens that the cloud is to write (L); `None` takes the scene's setting or the optimizer's result.
     #[serde(default)]
     pub assist_tokens: Option<u32>,
-    /// The stream may be taken up again after a disconnect.
+    /// The device may resume the stream after a disconnect.
     #[serde(default)]
     pub resume: bool,
 }
 
-/// What the device says about itself, for the optimizer. Times in milliseconds.
+/// What the device reports about itself, for the optimizer. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceInfo {
@@ -155,41 +159,41 @@ pub struct DeviceInfo {
     pub class: String,
     /// Model on the device.
     pub model: String,
-    /// Prefill time per token (k_d); `None`: what devices of its class usually take, q_d with it.
+    /// Prefill time per token (k_d); `None` takes the usual k_d and q_d of the device's class.
     #[serde(default)]
     pub prefill_ms_per_token: Option<f64>,
     /// Prefill time per squared token, from attention (q_d).
     #[serde(default)]
     pub prefill_ms_per_token2: f64,
-    /// Time per output token (TPOT_d); `None`: what devices of its class usually take.
+    /// Time per output token (TPOT_d); `None` takes the usual value of the device's class.
     #[serde(default)]
     pub decode_ms: Option<f64>,
     /// Kind of network, e.g. `wifi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// What the network added to its last times to first token (median): seen by the device less what the cloud said it
-    /// took itself.
+    /// Time that the network added to recent times to first token (median). It is the time that the device
+    /// measured, less the time that the cloud reported for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_ms: Option<f64>,
 }
 
-/// How the answer is sampled. Randomness is keyed by (seed, token index).
+/// How the answer is sampled. Random numbers depend only on the seed and the token index.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sampling {
-    /// 0: greedy.
+    /// Temperature; 0 is greedy.
     pub temperature: f32,
-    /// Sample from this many most probable tokens only.
+    /// Samples only from this many most probable tokens.
     pub top_k: Option<u32>,
-    /// Sample from the most probable tokens of this mass only.
+    /// Samples only from the most probable tokens that together have this probability.
     pub top_p: Option<f32>,
-    /// Sample only tokens of at least this share of the largest probability.
+    /// Samples only tokens whose probability is at least this share of the largest one.
     pub min_p: Option<f32>,
-    /// Penalty on tokens that the answer already holds; 1: none.
+    /// Penalty on tokens that the answer already holds; 1 means no penalty.
     pub repetition_penalty: f32,
-    /// Seed of the randomness.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Strings at which the answer ends; not part of it.
+    /// Strings that end the answer; they are not part of it.
     pub stop: Vec<String>,
 }
 
@@ -207,7 +211,7 @@ impl Default for Sampling {
     }
 }
 
-/// How the content is refined; what is `None`, the scene or the optimizer decides.
+/// How the content is refined. For a `None`, the scene or the optimizer decides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RefineOptions {
@@ -220,54 +224,54 @@ pub struct RefineOptions {
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
-    /// Not JSON, a missing or unknown field, or a value of the wrong type.
+    /// The body is not JSON, misses a field, or has an unknown field or a value of the wrong type.
     #[error("{}{message}", json_place(field))]
     Json {
-        /// Path of the field; `.` where the whole is to blame.
+        /// Path of the field; `.` if the whole body is meant.
         field: String,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// A text of too many values, or with a name of a field that is too long.
+    /// The body has too many values, or a field name that is too long.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A number out of its range.
+    /// A number is out of its range.
     #[error(transparent)]
     Range(#[from] OutOfRange),
-    /// A protocol version that this build does not speak.
+    /// The build does not speak this protocol version.
     #[error("field `protocol` is {got}, this service speaks {}", PROTOCOL_VERSION)]
     Protocol {
         /// What was sent.
         got: u32,
     },
-    /// A text or list that is too long.
+    /// A text or list is too long.
     #[error("field `{field}` has length {len}, at most {max} are allowed")]
     TooLong {
         /// Path of the field.
         field: String,
-        /// Its length, in bytes or items.
+        /// Its length, in bytes for a text, in items for a list.
         len: usize,
         /// The limit.
         max: usize,
     },
-    /// A text or list that must not be empty.
+    /// A text or list is empty that must not be.
     #[error("field `{field}` is empty")]
     Empty {
         /// Path of the field.
         field: String,
     },
-    /// A text that is not of the form it must have.
+    /// A text does not have the required form.
     #[error("field `{field}` must be {want}")]
     Form {
         /// Path of the field.
         field: String,
-        /// What it must be.
+        /// The required form.
         want: &'static str,
     },
 }
 
 impl RequestError {
-    /// Path of the field that is to blame.
+    /// Returns the path of the field that caused the error; `.` for the whole body.
     pub fn field(&self) -> &str {
         match self {
             Self::Json { field, .. }
@@ -280,7 +284,7 @@ impl RequestError {
         }
     }
 
-    /// The body of the answer.
+    /// Returns the body of the error answer.
     pub fn to_body(&self) -> ErrorBody {
         let code = match self {
             Self::Protocol { .. } => ErrorCode::UnsupportedProtocol,
@@ -291,7 +295,8 @@ impl RequestError {
     }
 }
 
-/// Path of the field that a parser stopped at; `.` if it names none, as it does where the text is not JSON.
+/// Returns the path of the field at which a parser stopped; `.` if it names none, e.g. because the text is
+/// not JSON.
 pub(crate) fn json_field<E>(err: &serde_path_to_error::Error<E>) -> String {
     let path = err.path().to_string();
     match path.trim_end_matches('?').trim_end_matches('.') {
@@ -300,7 +305,7 @@ pub(crate) fn json_field<E>(err: &serde_path_to_error::Error<E>) -> String {
     }
 }
 
-/// How a message begins about what was read at `field`.
+/// Returns the start of an error message about the field at `field`.
 pub(crate) fn json_place(field: &str) -> String {
     if field == "." { "not the JSON that is wanted: ".to_owned() } else { format!("field `{field}`: ") }
 }
@@ -308,10 +313,10 @@ pub(crate) fn json_place(field: &str) -> String {
 impl AssistRequest {
     /// Reads and checks a request.
     ///
-    /// Memory: the texts of `json` once, and at most some MiB for everything else.
+    /// Memory: the texts of `json` once, and a few MiB at most for everything else.
     ///
     /// # Errors
-    /// [`RequestError`] naming the field that is to blame.
+    /// [`RequestError`] names the field that caused it.
     pub fn parse(json: &[u8]) -> Result<Self, RequestError> {
         check_shape(json)?;
         let mut parser = serde_json::Deserializer::from_slice(json);
@@ -322,10 +327,10 @@ impl AssistRequest {
         Ok(request)
     }
 
-    /// Checks what types cannot say: version, ranges, lengths.
+    /// Checks what the types do not ensure: version, ranges, lengths.
     ///
     /// # Errors
-    /// [`RequestError`] naming the field that is to blame.
+    /// [`RequestError`] names the field that caused it.
     pub fn check(&self) -> Result<(), RequestError> {
         if self.protocol != PROTOCOL_VERSION {
             return Err(RequestError::Protocol { got: self.protocol });
@@ -376,7 +381,7 @@ impl Sampling {
     /// Checks the ranges of all numbers and the lengths of the stop strings.
     ///
     /// # Errors
-    /// [`RequestError`] naming the field that is to blame.
+    /// [`RequestError`] names the field that caused it.
     pub fn check(&self) -> Result<(), RequestError> {
         limits::TEMPERATURE.check("sampling.temperature", self.temperature)?;
         limits::TOP_K.check_opt("sampling.top_k", self.top_k)?;
@@ -395,7 +400,7 @@ impl Sampling {
     }
 }
 
-/// The beginning of what a parser says: it repeats texts of a request, which may be long.
+/// Returns the beginning of a parser's message, because it repeats texts of the request, which may be long.
 fn cut(message: &impl fmt::Display) -> String {
     struct Beginning(String);
 
@@ -408,7 +413,7 @@ fn cut(message: &impl fmt::Display) -> String {
     }
 
     let mut beginning = Beginning(String::new());
-    // Full is no failure.
+    // The only error is a full buffer, and then the beginning is complete.
     let _ = fmt::write(&mut beginning, format_args!("{message}"));
     beginning.0
 }
@@ -420,7 +425,8 @@ fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// A name is not empty, not long, and holds no control characters (it is shown in logs).
+/// Checks that a name is not empty, not too long, and holds no control characters, because names appear in
+/// logs.
 fn check_name(field: &str, name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Err(RequestError::Empty { field: field.to_owned() });

@@ -1,24 +1,35 @@
-//! What the device must know about a scene before it asks: `GET /v1/scenes/{id}`.
+//! Scenes: their settings, and what a device fetches before it asks (`GET /v1/scenes/{id}`).
 
-use serde::{Deserialize, Serialize};
+mod field;
+mod settings;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use crate::range::OutOfRange;
 use crate::request::limits;
 
-/// Whose token counts where cloud and device differ.
+pub use self::field::{Absent, SCENE_TEXT_BYTES_MAX, SettingField, SettingGroup, SettingKind};
+pub use self::settings::{DEFAULT_MODE, SceneSettings, SettingChange, SettingsError, is_model_name};
+
+/// Whose token is used if cloud and device differ.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Corrector {
-    /// The cloud's tokens are the truth.
+    /// The cloud's tokens are used.
     #[default]
     Cloud,
-    /// The device's own choice counts at indices that are not shown yet.
+    /// The device's own tokens are used at indices that are not shown yet.
     Device,
 }
 
 impl Corrector {
-    /// The corrector as on the wire.
-    pub fn as_str(self) -> &'static str {
+    /// The names of all correctors on the wire.
+    pub const NAMES: [&'static str; 2] = [Self::Cloud.as_str(), Self::Device.as_str()];
+
+    /// Returns the corrector's name on the wire.
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cloud => "cloud",
             Self::Device => "device",
@@ -38,70 +49,51 @@ impl std::str::FromStr for Corrector {
     }
 }
 
-/// Not the name of a corrector.
+/// A text that names no corrector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown corrector `{0}`, must be `cloud` or `device`")]
 pub struct UnknownCorrector(String);
 
-/// One immutable version of a scene's settings, as the device sees it.
+/// One immutable version of a scene, as devices receive it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SceneInfo {
     /// Scene id.
     pub id: String,
     /// Version; a change is a new version.
     pub version: u32,
-    /// System text, the fixed prefix of every prompt.
-    pub system: String,
-    /// What stands between the content and the question, e.g. `"\n\nQuestion: "`.
-    pub question_prefix: String,
-    /// Share of the content to keep (r); `None`: the optimizer decides.
-    pub ratio: Option<f32>,
-    /// Smallest share that the scene's quality allows (xi); 1 forbids refinement.
-    pub xi: f32,
-    /// Tokens the cloud writes (L); `None`: the optimizer decides.
-    pub assist_tokens: Option<u32>,
-    /// Fewest tokens the cloud writes, also under load.
-    pub assist_floor: u32,
-    /// Most tokens the cloud writes, whatever a request asks for.
-    #[serde(default = "any_length")]
-    pub assist_max: u32,
-    /// Largest tolerable gap between shown tokens, in milliseconds.
-    pub tau_ms: f32,
-    /// Whose token counts where cloud and device differ.
-    #[serde(default)]
-    pub corrector: Corrector,
-    /// Refinement is allowed.
-    pub refine: bool,
-    /// Model that serves the scene.
-    pub model: String,
-    /// Adapter on that model, if the scene has one.
-    #[serde(default)]
-    pub adapter: Option<String>,
-    /// Digest of the cloud model's tokenizer, if the service says it here.
+    /// Its settings, as fields beside `id`. `model` names the model that serves the scene. Settings that
+    /// devices do not receive have their default after reading.
+    #[serde(flatten, serialize_with = "told", deserialize_with = "read_told")]
+    pub settings: SceneSettings,
+    /// Digest of the cloud model's tokenizer, if the service sends it.
     #[serde(default)]
     pub tokenizer_sha256: Option<String>,
-    /// Most tokens of a prompt that the cloud takes, by its own tokenizer, if the service says it here.
+    /// The most prompt tokens that the cloud accepts, by its own tokenizer, if the service sends it.
     #[serde(default)]
     pub prompt_tokens_max: Option<u32>,
 }
 
-/// A service that says nothing bounds L by its model's context alone.
-fn any_length() -> u32 {
-    limits::ASSIST_TOKENS.max as u32
+/// Writes the settings that devices receive.
+fn told<S: Serializer>(settings: &SceneSettings, serializer: S) -> Result<S::Ok, S::Error> {
+    let told = settings.fields().filter(|(field, _)| field.on_device);
+    serializer.collect_map(told.map(|(field, value)| (field.name, value)))
+}
+
+/// Reads the settings that a service sends. It may be older or newer than this program.
+fn read_told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SceneSettings, D::Error> {
+    let mut told = Map::<String, Value>::deserialize(deserializer)?;
+    // A service that does not send it limits L only by its model's context.
+    told.entry("assist_max").or_insert_with(|| (limits::ASSIST_TOKENS.max as u32).into());
+    SceneSettings::read(told).map_err(D::Error::custom)
 }
 
 impl SceneInfo {
     /// Checks the ranges of all numbers.
     ///
     /// # Errors
-    /// [`OutOfRange`] naming the field.
+    /// [`OutOfRange`] for the first number that is out of its range.
     pub fn check(&self) -> Result<(), OutOfRange> {
-        limits::RATIO.check_opt("ratio", self.ratio)?;
-        limits::RATIO.check("xi", self.xi)?;
-        limits::ASSIST_TOKENS.check_opt("assist_tokens", self.assist_tokens)?;
-        limits::ASSIST_TOKENS.check("assist_floor", self.assist_floor)?;
-        limits::ASSIST_TOKENS.check("assist_max", self.assist_max)?;
-        limits::TAU_MS.check("tau_ms", self.tau_ms)
+        self.settings.check_ranges()
     }
 }
 
@@ -113,39 +105,57 @@ mod tests {
         SceneInfo {
             id: "doc-qa".to_owned(),
             version: 7,
-            system: "You answer from the document.".to_owned(),
-            question_prefix: "\n\nQuestion: ".to_owned(),
-            ratio: Some(0.25),
-            xi: 0.1,
-            assist_tokens: None,
-            assist_floor: 4,
-            assist_max: 4096,
-            tau_ms: 100.0,
-            corrector: Corrector::Device,
-            refine: true,
-            model: "demo-cloud".to_owned(),
-            adapter: None,
+            settings: SceneSettings {
+                question_prefix: "\n\nQuestion: ".to_owned(),
+                ratio: Some(0.3),
+                xi: 0.1,
+                corrector: Corrector::Device,
+                model: Some("demo-cloud".to_owned()),
+                ..SceneSettings::with_system("You answer from the document.")
+            },
             tokenizer_sha256: None,
             prompt_tokens_max: Some(8191),
         }
     }
 
     #[test]
-    fn a_scene_reads_back_and_a_newer_field_is_ignored() {
+    fn devices_are_told_the_same_fields_as_ever() {
+        let text = [
+            r#"{"id":"doc-qa","version":7,"system":"You answer from the document.","#,
+            r#""question_prefix":"\n\nQuestion: ","ratio":0.3,"xi":0.1,"assist_tokens":null,"#,
+            r#""assist_floor":4,"assist_max":4096,"tau_ms":100.0,"refine":true,"corrector":"device","#,
+            r#""model":"demo-cloud","adapter":null,"tokenizer_sha256":null,"prompt_tokens_max":8191}"#,
+        ]
+        .concat();
+        assert_eq!(serde_json::to_string(&scene()).unwrap(), text);
+        assert_eq!(serde_json::from_str::<SceneInfo>(&text).unwrap(), scene());
+        let hidden = SceneSettings { tolerance: 0.5, mode: "other".to_owned(), ..scene().settings };
+        let scene = SceneInfo { settings: hidden, ..scene() };
+        assert_eq!(serde_json::to_string(&scene).unwrap(), text, "a device needs neither");
+    }
+
+    #[test]
+    fn older_and_newer_services_are_understood() {
         let mut json = serde_json::to_value(scene()).unwrap();
-        assert_eq!(json["ratio"], 0.25);
         json["brand_new"] = serde_json::json!([1, 2]);
         assert_eq!(serde_json::from_value::<SceneInfo>(json.clone()).unwrap(), scene());
-        json.as_object_mut().unwrap().remove("assist_max");
-        assert_eq!(serde_json::from_value::<SceneInfo>(json).unwrap().assist_max, 65_536, "an older service");
+        let fields = json.as_object_mut().unwrap();
+        fields.remove("assist_max");
+        fields.remove("corrector");
+        let older = serde_json::from_value::<SceneInfo>(json.clone()).unwrap().settings;
+        assert_eq!((older.assist_max, older.corrector), (65_536, Corrector::Cloud));
+        json["xi"] = serde_json::json!("small");
+        assert!(serde_json::from_value::<SceneInfo>(json.clone()).is_err());
+        json.as_object_mut().unwrap().remove("id");
+        assert!(serde_json::from_value::<SceneInfo>(json).is_err());
     }
 
     #[test]
     fn numbers_out_of_range_are_named() {
         #[track_caller]
-        fn check(field: &str, change: impl Fn(&mut SceneInfo)) {
+        fn check(field: &str, change: impl Fn(&mut SceneSettings)) {
             let mut scene = scene();
-            change(&mut scene);
+            change(&mut scene.settings);
             assert_eq!(scene.check().unwrap_err().field, field);
         }
         assert!(scene().check().is_ok());
@@ -162,6 +172,7 @@ mod tests {
     fn correctors_have_names() {
         for corrector in [Corrector::Cloud, Corrector::Device] {
             assert_eq!(corrector.as_str().parse(), Ok(corrector));
+            assert_eq!(serde_json::to_value(corrector).unwrap(), corrector.as_str());
         }
         assert!("both".parse::<Corrector>().is_err());
     }

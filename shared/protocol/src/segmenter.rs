@@ -1,15 +1,21 @@
-//! Segmenter `s1`: splits a text into units, nearly always sentences, the same way on both sides of the wire.
+//! Segmenter `s1`: splits a text into units, nearly always sentences, in the same way on device and cloud.
 //!
-//! It has frozen tables, no locale and no model: same bytes in, same boundaries out. It is total (any string),
-//! linear in the length of the text, and the units concatenated are the input. Once a release has it, any change of
-//! behaviour is a new segmenter with a new name and number, never a change of this one.
+//! It has frozen tables, no locale and no model: the same bytes give the same boundaries. It accepts any
+//! string, takes time linear in its length, and the units concatenated are the input. After a release, any
+//! change of behaviour is a new segmenter with a new name and number, never a change of this one.
 //!
-//! Rules: blank lines, list items, headings, table rows and fenced code are hard boundaries (code: a unit a line);
-//! soft-wrapped lines join; `. ! ?` end a sentence only before white space or the end, CJK marks anywhere; closing
-//! quotes and brackets stay with the sentence, opening ones start the next; no sentence ends after an abbreviation,
-//! an initial or a list number, nor inside a number, a date of numbers or an address, nor at a semicolon in brackets, nor
-//! where a Japanese sentence goes on behind a quotation; a unit of more than 64 words (or CJK characters) is cut, at a
-//! clause where there is one, outside brackets where there is a place. `tests/golden` shows all of it.
+//! Rules (`tests/golden` shows all of them):
+//!
+//! - Blank lines, list items, headings, table rows and fenced code are hard boundaries; each line of code is
+//!   a unit.
+//! - Soft-wrapped lines are joined.
+//! - `. ! ?` end a sentence only before white space or the end of the block; CJK marks end it anywhere.
+//! - Closing quotes and brackets stay with the sentence; opening ones start the next.
+//! - No sentence ends after an abbreviation, an initial or a list number, nor inside a number, a date of
+//!   numbers or an address.
+//! - No sentence ends at a semicolon in brackets, nor if a Japanese sentence goes on after a quotation.
+//! - A unit of more than 64 words (or CJK characters) is cut, if possible at the end of a clause and outside
+//!   brackets.
 
 mod cut;
 mod lines;
@@ -27,20 +33,21 @@ pub const SEGMENTER_NAME: &str = "s1";
 /// Number of this segmenter in a mask's second byte.
 pub const SEGMENTER_ID: u8 = 1;
 
-/// Byte ranges of the units of `text`, in order, without gaps, none empty; none at all for an empty text.
+/// Returns the byte ranges of the units of `text`, in order and without gaps. No range is empty; an empty
+/// text has none.
 pub fn sentences(text: &str) -> Vec<Range<usize>> {
     units(text).into_iter().map(|unit| unit.bytes).collect()
 }
 
-/// A unit and what the segmenter knows about it.
+/// A unit, and what the segmenter knows about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TextUnit {
     pub bytes: Range<usize>,
-    /// Counts from 0 within the text.
+    /// Paragraph number, counted from 0 within the text.
     pub paragraph: usize,
-    /// Level of a title line, 1 is the highest.
+    /// Level of a title line (1 is the highest), or `None` for other units.
     pub title_level: Option<u8>,
-    /// The unit starts a line that must stay one: the first of its block.
+    /// The unit is the first of its block, so it must start a line.
     pub starts_line: bool,
 }
 

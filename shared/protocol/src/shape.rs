@@ -1,43 +1,45 @@
-//! The shape of a JSON text, looked at before any of it is built in memory.
+//! Checks the shape of a JSON text before any of it is built in memory.
 //!
-//! A value of three bytes (`[],`) becomes a hundred in memory, so that a body is not bounded by its own length. The look
-//! is one pass over the bytes, keeps nothing and checks no syntax: the parser does.
+//! A value of three bytes (`[],`) takes about a hundred bytes in memory, so the length of a body does not
+//! bound its cost. The check is one pass over the bytes. It stores nothing and checks no syntax; the parser
+//! does that.
 
 use crate::error::{ErrorBody, ErrorCode};
 
-/// The most commas, colons, `[` and `{` outside of strings. A request of a thousand segments has some 7,000, a hundred
-/// tools with rich schemas some 40,000.
+/// Most commas, colons, `[` and `{` outside of strings. For comparison: a request of a thousand segments has
+/// about 7,000, a hundred tools with rich schemas about 40,000.
 pub const MARKS_MAX: usize = 65_536;
 
-/// The longest name of a field, in bytes between its quotes. No API has one of a hundred, a schema may.
+/// Longest name of a field, in bytes between its quotes. Field names of APIs have under a hundred; a schema
+/// may use longer ones.
 pub const NAME_BYTES_MAX: usize = 4096;
 
-/// A JSON text that costs more in memory than its length says.
+/// Why a JSON text would take too much memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Many small values.
+    /// It has too many small values.
     #[error("the body has more than {MARKS_MAX} values and fields")]
     TooManyValues,
-    /// A field whose name is a text: parsers copy names, and errors tell them.
+    /// A field has a very long name; parsers copy names, and error messages repeat them.
     #[error("a field of the body has a name of {len} bytes, at most {NAME_BYTES_MAX} are allowed")]
     LongName {
-        /// Bytes of the name as it is written.
+        /// Length of the name in bytes, as written.
         len: usize,
     },
 }
 
 impl ShapeError {
-    /// The body of the answer.
+    /// Returns the body of the error answer.
     pub fn to_body(self) -> ErrorBody {
         ErrorBody::new(ErrorCode::InvalidRequest, self.to_string())
     }
 }
 
-/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, or a name of more than [`NAME_BYTES_MAX`]
-/// bytes, whatever else it is.
+/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, or a name of more than
+/// [`NAME_BYTES_MAX`] bytes. Accepts any other text, also one that is not JSON.
 ///
 /// # Errors
-/// [`ShapeError`].
+/// [`ShapeError`] says which limit was exceeded.
 pub fn check_shape(json: &[u8]) -> Result<(), ShapeError> {
     let (mut marks, mut at, mut string_len) = (0, 0, 0);
     while let Some(&byte) = json.get(at) {
@@ -62,7 +64,8 @@ pub fn check_shape(json: &[u8]) -> Result<(), ShapeError> {
     Ok(())
 }
 
-/// Behind the string whose text begins at `at`; the end of the text, if the string has none.
+/// Returns the position after the string whose text begins at `at`, or the end of `json` if the string is not
+/// closed.
 fn behind_string(json: &[u8], mut at: usize) -> usize {
     while let Some(&byte) = json.get(at) {
         at += 1;
@@ -100,7 +103,7 @@ mod tests {
         check(&format!(r#"{{"{long}" : 1}}"#), false);
         check(&format!(r#"{{"{}":1}}"#, &long[1..]), true);
         check(&format!(r#"{{"text":"{long}","more":["{long}"]}}"#), true);
-        // An escaped quote ends no string, an escaped backslash escapes nothing.
+        // An escaped quote does not end a string; an escaped backslash does not escape the next character.
         check(&format!(r#"["\\",{}"#, ",".repeat(MARKS_MAX)), false);
         check(&format!(r#"["\"{}"#, ",".repeat(MARKS_MAX + 1)), true);
         check(r#"["\"#, true);

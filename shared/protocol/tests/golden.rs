@@ -1,7 +1,7 @@
 //! Boundaries that a person set by hand, in texts of every kind that `s1` knows about.
 //!
-//! In the files of `golden/`, `¦` stands before every unit and `‡` before every title line; the text is what is left
-//! without them.
+//! In the files of `golden/`, `¦` stands before every unit and `‡` before every title line; the text is what
+//! is left without them.
 
 use baton_protocol::{Role, Segment, SentenceMap};
 

@@ -1,31 +1,32 @@
-//! Tokens set aside for one request: taken at admission, settled when its work ends.
+//! Tokens set aside for one request: reserved before it is computed, settled when its work ends.
 //!
-//! What a request may use at most is counted before anything is computed, so that requests that come at the same time
-//! cannot pass a limit together. What it did use is charged at its end: prompt tokens whose computing has begun and
-//! answer tokens written, whoever broke the answer off.
-//! Always: a request that is sent again (same id, same content) within [`RECEIPT_MS`] is charged once, for the longest
-//! of its answers; it may be sent [`SENT_MAX`] times.
+//! The most that a request may use is counted before anything is computed, so that requests at the same time
+//! cannot pass a limit together. When it ends it is charged what it used: prompt tokens whose computation has
+//! begun, and answer tokens. That holds whoever ended the answer. Always: a request that is sent again (same
+//! id, same content) within [`RECEIPT_MS`] is charged once, for the longest of its answers; it may be sent
+//! [`SENT_MAX`] times.
 
 use std::sync::Arc;
 
 use super::{Gate, Meter, PLACE_FREE_MS, QuotaError, Tenant, left};
 use crate::traffic::DAY_MS;
 
-/// How long a request that is sent again is known, from its first time on.
+/// How long a request is recognized if it is sent again, from its first time on, in milliseconds.
 pub const RECEIPT_MS: i64 = 600_000;
-/// How often one request may be sent within that time: an answer costs slots also where it costs no tokens.
+/// How often one request may be sent within that time, since each answer costs slots even if it costs no
+/// tokens.
 pub const SENT_MAX: u32 = 4;
-/// Requests of one tenant that are known; the oldest are forgotten.
+/// The most requests of one tenant that are remembered; the oldest are forgotten.
 const RECEIPTS_MAX: usize = 4096;
 
-/// What tells a request from others: a digest of its id and of all that decides its answer.
+/// Identifies a request: a digest of its id and of everything that decides its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestName(pub [u8; 32]);
 
-/// What a request may use at most.
+/// The most tokens that a request may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Need {
-    /// Its name, where it has an id of its own.
+pub struct TokenNeed {
+    /// Its name, if it has an id of its own.
     pub name: Option<RequestName>,
     /// Tokens of its prompt.
     pub prompt_tokens: u64,
@@ -33,14 +34,14 @@ pub struct Need {
     pub max_tokens: u64,
 }
 
-/// Who pays for a request.
+/// The tenant account that a request is charged to.
 #[derive(Debug, Clone)]
 pub struct Payer {
     pub(super) gate: Gate,
     pub(super) tenant: Arc<Tenant>,
 }
 
-/// Tokens set aside for one request. Dropped, it charges what was used and gives the rest back.
+/// Tokens set aside for one request. When it is dropped, it charges what was used and releases the rest.
 #[derive(Debug)]
 pub struct Reservation {
     gate: Gate,
@@ -52,24 +53,25 @@ pub struct Reservation {
     written: u64,
 }
 
-/// What is known of a request that may be sent again.
+/// What is remembered of a request that may be sent again.
 #[derive(Debug, Default)]
 pub(super) struct Receipt {
     first_ms: i64,
     running: u32,
-    /// How often it used tokens.
+    /// How many of its answers used tokens.
     sent: u32,
     paid: u64,
 }
 
 impl Payer {
-    /// Sets aside what a request may use. Where nothing else runs and the day has less left than the answer may have,
-    /// the answer gets what is left ([`Reservation::max_tokens`]).
+    /// Sets aside the tokens that a request may use. If nothing else of the tenant runs and the day has less
+    /// left, the answer gets what is left ([`Reservation::max_tokens`]).
     ///
     /// # Errors
-    /// [`QuotaError::Tokens`] where the day has no room for the prompt and one token, [`QuotaError::Reserved`] where it
-    /// may have when other requests end, [`QuotaError::Repeated`] where the request was sent too often.
-    pub fn reserve(&self, need: Need) -> Result<Reservation, QuotaError> {
+    /// [`QuotaError::Tokens`] if the day has no room for the prompt and one token. [`QuotaError::Reserved`]
+    /// if it may have room when other requests end. [`QuotaError::Repeated`] if the request was sent too
+    /// often.
+    pub fn reserve(&self, need: TokenNeed) -> Result<Reservation, QuotaError> {
         let now_ms = (self.gate.inner.wall_ms)();
         let mut meters = self.gate.meters();
         let meter = meters.entry(self.tenant.id.clone()).or_default();
@@ -96,7 +98,7 @@ impl Payer {
     }
 }
 
-impl Need {
+impl TokenNeed {
     fn whole(self) -> u64 {
         self.prompt_tokens.saturating_add(self.max_tokens)
     }
@@ -108,13 +110,13 @@ impl Receipt {
     }
 
     fn is_over(&self, now_ms: i64) -> bool {
-        // A clock that was set back must not keep receipts for ever.
+        // If the clock was set back, the receipt ends too, so that it is not kept for ever.
         self.running == 0 && !(0..RECEIPT_MS).contains(&(now_ms - self.first_ms))
     }
 }
 
 impl Meter {
-    /// What this request has been charged before.
+    /// Returns what this request was charged before.
     fn paid(&mut self, name: Option<RequestName>, now_ms: i64) -> Result<u64, QuotaError> {
         let Some(name) = name else { return Ok(0) };
         if self.receipts.get(&name).is_some_and(|receipt| receipt.is_over(now_ms)) {
@@ -127,8 +129,14 @@ impl Meter {
         }
     }
 
-    /// Tokens to set aside, and the most that the answer may have.
-    fn room_for(&self, need: Need, paid: u64, limit: u64, now_ms: i64) -> Result<(u64, u64), QuotaError> {
+    /// Returns the tokens to set aside, and the most tokens of the answer.
+    fn room_for(
+        &self,
+        need: TokenNeed,
+        paid: u64,
+        limit: u64,
+        now_ms: i64,
+    ) -> Result<(u64, u64), QuotaError> {
         let unused = limit.saturating_sub(self.tokens_today());
         let reserved = self.reserved + self.reserved_elsewhere;
         let left = unused.saturating_sub(reserved);
@@ -136,7 +144,7 @@ impl Meter {
         if whole <= left {
             return Ok((whole, need.max_tokens));
         }
-        // Of an answer that was paid for once, as much again is free.
+        // Tokens that were charged before are free if the request is sent again.
         let for_answer = |tokens: u64| tokens.saturating_add(paid).saturating_sub(need.prompt_tokens);
         if for_answer(unused) == 0 {
             let retry_after_ms = left_of_day(self.day_ms, now_ms);
@@ -158,7 +166,7 @@ impl Meter {
         }
     }
 
-    /// Tokens to charge for a request that used so many, and its receipt.
+    /// Updates the receipt of a request that used so many tokens. Returns the tokens to charge.
     fn settle(&mut self, name: Option<RequestName>, used: u64) -> u64 {
         let Some(receipt) = name.and_then(|name| self.receipts.get_mut(&name)) else { return used };
         receipt.running = receipt.running.saturating_sub(1);
@@ -174,23 +182,24 @@ fn left_of_day(day_ms: i64, now_ms: i64) -> u64 {
 }
 
 impl Reservation {
-    /// The most tokens that the answer may have.
+    /// Returns the most tokens that the answer may have.
     #[must_use]
     pub fn max_tokens(&self) -> u64 {
         self.max_tokens
     }
 
-    /// The computing of so many tokens of the prompt has begun, those found in the cache included.
+    /// Notes that the computation of the first `prompt_tokens` tokens has begun, those found in the cache
+    /// included.
     pub fn compute(&mut self, prompt_tokens: u64) {
         self.computed = self.computed.max(prompt_tokens);
     }
 
-    /// One more token of the answer is written.
+    /// Notes one more token of the answer.
     pub fn write(&mut self) {
         self.written += 1;
     }
 
-    /// The service itself has failed: a prompt without a single token of an answer costs nothing.
+    /// Notes that the service failed: a prompt costs nothing if no token of the answer was written.
     pub fn forgive_prompt(&mut self) {
         if self.written == 0 {
             self.computed = 0;

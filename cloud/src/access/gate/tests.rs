@@ -1,11 +1,11 @@
-//! Quotas under a clock that is moved by hand, alone and with another replica.
+//! Tests of quotas with a clock that is moved by hand, alone and with another replica.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::*;
 use crate::access::TenantSettings;
 
-/// A gate at a wall-clock time that starts at a full day; its monotonic clock moves along.
+/// A gate whose wall clock starts at the beginning of a day. Its monotonic clock moves along.
 struct World {
     gate: Gate,
     now_ms: Arc<AtomicI64>,
@@ -27,14 +27,14 @@ impl World {
         self.now_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
-    /// One request that is over at once and used so many tokens.
+    /// Sends a request that ends at once and used so many tokens.
     fn whole(&self, tenant: &Arc<Tenant>, tokens: u64) -> Result<(), QuotaError> {
         let permit = self.gate.admit(tenant)?;
         permit.payer().reserve(need(None, tokens, 1))?.compute(tokens);
         Ok(())
     }
 
-    /// What a request of this name is charged that computes its prompt and writes so many tokens.
+    /// Returns what a request of this name is charged if it computes its prompt and writes so many tokens.
     fn charged(&self, tenant: &Arc<Tenant>, name: u8, written: u64) -> Result<u64, QuotaError> {
         let before = self.tokens();
         let mut reservation = self.gate.admit(tenant)?.payer().reserve(need(Some(name), 50, 100))?;
@@ -53,8 +53,8 @@ impl World {
     }
 }
 
-fn need(name: Option<u8>, prompt_tokens: u64, max_tokens: u64) -> Need {
-    Need { name: name.map(|name| RequestName([name; 32])), prompt_tokens, max_tokens }
+fn need(name: Option<u8>, prompt_tokens: u64, max_tokens: u64) -> TokenNeed {
+    TokenNeed { name: name.map(|name| RequestName([name; 32])), prompt_tokens, max_tokens }
 }
 
 fn tenant(change: impl FnOnce(&mut TenantSettings)) -> Arc<Tenant> {
@@ -82,7 +82,7 @@ fn requests_in_a_minute() {
         world.whole(&tenant, 1).unwrap();
     }
     assert_eq!(world.whole(&tenant, 1), Err(QuotaError::Rate { limit: 3, retry_after_ms: 60_000 }));
-    // The next minute has begun, and the limiter has given one of three back every 20 s.
+    // The next minute has begun, and the limiter allows one more request every 20 s.
     world.advance(60_000);
     for _ in 0..3 {
         world.whole(&tenant, 1).unwrap();
@@ -111,7 +111,7 @@ fn tokens_in_a_day() {
     let err = world.whole(&tenant, 60).unwrap_err();
     assert_eq!(err, QuotaError::Tokens { limit: 100, left: 40, retry_after_ms: DAY_MS as u64 });
     world.whole(&tenant, 40).unwrap_err();
-    // Where the day has less left than an answer may have, it gets what is left.
+    // If the day has less left than an answer may have, the answer gets what is left.
     let mut last = world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 30, 1000)).unwrap();
     assert_eq!(last.max_tokens(), 10);
     last.compute(30);
@@ -122,7 +122,7 @@ fn tokens_in_a_day() {
     assert_eq!(err, QuotaError::Tokens { limit: 100, left: 0, retry_after_ms: 5000 });
     world.advance(5000);
     assert_eq!(world.whole(&tenant, 1), Ok(()));
-    // Yesterday's tokens still wait for the database, apart from today's.
+    // Yesterday's tokens still wait for the database, separate from today's.
     let deltas = world.gate.deltas();
     let days: Vec<(i64, u64)> = deltas.iter().map(|delta| (delta.day_ms, delta.tokens)).collect();
     assert_eq!(days, [(DAY, 100), (DAY + DAY_MS, 1)]);
@@ -139,12 +139,12 @@ fn requests_at_the_same_time_cannot_pass_the_day_together() {
         let err = ask().unwrap_err();
         assert_eq!(err, QuotaError::Reserved { limit: 500, left: 100, retry_after_ms: 1000 });
     }
-    // One ends after 20 tokens: what it did not use is free again.
+    // One ends after 20 tokens, so what it did not use is free again.
     running[0].compute(100);
     (0..20).for_each(|_| running[0].write());
     running.remove(0);
     assert_eq!((world.tokens(), world.reserved()), (120, 200));
-    // A request that cannot fit today, whatever ends, is told so.
+    // A request that cannot fit today, whatever ends, gets another error.
     let err = world.gate.admit(&tenant).unwrap().payer().reserve(need(None, 380, 1)).unwrap_err();
     assert!(matches!(err, QuotaError::Tokens { left: 380, .. }), "{err:?}");
     assert!(matches!(ask(), Err(QuotaError::Reserved { left: 180, .. })));
@@ -197,7 +197,7 @@ fn a_request_that_is_sent_again_is_charged_once() {
     assert_eq!(ask().unwrap_err(), QuotaError::Repeated);
     drop(running);
     assert!(ask().is_ok(), "those used nothing");
-    // A clock that is set back by a day keeps nothing for ever.
+    // If the clock is set back by a day, receipts end.
     world.advance(-DAY_MS);
     assert_eq!(world.charged(&tenant, 2, 10), Ok(60));
 }
@@ -210,7 +210,7 @@ fn receipts_are_bounded() {
     for at in 0..10_000_u64 {
         let mut name = [0; 32];
         name[..8].copy_from_slice(&at.to_le_bytes());
-        let need = Need { name: Some(RequestName(name)), prompt_tokens: 1, max_tokens: 1 };
+        let need = TokenNeed { name: Some(RequestName(name)), prompt_tokens: 1, max_tokens: 1 };
         payer.reserve(need).unwrap().compute(1);
         world.advance(1);
     }
@@ -236,7 +236,7 @@ fn replicas_share_limits_where_they_meet() {
         running_elsewhere,
         reserved_elsewhere: 0,
     };
-    // Others run three: with ours the tenant has all it may.
+    // Other replicas run three: with ours the tenant has all it may.
     world.gate.exchanged(&sent, &[shared(4, 30, 3)]);
     assert!(matches!(world.gate.admit(&tenant), Err(QuotaError::Concurrency { .. })));
     world.gate.exchanged(&[], &[shared(10, 30, 0)]);
@@ -267,7 +267,7 @@ fn what_the_database_did_not_take_waits() {
     assert_eq!(world.gate.deltas(), []);
 }
 
-/// What the database says of the tenant at this time.
+/// Returns what an exchange at this time says about the tenant.
 fn heard(at_ms: i64, requests: u64, tokens: u64, running_elsewhere: u32) -> SharedUsage {
     SharedUsage {
         tenant: "t".into(),
@@ -292,14 +292,15 @@ fn what_others_ran_does_not_stay_with_a_tenant_that_is_quiet_here() {
     world.gate.exchanged(&sent, &[heard(DAY, 2, 1, 1)]);
     assert!(matches!(world.whole(&one, 1), Err(QuotaError::Concurrency { .. })));
     assert!(matches!(world.whole(&few, 20), Err(QuotaError::Reserved { left: 9, .. })));
-    // The refused one was let in before it was refused: that is told, then the tenant is quiet.
+    // The refused request was admitted before `reserve` refused it. That is sent once, then the tenant is
+    // quiet.
     world.gate.exchanged(&world.gate.deltas(), &[heard(DAY, 3, 1, 1)]);
     world.advance(60_000);
     let sent = world.gate.deltas();
     assert_eq!(sent, []);
     world.gate.exchanged(&sent, &[heard(DAY + 60_000, 0, 1, 0)]);
     assert_eq!(world.whole(&one, 1), Ok(()));
-    // Where nobody runs or uses anything, the database does not even name it.
+    // If no replica runs or uses anything, the database does not even list the tenant.
     let sent = world.gate.deltas();
     world.gate.exchanged(&sent, &[heard(DAY + 60_000, 1, 2, 1)]);
     world.advance(60_000);

@@ -9,15 +9,16 @@ use utoipa::ToSchema;
 
 use super::body::{JsonBody, PathText};
 use super::{changed, expected, tagged};
+use crate::admin::Admin;
 use crate::admin::problem::{Kind, Problem, ProblemBody};
 use crate::admin::session::Session;
 use crate::admin::view::{
     ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView, UserChange, UserInput,
     UserView,
 };
-use crate::admin::{Admin, now_ms};
+use crate::store::now_ms;
 
-/// Every class of devices.
+/// Every device class.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ClassList {
     /// By id.
@@ -46,7 +47,7 @@ pub(super) struct UserList {
 }
 
 async fn one_class(admin: &Admin, id: &str) -> Result<ClassView, Problem> {
-    let classes = admin.office.classes(&admin.service.coefficients()).await?;
+    let classes = admin.operations.classes(&admin.service.coefficients()).await?;
     let found = classes.into_iter().find(|class| class.id == id);
     found.ok_or_else(|| {
         let id: String = id.chars().take(64).collect();
@@ -54,7 +55,7 @@ async fn one_class(admin: &Admin, id: &str) -> Result<ClassView, Problem> {
     })
 }
 
-/// Every class of devices that is set or was reported.
+/// Lists every device class that is set or was reported.
 #[utoipa::path(
     get, path = "/admin/api/v1/device-classes", tag = "device classes", operation_id = "list_device_classes",
     responses(
@@ -63,10 +64,10 @@ async fn one_class(admin: &Admin, id: &str) -> Result<ClassView, Problem> {
     )
 )]
 pub(super) async fn classes(State(admin): State<Admin>) -> Result<Json<ClassList>, Problem> {
-    Ok(Json(ClassList { device_classes: admin.office.classes(&admin.service.coefficients()).await? }))
+    Ok(Json(ClassList { device_classes: admin.operations.classes(&admin.service.coefficients()).await? }))
 }
 
-/// One class of devices.
+/// Returns one device class.
 #[utoipa::path(
     get, path = "/admin/api/v1/device-classes/{id}", tag = "device classes", operation_id = "show_device_class",
     params(("id" = String, Path)),
@@ -84,7 +85,7 @@ pub(super) async fn class(
     Ok(tagged(&headers, class.revision, &class))
 }
 
-/// Sets a class of devices; one that was only reported has revision 0.
+/// Adds or changes a device class. One that was only reported has revision 0.
 #[utoipa::path(
     put, path = "/admin/api/v1/device-classes/{id}", tag = "device classes", operation_id = "set_device_class",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)), request_body = ClassInput,
@@ -100,11 +101,11 @@ pub(super) async fn set_class(
     headers: HeaderMap,
     JsonBody(input): JsonBody<ClassInput>,
 ) -> Result<Response, Problem> {
-    let set = admin.office.set_class(&session.actor(), &id, &input, expected(&headers)?).await?;
+    let set = admin.operations.set_class(&session.actor(), &id, &input, expected(&headers)?).await?;
     Ok(changed(set.revision, &one_class(&admin, &id).await?))
 }
 
-/// Removes what is set of a class: what its devices report counts.
+/// Removes the settings of a device class. From then on, the costs that its devices report are used.
 #[utoipa::path(
     delete, path = "/admin/api/v1/device-classes/{id}", tag = "device classes", operation_id = "remove_device_class",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
@@ -119,11 +120,11 @@ pub(super) async fn remove_class(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<StatusCode, Problem> {
-    admin.office.remove_class(&session.actor(), &id, expected(&headers)?).await?;
+    admin.operations.remove_class(&session.actor(), &id, expected(&headers)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Every tenant.
+/// Lists every tenant.
 #[utoipa::path(
     get, path = "/admin/api/v1/tenants", tag = "tenants", operation_id = "list_tenants",
     responses(
@@ -132,10 +133,10 @@ pub(super) async fn remove_class(
     )
 )]
 pub(super) async fn tenants(State(admin): State<Admin>) -> Result<Json<TenantList>, Problem> {
-    Ok(Json(TenantList { tenants: admin.office.tenants().await? }))
+    Ok(Json(TenantList { tenants: admin.operations.tenants().await? }))
 }
 
-/// One tenant.
+/// Returns one tenant.
 #[utoipa::path(
     get, path = "/admin/api/v1/tenants/{id}", tag = "tenants", operation_id = "show_tenant",
     params(("id" = String, Path)),
@@ -149,7 +150,7 @@ pub(super) async fn tenant(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let tenant = admin.office.tenant(&id).await?;
+    let tenant = admin.operations.tenant(&id).await?;
     Ok(tagged(&headers, tenant.revision, &tenant))
 }
 
@@ -169,11 +170,11 @@ pub(super) async fn set_tenant(
     headers: HeaderMap,
     JsonBody(input): JsonBody<TenantInput>,
 ) -> Result<Response, Problem> {
-    let tenant = admin.office.set_tenant(&session.actor(), &id, &input, expected(&headers)?).await?;
+    let tenant = admin.operations.set_tenant(&session.actor(), &id, &input, expected(&headers)?).await?;
     Ok(changed(tenant.revision, &tenant))
 }
 
-/// Every key, without its secret.
+/// Lists every key, without its secret.
 #[utoipa::path(
     get, path = "/admin/api/v1/keys", tag = "keys", operation_id = "list_keys",
     responses(
@@ -182,10 +183,10 @@ pub(super) async fn set_tenant(
     )
 )]
 pub(super) async fn keys(State(admin): State<Admin>) -> Result<Json<KeyList>, Problem> {
-    Ok(Json(KeyList { keys: admin.office.keys().await? }))
+    Ok(Json(KeyList { keys: admin.operations.keys().await? }))
 }
 
-/// Makes a key. Its secret is in this answer and nowhere else.
+/// Creates a key. Only this reply contains its secret.
 #[utoipa::path(
     post, path = "/admin/api/v1/keys", tag = "keys", operation_id = "create_key", request_body = KeyInput,
     responses(
@@ -198,11 +199,11 @@ pub(super) async fn create_key(
     session: Session,
     JsonBody(input): JsonBody<KeyInput>,
 ) -> Result<Response, Problem> {
-    let made = admin.office.create_key(&session.actor(), &input, now_ms()).await?;
+    let made = admin.operations.create_key(&session.actor(), &input, now_ms()).await?;
     Ok((StatusCode::CREATED, changed(made.key.revision, &made)).into_response())
 }
 
-/// One key, without its secret.
+/// Returns one key, without its secret.
 #[utoipa::path(
     get, path = "/admin/api/v1/keys/{id}", tag = "keys", operation_id = "show_key",
     params(("id" = String, Path)),
@@ -216,11 +217,11 @@ pub(super) async fn key(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let key = admin.office.key(&id).await?;
+    let key = admin.operations.key(&id).await?;
     Ok(tagged(&headers, key.revision, &key))
 }
 
-/// Revokes a key, for good.
+/// Revokes a key. This cannot be undone.
 #[utoipa::path(
     delete, path = "/admin/api/v1/keys/{id}", tag = "keys", operation_id = "revoke_key",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
@@ -235,11 +236,12 @@ pub(super) async fn revoke_key(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let key = admin.office.revoke_key(&session.actor(), &id, expected(&headers)?).await?;
+    let key = admin.operations.revoke_key(&session.actor(), &id, expected(&headers)?).await?;
     Ok(changed(key.revision, &key))
 }
 
-/// Makes a key in the place of this one, which stays good for a day. Its secret is in this answer and nowhere else.
+/// Creates a key that replaces this one, which stays valid for a day. Only this reply contains the new
+/// secret.
 #[utoipa::path(
     post, path = "/admin/api/v1/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
@@ -254,11 +256,11 @@ pub(super) async fn rotate_key(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let made = admin.office.rotate_key(&session.actor(), &id, expected(&headers)?).await?;
+    let made = admin.operations.rotate_key(&session.actor(), &id, expected(&headers)?).await?;
     Ok((StatusCode::CREATED, changed(made.key.revision, &made)).into_response())
 }
 
-/// Every user.
+/// Lists every user.
 #[utoipa::path(
     get, path = "/admin/api/v1/users", tag = "users", operation_id = "list_users",
     responses(
@@ -267,7 +269,7 @@ pub(super) async fn rotate_key(
     )
 )]
 pub(super) async fn users(State(admin): State<Admin>) -> Result<Json<UserList>, Problem> {
-    Ok(Json(UserList { users: admin.office.users().await? }))
+    Ok(Json(UserList { users: admin.operations.users().await? }))
 }
 
 /// Adds a user.
@@ -283,11 +285,11 @@ pub(super) async fn add_user(
     session: Session,
     JsonBody(input): JsonBody<UserInput>,
 ) -> Result<Response, Problem> {
-    let user = admin.office.add_user(&session.actor(), &input).await?;
+    let user = admin.operations.add_user(&session.actor(), &input).await?;
     Ok((StatusCode::CREATED, changed(user.revision, &user)).into_response())
 }
 
-/// One user.
+/// Returns one user.
 #[utoipa::path(
     get, path = "/admin/api/v1/users/{name}", tag = "users", operation_id = "show_user",
     params(("name" = String, Path)),
@@ -301,11 +303,11 @@ pub(super) async fn user(
     PathText(name): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let user = admin.office.user(&name).await?;
+    let user = admin.operations.user(&name).await?;
     Ok(tagged(&headers, user.revision, &user))
 }
 
-/// Changes a user. A new password, and being disabled, end every session of the user.
+/// Changes a user. A new password or disabling ends every session of the user.
 #[utoipa::path(
     patch, path = "/admin/api/v1/users/{name}", tag = "users", operation_id = "change_user",
     params(("name" = String, Path), ("If-Match" = Option<String>, Header)), request_body = UserChange,
@@ -321,6 +323,6 @@ pub(super) async fn change_user(
     headers: HeaderMap,
     JsonBody(change): JsonBody<UserChange>,
 ) -> Result<Response, Problem> {
-    let user = admin.office.change_user(&session.actor(), &name, &change, expected(&headers)?).await?;
+    let user = admin.operations.change_user(&session.actor(), &name, &change, expected(&headers)?).await?;
     Ok(changed(user.revision, &user))
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: JSON with the place where a reader stopped, and `PathText`.
+//! Readers of bodies, paths and queries, whose errors are a [`Problem`].
 
 use axum::extract::{Extension, FromRequestParts, Path};
 use axum::http::header;
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::admin::guard::RawBody;
 use crate::admin::problem::{Kind, Problem};
 
-/// A JSON body.
+/// A JSON body. An error names the field at which the reader stopped.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for JsonBody<T> {
@@ -34,7 +34,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|err| {
         let path = err.path().to_string();
-        // `.` is the whole, `?` a place that was not reached: neither is a field.
+        // `.` is the whole body and `?` an unknown place, so neither is a field.
         let field = (path != "." && path != "?").then_some(path);
         Problem::malformed(field, err.inner().to_string())
     })?;
@@ -42,7 +42,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     Ok(read)
 }
 
-/// Parts of a path, as one refusal says what is wrong with them.
+/// The parameters of a path.
 pub(super) struct PathText<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathText<T> {
@@ -54,7 +54,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathTex
     }
 }
 
-/// What stands behind the `?`.
+/// The query of a URL.
 pub(super) struct QueryText<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryText<T> {
@@ -69,7 +69,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryText<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::view::{Settings, TenantInput};
+    use crate::admin::view::TenantInput;
+    use crate::scene::SceneSettings;
 
     #[test]
     fn the_place_of_an_error_is_named() {
@@ -81,6 +82,6 @@ mod tests {
         assert_eq!(field("{"), None);
         assert!(parse::<TenantInput>(br#"{"weight":1} x"#).is_err());
         assert!(parse::<TenantInput>(br#"{"weight":1}"#).is_ok());
-        assert!(parse::<Settings>(br#"{"ratio":1e400}"#).is_err());
+        assert!(parse::<SceneSettings>(br#"{"ratio":1e400}"#).is_err());
     }
 }

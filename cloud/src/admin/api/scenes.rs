@@ -13,7 +13,9 @@ use crate::admin::Admin;
 use crate::admin::predict::{PredictFor, Prediction};
 use crate::admin::problem::{Kind, Problem, ProblemBody};
 use crate::admin::session::Session;
-use crate::admin::view::{DiffView, SceneView, Settings, VersionView};
+use crate::admin::view::{DiffView, SceneView, VersionView};
+use crate::scene::schema::Settings;
+use crate::scene::{self, SceneSettings};
 
 /// Every scene.
 #[derive(Serialize, ToSchema)]
@@ -33,8 +35,9 @@ pub(super) struct VersionList {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DraftInput {
-    /// What the scene shall say and allow.
-    settings: Settings,
+    /// The scene's settings.
+    #[schema(value_type = Settings)]
+    settings: SceneSettings,
     /// Why, at most 1,024 bytes.
     #[serde(default)]
     note: String,
@@ -49,11 +52,11 @@ pub(super) struct PublishInput {
     note: String,
 }
 
-/// Back to which version.
+/// The version to roll back to.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RollBackInput {
-    /// The version that comes back, as a copy with a new number.
+    /// The version to bring back into force, as a copy with a new number.
     #[schema(minimum = 1)]
     version: u32,
     /// Why, at most 1,024 bytes.
@@ -61,30 +64,31 @@ pub(super) struct RollBackInput {
     note: String,
 }
 
-/// What is predicted.
+/// Settings and conditions of a prediction.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PredictInput {
-    /// Settings to try; null: the draft's, else those in force.
+    /// Settings to try. If null: those of the draft, or else those in force.
     #[serde(default)]
-    settings: Option<Settings>,
-    /// For which device, network and prompt; null: the first class over wifi with 4,096 tokens.
+    #[schema(value_type = Option<Settings>)]
+    settings: Option<SceneSettings>,
+    /// Device, network and prompt. If null: the first device class over wifi with 4,096 tokens.
     #[serde(default, rename = "for")]
     #[schema(rename = "for")]
     asked: Option<PredictFor>,
 }
 
-/// Two versions.
+/// Two versions to compare.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Versions {
-    /// The earlier one; 0: the defaults. Left out: the one in force.
+    /// The earlier version; 0 for the defaults. The default is the version in force.
     from: Option<u32>,
-    /// The later one. Left out: the draft, else the newest.
+    /// The later version. The default is the draft, or else the newest version.
     to: Option<u32>,
 }
 
-/// Every scene.
+/// Lists every scene.
 #[utoipa::path(
     get, path = "/admin/api/v1/scenes", tag = "scenes", operation_id = "list_scenes",
     responses(
@@ -93,11 +97,11 @@ pub(super) struct Versions {
     )
 )]
 pub(super) async fn list(State(admin): State<Admin>) -> Result<Json<SceneList>, Problem> {
-    let scenes = admin.office.scenes().await?.into_iter().map(|scene| admin.warned(scene)).collect();
+    let scenes = admin.operations.scenes().await?.into_iter().map(|scene| admin.warned(scene)).collect();
     Ok(Json(SceneList { scenes }))
 }
 
-/// One scene; its `ETag` is what a change must carry as `If-Match`.
+/// Returns one scene. A change must carry its `ETag` as `If-Match`.
 #[utoipa::path(
     get, path = "/admin/api/v1/scenes/{id}", tag = "scenes", operation_id = "show_scene", params(("id" = String, Path)),
     responses(
@@ -110,11 +114,11 @@ pub(super) async fn show(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let scene = admin.warned(admin.office.scene(&id).await?);
+    let scene = admin.warned(admin.operations.scene(&id).await?);
     Ok(tagged(&headers, scene.revision, &scene))
 }
 
-/// Every version of a scene, the newest first.
+/// Lists every version of a scene, the newest first.
 #[utoipa::path(
     get, path = "/admin/api/v1/scenes/{id}/versions", tag = "scenes", operation_id = "list_versions", params(("id" = String, Path)),
     responses(
@@ -126,11 +130,11 @@ pub(super) async fn versions(
     State(admin): State<Admin>,
     PathText(id): PathText<String>,
 ) -> Result<Json<VersionList>, Problem> {
-    let (_, versions) = admin.office.history(&id).await?;
+    let (_, versions) = admin.operations.history(&id).await?;
     Ok(Json(VersionList { versions }))
 }
 
-/// One version of a scene.
+/// Returns one version of a scene.
 #[utoipa::path(
     get, path = "/admin/api/v1/scenes/{id}/versions/{version}", tag = "scenes", operation_id = "show_version",
     params(("id" = String, Path), ("version" = u32, Path)),
@@ -143,10 +147,10 @@ pub(super) async fn version(
     State(admin): State<Admin>,
     PathText((id, version)): PathText<(String, u32)>,
 ) -> Result<Json<VersionView>, Problem> {
-    Ok(Json(admin.office.version(&id, version).await?))
+    Ok(Json(admin.operations.version(&id, version).await?))
 }
 
-/// What differs between two versions.
+/// Returns the settings that differ between two versions.
 #[utoipa::path(
     get, path = "/admin/api/v1/scenes/{id}/diff", tag = "scenes", operation_id = "diff_versions", params(("id" = String, Path), Versions),
     responses(
@@ -159,13 +163,13 @@ pub(super) async fn diff(
     PathText(id): PathText<String>,
     QueryText(asked): QueryText<Versions>,
 ) -> Result<Json<DiffView>, Problem> {
-    let scene = admin.office.scene(&id).await?;
+    let scene = admin.operations.scene(&id).await?;
     let from = asked.from.or(scene.published_version).unwrap_or(0);
     let to = asked.to.or(scene.draft_version).unwrap_or(scene.newest_version);
-    Ok(Json(admin.office.diff(&id, from, to).await?))
+    Ok(Json(admin.operations.diff(&id, from, to).await?))
 }
 
-/// What the optimizer would answer: plan, reason, curves, and the table over all classes.
+/// Predicts what the optimizer would choose: plan, reason, curves, and the table over all classes.
 #[utoipa::path(
     post, path = "/admin/api/v1/scenes/{id}/predict", tag = "scenes", operation_id = "predict", params(("id" = String, Path)),
     request_body = PredictInput,
@@ -179,14 +183,15 @@ pub(super) async fn predict(
     PathText(id): PathText<String>,
     JsonBody(input): JsonBody<PredictInput>,
 ) -> Result<Json<Prediction>, Problem> {
-    let scene = admin.office.scene(&id).await?;
+    let scene = admin.operations.scene(&id).await?;
     let settings = input.settings.as_ref().or(scene.latest());
     let settings =
         settings.ok_or_else(|| Problem::new(Kind::Conflict, format!("scene `{id}` has no settings")))?;
-    Ok(Json(admin.predict(&id, &settings.check()?, &input.asked.unwrap_or_default()).await?))
+    scene::check(settings).map_err(|err| Problem::of_scene(&err))?;
+    Ok(Json(admin.predict(&id, settings, &input.asked.unwrap_or_default()).await?))
 }
 
-/// Saves a draft in place of the one that waits; `If-None-Match: *` makes a new scene.
+/// Saves a draft in place of the present one. With `If-None-Match: *` it makes a new scene.
 #[utoipa::path(
     put, path = "/admin/api/v1/scenes/{id}/draft", tag = "scenes", operation_id = "save_draft",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
@@ -206,12 +211,12 @@ pub(super) async fn save_draft(
     JsonBody(input): JsonBody<DraftInput>,
 ) -> Result<Response, Problem> {
     let expected = expected(&headers)?;
-    let settings = input.settings.check()?;
-    let scene = admin.office.save_draft(&session.actor(), &id, &settings, &input.note, expected).await?;
+    let DraftInput { settings, note } = input;
+    let scene = admin.operations.save_draft(&session.actor(), &id, &settings, &note, expected).await?;
     Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
-/// Gives the draft up.
+/// Discards the draft.
 #[utoipa::path(
     delete, path = "/admin/api/v1/scenes/{id}/draft", tag = "scenes", operation_id = "discard_draft",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
@@ -226,7 +231,7 @@ pub(super) async fn discard_draft(
     PathText(id): PathText<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let scene = admin.office.discard_draft(&session.actor(), &id, expected(&headers)?).await?;
+    let scene = admin.operations.discard_draft(&session.actor(), &id, expected(&headers)?).await?;
     Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
@@ -246,7 +251,7 @@ pub(super) async fn publish(
     headers: HeaderMap,
     JsonBody(input): JsonBody<PublishInput>,
 ) -> Result<Response, Problem> {
-    let scene = admin.office.publish(&session.actor(), &id, &input.note, expected(&headers)?).await?;
+    let scene = admin.operations.publish(&session.actor(), &id, &input.note, expected(&headers)?).await?;
     Ok(changed(scene.revision, &admin.warned(scene)))
 }
 
@@ -267,6 +272,7 @@ pub(super) async fn roll_back(
     JsonBody(input): JsonBody<RollBackInput>,
 ) -> Result<Response, Problem> {
     let expected = expected(&headers)?;
-    let scene = admin.office.roll_back(&session.actor(), &id, input.version, &input.note, expected).await?;
+    let scene =
+        admin.operations.roll_back(&session.actor(), &id, input.version, &input.note, expected).await?;
     Ok(changed(scene.revision, &admin.warned(scene)))
 }

@@ -1,4 +1,4 @@
-//! `/admin/api/v1/session`: log in, look, log out.
+//! `/admin/api/v1/session`: logs in, shows the session, logs out.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::body::JsonBody;
 use crate::admin::Admin;
-use crate::admin::door::Visitor;
+use crate::admin::login::LoginClient;
 use crate::admin::problem::{Problem, ProblemBody};
 use crate::admin::session::{COOKIE, Session, cookie};
 
@@ -33,7 +33,7 @@ pub(super) struct SessionView {
     user: String,
     /// `viewer`, `editor` or `admin`.
     role: String,
-    /// To be sent as `x-csrf-token` with every request that is not a GET.
+    /// Send it as `x-csrf-token` with every request that is not a GET.
     csrf_token: String,
     /// When the session ends at the latest, in milliseconds since 1970.
     expires_ms: i64,
@@ -50,7 +50,7 @@ impl From<&Session> for SessionView {
     }
 }
 
-/// Logs in: sets the session's cookie, a new one each time.
+/// Logs in. Sets a new session cookie each time.
 #[utoipa::path(
     post, path = "/admin/api/v1/session", tag = "session", operation_id = "log_in", request_body = LogIn, security(()),
     responses(
@@ -66,12 +66,12 @@ pub(super) async fn log_in(
     headers: HeaderMap,
     JsonBody(body): JsonBody<LogIn>,
 ) -> Result<Response, Problem> {
-    let visitor = Visitor { peer: peer.map(|Extension(peer)| peer), headers: &headers };
-    let (jar, session) = admin.log_in(&visitor, &body.name, &body.password).await?;
+    let client = LoginClient { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+    let (jar, session) = admin.log_in(&client, &body.name, &body.password).await?;
     Ok((jar, Json(SessionView::from(&session))).into_response())
 }
 
-/// The session that the cookie stands for.
+/// Returns the session of the cookie.
 #[utoipa::path(
     get, path = "/admin/api/v1/session", tag = "session", operation_id = "show_session",
     responses(
@@ -83,7 +83,7 @@ pub(super) async fn show(session: Session) -> Json<SessionView> {
     Json(SessionView::from(&session))
 }
 
-/// Logs out: the session ends here and in the browser.
+/// Logs out. Ends the session and removes its cookie from the browser.
 #[utoipa::path(
     delete, path = "/admin/api/v1/session", tag = "session", operation_id = "log_out",
     responses(
@@ -94,7 +94,7 @@ pub(super) async fn show(session: Session) -> Json<SessionView> {
 pub(super) async fn log_out(State(admin): State<Admin>, headers: HeaderMap) -> Result<Response, Problem> {
     let jar = CookieJar::from_headers(&headers);
     if let Some(known) = jar.get(COOKIE) {
-        admin.office.log_out(known.value()).await?;
+        admin.operations.log_out(known.value()).await?;
     }
     Ok((jar.remove(cookie(String::new(), admin.secure)), StatusCode::NO_CONTENT).into_response())
 }

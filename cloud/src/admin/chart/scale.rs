@@ -1,8 +1,8 @@
-//! Axes: which numbers stand on them, and where.
+//! Axes: their ranges, marks and numbers.
 
-use super::escape;
+use html_escape::encode_quoted_attribute as escape;
 
-/// Marks that are wanted on an axis; there may be one or two more or fewer.
+/// The number of marks wanted on an axis; there may be one or two more or fewer.
 const TICKS: f64 = 5.0;
 
 /// One axis of a chart.
@@ -12,14 +12,14 @@ pub struct Axis {
     pub label: String,
     /// Its unit; empty for none.
     pub unit: &'static str,
-    /// Its least value.
+    /// Its smallest value.
     pub min: f64,
-    /// Its largest value, over `min`.
+    /// Its largest value, above `min`.
     pub max: f64,
 }
 
 impl Axis {
-    /// An axis over these values; a span of nothing is widened, so that every value has a place.
+    /// Makes an axis over these values. An empty range is widened, so that every value has a position.
     #[must_use]
     pub fn new(label: impl Into<String>, unit: &'static str, min: f64, max: f64) -> Axis {
         let finite = |value: f64, other: f64| if value.is_finite() { value } else { other };
@@ -29,7 +29,7 @@ impl Axis {
         Axis { label: label.into(), unit, min, max }
     }
 
-    /// The axis from 0 to the next round number over `max`.
+    /// Makes an axis from 0 to the next round number above `max`.
     #[must_use]
     pub fn from_zero(label: impl Into<String>, unit: &'static str, max: f64) -> Axis {
         let axis = Axis::new(label, unit, 0.0, max);
@@ -37,23 +37,23 @@ impl Axis {
         Axis { max: (axis.max / step).ceil() * step, ..axis }
     }
 
-    /// Label and unit, as they stand beside the axis.
+    /// Returns label and unit as HTML, for the text beside the axis.
     #[must_use]
     pub fn title(&self) -> String {
         if self.unit.is_empty() {
-            escape(&self.label)
+            escape(&self.label).into_owned()
         } else {
             format!("{} ({})", escape(&self.label), self.unit)
         }
     }
 
-    /// Where `value` lies, 0 at `min` and 1 at `max`.
+    /// Returns the position of `value`: 0 at `min`, 1 at `max`.
     #[must_use]
     pub fn place(&self, value: f64) -> f64 {
         (value - self.min) / (self.max - self.min)
     }
 
-    /// The distance between marks: 1, 2 or 5 times a power of ten.
+    /// Returns the distance between marks: 1, 2 or 5 times a power of ten.
     fn step(&self) -> f64 {
         let rough = (self.max - self.min) / TICKS;
         let power = 10_f64.powf(rough.log10().floor());
@@ -66,7 +66,7 @@ impl Axis {
         factor * power
     }
 
-    /// Values that are marked, with their texts.
+    /// Returns the values that are marked, with their texts.
     #[must_use]
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let step = self.step();
@@ -82,12 +82,12 @@ impl Axis {
     }
 }
 
-/// A number with thin groups of three digits before the point.
+/// Formats a number with commas between groups of three digits.
 #[must_use]
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (sign, digits) = match text.strip_prefix('-') {
-        // What is rounded to nothing has no sign.
+        // A number that is rounded to zero has no sign.
         Some(rest) if rest.bytes().all(|byte| matches!(byte, b'0' | b'.')) => ("", rest),
         Some(rest) => ("-", rest),
         None => ("", text.as_str()),

@@ -1,4 +1,4 @@
-//! What charts draw, read back from their SVG.
+//! Tests of charts, which read their SVG.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn chart(points: Vec<(f64, f64)>) -> Chart {
     }
 }
 
-/// The points of the first `<polyline>`.
+/// Returns the points of the first `<polyline>`.
 fn drawn(svg: &str) -> Vec<(f64, f64)> {
     const MARK: &str = "class=\"line s0\" points=\"";
     let start = svg.find(MARK).expect("a line") + MARK.len();
@@ -57,7 +57,7 @@ fn texts_are_escaped_and_nothing_is_styled_inline() {
     for never in ["style=", "<script", "onload", "NaN", "inf"] {
         assert!(!svg.contains(never), "{never}: {svg}");
     }
-    // A region that ends outside ends at the border.
+    // A region that ends outside the axis is cut at the border.
     assert!(svg.contains("class=\"region\""), "{svg}");
 }
 
@@ -85,7 +85,7 @@ fn bars_reach_to_their_counts() {
     assert!(nothing.contains("0 values") && !nothing.contains("NaN"), "{nothing}");
 }
 
-/// The x and y of a text in a drawing.
+/// Returns the x and y of a text in a drawing.
 fn place(svg: &str, text: &str) -> (f64, f64) {
     let before = &svg[..svg.find(&format!(">{text}</text>")).unwrap_or_else(|| panic!("no {text} in {svg}"))];
     let element = &before[before.rfind("<text").unwrap()..];

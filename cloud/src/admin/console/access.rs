@@ -1,23 +1,26 @@
-//! Device classes, tenants and keys; what they have in common with users.
+//! Pages of device classes, tenants and keys, and the parts that they share with users.
 
 use askama::Template;
 use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use super::{Asked, Choice, Failed, Frame, Question, Shown, choices, page, revision, said_of, time, to};
+use super::{
+    Choice, Frame, PageError, PageQuery, PageResult, Question, choices, page, revision, said_of, time, to,
+};
 use crate::access::{Scope, Scopes};
+use crate::admin::Admin;
 use crate::admin::guard::Fields;
 use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
 use crate::admin::view::{ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView};
-use crate::admin::{Admin, now_ms};
 use crate::forecast::digits;
+use crate::store::now_ms;
 
-/// A form that was not taken: what was typed, and what is wrong with it.
+/// A form that was refused: what was typed, and what is wrong with it.
 #[derive(Clone, Copy)]
 pub(super) struct Refused<'a> {
-    /// Whose form it is, if the path says so and no field does.
+    /// The id of the record, if it is in the path and not in a field.
     pub(super) of: &'a str,
     pub(super) fields: &'a Fields,
     pub(super) problem: &'a Problem,
@@ -27,19 +30,21 @@ pub(super) fn status(refused: Option<Refused<'_>>) -> StatusCode {
     refused.map_or(StatusCode::OK, |refused| refused.problem.kind.status())
 }
 
-/// Which of these forms was sent, of which each has an id and a revision; the last one makes something new.
+/// Returns the index of the form that was sent. Each form has an id and a revision; the last one makes a new
+/// record.
 fn sent<'a>(mut forms: impl ExactSizeIterator<Item = (&'a str, u64)>, fields: &Fields) -> usize {
     let last = forms.len().saturating_sub(1);
     let (id, is_new) = (fields.text("id"), fields.text("revision") == "0");
     forms.position(|(known, revision)| known == id && (!is_new || revision == 0)).unwrap_or(last)
 }
 
-/// What follows a change: its result, or where its user can mend why it failed, the page again with the reason.
+/// Returns the page after a change. If the user can correct the error, that is the form again with the
+/// reason.
 pub(super) async fn settled<T>(
     change: Result<T, Problem>,
     done: impl FnOnce(T) -> Response,
-    again: impl AsyncFnOnce(Problem) -> Shown,
-) -> Shown {
+    again: impl AsyncFnOnce(Problem) -> PageResult,
+) -> PageResult {
     match change {
         Ok(made) => Ok(done(made)),
         Err(problem) if matches!(problem.kind, Kind::Invalid | Kind::Stale | Kind::Conflict) => {
@@ -67,7 +72,7 @@ struct ClassForm {
     prefill: String,
     prefill2: String,
     decode: String,
-    /// The id of something new, as it was typed.
+    /// The id of a new record, as it was typed.
     typed: String,
     problem: Option<String>,
 }
@@ -126,10 +131,10 @@ fn class_form(key: usize, class: &ClassView) -> ClassForm {
 async fn classes_page(
     admin: &Admin,
     session: &Session,
-    asked: &Asked,
+    asked: &PageQuery,
     refused: Option<Refused<'_>>,
-) -> Result<Response, Failed> {
-    let classes = admin.office.classes(&admin.service.coefficients()).await?;
+) -> Result<Response, PageError> {
+    let classes = admin.operations.classes(&admin.service.coefficients()).await?;
     let mut forms: Vec<ClassForm> =
         classes.iter().enumerate().map(|(key, class)| class_form(key, class)).collect();
     forms.push(ClassForm {
@@ -160,8 +165,8 @@ async fn classes_page(
 pub(super) async fn classes(
     State(admin): State<Admin>,
     session: Session,
-    Query(asked): Query<Asked>,
-) -> Shown {
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     classes_page(&admin, &session, &asked, None).await
 }
 
@@ -169,7 +174,7 @@ pub(super) async fn set_class(
     State(admin): State<Admin>,
     session: Session,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let set = async {
         let input = ClassInput {
             label: fields.text("label"),
@@ -177,11 +182,11 @@ pub(super) async fn set_class(
             prefill_ms_per_token2: fields.number("prefill_ms_per_token2")?,
             decode_ms: fields.number("decode_ms")?,
         };
-        admin.office.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
+        admin.operations.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
     };
     let again = async |problem: Problem| {
         let refused = Refused { of: "", fields: &fields, problem: &problem };
-        classes_page(&admin, &session, &Asked::default(), Some(refused)).await
+        classes_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
     let change = set.await;
     settled(change, |_| to("/admin/device-classes", "saved"), again).await
@@ -208,7 +213,7 @@ struct TenantForm {
     concurrency: String,
     tokens: String,
     disabled: bool,
-    /// The id of something new, as it was typed.
+    /// The id of a new record, as it was typed.
     typed: String,
     problem: Option<String>,
 }
@@ -269,10 +274,10 @@ fn tenant_form(key: usize, tenant: &TenantView) -> TenantForm {
 async fn tenants_page(
     admin: &Admin,
     session: &Session,
-    asked: &Asked,
+    asked: &PageQuery,
     refused: Option<Refused<'_>>,
-) -> Result<Response, Failed> {
-    let tenants = admin.office.tenants().await?;
+) -> Result<Response, PageError> {
+    let tenants = admin.operations.tenants().await?;
     let mut forms: Vec<TenantForm> =
         tenants.iter().enumerate().map(|(key, one)| tenant_form(key, one)).collect();
     forms.push(TenantForm {
@@ -305,8 +310,8 @@ async fn tenants_page(
 pub(super) async fn tenants(
     State(admin): State<Admin>,
     session: Session,
-    Query(asked): Query<Asked>,
-) -> Shown {
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     tenants_page(&admin, &session, &asked, None).await
 }
 
@@ -314,10 +319,10 @@ pub(super) async fn set_tenant(
     State(admin): State<Admin>,
     session: Session,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let id = fields.text("id");
-    // One that is new, or gone, is none whose keys are refused from now on.
-    let is_enabled = admin.office.tenant(&id).await.is_ok_and(|tenant| !tenant.disabled);
+    // Only disabling an enabled tenant needs a confirmation. A new or missing one has no keys to refuse.
+    let is_enabled = admin.operations.tenant(&id).await.is_ok_and(|tenant| !tenant.disabled);
     if is_enabled && fields.text("disabled") == "yes" {
         let text = format!("Every key of the tenant {id} is refused from now on.");
         let (title, button, back) = ("Disable the tenant?", "Disable", "/admin/tenants");
@@ -335,11 +340,11 @@ pub(super) async fn set_tenant(
             tokens_per_day: fields.number("tokens_per_day")?,
             disabled: fields.text("disabled") == "yes",
         };
-        admin.office.set_tenant(&session.actor(), &id, &input, revision(&fields)?).await
+        admin.operations.set_tenant(&session.actor(), &id, &input, revision(&fields)?).await
     };
     let again = async |problem: Problem| {
         let refused = Refused { of: "", fields: &fields, problem: &problem };
-        tenants_page(&admin, &session, &Asked::default(), Some(refused)).await
+        tenants_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
     let change = set.await;
     settled(change, |_| to("/admin/tenants", "saved"), again).await
@@ -444,22 +449,26 @@ const fn scope_text(scope: Scope) -> &'static str {
 async fn keys_page(
     admin: &Admin,
     session: &Session,
-    asked: &Asked,
+    asked: &PageQuery,
     refused: Option<Refused<'_>>,
-) -> Result<Response, Failed> {
+) -> Result<Response, PageError> {
     let now_ms = now_ms();
-    let rows = admin.office.keys().await?.into_iter().map(|key| key_row(key, now_ms)).collect();
+    let rows = admin.operations.keys().await?.into_iter().map(|key| key_row(key, now_ms)).collect();
     let shown = KeysPage {
         frame: Frame::of(session, "/admin/keys", "API keys").with_notice(asked),
         administers: session.administers(),
         rows,
         problem: refused.filter(|refused| !refused.of.is_empty()).map(|refused| said_of(refused.problem)),
-        form: key_form(&admin.office.tenants().await?, refused.filter(|refused| refused.of.is_empty())),
+        form: key_form(&admin.operations.tenants().await?, refused.filter(|refused| refused.of.is_empty())),
     };
     Ok(page(status(refused), &shown))
 }
 
-pub(super) async fn keys(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
+pub(super) async fn keys(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     keys_page(&admin, &session, &asked, None).await
 }
 
@@ -475,7 +484,7 @@ pub(super) async fn create_key(
     State(admin): State<Admin>,
     session: Session,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let create = async {
         let input = KeyInput {
             tenant: fields.text("tenant"),
@@ -483,11 +492,11 @@ pub(super) async fn create_key(
             scopes: fields.all("scopes"),
             days: fields.number("days")?,
         };
-        admin.office.create_key(&session.actor(), &input, now_ms()).await
+        admin.operations.create_key(&session.actor(), &input, now_ms()).await
     };
     let again = async |problem: Problem| {
         let refused = Refused { of: "", fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
     let change = create.await;
     settled(change, |made| made_page(&session, made), again).await
@@ -498,9 +507,9 @@ pub(super) async fn revoke_key(
     session: Session,
     Path(id): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let action = format!("/admin/keys/{id}/revoke");
-    let text = format!("The key btk_{id} is refused from now on. This cannot be taken back.");
+    let text = format!("The key btk_{id} is refused from now on. This cannot be undone.");
     let (title, button, back) = ("Revoke the key?", "Revoke", "/admin/keys");
     let question = Question { title, text: &text, action: &action, button, back };
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
@@ -508,9 +517,9 @@ pub(super) async fn revoke_key(
     }
     let again = async |problem: Problem| {
         let refused = Refused { of: &id, fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = admin.office.revoke_key(&session.actor(), &id, revision(&fields)?).await;
+    let change = admin.operations.revoke_key(&session.actor(), &id, revision(&fields)?).await;
     settled(change, |_| to("/admin/keys", "revoked"), again).await
 }
 
@@ -519,9 +528,9 @@ pub(super) async fn rotate_key(
     session: Session,
     Path(id): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let action = format!("/admin/keys/{id}/rotate");
-    let text = format!("A new key takes the place of btk_{id}; the old one stays good for a day.");
+    let text = format!("A new key takes the place of btk_{id}; the old one stays valid for a day.");
     let (title, button, back) = ("Rotate the key?", "Rotate", "/admin/keys");
     let question = Question { title, text: &text, action: &action, button, back };
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
@@ -529,8 +538,8 @@ pub(super) async fn rotate_key(
     }
     let again = async |problem: Problem| {
         let refused = Refused { of: &id, fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &Asked::default(), Some(refused)).await
+        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = admin.office.rotate_key(&session.actor(), &id, revision(&fields)?).await;
+    let change = admin.operations.rotate_key(&session.actor(), &id, revision(&fields)?).await;
     settled(change, |made| made_page(&session, made), again).await
 }

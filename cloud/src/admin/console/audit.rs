@@ -1,13 +1,14 @@
-//! The audit log, with whether it is whole, as far as rows are new or shown; `/audit/verify` reads all of it again.
+//! The page of the audit log, with the result of a check. The page checks rows that are new or shown;
+//! `/audit/verify` checks all rows again.
 
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde_json::Value;
 
-use super::{Asked, Frame, Shown, page, problem_page, setting_text, time, utc};
+use super::{Frame, PageQuery, PageResult, page, problem_page, setting_text, time, utc, value_text};
 use crate::admin::Admin;
-use crate::admin::office::AUDIT_PAGE;
+use crate::admin::operations::AUDIT_PAGE;
 use crate::admin::problem::Problem;
 use crate::admin::session::Session;
 use crate::admin::view::{AuditRow, AuditState};
@@ -33,12 +34,16 @@ struct AuditLogPage {
     next_before: Option<u64>,
 }
 
-pub(super) async fn show(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     let Ok(before) = asked.before.as_deref().map(str::parse::<u64>).transpose() else {
         let problem = Problem::malformed(Some("before".to_owned()), "`before` must be the number of a row");
         return Ok(problem_page(Some(&session), &problem));
     };
-    let (page_of, state) = admin.office.audit_and_state(before, AUDIT_PAGE).await?;
+    let (page_of, state) = admin.operations.audit_and_state(before, AUDIT_PAGE).await?;
     let row = |row: AuditRow| Row {
         seq: row.seq,
         when: time(row.at_ms),
@@ -55,10 +60,10 @@ pub(super) async fn show(State(admin): State<Admin>, session: Session, Query(ask
     Ok(page(StatusCode::OK, &AuditLogPage { frame, state, rows, next_before: page_of.next_before }))
 }
 
-/// The longest detail of a row that a page shows; the API gives all of it.
+/// The most characters of a row's detail that a page shows; the API returns all.
 const DETAIL_CHARS_MAX: usize = 400;
 
-/// JSON as `name: value` lines; what is none stays as it is.
+/// Formats a JSON object as lines `name: value`. Any other text stays as it is.
 fn readable(detail: &str) -> String {
     let text = match serde_json::from_str(detail) {
         Ok(Value::Object(fields)) => {
@@ -75,14 +80,15 @@ fn readable(detail: &str) -> String {
     }
 }
 
-/// Fields in the order of their names, whatever order the map keeps.
+/// Returns fields in the order of their names, whatever order the map has.
 fn by_name(fields: &serde_json::Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
     let mut fields: Vec<_> = fields.iter().collect();
     fields.sort_by_key(|(name, _)| *name);
     fields.into_iter()
 }
 
-/// Lines of one value. What says nothing, and what the row says besides (who and when), is left out.
+/// Adds the lines of one value. Leaves out empty values, and those that the row shows elsewhere (who and
+/// when).
 fn describe(name: &str, value: &Value, lines: &mut Vec<String>) {
     let last = name.rsplit(' ').next().unwrap_or(name);
     let said_elsewhere =
@@ -91,20 +97,17 @@ fn describe(name: &str, value: &Value, lines: &mut Vec<String>) {
         Value::Null => {}
         Value::String(text) if text.is_empty() => {}
         _ if said_elsewhere => {}
-        Value::Object(fields) if fields.contains_key("to") && !fields["to"].is_object() => {
+        Value::Object(fields) if is_change(name, fields) => {
             let field = name.strip_prefix("changes ").unwrap_or(name);
-            let to = text_of(field, &fields["to"]);
-            lines.push(match fields.get("from") {
-                Some(from) => format!("{field}: {} → {to}", text_of(field, from)),
-                None => format!("{field}: {to}"),
+            let text = |side: &str| fields.get(side).map(|value| text_of(field, value));
+            lines.push(match (text("from"), text("to")) {
+                (Some(from), Some(to)) => format!("{field}: {from} → {to}"),
+                (None, Some(to)) => format!("{field}: {to}"),
+                (from, None) => format!("{field}: {} → removed", from.unwrap_or_default()),
             });
         }
         Value::Object(fields) => {
             by_name(fields).for_each(|(field, value)| describe(&format!("{name} {field}"), value, lines));
-        }
-        Value::Array(values) => {
-            let texts: Vec<String> = values.iter().map(|value| text_of(last, value)).collect();
-            lines.push(format!("{name}: {}", texts.join(", ")));
         }
         value if is_moment(last) => {
             let name = name.strip_suffix("_ms").unwrap_or(name);
@@ -114,12 +117,18 @@ fn describe(name: &str, value: &Value, lines: &mut Vec<String>) {
     }
 }
 
-/// Whether a field says when; other times in milliseconds say how long.
+/// Returns whether an object is a change: it has a value before, a value after, or both.
+fn is_change(name: &str, fields: &serde_json::Map<String, Value>) -> bool {
+    let is_value = |side: &str| fields.get(side).is_some_and(|value| !value.is_object());
+    is_value("to") || (name.starts_with("changes ") && is_value("from"))
+}
+
+/// Returns whether a field is a point in time; other fields in milliseconds are durations.
 fn is_moment(field: &str) -> bool {
     matches!(field, "expires_ms" | "old_expires_ms" | "revoked_ms" | "last_used_ms")
 }
 
-/// Lines of what a change takes away: a limit, for example.
+/// Returns lines for values that a change removes, for example a limit.
 fn taken_away(fields: &serde_json::Map<String, Value>) -> Vec<String> {
     let (Some(Value::Object(from)), Some(Value::Object(to))) = (fields.get("from"), fields.get("to")) else {
         return Vec::new();
@@ -129,11 +138,18 @@ fn taken_away(fields: &serde_json::Map<String, Value>) -> Vec<String> {
     gone.map(|(name, value)| format!("to {name}: {}", text_of(name, value))).collect()
 }
 
-/// A value, for people.
+/// Formats a value of a field for people.
 fn text_of(field: &str, value: &Value) -> String {
     match (field, value) {
         ("requests_per_minute" | "concurrency_max" | "tokens_per_day", Value::Null) => "no limit".to_owned(),
-        ("cost", Value::Null) => "as devices report".to_owned(),
+        ("cost" | "prefill_ms_per_token" | "prefill_ms_per_token2" | "decode_ms", Value::Null) => {
+            "as devices report".to_owned()
+        }
+        (field, Value::Null) if is_moment(field) => "never".to_owned(),
+        (_, Value::Array(values)) => {
+            let texts: Vec<String> = values.iter().map(value_text).collect();
+            texts.join(", ")
+        }
         (field, Value::Number(ms)) if is_moment(field) => {
             ms.as_i64().and_then(utc).map_or_else(|| ms.to_string(), |text| format!("{text} UTC"))
         }
@@ -158,6 +174,12 @@ mod tests {
         assert_eq!(readable(detail), "from tokens_per_day: 9\nto tokens_per_day: no limit");
         let detail = r#"{"expires_ms":0,"revoked_ms":null,"tau_ms":80.0}"#;
         assert_eq!(readable(detail), "expires: 1970-01-01 00:00:00 UTC\ntau_ms: 80");
+        let detail = r#"{"changes":{"weight":{"from":10,"to":30},"tokens_per_day":{"from":9,"to":null}}}"#;
+        assert_eq!(readable(detail), "tokens_per_day: 9 → no limit\nweight: 10 → 30");
+        let detail = r#"{"changes":{"decode_ms":{"from":40.5},"label":{"from":"Phone"}}}"#;
+        assert_eq!(readable(detail), "decode_ms: 40.5 → removed\nlabel: Phone → removed");
+        let detail = r#"{"changes":{"expires_ms":{"to":null},"scopes":{"to":["assist","chat"]}}}"#;
+        assert_eq!(readable(detail), "expires_ms: never\nscopes: assist, chat");
         assert_eq!(readable("not JSON"), "not JSON");
         assert_eq!(readable(&format!("\"{}\"", "ü".repeat(500))).chars().count(), DETAIL_CHARS_MAX + 1);
     }

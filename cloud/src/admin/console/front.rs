@@ -1,4 +1,4 @@
-//! Log-in, log-out, and the overview.
+//! The pages of log-in, log-out and the overview.
 
 use std::net::SocketAddr;
 
@@ -8,10 +8,10 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum_extra::extract::cookie::CookieJar;
 
-use super::{Asked, Frame, Shown, is_own, page};
+use super::{Frame, PageQuery, PageResult, is_own, page};
 use crate::admin::chart::{Bars, Chart, grouped};
-use crate::admin::door::Visitor;
 use crate::admin::guard::Fields;
+use crate::admin::login::LoginClient;
 use crate::admin::overview::ModelNow;
 use crate::admin::problem::Kind;
 use crate::admin::session::{COOKIE, Session, cookie};
@@ -26,7 +26,7 @@ struct LoginPage {
     error: Option<String>,
 }
 
-pub(super) async fn login_page(Query(asked): Query<Asked>) -> Response {
+pub(super) async fn login_page(Query(asked): Query<PageQuery>) -> Response {
     let next = asked.next.clone().filter(|next| is_own(next)).unwrap_or_default();
     let frame = Frame::bare("Log in").with_notice(&asked);
     page(StatusCode::OK, &LoginPage { frame, next, name: String::new(), error: None })
@@ -37,11 +37,11 @@ pub(super) async fn log_in(
     peer: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     Extension(fields): Extension<Fields>,
-) -> Shown {
-    let visitor = Visitor { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+) -> PageResult {
+    let client = LoginClient { peer: peer.map(|Extension(peer)| peer), headers: &headers };
     let (name, password) = (fields.text("name"), fields.get("password").unwrap_or_default());
     let next = fields.text("next");
-    match admin.log_in(&visitor, &name, &password).await {
+    match admin.log_in(&client, &name, &password).await {
         Ok((jar, _)) => {
             let next = if is_own(&next) { next } else { "/admin".to_owned() };
             Ok((jar, Redirect::to(&next)).into_response())
@@ -57,10 +57,10 @@ pub(super) async fn log_in(
     }
 }
 
-pub(super) async fn log_out(State(admin): State<Admin>, headers: HeaderMap) -> Shown {
+pub(super) async fn log_out(State(admin): State<Admin>, headers: HeaderMap) -> PageResult {
     let jar = CookieJar::from_headers(&headers);
     if let Some(known) = jar.get(COOKIE) {
-        admin.office.log_out(known.value()).await?;
+        admin.operations.log_out(known.value()).await?;
     }
     let jar = jar.remove(cookie(String::new(), admin.secure));
     Ok((jar, Redirect::to("/admin/login?done=logged-out")).into_response())
@@ -72,7 +72,7 @@ struct Figure {
     unit: &'static str,
 }
 
-/// A model as its row shows it.
+/// The row of a model.
 struct ModelRow {
     name: String,
     slots_used: usize,
@@ -107,16 +107,14 @@ struct OverviewPage {
 pub(super) async fn overview(
     State(admin): State<Admin>,
     session: Session,
-    Query(asked): Query<Asked>,
-) -> Shown {
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     let view = overview::read(&admin).await;
     let mut warnings = Vec::new();
     match view.state.as_str() {
-        "failed" => {
-            warnings.push(("bad", "The engine has failed: this replica must be started again.".to_owned()))
-        }
+        "failed" => warnings.push(("bad", "The engine has failed: restart this replica.".to_owned())),
         "draining" => {
-            warnings.push(("warn", "This replica is stopping and takes no further request.".to_owned()))
+            warnings.push(("warn", "This replica is stopping and accepts no new requests.".to_owned()))
         }
         _ => {}
     }

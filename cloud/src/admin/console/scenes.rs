@@ -1,20 +1,23 @@
-//! Scenes: the list, a new one, and what happens to versions: review, publish, discard, roll back.
+//! The pages of scenes: the list, a new scene, and reviewing, publishing, discarding and rolling back
+//! versions.
 
 use askama::Template;
 use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
+use baton_protocol::SettingField;
+use serde_json::Value;
 
 use super::scene::Version;
 use super::{
-    Asked, Changed, Frame, Question, Shown, changed, label, page, problem_page, revision, setting_text, to,
+    Changed, Frame, PageQuery, PageResult, Question, changed, page, problem_page, revision, setting_text, to,
 };
 use crate::admin::Admin;
 use crate::admin::guard::Fields;
 use crate::admin::predict::PredictFor;
 use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
-use crate::admin::view::{SceneView, Settings, changes};
+use crate::admin::view::SceneView;
 use crate::scene::SceneSettings;
 use crate::store::Expected;
 
@@ -27,15 +30,14 @@ struct Row {
     assist_tokens: String,
     assist_floor: String,
     tau_ms: String,
-    corrector: String,
+    corrector: &'static str,
     refiner: String,
 }
 
 impl From<SceneView> for Row {
     fn from(scene: SceneView) -> Row {
-        let default = Settings::from(&SceneSettings::with_system(""));
-        // What is in force stands in the list; a scene that never was shows its draft.
-        let settings = scene.published.as_ref().or(scene.draft.as_ref()).unwrap_or(&default);
+        // The list shows the settings in force. A scene that was never published shows its draft.
+        let settings = scene.published.or(scene.draft).unwrap_or_default();
         let auto = |value: Option<String>| value.unwrap_or_else(|| "auto".to_owned());
         Row {
             published: scene.published_version.map_or("never".to_owned(), |version| version.to_string()),
@@ -45,8 +47,8 @@ impl From<SceneView> for Row {
             assist_tokens: auto(settings.assist_tokens.map(|tokens| tokens.to_string())),
             assist_floor: settings.assist_floor.to_string(),
             tau_ms: settings.tau_ms.to_string(),
-            corrector: settings.corrector.clone(),
-            refiner: if settings.refine { settings.mode.clone() } else { "forbidden".to_owned() },
+            corrector: settings.corrector.as_str(),
+            refiner: if settings.refine { settings.mode } else { "forbidden".to_owned() },
             id: scene.id,
         }
     }
@@ -60,8 +62,12 @@ struct ScenesPage {
     rows: Vec<Row>,
 }
 
-pub(super) async fn list(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
-    let rows = admin.office.scenes().await?.into_iter().map(Row::from).collect();
+pub(super) async fn list(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
+    let rows = admin.operations.scenes().await?.into_iter().map(Row::from).collect();
     let frame = Frame::of(&session, "/admin/scenes", "Scenes").with_notice(&asked);
     Ok(page(StatusCode::OK, &ScenesPage { frame, edits: session.edits(), rows }))
 }
@@ -85,10 +91,10 @@ pub(super) async fn create(
     State(admin): State<Admin>,
     session: Session,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let (id, system) = (fields.text("id"), fields.get("system").unwrap_or_default());
     let settings = SceneSettings::with_system(system.clone());
-    let made = admin.office.save_draft(&session.actor(), &id, &settings, "", Expected::Absent).await;
+    let made = admin.operations.save_draft(&session.actor(), &id, &settings, "", Expected::Absent).await;
     match made {
         Ok(_) => Ok(Redirect::to(&format!("/admin/scenes/{id}")).into_response()),
         Err(problem) if matches!(problem.kind, Kind::Invalid | Kind::Stale) => {
@@ -105,11 +111,11 @@ pub(super) async fn discard(
     session: Session,
     Path(id): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let (action, back) = (format!("/admin/scenes/{id}/discard"), format!("/admin/scenes/{id}"));
     let question = Question {
         title: "Discard the draft?",
-        text: "The draft is given up. Its version stays in the history.",
+        text: "The draft is discarded. Its version stays in the history.",
         action: &action,
         button: "Discard the draft",
         back: &back,
@@ -117,7 +123,7 @@ pub(super) async fn discard(
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
     }
-    admin.office.discard_draft(&session.actor(), &id, revision(&fields)?).await?;
+    admin.operations.discard_draft(&session.actor(), &id, revision(&fields)?).await?;
     Ok(to(&back, "discarded"))
 }
 
@@ -139,33 +145,36 @@ struct ReviewPage {
     unserved: Option<String>,
 }
 
-pub(super) async fn review(State(admin): State<Admin>, session: Session, Path(id): Path<String>) -> Shown {
-    let (scene, versions) = admin.office.history(&id).await?;
+pub(super) async fn review(
+    State(admin): State<Admin>,
+    session: Session,
+    Path(id): Path<String>,
+) -> PageResult {
+    let (scene, versions) = admin.operations.history(&id).await?;
     let (Some(draft), Some(after)) = (scene.draft_version, &scene.draft) else {
         return Err(Problem::new(Kind::Conflict, format!("scene `{id}` has no draft to publish")).into());
     };
-    let after = after.check()?;
-    let before = scene.published.as_ref().map(Settings::check).transpose()?;
     let asked = PredictFor::default();
-    let then = admin.predict(&id, &after, &asked).await?;
-    let now = match &before {
+    let then = admin.predict(&id, after, &asked).await?;
+    let now = match &scene.published {
         Some(before) => admin.predict(&id, before, &asked).await?.summary(),
         None => "nothing, requests for it are refused".to_owned(),
     };
     let note = versions.iter().find(|version| version.version == draft).map(|version| version.note.clone());
+    let before = scene.published.clone().unwrap_or_default();
     let shown = ReviewPage {
         frame: Frame::of(&session, "/admin/scenes", format!("Publish {id}")),
         revision: scene.revision,
         draft,
         note: note.unwrap_or_default(),
-        changes: changed(&changes(before.as_ref().unwrap_or(&SceneSettings::with_system("")), &after)),
+        changes: changed(&before.diff(after)),
         from_text: scene
             .published_version
             .map_or("defaults".to_owned(), |version| format!("version {version}, in force")),
         to_text: format!("version {draft}, the draft"),
         before: now,
         after: then.summary(),
-        unserved: admin.service.unserved(&id, &after).map(|refused| refused.to_string()),
+        unserved: admin.service.unserved(&id, after).map(|refused| refused.to_string()),
         asked: format!("{} over {}, {} prompt tokens", then.device_class, then.network, then.prompt_tokens),
         id,
     };
@@ -177,8 +186,8 @@ pub(super) async fn publish(
     session: Session,
     Path(id): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
-    admin.office.publish(&session.actor(), &id, &fields.text("note"), revision(&fields)?).await?;
+) -> PageResult {
+    admin.operations.publish(&session.actor(), &id, &fields.text("note"), revision(&fields)?).await?;
     Ok(to(&format!("/admin/scenes/{id}"), "published"))
 }
 
@@ -192,7 +201,7 @@ struct VersionPage {
     changes: Vec<Changed>,
     from_text: String,
     to_text: String,
-    fields: Vec<(String, String)>,
+    fields: Vec<(&'static str, String)>,
     can_roll_back: bool,
 }
 
@@ -200,31 +209,28 @@ pub(super) async fn version(
     State(admin): State<Admin>,
     session: Session,
     Path((id, version)): Path<(String, String)>,
-) -> Shown {
-    let (scene, versions) = admin.office.history(&id).await?;
+) -> PageResult {
+    let (scene, versions) = admin.operations.history(&id).await?;
     let number = version.parse::<u32>().ok();
     let Some(found) = versions.iter().find(|found| Some(found.version) == number) else {
         let version: String = version.chars().take(32).collect();
         let problem = Problem::new(Kind::NotFound, format!("scene `{id}` has no version `{version}`"));
         return Ok(problem_page(Some(&session), &problem));
     };
-    let version = found.version;
-    let settings = found.settings.check()?;
-    let published = scene.published.as_ref().map(Settings::check).transpose()?;
-    let against = published.as_ref().unwrap_or(&settings);
-    let field =
-        |(name, value): (&str, serde_json::Value)| (label(name).to_owned(), setting_text(name, &value));
+    let (version, settings) = (found.version, &found.settings);
+    let against = scene.published.as_ref().unwrap_or(settings);
+    let field = |(field, value): (&SettingField, Value)| (field.title, setting_text(field.name, &value));
     let in_force = scene.published_version == Some(version);
     let shown = VersionPage {
         frame: Frame::of(&session, "/admin/scenes", format!("{id} version {version}")),
         revision: scene.revision,
         version: Version::from(found),
-        changes: changed(&changes(against, &settings)),
+        changes: changed(&against.diff(settings)),
         from_text: scene
             .published_version
             .map_or("in force".to_owned(), |now| format!("version {now}, in force")),
         to_text: format!("version {version}"),
-        fields: settings.fields().into_iter().map(field).collect(),
+        fields: settings.fields().map(field).collect(),
         can_roll_back: session.edits() && !in_force && found.state != "draft",
         id,
     };
@@ -236,7 +242,7 @@ pub(super) async fn roll_back(
     session: Session,
     Path(id): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let version: u32 = fields.needed("version")?;
     let (action, back) =
         (format!("/admin/scenes/{id}/rollback"), format!("/admin/scenes/{id}/versions/{version}"));
@@ -248,6 +254,6 @@ pub(super) async fn roll_back(
         return Ok(asked);
     }
     let note = format!("Back to version {version}");
-    admin.office.roll_back(&session.actor(), &id, version, &note, revision(&fields)?).await?;
+    admin.operations.roll_back(&session.actor(), &id, version, &note, revision(&fields)?).await?;
     Ok(to(&format!("/admin/scenes/{id}"), "rolled-back"))
 }

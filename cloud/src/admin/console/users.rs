@@ -1,11 +1,13 @@
-//! Users of the console. Never: shows a password that was typed in a form that failed.
+//! The page of users. Never: shows a password again that was typed in a form that failed.
 
 use askama::Template;
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::Response;
 
 use super::access::{Refused, settled, status};
-use super::{Asked, Choice, Failed, Frame, Question, Shown, choices, page, revision, said_of, time, to};
+use super::{
+    Choice, Frame, PageError, PageQuery, PageResult, Question, choices, page, revision, said_of, time, to,
+};
 use crate::access::Role;
 use crate::admin::Admin;
 use crate::admin::guard::Fields;
@@ -22,7 +24,7 @@ struct UserRow {
     form: UserForm,
 }
 
-/// What can be set of a user; a password is never shown again.
+/// The form of a user. It never shows a password.
 struct UserForm {
     name: String,
     roles: Vec<Choice>,
@@ -50,9 +52,9 @@ struct UsersPage {
 async fn users_page(
     admin: &Admin,
     session: &Session,
-    asked: &Asked,
+    asked: &PageQuery,
     refused: Option<Refused<'_>>,
-) -> Result<Response, Failed> {
+) -> Result<Response, PageError> {
     let form = |role: &str, disabled: bool| UserForm {
         name: String::new(),
         roles: choices(Role::ALL, role),
@@ -67,7 +69,7 @@ async fn users_page(
         role: user.role,
         disabled: user.disabled,
     };
-    let mut rows: Vec<UserRow> = admin.office.users().await?.into_iter().map(row).collect();
+    let mut rows: Vec<UserRow> = admin.operations.users().await?.into_iter().map(row).collect();
     let mut new = form(Role::Viewer.as_str(), false);
     if let Some(Refused { of, fields, problem }) = refused {
         let known = rows.iter_mut().find(|row| row.name == of);
@@ -78,7 +80,11 @@ async fn users_page(
     Ok(page(status(refused), &shown))
 }
 
-pub(super) async fn list(State(admin): State<Admin>, session: Session, Query(asked): Query<Asked>) -> Shown {
+pub(super) async fn list(
+    State(admin): State<Admin>,
+    session: Session,
+    Query(asked): Query<PageQuery>,
+) -> PageResult {
     users_page(&admin, &session, &asked, None).await
 }
 
@@ -86,7 +92,7 @@ pub(super) async fn add(
     State(admin): State<Admin>,
     session: Session,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let input = UserInput {
         name: fields.text("name"),
         role: fields.text("role"),
@@ -94,9 +100,9 @@ pub(super) async fn add(
     };
     let again = async |problem: Problem| {
         let refused = Refused { of: "", fields: &fields, problem: &problem };
-        users_page(&admin, &session, &Asked::default(), Some(refused)).await
+        users_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = admin.office.add_user(&session.actor(), &input).await;
+    let change = admin.operations.add_user(&session.actor(), &input).await;
     settled(change, |_| to("/admin/users", "saved"), again).await
 }
 
@@ -105,14 +111,14 @@ pub(super) async fn change(
     session: Session,
     Path(name): Path<String>,
     Extension(fields): Extension<Fields>,
-) -> Shown {
+) -> PageResult {
     let change = UserChange {
         role: Some(fields.text("role")),
         disabled: Some(fields.text("disabled") == "yes"),
         password: fields.get("password").filter(|password| !password.is_empty()),
     };
     let expected = revision(&fields)?;
-    let disables = change.disabled == Some(true) && !admin.office.user(&name).await?.disabled;
+    let disables = change.disabled == Some(true) && !admin.operations.user(&name).await?.disabled;
     let text = match (disables, change.password.is_some()) {
         (false, false) => None,
         (true, false) => Some(format!("{name} may not log in any more, and every session of {name} ends.")),
@@ -131,8 +137,8 @@ pub(super) async fn change(
     }
     let again = async |problem: Problem| {
         let refused = Refused { of: &name, fields: &fields, problem: &problem };
-        users_page(&admin, &session, &Asked::default(), Some(refused)).await
+        users_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = admin.office.change_user(&session.actor(), &name, &change, expected).await;
+    let change = admin.operations.change_user(&session.actor(), &name, &change, expected).await;
     settled(change, |_| to("/admin/users", "saved"), again).await
 }

@@ -1,14 +1,14 @@
-//! A prediction as charts and sentences.
+//! Shows a prediction as charts and sentences.
 
 use super::{Curve, Prediction};
 use crate::admin::chart::{Across, Axis, Chart, Line, Mark, Region, grouped};
 use crate::forecast::digits;
 
-/// Quality curves that are drawn.
+/// The most quality curves that are drawn.
 const QUALITY_MAX: usize = 3;
 
 impl Prediction {
-    /// What moved, in one line, for people who listen as well as for those who look.
+    /// Summarizes the plan in one line, also for screen readers.
     #[must_use]
     pub fn summary(&self) -> String {
         let (plan, predicted) = (&self.plan, &self.plan.predicted);
@@ -23,7 +23,7 @@ impl Prediction {
         )
     }
 
-    /// The charts, the one of TTFT_d first.
+    /// Returns the charts, the one of TTFT_d first.
     #[must_use]
     pub fn charts(&self) -> Vec<Chart> {
         let mut charts = vec![self.ttft_chart(), self.gap_chart()];
@@ -107,7 +107,7 @@ impl Prediction {
         }
     }
 
-    /// Curves of one metric: others have another axis.
+    /// Draws the curves of one metric, because other metrics have another axis.
     fn quality_chart(&self) -> Option<Chart> {
         let first = self.quality.first()?;
         let of_metric = self.quality.iter().filter(|quality| quality.metric == first.metric);

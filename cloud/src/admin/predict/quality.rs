@@ -1,8 +1,9 @@
-//! Which curves of an evaluation speak of a scene, and in which order they are shown.
+//! Selects the curves of an evaluation that apply to a scene, and sorts them.
 //!
-//! An evaluation holds curves of many modes, lengths L, correctors, metrics and subsets; only those that were answered as
-//! the scene is answered say anything about it. Pure. Always: curves of one L and one corrector, the metric with the most
-//! questions first; in it the curve over all questions, then those that lose most at the chosen r: they decide xi.
+//! An evaluation has curves of many modes, lengths L, correctors, metrics and subsets. Only those that were
+//! answered as the scene is answered apply to it. Pure. Always: the curves have one L and one corrector. The
+//! metric with the most questions comes first. In it the curve over all questions comes first, then those
+//! that lose most at the chosen r, because they decide xi.
 
 use std::cmp::Reverse;
 
@@ -18,17 +19,17 @@ use crate::scene::SceneSettings;
 pub struct QualityView {
     /// Suite and subset.
     pub name: String,
-    /// What is scored.
+    /// The metric.
     pub metric: String,
-    /// Questions.
+    /// The number of questions.
     pub questions: u32,
-    /// L that it was measured with; null: the optimizer's choice.
+    /// L that it was measured with; null if the optimizer chose it.
     pub assist_tokens: Option<u32>,
-    /// Who was right where cloud and device disagreed; null: nobody compared.
+    /// Whose tokens were used if cloud and device disagreed; null if they were not compared.
     pub corrector: Option<String>,
-    /// The full prompt's score.
+    /// The score of the full prompt.
     pub reference: f64,
-    /// Scores by rising r, the full prompt's at r = 1 last.
+    /// Scores by rising r; the last one is that of the full prompt at r = 1.
     pub points: Vec<QualityPoint>,
 }
 
@@ -37,19 +38,19 @@ pub struct QualityView {
 pub struct QualityPoint {
     /// The share of the content that was kept.
     pub r: f64,
-    /// The mean.
+    /// The mean score.
     pub score: f64,
-    /// Its lower end.
+    /// The lower end of the interval.
     pub low: f64,
-    /// Its upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 
-/// The curves that speak of a scene which answers by this plan.
+/// Returns the curves that apply to a scene which is answered by this plan.
 pub(super) fn scores(curves: &QualityCurves, settings: &SceneSettings, plan: &Plan) -> Vec<QualityView> {
-    let mode = settings.mode.to_string();
     let corrector = settings.corrector.as_str();
-    let mut chosen: Vec<&QualityCurve> = curves.curves.iter().filter(|curve| curve.mode == mode).collect();
+    let mut chosen: Vec<&QualityCurve> =
+        curves.curves.iter().filter(|curve| curve.mode == settings.mode).collect();
     keep_if_any(&mut chosen, |curve| curve.arm == "relay");
     keep_if_any(&mut chosen, |curve| curve.corrector.as_deref() == Some(corrector));
     let apart = |curve: &QualityCurve| apart(curve.assist_tokens, plan.assist_tokens);
@@ -62,7 +63,7 @@ pub(super) fn scores(curves: &QualityCurves, settings: &SceneSettings, plan: &Pl
     let mut keyed: Vec<_> = chosen
         .iter()
         .map(|&curve| {
-            // In millionths: losses are compared, and shares have no more digits that count.
+            // Losses are compared in millionths, which is more precise than they are measured.
             let loss = (loss_at(curve, plan.ratio) * 1e6).round() as i64;
             ((Reverse(most(&curve.metric)), &curve.metric, curve.subset != "all", Reverse(loss)), curve)
         })
@@ -77,12 +78,13 @@ fn keep_if_any(curves: &mut Vec<&QualityCurve>, wanted: impl Fn(&QualityCurve) -
     }
 }
 
-/// How far L is from that of the plan, as the logarithm of their ratio; one that the optimizer chose is as near as can be.
+/// Returns how far a measured L is from the plan's, as the logarithm of their ratio. 0 if the optimizer chose
+/// it.
 fn apart(measured: Option<u32>, planned: u32) -> f64 {
     measured.map_or(0.0, |measured| (f64::from(measured.max(1)) / f64::from(planned.max(1))).ln().abs())
 }
 
-/// What is lost at the measured r that is nearest.
+/// Returns the loss at the measured r that is nearest.
 fn loss_at(curve: &QualityCurve, ratio: f64) -> f64 {
     let nearest = curve.points.iter().min_by(|a, b| (a.r - ratio).abs().total_cmp(&(b.r - ratio).abs()));
     nearest.map_or(0.0, |point| curve.reference.score - point.mean.score)

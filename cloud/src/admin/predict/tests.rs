@@ -1,4 +1,4 @@
-//! Predictions are the optimizer's own numbers.
+//! Tests that predictions are the optimizer's own numbers.
 
 use baton_pacing::refit::DeviceReport;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ fn asked(class: &str, prompt_tokens: u32) -> PredictFor {
     PredictFor { device_class: Some(class.to_owned()), network: None, prompt_tokens: Some(prompt_tokens) }
 }
 
-/// What the optimizer is asked for a class, built by hand.
+/// Returns the optimizer's input for a class, built by hand.
 fn input(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> OptimizerInput {
     let known = known();
     let axes = TableAxes {
@@ -107,7 +107,7 @@ fn what_is_not_known_is_named() {
     assert_eq!(field(asked("watch", 10)), "device_class");
     assert_eq!(field(asked("phone", 0)), "prompt_tokens");
     assert_eq!(field(PredictFor { network: Some("x".into()), ..PredictFor::default() }), "network");
-    // Nothing known at all: the assumption, and charts all the same.
+    // If nothing is known, the assumed class is used, and charts are drawn all the same.
     let got = predict("s", &settings, &Coefficients::default(), &PredictFor::default(), None).unwrap();
     assert_eq!((got.device_class.as_str(), got.prompt_tokens), ("assumed", PROMPT_TOKENS));
     for chart in got.charts() {
@@ -115,7 +115,7 @@ fn what_is_not_known_is_named() {
     }
 }
 
-/// A curve with one point at r = 0.25.
+/// Returns a curve with one point at r = 0.25.
 fn curve(mode: &str, subset: &str, metric: &str, assist_tokens: Option<u32>, n: u32, score: f64) -> Value {
     json!({"suite": "facts", "subset": subset, "metric": metric, "mode": mode, "arm": "relay",
            "assist_tokens": assist_tokens, "corrector": "cloud",
@@ -127,7 +127,7 @@ fn curve(mode: &str, subset: &str, metric: &str, assist_tokens: Option<u32>, n: 
 #[test]
 fn evaluations_that_speak_of_the_scene_are_drawn() {
     let digest = "0".repeat(64);
-    // As an evaluation writes them: by subset and metric, several modes and L.
+    // In the order in which an evaluation writes them: by subset and metric, several modes and L.
     let curves = [
         curve("attention", "all", "contains", Some(8), 12, 0.1),
         curve("attention", "all", "exact_match", Some(8), 50, 0.875),
@@ -163,14 +163,14 @@ fn evaluations_that_speak_of_the_scene_are_drawn() {
     assert_eq!(chart.title, "Score (exact match) over r");
     assert!(chart.description.contains("50 questions of facts/all"), "{}", chart.description);
     assert!(chart.description.contains("L 8, corrected by cloud"), "{}", chart.description);
-    // The three that count, to the full prompt at r = 1.
+    // The first three curves, up to the full prompt at r = 1.
     assert_eq!(
         chart.table_rows(),
         [["0.25", "0.875", "0.600", "0.800"], ["1.00", "0.900", "0.900", "0.900"]]
     );
 }
 
-/// What the service gives a device of this class for these settings.
+/// Returns the r and L that the service gives a device of this class.
 fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32) {
     let known = known();
     let input = input(settings, class, prompt_tokens);
@@ -222,7 +222,7 @@ fn what_is_shown_is_what_the_service_gives() {
         }
     }
     assert!(verdicts.len() >= 2, "the cases differ: {verdicts:?}");
-    // Two pinned ratios are told apart also if refining saves nothing.
+    // Two fixed ratios have different summaries also if refining saves nothing.
     let summary =
         |ratio| predict("s", &pinned(ratio), &known(), &asked("tablet", 700), None).unwrap().summary();
     assert!(summary(0.25).starts_with("r 0.25, ") && summary(0.3).starts_with("r 0.3, "), "{}", summary(0.3));

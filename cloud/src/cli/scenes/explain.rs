@@ -1,4 +1,4 @@
-//! `scenes explain`: which bound decides L of one request, and which figures would have to move to change it.
+//! `scenes explain`: explains which bound decides L of one request, and which inputs would have to change.
 
 use std::fmt::Write as _;
 
@@ -22,10 +22,10 @@ pub struct ExplainArgs {
     /// Tokens of the whole prompt
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub tokens: u32,
-    /// Class of the device: one that was measured, or one given by --device
+    /// Device class: one that was measured, or one given by --device
     #[arg(long, value_name = "CLASS")]
     pub class: Option<String>,
-    /// Class of the network: one that is known, or one given by --network
+    /// Network class: one that is known, or one given by --network
     #[arg(long, default_value = "wifi", value_name = "CLASS")]
     pub over: String,
     /// Coefficients to try.
@@ -33,7 +33,7 @@ pub struct ExplainArgs {
     pub figures: Figures,
 }
 
-/// One request, explained.
+/// The explanation of one request.
 #[derive(Debug)]
 pub(super) struct Explained {
     scene: Scene,
@@ -44,12 +44,12 @@ pub(super) struct Explained {
     explanation: Explanation,
 }
 
-/// Explains what the optimizer answers.
+/// Explains what the optimizer chooses.
 pub(super) fn explained(args: &ExplainArgs, scene: Scene, known: &Coefficients) -> anyhow::Result<Explained> {
     let figures = &args.figures;
     let mut devices = figures.device_classes(known);
     let names = |names: Vec<&str>| names.join("`, `");
-    // A class given on the command line stands last and is meant where none is named.
+    // A class given on the command line is the last one, and the default.
     let device = match &args.class {
         None => devices.len() - 1,
         Some(class) => devices.iter().rposition(|device| &device.name == class).with_context(|| {
@@ -160,7 +160,7 @@ impl Explained {
         let Some(aim) = self.explanation.goal else { return String::new() };
         let relaxations = &self.explanation.relaxations;
         if relaxations.is_empty() {
-            return format!("{}: no single figure does that within a factor of 16\n", goal_text(aim));
+            return format!("{}: no single input does that within a factor of 16\n", goal_text(aim));
         }
         let mut out =
             format!("{}{}\n", goal_text(aim), if aim == Goal::Free { ":" } else { " with any one of" });

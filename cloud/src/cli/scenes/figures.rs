@@ -1,4 +1,4 @@
-//! What the optimizer is asked with on the command line: coefficients from the database, or others to try.
+//! Inputs of the optimizer on the command line: coefficients from the database, or others to try.
 
 use std::str::FromStr;
 
@@ -11,17 +11,18 @@ use crate::cost::Measured;
 use crate::forecast;
 use crate::scene::Scene;
 
-/// Coefficients other than those that the service measured.
+/// Coefficients to try instead of those that the service measured.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Figures {
-    /// Also a device of these milliseconds for each prompt token and each token written (k_d, TPOT_d; between them may
-    /// stand q_d, for each squared token)
+    /// Also a device with these costs in milliseconds: k_d for each prompt token, TPOT_d for each token
+    /// written; optionally q_d between them, for each squared token
     #[arg(long = "device", value_name = "NAME=K[,Q],T")]
     pub devices: Vec<Named<DeviceReport>>,
-    /// Also a network that adds so many milliseconds
+    /// Also a network with this round trip in milliseconds
     #[arg(long = "network", value_name = "NAME=MS")]
     pub networks: Vec<Named<f64>>,
-    /// A cloud of these milliseconds for each prompt token and each pass (k_c, TPOT_c) instead of what was measured
+    /// A cloud with these costs in milliseconds, instead of the measured ones: k_c for each prompt token,
+    /// TPOT_c for each pass
     #[arg(long, value_name = "K,T")]
     pub cloud: Option<CloudFigures>,
     /// Tokens of a question
@@ -29,12 +30,12 @@ pub struct Figures {
     pub question_tokens: u32,
 }
 
-/// A name and what belongs to it.
+/// A name with a value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Named<T> {
     /// The name.
     pub name: String,
-    /// What belongs to it.
+    /// Its value.
     pub value: T,
 }
 
@@ -45,7 +46,7 @@ pub struct CloudFigures {
     decode_ms: f64,
 }
 
-/// Figures that are not of the form they must have.
+/// Costs on the command line that do not have the right form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` must be {want}")]
 pub struct NotFigures {
@@ -53,7 +54,7 @@ pub struct NotFigures {
     want: &'static str,
 }
 
-/// Numbers of 0 to 60,000, separated by commas.
+/// Parses numbers of 0 to 60,000, separated by commas.
 fn numbers(text: &str) -> Option<Vec<f64>> {
     let number = |part: &str| part.trim().parse().ok().filter(|value| (0.0..=60_000.0).contains(value));
     text.split(',').map(number).collect()
@@ -108,7 +109,8 @@ impl FromStr for CloudFigures {
 }
 
 impl Figures {
-    /// The cloud: as given, as measured, or as assumed of a small model on two cores.
+    /// Returns the costs of the cloud: the given ones, the measured ones, or those assumed of a small model
+    /// on two cores.
     pub(super) fn cloud(&self, known: &Coefficients) -> Measured {
         let measured = forecast::cloud(known);
         match self.cloud {
@@ -119,12 +121,12 @@ impl Figures {
         }
     }
 
-    /// The cloud's cost without network and queue.
+    /// Returns the cloud's cost without network and queue.
     pub(super) fn cloud_cost(&self, known: &Coefficients) -> baton_pacing::CloudCost {
         forecast::cloud_cost(&self.cloud(known))
     }
 
-    /// Classes that were measured and those given; where there is neither, the assumed one.
+    /// Returns the measured and the given device classes, or the assumed class if there are none.
     pub(super) fn device_classes(&self, known: &Coefficients) -> Vec<DeviceClass> {
         let given = self.devices.iter().map(|Named { name, value }| DeviceClass {
             name: name.clone(),
@@ -143,7 +145,7 @@ impl Figures {
         classes
     }
 
-    /// Networks that are assumed, measured or given; measured ones replace assumed ones.
+    /// Returns the assumed, measured and given networks. Measured ones replace assumed ones.
     pub(super) fn network_classes(&self, known: &Coefficients) -> Vec<NetworkClass> {
         let given =
             self.networks.iter().map(|given| NetworkClass { name: given.name.clone(), rtt_ms: given.value });
@@ -152,7 +154,7 @@ impl Figures {
         all
     }
 
-    /// The scene as the optimizer sees it, its texts counted as one token for four bytes.
+    /// Returns the scene as the optimizer takes it. Texts are counted as one token for each four bytes.
     pub(super) fn scene(&self, scene: &Scene) -> TableScene {
         forecast::table_scene(&scene.id, &scene.settings, self.question_tokens)
     }

@@ -1,13 +1,15 @@
-//! `scenes fit-xi`: the smallest r that an evaluation allows, as a new version of the scene.
+//! `scenes fit-xi`: sets xi to the smallest r that an evaluation allows, as a new version of the scene.
 //!
-//! Never: reads between measured points, or takes an r above which a larger one was worse than the tolerance. Always:
-//! every curve that was chosen must allow the r, so that a kind of question that loses more is not averaged away.
+//! Never: interpolates between measured points; accepts an r if a larger one lost more than the tolerance.
+//! Always: every chosen curve must allow the r, so that a kind of question that loses more is not hidden by
+//! an average.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use baton_engine::Model;
+use baton_protocol::Bounded as _;
 use baton_refine::{CurvePoint, LossBy, QualityCurve, QualityCurves};
 use clap::Args;
 use serde_json::{Value, json};
@@ -15,7 +17,7 @@ use serde_json::{Value, json};
 use super::value;
 use crate::access::Actor;
 use crate::config::numbers;
-use crate::scene::{Scene, SceneSettings, decimal};
+use crate::scene::{Scene, SceneSettings};
 use crate::store::{Expected, Store, StoreError};
 
 /// `scenes fit-xi`.
@@ -23,7 +25,7 @@ use crate::store::{Expected, Store, StoreError};
 pub struct FitXi {
     /// The scene's id
     pub id: String,
-    /// Quality curves as `baton-eval` writes them
+    /// File of quality curves that `baton-eval` wrote
     #[arg(value_name = "FILE")]
     pub evaluation: PathBuf,
     /// Only curves of this suite
@@ -35,34 +37,34 @@ pub struct FitXi {
     /// Only curves of this metric
     #[arg(long)]
     pub metric: Option<String>,
-    /// Curves of this way of answering
+    /// Curves of this arm of the evaluation
     #[arg(long, default_value = "relay")]
     pub arm: String,
-    /// Curves of this mode of the refiner; the default is the scene's
+    /// Curves of this refiner mode; the default is the scene's
     #[arg(long)]
     pub mode: Option<String>,
-    /// What answers may lose, as a share of the score; the default is the scene's
+    /// The loss that is tolerated, as a share of the score; the default is the scene's
     #[arg(long, value_name = "SHARE", value_parser = numbers::number::<f32>, allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
-    /// Compare the mean loss with the tolerance, not the upper end of its 95 % interval
+    /// Compare the mean loss with the tolerance, instead of the upper end of its 95 % interval
     #[arg(long)]
     pub mean: bool,
-    /// Where no measured r is good enough, forbid refinement (xi = 1)
+    /// If no measured r is good enough, forbid refinement (xi = 1)
     #[arg(long)]
     pub forbid: bool,
-    /// Refuse an evaluation of another cloud model than this file
+    /// Fail if the evaluation is of another cloud model than this file
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// Only if this is the current version
+    /// Fail if this is not the current version
     #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub if_version: Option<u32>,
 }
 
-/// What one curve allows.
+/// The r that one curve allows.
 #[derive(Debug, Clone, PartialEq)]
 struct Allowed {
     curve: QualityCurve,
-    /// The smallest r that stays within the tolerance, if any.
+    /// The smallest r that stays within the tolerance, if there is one.
     point: Option<CurvePoint>,
 }
 
@@ -76,7 +78,7 @@ pub(super) struct Fitted {
     allowed: Vec<Allowed>,
 }
 
-/// Fits xi and adds the version, where anything changes.
+/// Fits xi, and adds a version if anything changes.
 pub(super) async fn fit(store: &Store, args: &FitXi) -> anyhow::Result<Fitted> {
     let path = args.evaluation.display();
     let text =
@@ -91,7 +93,7 @@ pub(super) async fn fit(store: &Store, args: &FitXi) -> anyhow::Result<Fitted> {
     let allowed = chosen(args, &scene.settings, &curves)?
         .into_iter()
         .map(|curve| Allowed {
-            point: curve.smallest_ratio(decimal(tolerance), by).copied(),
+            point: curve.smallest_ratio(tolerance.shown(), by).copied(),
             curve: curve.clone(),
         })
         .collect::<Vec<_>>();
@@ -104,13 +106,14 @@ pub(super) async fn fit(store: &Store, args: &FitXi) -> anyhow::Result<Fitted> {
     let settings = SceneSettings {
         xi,
         tolerance,
-        // A fixed r never goes below xi.
+        // A fixed r must not be below xi.
         ratio: before.ratio.map(|ratio| ratio.max(xi)),
         ..before.clone()
     };
     let changed = settings != before;
     let scene = if changed {
-        // Against the version that was read: a change that somebody made meanwhile is not overwritten.
+        // Expects the version that was read, so that a change that somebody made meanwhile is not
+        // overwritten.
         let expected = args.if_version.unwrap_or(scene.version);
         let note = format!("xi fitted to `{path}`");
         store.set_scene(&args.id, &settings, &note, Expected::Version(expected), &Actor::cli()).await?
@@ -137,16 +140,16 @@ fn check_model(model: &Path, curves: &QualityCurves) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The curves that count.
+/// Returns the curves that the options select.
 fn chosen<'c>(
     args: &FitXi,
     settings: &SceneSettings,
     curves: &'c QualityCurves,
 ) -> anyhow::Result<Vec<&'c QualityCurve>> {
-    let mode = args.mode.clone().unwrap_or_else(|| settings.mode.to_string());
+    let mode = args.mode.as_ref().unwrap_or(&settings.mode);
     let is = |wanted: &Option<String>, have: &str| wanted.as_ref().is_none_or(|wanted| wanted == have);
     let wanted = |curve: &&QualityCurve| {
-        curve.mode == mode
+        curve.mode == *mode
             && curve.arm == args.arm
             && is(&args.suite, &curve.suite)
             && is(&args.subset, &curve.subset)
@@ -162,7 +165,7 @@ fn chosen<'c>(
     Ok(found)
 }
 
-/// The largest of the curves' smallest r, or the curve that allows none.
+/// Returns the largest of the curves' smallest r, or a curve that allows none.
 fn least_ratio(allowed: &[Allowed]) -> Result<f32, &Allowed> {
     allowed.iter().try_fold(0.0_f32, |xi, one| match &one.point {
         Some(point) => Ok(xi.max(point.r as f32)),

@@ -1,4 +1,4 @@
-//! `scenes table`: r and L for every scene, class of devices, length of prompt and class of networks.
+//! `scenes table`: prints r and L for every scene, device class, prompt length and network class.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ pub struct TableArgs {
     /// Only these scenes
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// Tokens of whole prompts
+    /// Tokens of whole prompts, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub lengths: Vec<u32>,
     /// Coefficients to try.
@@ -26,14 +26,14 @@ pub struct TableArgs {
     pub figures: Figures,
 }
 
-/// The table, computed.
+/// The computed table.
 #[derive(Debug)]
 pub(super) struct Table {
     axes: TableAxes,
     plans: Vec<(TablePlace, Plan)>,
 }
 
-/// Computes the table of `scenes`.
+/// Computes the table for `scenes`.
 pub(super) fn table(args: &TableArgs, scenes: &[Scene], known: &Coefficients) -> anyhow::Result<Table> {
     let figures = &args.figures;
     let axes = TableAxes {
@@ -62,7 +62,7 @@ impl Table {
         self.plans.iter().map(cell).collect()
     }
 
-    /// One block a scene and device: networks down, lengths across.
+    /// Formats one block for each scene and device, with a row for each network and a column for each length.
     pub(super) fn text(&self) -> String {
         let (axes, columns) = (&self.axes, self.axes.lengths.len());
         let mut out = String::new();

@@ -1,28 +1,28 @@
-//! `scenes draft|publish|discard|rollback|diff|history`: what waits, what is in force, and what was.
+//! `scenes draft|publish|discard|rollback|diff|history`: manages drafts and versions.
 
 use std::fmt::Write as _;
 
+use baton_protocol::SettingChange;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{SceneSet, Shown, value};
+use super::{Output, SceneSet, value};
 use crate::access::Actor;
 use crate::cli::columns::one_line;
-use crate::cli::{UsageError, moment};
+use crate::cli::moment;
 use crate::config::numbers;
 use crate::scene::SceneSettings;
-use crate::scene::diff::{FieldChange, changes_json};
 use crate::store::{Expected, SceneHead, SceneHistory, SceneVersion, Store, StoreError};
 
-/// Which scene, based on what, and why.
+/// A scene, the revision that the change is based on, and a note.
 #[derive(Debug, Clone, Args)]
 pub struct Publishing {
-    /// Its id
+    /// The scene's id
     pub id: String,
-    /// What to say of it in the history
+    /// Note for the history
     #[arg(long, default_value = "")]
     pub note: String,
-    /// Only if the scene is at this revision (`scenes history` shows it)
+    /// Fail if the scene is not at this revision (`scenes history` shows it)
     #[arg(long, value_name = "REVISION", value_parser = numbers::whole::<u64>, allow_negative_numbers = true)]
     pub if_revision: Option<u64>,
 }
@@ -30,12 +30,12 @@ pub struct Publishing {
 /// Two versions of a scene.
 #[derive(Debug, Clone, Args)]
 pub struct Diffing {
-    /// Its id
+    /// The scene's id
     pub id: String,
     /// The older version; the default is the one in force
     #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub from: Option<u32>,
-    /// The newer version; the default is the draft, else the newest
+    /// The newer version; the default is the draft, or else the newest version
     #[arg(long, value_name = "VERSION", value_parser = numbers::whole::<u32>, allow_negative_numbers = true)]
     pub to: Option<u32>,
 }
@@ -46,8 +46,8 @@ impl Publishing {
     }
 }
 
-/// Writes a draft: the changes on top of the draft that waits, else of the version in force.
-pub(super) async fn draft(store: &Store, set: SceneSet) -> anyhow::Result<Shown> {
+/// Writes a draft: the changes on top of the present draft, or else of the version in force.
+pub(super) async fn draft(store: &Store, set: SceneSet) -> anyhow::Result<Output> {
     let id = set.id.clone();
     let (settings, expected) = match store.scene_history(&id).await {
         Ok(SceneHistory { head, versions, .. }) => {
@@ -57,36 +57,34 @@ pub(super) async fn draft(store: &Store, set: SceneSet) -> anyhow::Result<Shown>
                 return Err(StoreError::Conflict { what: "scene", id, expected, current }.into());
             }
             let found = versions.into_iter().find(|version| version.scene.version == base);
-            let settings =
-                found.map_or_else(|| SceneSettings::with_system(""), |version| version.scene.settings);
+            let settings = found.map(|version| version.scene.settings).unwrap_or_default();
             (settings, Expected::Revision(head.revision))
         }
-        Err(StoreError::Unknown { .. }) => (SceneSettings::with_system(""), Expected::Absent),
+        Err(StoreError::Unknown { .. }) => (SceneSettings::default(), Expected::Absent),
         Err(err) => return Err(err.into()),
     };
-    let settings = set.apply(settings);
-    settings.check().map_err(|err| UsageError(err.to_string()))?;
+    let settings = set.apply(&settings)?;
     let head = store.save_draft(&id, &settings, "", expected, &Actor::cli()).await?;
     Ok(shown_head(store, &head).await?)
 }
 
-pub(super) async fn publish(store: &Store, args: &Publishing) -> Result<Shown, StoreError> {
+pub(super) async fn publish(store: &Store, args: &Publishing) -> Result<Output, StoreError> {
     let head = store.publish(&args.id, &args.note, args.expected(), &Actor::cli()).await?;
     shown_head(store, &head).await
 }
 
-pub(super) async fn discard(store: &Store, args: &Publishing) -> Result<Shown, StoreError> {
+pub(super) async fn discard(store: &Store, args: &Publishing) -> Result<Output, StoreError> {
     let head = store.discard_draft(&args.id, args.expected(), &Actor::cli()).await?;
     shown_head(store, &head).await
 }
 
-pub(super) async fn roll_back(store: &Store, args: &Publishing, version: u32) -> Result<Shown, StoreError> {
+pub(super) async fn roll_back(store: &Store, args: &Publishing, version: u32) -> Result<Output, StoreError> {
     let head = store.roll_back(&args.id, version, &args.note, args.expected(), &Actor::cli()).await?;
     shown_head(store, &head).await
 }
 
-/// The fields that differ between two versions.
-pub(super) async fn diff(store: &Store, args: &Diffing) -> Result<Shown, StoreError> {
+/// Shows the settings that differ between two versions.
+pub(super) async fn diff(store: &Store, args: &Diffing) -> Result<Output, StoreError> {
     let history = store.scene_history(&args.id).await?;
     let head = &history.head;
     let from = args.from.or(head.published_version).unwrap_or(head.newest_version);
@@ -100,21 +98,29 @@ pub(super) async fn diff(store: &Store, args: &Diffing) -> Result<Shown, StoreEr
     let mut text = format!("{}: version {from} to {to}\n", args.id);
     put_changes(&changes, &mut text);
     let value = json!({ "id": args.id, "from": from, "to": to, "changes": changes_json(&changes) });
-    Ok(Shown::Computed { value, text })
+    Ok(Output::Computed { value, text })
 }
 
-fn put_changes(changes: &[FieldChange], text: &mut String) {
+/// Returns changes as JSON: `{"xi": {"from": 0.25, "to": 0.5}}`.
+fn changes_json(changes: &[SettingChange]) -> Value {
+    let change = |change: &SettingChange| {
+        (change.field.name.to_owned(), json!({ "from": change.from, "to": change.to }))
+    };
+    Value::Object(changes.iter().map(change).collect())
+}
+
+fn put_changes(changes: &[SettingChange], text: &mut String) {
     if changes.is_empty() {
         text.push_str("  nothing differs\n");
     }
     for change in changes {
-        writeln!(text, "  {:<16} {} -> {}", change.field, change.from, change.to)
+        writeln!(text, "  {:<16} {} -> {}", change.field.name, change.from, change.to)
             .expect("writing to a string cannot fail");
     }
 }
 
-/// Every version and publication.
-pub(super) async fn history(store: &Store, id: &str) -> Result<Shown, StoreError> {
+/// Shows every version and publication.
+pub(super) async fn history(store: &Store, id: &str) -> Result<Output, StoreError> {
     let SceneHistory { head, versions, publications } = store.scene_history(id).await?;
     let mut text = format!("{}: revision {}\n", head.id, head.revision);
     text.push_str("version state      made (UTC)        by                   note\n");
@@ -152,10 +158,10 @@ pub(super) async fn history(store: &Store, id: &str) -> Result<Shown, StoreError
         .collect();
     let versions: Vec<Value> = versions.iter().map(version_json).collect();
     let value = json!({ "head": head_json(&head), "versions": versions, "publications": publications });
-    Ok(Shown::Computed { value, text })
+    Ok(Output::Computed { value, text })
 }
 
-async fn shown_head(store: &Store, head: &SceneHead) -> Result<Shown, StoreError> {
+async fn shown_head(store: &Store, head: &SceneHead) -> Result<Output, StoreError> {
     let newest = head.draft_version.or(head.published_version).unwrap_or(head.newest_version);
     let version = store.scene_version(&head.id, newest).await?;
     let number = |version: Option<u32>| version.map_or("none".to_owned(), |version| version.to_string());
@@ -168,7 +174,7 @@ async fn shown_head(store: &Store, head: &SceneHead) -> Result<Shown, StoreError
     );
     let mut shown = head_json(head);
     shown["version"] = version_json(&version);
-    Ok(Shown::Computed { value: shown, text })
+    Ok(Output::Computed { value: shown, text })
 }
 
 fn head_json(head: &SceneHead) -> Value {

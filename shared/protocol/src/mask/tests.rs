@@ -1,11 +1,11 @@
-//! The mask codec: sizes, and that nothing wrong, cut or surplus is taken.
+//! Tests the mask codec: sizes, and that no wrong, cut or surplus data is accepted.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::request::{Role, Segment};
 
-/// A map of `count` units.
+/// Makes a map of `count` units.
 fn map(count: usize) -> SentenceMap {
     let text: String = (0..count).map(|i| format!("Sentence {i}. ")).collect();
     let map = SentenceMap::new(&[Segment::refinable(Role::User, text)]);

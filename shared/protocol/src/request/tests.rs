@@ -1,4 +1,4 @@
-//! Requests: every number in its range, every refusal with its field.
+//! Tests requests: every number must be in its range, and every refusal must name its field.
 
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn parse(value: &Value) -> Result<AssistRequest, RequestError> {
     AssistRequest::parse(value.to_string().as_bytes())
 }
 
-/// Sets the field at `pointer` (adding it to its object) and expects a refusal that names `field`.
+/// Sets the field at `pointer` (adds it if it is missing) and expects a refusal that names `field`.
 #[track_caller]
 fn refuses(pointer: &str, value: Value, field: &str) {
     let mut json = request();

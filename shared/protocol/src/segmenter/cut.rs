@@ -1,13 +1,14 @@
-//! Cutting a unit that is too long.
+//! Cuts a unit that is too long into pieces.
 //!
-//! Weight: a CJK character counts 1, any other run without white space 1 for every 24 characters begun. A cut
-//! leaves at least 16 before it, so every character is looked at a bounded number of times.
+//! Weight is the measure of length: a CJK character has weight 1, and any other run without white space has 1
+//! for each 24 characters begun. A cut leaves at least weight 16 before it, so each character is read a
+//! bounded number of times.
 
 use super::tables::{
     CUT_WEIGHT_MIN, UNIT_WEIGHT_MAX, WORD_CHARS, clause_rank, is_cjk, is_closer, is_lower, is_space,
 };
 
-/// Ends of the pieces of `unit`, none heavier than 64; the last one is `unit.len()`.
+/// Returns the ends of the pieces of `unit`, none heavier than 64; the last one is `unit.len()`.
 pub(super) fn piece_ends(unit: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut start = 0;
@@ -19,7 +20,7 @@ pub(super) fn piece_ends(unit: &str) -> Vec<usize> {
     ends
 }
 
-/// A place to cut: before a character that starts a clause or a word.
+/// A possible cut: before a character that starts a clause or a word.
 struct Place {
     at: usize,
     /// Weight before it.
@@ -27,17 +28,18 @@ struct Place {
     rank: u8,
 }
 
-/// At least the weight of the text, quickly: a run ends at white space or at a character beyond ASCII, and such a
-/// character may weigh 1 and start a run after it.
+/// Returns an upper bound of the weight of the text, computed quickly. A run ends at white space or at a
+/// character beyond ASCII; such a character may have weight 1 and start a new run after it.
 fn weight_bound(text: &str) -> usize {
     let spaces = text.bytes().filter(|&b| b <= b' ').count();
     let beyond_ascii = text.bytes().filter(|&b| b >= 0xc0).count();
     1 + spaces + 2 * beyond_ascii + text.len() / WORD_CHARS
 }
 
-/// Where to cut the text first; `None` where it is short enough as it stands. Looks no further than it must.
+/// Returns where to cut the text first, or `None` if it is short enough. Reads no further than needed.
 ///
-/// The best clause end wins, of equal ones the last, then the last word; a short rest is avoided where possible.
+/// The highest-ranked clause end wins; among equal ones the last; without any, the last word. A short rest is
+/// avoided if possible.
 fn first_cut(text: &str) -> Option<usize> {
     if text.len() < UNIT_WEIGHT_MAX * WORD_CHARS && weight_bound(text) <= UNIT_WEIGHT_MAX {
         return None;
@@ -62,14 +64,14 @@ fn first_cut(text: &str) -> Option<usize> {
             ')' | '）' => brackets = brackets.saturating_sub(1),
             _ => {}
         }
-        // Closers go with what they close; after white space the same characters open something.
+        // A closing mark stays with what it closes; after white space the same character opens something.
         if is_closer(c) && mark.is_some() && !spaced {
             weight += usize::from(is_cjk(c));
             continue;
         }
         let heavier = is_cjk(c) || run_chars % WORD_CHARS == 0;
         let rank = mark.map_or(0, |mark| clause_rank(mark, spaced, is_lower(c)));
-        // What stands in brackets is mostly one thing.
+        // Text in brackets usually belongs together.
         let rank = if brackets > 0 { rank.min(u8::from(spaced)) } else { rank };
         if weight >= CUT_WEIGHT_MIN && (heavier || rank > 0) {
             places.push(Place { at, weight, rank });

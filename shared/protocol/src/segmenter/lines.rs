@@ -1,7 +1,7 @@
-//! Lines and blocks: where a text has hard boundaries, before any sentence is looked for.
+//! Lines and blocks: finds the hard boundaries of a text, before sentences are looked for.
 //!
-//! Always holds: blocks follow each other without a gap and cover the text; blank lines belong to the block before
-//! them (leading ones to the first block).
+//! What always holds: blocks follow each other without a gap and cover the text. Blank lines belong to the
+//! block before them, leading ones to the first block.
 
 use std::ops::Range;
 
@@ -11,31 +11,32 @@ use super::tables::{
     is_unspaced_bullet, is_wordy,
 };
 
-/// Level of a plain title line that stands over the whole text.
+/// Level of a plain title line above the whole text.
 const LEVEL_DOCUMENT: u8 = 1;
 /// Level of any other plain title line.
 const LEVEL_PLAIN: u8 = 2;
 
-/// What a block is split into.
+/// The kind of a block, which decides how it is split into units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockKind {
-    /// A title line of this level (1 is the highest): one unit.
+    /// A title line of this level (1 is the highest); it is one unit.
     Title(u8),
-    /// Prose: sentences.
+    /// Prose; it is split into sentences.
     Prose,
-    /// A line of code, a table row, a rule: one unit.
+    /// A line of code, a table row or a horizontal rule; it is one unit.
     Line,
 }
 
-/// A stretch of text between two hard boundaries.
+/// Text between two hard boundaries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
     /// Byte range, blank lines after it included.
     pub bytes: Range<usize>,
     pub kind: BlockKind,
-    /// Counts from 0; a list without blank lines, a table, and fenced code are one paragraph each.
+    /// Paragraph number, counted from 0. A list without blank lines, a table, and fenced code are one
+    /// paragraph each.
     pub paragraph: usize,
-    /// Lines that are not blank.
+    /// Number of lines that are not blank.
     lines: usize,
     item: Item,
     blank_before: bool,
@@ -65,12 +66,12 @@ enum LineKind {
 struct Line<'a> {
     start: usize,
     end: usize,
-    /// Without the line end.
+    /// The line without its line end.
     text: &'a str,
     kind: LineKind,
 }
 
-/// Splits `text` into blocks. Linear in the length of the text.
+/// Splits `text` into blocks. Cost: linear in the length of the text.
 pub(super) fn blocks(text: &str) -> Vec<Block> {
     let lines = classify(text);
     let longest = longest_of_runs(&lines);
@@ -96,10 +97,10 @@ impl Block {
 
 struct Builder {
     blocks: Vec<Block>,
-    /// Where the next block starts, if there is none yet (leading blank lines belong to the first block).
+    /// Start of the next block while there is no block yet; leading blank lines belong to the first block.
     next_start: usize,
     previous: Option<LineKind>,
-    /// The line before was blank, or there is none.
+    /// The line before was blank, or there is no line before.
     blank: bool,
 }
 
@@ -143,7 +144,8 @@ impl Builder {
         }
     }
 
-    /// A wrapped sentence may put a number with a stop at the start of a line ("in\n14. of May"): no list item.
+    /// Checks whether a number with a stop at the start of a line is part of a wrapped sentence ("in\n14. of
+    /// May"), not a list item.
     fn is_wrapped_number(&self, line: &Line<'_>, above: Option<&Line<'_>>, longest: usize) -> bool {
         let in_prose = self.blocks.last().is_some_and(|b| b.kind == BlockKind::Prose && b.item == Item::No);
         let number = line.text.trim_start_matches(is_space).bytes().take_while(u8::is_ascii_digit).count();
@@ -168,7 +170,8 @@ impl Builder {
         }
     }
 
-    /// A line of `===` or `---` makes the single line right above it a heading; else it stands alone.
+    /// A line of `===` or `---` makes the single line directly above it a heading; otherwise it is a block of
+    /// its own.
     fn push_rule(&mut self, line: &Line<'_>, mark: char) {
         if let (false, Some(block)) = (self.blank, self.blocks.last_mut())
             && matches!(mark, '=' | '-')
@@ -195,7 +198,7 @@ impl Builder {
     }
 }
 
-/// Splits at line ends (`\n`, `\r\n`, `\r`) and says what each line is.
+/// Splits at line ends (`\n`, `\r\n`, `\r`) and finds the kind of each line.
 fn classify(text: &str) -> Vec<Line<'_>> {
     let bytes = text.as_bytes();
     let mut lines = Vec::new();
@@ -252,7 +255,7 @@ fn kind_of(line: &str, fence: &mut Option<(u8, usize)>) -> LineKind {
     }
 }
 
-/// Three or more of one of `-*_=`, white space between them allowed.
+/// Returns the mark of a horizontal rule: three or more of one of `-*_=`, white space between them allowed.
 fn rule_mark(trimmed: &str) -> Option<char> {
     let mark = trimmed.chars().next().filter(|c| matches!(c, '-' | '*' | '_' | '='))?;
     let mut count = 0;
@@ -265,7 +268,7 @@ fn rule_mark(trimmed: &str) -> Option<char> {
     (count >= 3).then_some(mark)
 }
 
-/// `# ` to `###### `.
+/// Returns the level of a heading that starts with `# ` to `###### `.
 fn heading_level(trimmed: &str) -> Option<u8> {
     let level = trimmed.bytes().take_while(|&b| b == b'#').count();
     let after = trimmed[level..].chars().next();
@@ -273,14 +276,14 @@ fn heading_level(trimmed: &str) -> Option<u8> {
     after.is_some_and(is_space).then_some(level)
 }
 
-/// A row of a table: starts with a bar, or holds two spaced bars or a tab between words.
+/// Checks whether the line is a row of a table: it starts with a bar, or holds two spaced bars or a tab.
 fn is_row(trimmed: &str) -> bool {
     (trimmed.starts_with('|') && trimmed.len() > 1)
         || trimmed.matches(" | ").take(2).count() == 2
         || trimmed.contains('\t')
 }
 
-/// The kind of list item that the line starts, and the bytes of its marker.
+/// Returns the kind of list item that the line starts, and the length of its marker in bytes.
 fn item_len(trimmed: &str) -> Option<(Item, usize)> {
     let mut chars = trimmed.chars();
     let first = chars.next()?;
@@ -304,7 +307,8 @@ fn item_len(trimmed: &str) -> Option<(Item, usize)> {
     (western || eastern).then_some((Item::Numbered, len))
 }
 
-/// Bytes of a list number: up to 3 digits, one letter, one syllable of the Korean order, or up to 4 Chinese numerals.
+/// Returns the length in bytes of a list number: up to 3 digits, one letter, one syllable of the Korean
+/// order, or up to 4 Chinese numerals.
 fn label_len(rest: &str) -> Option<usize> {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     if digits > 0 {
@@ -324,7 +328,7 @@ fn label_len(rest: &str) -> Option<usize> {
     (1..=4).contains(&numerals).then_some(numerals * 3)
 }
 
-/// For each line, the columns of the longest line of its run of neighbouring prose lines.
+/// Returns for each line the width of the longest line in its run of adjacent prose lines, in columns.
 fn longest_of_runs(lines: &[Line<'_>]) -> Vec<usize> {
     let mut longest = vec![0; lines.len()];
     let prose = |i: usize| matches!(lines[i].kind, LineKind::Prose | LineKind::Item(_));
@@ -343,12 +347,12 @@ fn longest_of_runs(lines: &[Line<'_>]) -> Vec<usize> {
     longest
 }
 
-/// Width in columns: CJK characters take two. Trailing white space does not count.
+/// Returns the width in columns. CJK characters take two; trailing white space does not count.
 fn columns(text: &str) -> usize {
     text.trim_end_matches(is_space).chars().map(|c| if is_cjk(c) { 2 } else { 1 }).sum()
 }
 
-/// Whether the line end between two prose lines was put there only because the next word did not fit.
+/// Checks whether the line end between two prose lines is only there because the next word did not fit.
 fn is_soft_wrap(above: &str, line: &str, longest: usize) -> bool {
     if line.starts_with('\u{3000}') {
         return false;
@@ -367,11 +371,11 @@ fn is_soft_wrap(above: &str, line: &str, longest: usize) -> bool {
         _ => words.chars().take_while(|&c| !is_space(c) && !is_cjk(c)).count(),
     };
     let full = longest <= WRAPPED_COLUMNS_MAX && width + 1 + word + WRAP_SLACK > longest;
-    // A line that is too long for a title and stops without an end mark goes on, however it came to be cut.
+    // A line that is too long for a title and has no end mark goes on, whatever the reason for the line end.
     full || (width > TITLE_COLUMNS_MAX && !ends_closed(above))
 }
 
-/// Whether a line ends with a mark after which nothing of it can follow.
+/// Checks whether a line ends with a mark that ends a sentence or introduces a list.
 fn ends_closed(line: &str) -> bool {
     let line = line.trim_end_matches(|c| is_space(c) || is_closer(c) || c == '"' || c == '\'');
     line.chars()
@@ -379,7 +383,7 @@ fn ends_closed(line: &str) -> bool {
         .is_some_and(|c| is_spaced_terminal(c) || is_cjk_terminal(c) || matches!(c, ':' | '：'))
 }
 
-/// Finds plain title lines: short single lines without an end mark that something follows.
+/// Finds plain title lines: short single lines without an end mark, with a block after them.
 fn mark_titles(text: &str, blocks: &mut [Block]) {
     for i in 0..blocks.len().saturating_sub(1) {
         let (block, next) = (&blocks[i], &blocks[i + 1]);

@@ -1,17 +1,17 @@
-//! Sentence ends inside one block of prose.
+//! Finds the ends of sentences inside one block of prose.
 
 use super::tables::{
     Stop, clause_rank, is_cjk, is_cjk_terminal, is_closer, is_hangul, is_hangul_label, is_lower, is_opener,
     is_quoting_particle, is_space, is_spaced_terminal, is_starter, is_wide_alphanumeric, stop_after,
 };
 
-/// Longest word, in bytes, that is looked at before a full stop or after it.
+/// Longest word, in bytes, that is read before or after a full stop.
 const WORD_BYTES_MAX: usize = 24;
 /// Longest bracketed reference, in bytes without its brackets, that stays with the sentence before it.
 const REFERENCE_BYTES_MAX: usize = 8;
 
-/// Ends of the sentences of `block`, in order; the last one is `block.len()`. White space after a sentence
-/// belongs to it. Linear in the length of the block, which must not be empty.
+/// Returns the ends of the sentences of `block`, in order; the last one is `block.len()`. White space after a
+/// sentence belongs to it. Cost: linear in the length of the block, which must not be empty.
 pub(super) fn sentence_ends(block: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut inside = Inside::default();
@@ -43,12 +43,12 @@ pub(super) fn sentence_ends(block: &str) -> Vec<usize> {
     ends
 }
 
-/// What is open where the reading stands.
+/// Quotes and brackets that are open at the current position.
 #[derive(Default)]
 struct Inside {
-    /// Straight double quotes.
+    /// A straight double quote is open.
     quotes: bool,
-    /// Round brackets of this sentence.
+    /// Open round brackets of this sentence.
     brackets: usize,
 }
 
@@ -63,8 +63,8 @@ impl Inside {
     }
 }
 
-/// Whether an end mark stands at `pos`: a semicolon in brackets parts a list, a full-width stop behind a letter or digit
-/// a number or a name.
+/// Checks whether `c` at `pos` is an end mark. A semicolon in brackets is not: it separates items of a list.
+/// A full-width stop after a letter or digit is not: it is part of a number or a name.
 fn is_terminal(block: &str, pos: usize, c: char, inside: &Inside) -> bool {
     match c {
         '；' => inside.brackets == 0,
@@ -73,7 +73,7 @@ fn is_terminal(block: &str, pos: usize, c: char, inside: &Inside) -> bool {
     }
 }
 
-/// Whether `!` or `?` stands between two CJK characters, where no space is written.
+/// Checks whether `!` or `?` stands between two CJK characters, where no space is written.
 fn is_between_cjk(block: &str, mark: usize, end: usize) -> bool {
     let starts = |c: char| is_cjk(c) && clause_rank(c, false, false) == 0;
     matches!(char_at(block, mark), Some('!' | '?'))
@@ -81,15 +81,16 @@ fn is_between_cjk(block: &str, mark: usize, end: usize) -> bool {
         && char_at(block, end).is_some_and(starts)
 }
 
-/// Whether what ended is a quotation with its closer, and the sentence around it goes on with a particle.
+/// Checks whether a quotation with its closing mark ends at `end` and a particle follows, so that the
+/// sentence around it goes on.
 fn quotation_goes_on(block: &str, end: usize) -> bool {
     block[..end].chars().next_back().is_some_and(is_closer)
         && char_at(block, end).is_some_and(is_quoting_particle)
 }
 
-/// A run of end marks with the closers that stay with it.
+/// A run of end marks, with the closing quotes and brackets that stay with it.
 struct TerminalEnd {
-    /// Where it ends.
+    /// Byte position of its end.
     bytes: usize,
     /// It holds a CJK end mark, which needs no space after it.
     cjk: bool,
@@ -106,7 +107,8 @@ fn terminal_end(block: &str, start: usize, inside: &mut Inside) -> TerminalEnd {
             marks += 1;
             end.lone_stop = marks == 1 && c == '.';
         } else if matches!(c, '"' | '\'') {
-            // A straight quote after a CJK mark closes only what is open; after others a space must follow.
+            // After a CJK mark, a straight quote belongs to the sentence only if it closes an open one. After
+            // other marks a space must follow the run anyway.
             if c == '"' && end.cjk && !inside.quotes {
                 break;
             }
@@ -129,7 +131,8 @@ fn terminal_end(block: &str, start: usize, inside: &mut Inside) -> TerminalEnd {
     end
 }
 
-/// Bytes of a reference like `[12]` or `[note 3]` at `pos`.
+/// Returns the length in bytes of a reference such as `[12]` or `[note 3]` at `pos`, or `None` if there is
+/// none.
 fn reference_len(block: &str, pos: usize) -> Option<usize> {
     let bytes = &block.as_bytes()[pos + 1..];
     let len = bytes.iter().take(REFERENCE_BYTES_MAX + 1).position(|&b| b == b']')?;
@@ -139,13 +142,14 @@ fn reference_len(block: &str, pos: usize) -> Option<usize> {
     fits.then_some(len + 2)
 }
 
-/// Whether the sentence goes on behind the end mark at `mark` although a space follows; `next`: what comes then.
+/// Checks whether the sentence goes on after the end mark at `mark`, although a space follows; `next` is the
+/// position after the space.
 fn goes_on(block: &str, mark: usize, end: &TerminalEnd, next: usize) -> bool {
     let after = block[next..].trim_start_matches(is_opener);
     let Some(first) = after.chars().next() else {
         return false;
     };
-    // The next mark of a spaced ellipsis (". . .") ends nothing either, but may go with what ended.
+    // In a spaced ellipsis (". . .") the sentence does not end before the next mark.
     if is_lower(first) || is_spaced_terminal(first) {
         return true;
     }
@@ -173,8 +177,8 @@ fn goes_on(block: &str, mark: usize, end: &TerminalEnd, next: usize) -> bool {
     }
 }
 
-/// Whether a number with its stop is part of a date of numbers, `2020. 3. 5.`: another such part follows, or one stands
-/// before it and a Korean word follows.
+/// Checks whether a number with its stop is part of a date such as `2020. 3. 5.`: either another such part
+/// follows, or one stands before it and a Korean word follows.
 fn is_date_part(block: &str, start: usize, word: &str, after: &str) -> bool {
     let digits = after.bytes().take(3).take_while(u8::is_ascii_digit).count();
     let part_follows = (1..=2).contains(&digits) && after.as_bytes().get(digits) == Some(&b'.');
@@ -184,7 +188,8 @@ fn is_date_part(block: &str, start: usize, word: &str, after: &str) -> bool {
         && (part_follows || (part_before && char_at(after, 0).is_some_and(is_hangul)))
 }
 
-/// The ASCII word that ends at `end`, stops and digits included; empty where it is longer than any abbreviation.
+/// Returns the ASCII word that ends at `end`, stops and digits included; empty if it is longer than any
+/// abbreviation.
 fn word_before(block: &str, end: usize) -> &str {
     let bytes = &block.as_bytes()[..end];
     let len = bytes
@@ -201,7 +206,8 @@ fn word_at_start(after: &str) -> &str {
     &after[..len]
 }
 
-/// Whether only white space stands between `pos` and the start of its line.
+/// Checks whether only white space stands between `pos` and the start of its line; reads at most 24 bytes
+/// back.
 fn starts_line(block: &str, pos: usize) -> bool {
     let before = &block.as_bytes()[..pos];
     match before.iter().rev().take(WORD_BYTES_MAX).find(|b| !matches!(b, b' ' | b'\t')) {

@@ -1,13 +1,15 @@
 //! The frozen tables of segmenter `s1`: character classes and word lists.
 //!
-//! Device and cloud must split the same bytes at the same places whatever their Unicode version, so nothing here
-//! asks the standard library about a character beyond ASCII. **A change to any table is a new segmenter.**
+//! Device and cloud must split the same bytes at the same places, whatever their Unicode version. So nothing
+//! here asks the standard library about a character beyond ASCII. **A change to any table is a new
+//! segmenter.**
 
 /// Longest line, in columns, that still counts as wrapped text; longer ones are unwrapped paragraphs.
 pub(super) const WRAPPED_COLUMNS_MAX: usize = 160;
 /// Shortest line, in columns, whose end can be a soft wrap before a line that starts with a capital.
 pub(super) const WRAPPED_COLUMNS_MIN: usize = 40;
-/// Columns a wrapped line may stay short of the longest one beyond the word that did not fit.
+/// Columns by which a wrapped line may be shorter than the longest line, in addition to the word that did not
+/// fit.
 pub(super) const WRAP_SLACK: usize = 2;
 /// Most columns of a plain title line.
 pub(super) const TITLE_COLUMNS_MAX: usize = 80;
@@ -15,29 +17,30 @@ pub(super) const TITLE_COLUMNS_MAX: usize = 80;
 pub(super) const TITLE_WORDS_MAX: usize = 14;
 /// Most words or CJK characters of a unit.
 pub(super) const UNIT_WEIGHT_MAX: usize = 64;
-/// A cut leaves at least this weight before it.
+/// Least weight before a cut.
 pub(super) const CUT_WEIGHT_MIN: usize = 16;
-/// Every so many characters of one unspaced run count as one more word.
+/// Characters of a run without white space that count as one word.
 pub(super) const WORD_CHARS: usize = 24;
 
-/// White space.
+/// Checks for white space.
 pub(super) fn is_space(c: char) -> bool {
     matches!(c,
         '\t'..='\r' | ' ' | '\u{85}' | '\u{a0}' | '\u{1680}' | '\u{2000}'..='\u{200a}'
         | '\u{2028}' | '\u{2029}' | '\u{202f}' | '\u{205f}' | '\u{3000}')
 }
 
-/// Lower-case letters of Latin-1, Greek and Cyrillic.
+/// Checks for lower-case letters of Latin-1, Greek and Cyrillic.
 pub(super) fn is_lower(c: char) -> bool {
     matches!(c,
         'a'..='z' | '\u{df}'..='\u{f6}' | '\u{f8}'..='\u{ff}' | '\u{3ac}'..='\u{3ce}' | '\u{430}'..='\u{45f}')
 }
 
-/// Han characters, kana, bopomofo, and CJK or full-width punctuation: text that is written without spaces.
+/// Checks for text that is written without spaces: Han characters, kana, bopomofo, and CJK or full-width
+/// punctuation.
 ///
 /// Hangul is not among them, since Korean is written with spaces.
 pub fn is_cjk(c: char) -> bool {
-    // Nearly all other text is below the first of them.
+    // A fast exit: nearly all other text is below the first of them.
     c >= '\u{2e80}'
         && matches!(c,
         '\u{2e80}'..='\u{2fdf}' | '\u{3001}'..='\u{312f}' | '\u{31a0}'..='\u{31bf}' | '\u{31f0}'..='\u{31ff}'
@@ -45,7 +48,8 @@ pub fn is_cjk(c: char) -> bool {
         | '\u{ff01}'..='\u{ff9f}' | '\u{20000}'..='\u{3ffff}')
 }
 
-/// A character that makes a line more than decoration: letters, digits and whatever is not known punctuation.
+/// Checks for a character that makes a line more than decoration: letters, digits and everything that is not
+/// known punctuation.
 pub(super) fn is_wordy(c: char) -> bool {
     if c.is_ascii() {
         return c.is_ascii_alphanumeric();
@@ -59,27 +63,28 @@ pub(super) fn is_wordy(c: char) -> bool {
             | '\u{fff0}'..='\u{ffff}')
 }
 
-/// Ends a sentence wherever it stands.
+/// Checks for marks that end a sentence even without white space after them.
 pub(super) fn is_cjk_terminal(c: char) -> bool {
     matches!(c, '。' | '！' | '？' | '；' | '｡' | '．')
 }
 
-/// Hiragana that a Japanese sentence goes on with behind a quotation: と, って, を, の, へ, が, に. Others may start the next.
+/// Checks for hiragana with which a Japanese sentence goes on after a quotation: と, って, を, の, へ, が, に. Other
+/// hiragana may start the next sentence.
 pub(super) fn is_quoting_particle(c: char) -> bool {
     matches!(c, 'と' | 'っ' | 'を' | 'の' | 'へ' | 'が' | 'に')
 }
 
-/// ASCII and full-width letters and digits, between which a full-width stop ends nothing.
+/// Checks for ASCII and full-width letters and digits; a full-width stop after one does not end a sentence.
 pub(super) fn is_wide_alphanumeric(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ')
 }
 
-/// Syllables of Korean words.
+/// Checks for syllables of Korean words.
 pub(super) fn is_hangul(c: char) -> bool {
     matches!(c, '\u{ac00}'..='\u{d7a3}')
 }
 
-/// Syllables that number Korean list items in their order: 가. 나. 다.
+/// Checks for the syllables that number Korean list items in their order: 가. 나. 다.
 pub(super) fn is_hangul_label(c: char) -> bool {
     matches!(
         c,
@@ -87,17 +92,18 @@ pub(super) fn is_hangul_label(c: char) -> bool {
     )
 }
 
-/// Marks that start a list item in East Asian text; nothing need stand between them and it.
+/// Checks for marks that start a list item in East Asian text, with or without white space after them.
 pub(super) fn is_unspaced_bullet(c: char) -> bool {
     matches!(c, '・' | '※' | '■' | '□' | '◆' | '◇' | '○' | '◎' | '△' | '▲' | '▶' | '①'..='⑳')
 }
 
-/// Ends a sentence where white space or the end of the block follows.
+/// Checks for marks that end a sentence if white space or the end of the block follows.
 pub(super) fn is_spaced_terminal(c: char) -> bool {
     matches!(c, '.' | '!' | '?' | '…' | '‼' | '⁇'..='⁉' | '؟' | '۔' | '।' | '॥' | '։' | '።')
 }
 
-/// Stays with the sentence that ended before it. The straight quotes, which open as well, are not among them.
+/// Checks for marks that stay with the sentence before them. Straight quotes are not among them, because they
+/// open too.
 pub(super) fn is_closer(c: char) -> bool {
     matches!(
         c,
@@ -126,7 +132,7 @@ pub(super) fn is_closer(c: char) -> bool {
     )
 }
 
-/// May stand before the first letter of a sentence.
+/// Checks for marks that may stand before the first letter of a sentence.
 pub(super) fn is_opener(c: char) -> bool {
     matches!(
         c,
@@ -157,9 +163,9 @@ pub(super) fn is_opener(c: char) -> bool {
     )
 }
 
-/// How good a place for a cut the end of this character is: 0 inside a run, 1 at white space, 4 best. `spaced`: white
-/// space follows; `before_lower`: then a lower-case letter. A full stop inside a sentence is mostly an abbreviation's, and
-/// what an enumeration comma joins is mostly one thing.
+/// Ranks the end of this character as a place to cut: 0 inside a run, 1 at white space, 4 best. `spaced`:
+/// white space follows; `before_lower`: a lower-case letter comes next. A full stop inside a sentence mostly
+/// belongs to an abbreviation, and parts joined by an enumeration comma mostly belong together.
 pub(super) fn clause_rank(c: char, spaced: bool, before_lower: bool) -> u8 {
     match c {
         '；' | '。' | '！' | '？' | '—' => 4,
@@ -172,7 +178,7 @@ pub(super) fn clause_rank(c: char, spaced: bool, before_lower: bool) -> u8 {
     }
 }
 
-/// No sentence ends after these words and a full stop (lower case, without the stop).
+/// No sentence ends after one of these words and a full stop (lower case, without the stop).
 const NEVER_LAST: &[&str] = &[
     "adm", "approx", "atty", "bros", "brig", "ca", "capt", "cf", "cmdr", "col", "cpl", "dr", "e.g", "eg",
     "esp", "fr", "ft", "gen", "gov", "hon", "i.e", "ie", "incl", "lt", "maj", "messrs", "mlle", "mme", "mr",
@@ -180,14 +186,14 @@ const NEVER_LAST: &[&str] = &[
     "vs",
 ];
 
-/// No sentence ends after these and a full stop where a digit follows.
+/// No sentence ends after one of these words and a full stop if a digit follows.
 const BEFORE_NUMBER: &[&str] = &[
     "app", "apr", "art", "aug", "ch", "chap", "dec", "eq", "eqn", "eqs", "ex", "feb", "fig", "figs", "jan",
     "jul", "jun", "mar", "no", "nos", "nov", "nr", "oct", "p", "par", "pp", "pt", "ref", "refs", "sec",
     "sect", "sep", "sept", "tab", "tel", "vol", "vols",
 ];
 
-/// A sentence ends after these and a full stop only where the next word is one that often starts a sentence.
+/// A sentence ends after one of these words and a full stop only if the next word often starts a sentence.
 const SOMETIMES_LAST: &[&str] = &[
     "al", "apr", "aug", "ave", "bldg", "blvd", "co", "corp", "dec", "dept", "ed", "eds", "esq", "est", "etc",
     "feb", "inc", "jan", "jr", "jul", "jun", "ltd", "mar", "min", "max", "nov", "oct", "op", "plc", "rd",
@@ -204,7 +210,7 @@ const STARTERS: &[&str] = &[
     "Yes", "Yet", "You", "Your",
 ];
 
-/// What the word before a full stop says about the stop.
+/// How a full stop is read, by the word before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
     /// It ends the sentence.
@@ -213,9 +219,9 @@ pub(super) enum Stop {
     Inside,
     /// It belongs to an abbreviation; it ends the sentence only before a word that often starts one.
     Unsure,
-    /// It belongs to an abbreviation where a digit follows; else it ends the sentence.
+    /// It belongs to an abbreviation if a digit follows; otherwise it ends the sentence.
     InsideBeforeDigit,
-    /// As `InsideBeforeDigit`, and else as `Unsure`.
+    /// As `InsideBeforeDigit` if a digit follows, otherwise as `Unsure`.
     UnsureOrBeforeDigit,
 }
 
@@ -235,18 +241,18 @@ pub(super) fn stop_after(word: &str) -> Stop {
     }
 }
 
-/// Whether the word often starts a sentence.
+/// Checks whether the word often starts a sentence.
 pub(super) fn is_starter(word: &str) -> bool {
     STARTERS.contains(&word)
 }
 
-/// One capital letter: `J.` of `J. Smith`.
+/// Checks for one capital letter, as `J` of `J. Smith`.
 fn is_initial(word: &str) -> bool {
     let mut chars = word.chars();
     matches!((chars.next(), chars.next()), (Some(c), None) if c.is_ascii_uppercase())
 }
 
-/// Letters with stops between: `U.S`, `Ph.D`, `a.m`.
+/// Checks for letters with stops between them: `U.S`, `Ph.D`, `a.m`.
 fn is_dotted(word: &str) -> bool {
     word.contains('.')
         && word

@@ -1,10 +1,11 @@
-//! Boundaries of hand-picked texts, and the properties that hold for every text.
+//! Tests the boundaries of selected texts, and the properties that hold for every text.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Splits `text`, checks that the units cover it, and compares them (`|` between units, line ends as written).
+/// Splits `text`, checks that the units cover it, and compares them. `|` separates units; line ends are as
+/// written.
 #[track_caller]
 fn check(want: &str) {
     let text = want.replace('|', "");
@@ -246,7 +247,8 @@ fn what_is_a_title() {
 
 #[test]
 fn linear_time_on_hostile_input() {
-    // Each of these is quadratic or worse for a careless splitter: 1 MB in well under the guard's time.
+    // A careless splitter takes quadratic time or worse for each of these. Here 1 MB takes much less than the
+    // guard's time.
     let started = std::time::Instant::now();
     for pattern in [
         ".",
@@ -299,8 +301,8 @@ fn fragments() -> impl Strategy<Value = String> {
     prop::collection::vec(prop::sample::select(FRAGMENTS), 0..80).prop_map(|pieces| pieces.concat())
 }
 
-/// What `s1` does is frozen: a peer of another version must find the same boundaries. If this fails after a release, the
-/// change that made it fail needs a new segmenter, not a new value here.
+/// The behaviour of `s1` is frozen, because a peer of another version must find the same boundaries. If this
+/// fails after a release, the change needs a new segmenter, not a new value here.
 #[test]
 fn boundaries_are_frozen() {
     let mut state = 7u64;

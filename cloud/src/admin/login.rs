@@ -1,7 +1,7 @@
-//! Logging in and out: what the form and the API have in common.
+//! Logging in, as the form and the API share it.
 //!
-//! Never: logs a password, or a name that is no user's (people type passwords into that field). Always: every attempt is
-//! counted by its outcome, and each that fails is logged with the request's name and address.
+//! Never: logs a password, or the name of an unknown user (people type passwords into that field). Always:
+//! counts every attempt by its outcome, and logs each that fails with the request's id and address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,31 +13,31 @@ use axum_extra::extract::cookie::CookieJar;
 use tracing::{info, warn};
 
 use super::Admin;
-use super::office::LoggedIn;
+use super::operations::LoggedIn;
 use super::problem::{Kind, Problem};
 use super::session::{COOKIE, DEVICE_COOKIE, Session, cookie, device_cookie};
 use crate::http::request_id::request_id;
 use crate::store::{LoginAttempt, LoginError};
 
-/// Cookies in their order.
+/// Two `Set-Cookie` headers, in a fixed order.
 pub(super) type SetCookies = AppendHeaders<[(HeaderName, String); 2]>;
 
-/// Who asks, as far as the connection and the headers say.
-pub(super) struct Visitor<'a> {
+/// The client that logs in, as the connection and the headers describe it.
+pub(super) struct LoginClient<'a> {
     pub(super) peer: Option<ConnectInfo<SocketAddr>>,
     pub(super) headers: &'a HeaderMap,
 }
 
 impl Admin {
-    /// Logs somebody in: the cookies to set, the session's first, and the session.
+    /// Logs a user in. Returns the cookies to set, the session's first, and the session.
     pub(super) async fn log_in(
         &self,
-        visitor: &Visitor<'_>,
+        client: &LoginClient<'_>,
         name: &str,
         password: &str,
     ) -> Result<(SetCookies, Session), Problem> {
-        let sent = CookieJar::from_headers(visitor.headers);
-        let address = self.address(visitor);
+        let sent = CookieJar::from_headers(client.headers);
+        let address = self.address(client);
         let attempt = LoginAttempt {
             name,
             password,
@@ -45,15 +45,16 @@ impl Admin {
             session: sent.get(COOKIE).map(|cookie| cookie.value()),
             device: sent.get(DEVICE_COOKIE).map(|cookie| cookie.value()),
         };
-        let begun = self.office.log_in(&attempt).await;
-        let request = request_id(visitor.headers);
+        let begun = self.operations.log_in(&attempt).await;
+        let request = request_id(client.headers);
         let address = address.map(|address| address.to_string()).unwrap_or_default();
         self.service.metrics().admin_login(outcome(&begun));
         match begun {
             Ok(LoggedIn { token, device, session }) => {
                 info!(request, user = session.user, address, "console session began");
                 let cookies = [cookie(token, self.secure), device_cookie(device, self.secure)];
-                // Not a jar, which has no order: programs take the first cookie for the session's.
+                // No cookie jar, since that has no order: some programs take the first cookie as the
+                // session's.
                 Ok((AppendHeaders(cookies.map(|cookie| (SET_COOKIE, cookie.to_string()))), session))
             }
             Err(err) => {
@@ -67,9 +68,9 @@ impl Admin {
         }
     }
 
-    /// Where a request came from; none if the server does not tell.
-    fn address(&self, visitor: &Visitor<'_>) -> Option<IpAddr> {
-        visitor.peer.map(|ConnectInfo(peer)| self.proxies.client(peer.ip(), visitor.headers))
+    /// Returns the address that a request came from; `None` if the server does not know it.
+    fn address(&self, client: &LoginClient<'_>) -> Option<IpAddr> {
+        client.peer.map(|ConnectInfo(peer)| self.proxies.client(peer.ip(), client.headers))
     }
 }
 

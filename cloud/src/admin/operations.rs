@@ -1,7 +1,8 @@
-//! What people do in the console and over its API, done with the store: the only part of [`crate::admin`] that knows it.
+//! Everything that people do in the console and over its API, as operations on the store. No other part of
+//! [`crate::admin`] uses the store.
 //!
-//! Never: changes anything without the revision that the change is based on, or without the user who makes it. Always:
-//! a failure of the database is told as such, and logged with its whole chain.
+//! Never: makes a change without the revision that it is based on, or without the user who makes it. Always:
+//! reports a failure of the database, and logs it with its whole chain of causes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +13,8 @@ use tracing::warn;
 use super::problem::{Kind, Problem};
 use super::session::Session;
 use super::view::{
-    AuditPage, AuditRow, AuditState, ClassInput, ClassView, DiffView, KeyInput, KeyView, NewKey, SceneView,
-    Settings, TenantInput, TenantView, UserChange, UserInput, UserView, VersionView, changes,
+    AuditPage, AuditRow, AuditState, ClassInput, ClassView, DiffView, FieldChange, KeyInput, KeyView, NewKey,
+    SceneView, TenantInput, TenantView, UserChange, UserInput, UserView, VersionView,
 };
 use crate::access::{
     AccessError, Actor, ApiKey, ClassCost, DeviceClassSettings, KEY_DAYS_MAX, KeySecret, Scope, Scopes,
@@ -29,17 +30,17 @@ use crate::traffic::{DAY_MS, TrafficRow};
 
 /// Rows of the audit log on one page.
 pub const AUDIT_PAGE: u32 = 50;
-/// How long a rotated key stays good beside its successor.
+/// How long a rotated key stays valid beside its successor, in milliseconds.
 const ROTATION_GRACE_MS: i64 = DAY_MS;
 
-/// The store, and what stands beside it.
+/// The operations of the console, over the store.
 #[derive(Debug, Clone)]
-pub struct Office {
+pub struct AdminService {
     store: Store,
     quality: Option<Arc<QualityCurves>>,
-    /// There is an administrator: once it was so, it stays so.
+    /// Whether there is an administrator. Once true, it stays true.
     opened: Arc<AtomicBool>,
-    /// The end of the audit log as it was last found whole: the page goes on from there.
+    /// The end of the audit log at the last check that found it intact. The next check continues from there.
     looked_at: Arc<Mutex<Option<AuditEnd>>>,
 }
 
@@ -50,7 +51,7 @@ pub struct LoggedIn {
     pub token: String,
     /// The value of the device's cookie.
     pub device: String,
-    /// Who is behind it.
+    /// The session itself.
     pub session: Session,
 }
 
@@ -82,7 +83,7 @@ impl From<StoreError> for Problem {
                 warn!(err = &err as &dyn std::error::Error, "the console's store failed");
                 Problem::new(
                     Kind::Internal,
-                    "the database holds or did something unexpected; the log says what",
+                    "unexpected data or behaviour of the database; see the log of the service",
                 )
             }
         }
@@ -104,20 +105,20 @@ impl From<&AccessError> for Problem {
     }
 }
 
-impl Office {
-    /// The operations over this store; `quality`: curves of an evaluation, shown beside predictions.
+impl AdminService {
+    /// Makes the operations over this store. `quality` are curves of an evaluation, shown beside predictions.
     #[must_use]
-    pub fn new(store: Store, quality: Option<Arc<QualityCurves>>) -> Office {
-        Office { store, quality, opened: Arc::default(), looked_at: Arc::default() }
+    pub fn new(store: Store, quality: Option<Arc<QualityCurves>>) -> AdminService {
+        AdminService { store, quality, opened: Arc::default(), looked_at: Arc::default() }
     }
 
-    /// Curves of an evaluation, where there is one.
+    /// Returns the curves of an evaluation, if there are any.
     #[must_use]
     pub fn quality(&self) -> Option<Arc<QualityCurves>> {
         self.quality.clone()
     }
 
-    /// Whether there is an administrator.
+    /// Returns whether there is an administrator.
     pub(super) async fn has_admin(&self) -> Result<bool, Problem> {
         if self.opened.load(Ordering::Relaxed) {
             return Ok(true);
@@ -127,7 +128,7 @@ impl Office {
         Ok(there)
     }
 
-    /// Whether the database answers, and takes changes.
+    /// Returns whether the database answers and accepts changes.
     pub(super) fn health(&self) -> StoreHealth {
         self.store.health()
     }
@@ -165,7 +166,7 @@ impl Office {
         Ok(scene_view(&self.store.scene_history(id).await?))
     }
 
-    /// A scene and its versions, the newest first.
+    /// Returns a scene and its versions, the newest first.
     pub(super) async fn history(&self, id: &str) -> Result<(SceneView, Vec<VersionView>), Problem> {
         let history = self.store.scene_history(id).await?;
         let versions = history.versions.iter().rev().map(|version| version_view(&history, version)).collect();
@@ -183,15 +184,16 @@ impl Office {
         found.ok_or_else(|| Problem::new(Kind::NotFound, format!("scene `{id}` has no version {version}")))
     }
 
-    /// What differs between two versions; 0: the defaults.
+    /// Returns the differences between two versions. Version 0 is the defaults.
     pub(super) async fn diff(&self, id: &str, from: u32, to: u32) -> Result<DiffView, Problem> {
         let (before, after) = (self.settings(id, from).await?, self.settings(id, to).await?);
-        Ok(DiffView { from, to, changes: changes(&before, &after) })
+        let changes = before.diff(&after).into_iter().map(FieldChange::from).collect();
+        Ok(DiffView { from, to, changes })
     }
 
     async fn settings(&self, id: &str, version: u32) -> Result<SceneSettings, Problem> {
         match version {
-            0 => Ok(SceneSettings::with_system("")),
+            0 => Ok(SceneSettings::default()),
             version => Ok(self.store.scene_version(id, version).await?.scene.settings),
         }
     }
@@ -241,7 +243,7 @@ impl Office {
         self.view(head).await
     }
 
-    /// Classes that are set or were reported, with the figures that count for each.
+    /// Returns the device classes that are set or were reported, with the costs in use.
     pub(super) async fn classes(&self, measured: &Coefficients) -> Result<Vec<ClassView>, Problem> {
         let set = self.store.device_classes().await?;
         let mut views: Vec<ClassView> = set.iter().map(|class| class_view(class, measured)).collect();
@@ -263,7 +265,7 @@ impl Office {
         Ok(views)
     }
 
-    /// What was measured, with the figures that people have set in their place.
+    /// Returns the measured coefficients, with the costs that people have set in place of measured ones.
     pub(super) async fn known(&self, measured: Coefficients) -> Result<Coefficients, Problem> {
         let mut known = measured;
         for class in self.store.device_classes().await? {
@@ -408,7 +410,7 @@ impl Office {
         Ok(user_view(&self.store.change_user(name, &to, expected, by).await?))
     }
 
-    /// Rows from the newest back, or from `before` back.
+    /// Returns rows before `before`, or else the newest rows. The newest row comes first.
     pub(super) async fn audit(&self, before: Option<u64>, limit: u32) -> Result<AuditPage, Problem> {
         let limit = limit.clamp(1, 500);
         Ok(audit_page(&self.audit_rows(before, limit).await?, limit))
@@ -418,8 +420,9 @@ impl Office {
         Ok(self.store.audit(&AuditQuery { before, limit, ..AuditQuery::default() }).await?)
     }
 
-    /// One page of rows, and whether the log is whole. Rows that were found whole since this program started are not read
-    /// again, but for those of the page: where one of these does not fit, the whole log is read.
+    /// Returns one page of rows, and the result of a check of the log. Rows that an earlier check of this
+    /// process found intact are not checked again, except those of the page. If a row of the page is wrong,
+    /// the whole log is checked.
     pub(super) async fn audit_and_state(
         &self,
         before: Option<u64>,
@@ -438,12 +441,12 @@ impl Office {
         Ok((audit_page(&rows, limit), audit_state(check)))
     }
 
-    /// Reads the whole log.
+    /// Checks the whole log.
     pub(super) async fn verify_audit(&self) -> Result<AuditState, Problem> {
         Ok(audit_state(self.store.verify_audit(None).await?))
     }
 
-    /// Sums of each period from `from_ms` to `to_ms`.
+    /// Returns the sums of each period from `from_ms` up to but not including `to_ms`.
     pub(super) async fn traffic(
         &self,
         period_ms: i64,
@@ -483,7 +486,7 @@ fn scene_view(history: &SceneHistory) -> SceneView {
     let head = &history.head;
     let settings = |version: Option<u32>| {
         let found = history.versions.iter().find(|found| Some(found.scene.version) == version);
-        found.map(|found| Settings::from(&found.scene.settings))
+        found.map(|found| found.scene.settings.clone())
     };
     SceneView {
         id: head.id.clone(),
@@ -493,7 +496,7 @@ fn scene_view(history: &SceneHistory) -> SceneView {
         newest_version: head.newest_version,
         published: settings(head.published_version),
         draft: settings(head.draft_version),
-        // Said by those who know the service.
+        // The callers that know the service fill these in.
         warnings: Vec::new(),
     }
 }
@@ -503,7 +506,7 @@ fn version_view(history: &SceneHistory, version: &store::SceneVersion) -> Versio
     let published = history.publications.iter().rev().find(|publication| publication.version == number);
     VersionView {
         version: number,
-        settings: Settings::from(&version.scene.settings),
+        settings: version.scene.settings.clone(),
         created_ms: version.created_ms,
         created_by: version.created_by.clone(),
         note: published
@@ -588,6 +591,6 @@ fn audit_row(row: &store::AuditRow) -> AuditRow {
         action: row.action.clone(),
         target: row.target.clone(),
         detail: row.detail.clone(),
-        hash: store::hex(&row.hash),
+        hash: hex::encode(row.hash),
     }
 }
