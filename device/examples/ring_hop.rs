@@ -1,5 +1,5 @@
-//! What one hop of the ring costs on loopback: a frame of hidden states over an encrypted channel, beside the same
-//! bytes over bare TCP. `cargo run --release -p baton-device --example ring_hop [BYTES]`
+//! What one hop of the ring costs on loopback: a frame of hidden states over an encrypted channel, beside the
+//! same bytes over bare TCP. `cargo run --release -p baton-device --example ring_hop [BYTES]`
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,12 +1,13 @@
 //! The home ring: the devices of a home that run one model together.
 //!
-//! What a plan must know of a model file ([`shape`]), of this device ([`profile`], [`memory`], [`disk`]) and of the ways
-//! between devices ([`edges`]); plans themselves are `baton-plan`'s. Who belongs to a ring ([`identity`], [`state`],
-//! [`peers`]), who is listened to before that is known (`callers`), how strangers become peers ([`pairing`]), how peers find each other ([`discovery`]), why they do not
-//! ([`doctor`]), how they come back ([`lookout`]), and what they speak over ([`channel`]). Then the ring at work: what
-//! devices say to each other ([`frame`]) and over what ([`link`]), a plan as it is run ([`layout`]) and whether it still
-//! fits ([`drift`]), the device that has the text ([`head`]) and those that compute for it ([`worker`]), parts of model
-//! files where they are needed ([`weights`]), and what it all took ([`stats`]).
+//! - What a plan must know: about a model file ([`shape`]), about this device ([`profile`], [`memory`],
+//!   [`disk`]), and about the links between devices ([`edges`]). Plans themselves are in `baton-plan`.
+//! - Members: who belongs to a ring ([`identity`], [`state`], [`peers`]), and who may speak before that is
+//!   known (`callers`). How strangers become peers ([`pairing`]), how peers find each other ([`discovery`],
+//!   [`rejoin`]), why they do not ([`doctor`]), and their encrypted channel ([`channel`]).
+//! - The ring at work: messages ([`frame`]) and links ([`link`]), a running plan ([`layout`]) and whether it
+//!   still fits ([`drift`]). The device that has the text ([`head`]), the devices that compute for it
+//!   ([`worker`]), parts of model files ([`weights`]), and figures ([`stats`]).
 
 mod callers;
 pub mod channel;
@@ -21,12 +22,12 @@ pub mod head;
 pub mod identity;
 pub mod layout;
 pub mod link;
-pub mod lookout;
 pub mod memory;
 pub mod pairing;
 pub mod peers;
 pub mod planning;
 pub mod profile;
+pub mod rejoin;
 pub mod shape;
 pub mod state;
 pub mod stats;
@@ -35,3 +36,11 @@ pub mod worker;
 
 #[cfg(test)]
 mod tests;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex of the ring. If a thread panicked while it held the lock, the value is used as that thread
+/// left it.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,10 +1,11 @@
-//! Any bytes as a frame of the ring: they are refused, or read as the frame that is written as just these bytes.
+//! Decodes any bytes as a frame of the ring: they are refused, or encoding the decoded frame gives the same
+//! bytes.
 //!
-//! The format's own sources are compiled here, and they alone are instrumented. `./x test fuzz` runs a fixed number of
-//! inputs from a fixed seed; the program takes libFuzzer's options, so that a longer search is
-//! `target/fuzz/release/frames -max_total_time=3600 FOLDER`. Before it searches, it writes a frame of every kind into
-//! the folder, for libFuzzer to begin with. The same property stands, over fewer and smaller inputs, in
-//! `device/src/ring/frame/tests.rs`, which every test run includes.
+//! The format's own sources are compiled here, and only they are instrumented. `./x test fuzz` runs a fixed
+//! number of inputs from a fixed seed. The program takes libFuzzer's options; a longer search is
+//! `target/fuzz/release/frames -max_total_time=3600 FOLDER`. Before a search, it writes a frame of every
+//! kind into the folder, as libFuzzer's first inputs. `device/src/ring/frame/tests.rs` checks the same
+//! property with fewer and smaller inputs in every test run.
 
 #![no_main]
 
@@ -17,6 +18,7 @@ use ring::Frame;
 mod ring {
     //! The format as the device has it, and its samples.
 
+    #[allow(dead_code, reason = "the device uses more of the format than this target")]
     mod frame;
     #[path = "frame/samples.rs"]
     mod samples;
@@ -25,8 +27,8 @@ mod ring {
     pub(crate) use samples::{may_differ, of_every_kind};
 }
 
-/// Writes the frames to begin with into the first folder that the program was given.
-fn sow() {
+/// Writes the first inputs into the first folder among the program's arguments.
+fn write_first_inputs() {
     let Some(folder) = std::env::args().skip(1).find(|argument| Path::new(argument).is_dir()) else { return };
     for (number, frame) in ring::of_every_kind().iter().enumerate() {
         let file = Path::new(&folder).join(format!("sample-{number:02}"));
@@ -34,7 +36,7 @@ fn sow() {
     }
 }
 
-fuzz_target!(init: sow(), |bytes: &[u8]| {
+fuzz_target!(init: write_first_inputs(), |bytes: &[u8]| {
     let Ok(frame) = Frame::decode(bytes) else { return };
     let written = frame.encode();
     assert!(written == bytes || ring::may_differ(&frame), "{frame:?} is written otherwise");

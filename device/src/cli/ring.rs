@@ -1,4 +1,4 @@
-//! `baton ring`: running one model over several devices of a home.
+//! `baton ring`: runs one model on several devices of a home.
 
 mod bench;
 mod doctor;
@@ -24,7 +24,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::interrupts::{Interrupts, Stopped};
-use crate::ring::discovery::{Interfaces, links};
+use crate::ring::discovery::{Interfaces, interface_addresses};
 use crate::ring::state::{STATE_DIR_ENV, StateError, StateFolder};
 
 #[derive(Debug, Args)]
@@ -35,28 +35,28 @@ pub(super) struct RingArgs {
 
 #[derive(Debug, Subcommand)]
 enum RingCommand {
-    /// Begin a ring on this device, or admit more devices to it: shows a code and waits for them
+    /// Begin a ring on this device, or admit more devices to it: show a code and wait for them
     #[command(after_help = init::HELP)]
     Init(init::InitArgs),
-    /// Join the ring that another device began, by the code on its screen
+    /// Join the ring of another device with the code on its screen, then compute for it
     #[command(after_help = join::HELP)]
     Join(join::JoinArgs),
     /// Leave the ring, or remove another device from it
     Leave(leave::LeaveArgs),
-    /// Say why devices of the ring do not see each other, and what to do
+    /// Explain why devices of the ring do not see each other, and what to do
     Doctor(doctor::DoctorArgs),
-    /// The ring as it stands: its devices, and what each does if the agent runs here
+    /// Show the ring: its devices, and what each one does if the agent runs here
     Status(status::StatusArgs),
-    /// What a prompt and a token take on this ring, beside what was predicted
+    /// Measure a prompt and tokens on this ring, and compare them with the prediction
     #[command(after_help = bench::HELP)]
     Bench(bench::BenchArgs),
-    /// Who would compute which layers, and what a token would take: from a description of devices alone
+    /// Plan which device computes which layers and predict the time of a token, from a description of devices
     #[command(after_help = plan::HELP)]
     Plan(plan::PlanArgs),
 }
 
 impl RingArgs {
-    /// Why a line is refused although each of its options can be read.
+    /// Returns why a line is refused although each of its options is valid.
     pub(super) fn wrong(&self) -> Option<String> {
         match &self.command {
             RingCommand::Plan(args) => args.wrong(),
@@ -65,10 +65,11 @@ impl RingArgs {
     }
 }
 
-/// Where a ring's state is kept.
+/// The folder of a ring's state.
 #[derive(Debug, Args)]
 struct StateArgs {
-    /// Folder for this device's key, its ring and the keys that it has pinned [default: `ring` in the settings' folder]
+    /// Folder for this device's key, its ring and the keys of paired devices [default: `ring` in the
+    /// settings' folder]
     #[arg(long, env = STATE_DIR_ENV, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -82,8 +83,8 @@ impl StateArgs {
 /// How devices find each other.
 #[derive(Debug, Args)]
 struct NetworkArgs {
-    /// Network interface to use, whatever it is (may be given several times) [default: all but loopback, containers,
-    /// virtual machines and tunnels]
+    /// Network interface to use, of any kind (may be given several times) [default: all but loopback,
+    /// containers, virtual machines and tunnels]
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 }
@@ -93,12 +94,12 @@ impl NetworkArgs {
         Interfaces::of(&self.interface)
     }
 
-    /// Refuses a name that no interface of this device has: nobody could be met there.
+    /// Refuses a name that no interface of this device has.
     fn check(&self) -> anyhow::Result<()> {
         if self.interface.is_empty() {
             return Ok(());
         }
-        let links = links(&self.interfaces()).context("list this device's interfaces")?;
+        let links = interface_addresses(&self.interfaces()).context("list this device's interfaces")?;
         let known: BTreeSet<&str> = links.iter().map(|link| link.interface.as_str()).collect();
         match self.interface.iter().find(|name| !known.contains(name.as_str())) {
             Some(name) => {
@@ -110,7 +111,7 @@ impl NetworkArgs {
     }
 }
 
-/// Where rings listen unless told otherwise.
+/// The port on which rings listen by default.
 const PORT: u16 = 8018;
 
 pub(super) async fn run(args: RingArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
@@ -125,13 +126,13 @@ pub(super) async fn run(args: RingArgs, interrupts: &Interrupts) -> anyhow::Resu
     }
 }
 
-/// Runs what waits on a thread of its own.
+/// Runs blocking work on a thread of its own.
 async fn blocking(work: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(work).await.context("run the ring's command")?
 }
 
-/// Runs what waits on a thread of its own; a signal asks it to end, so that it says goodbye to other devices. That is how
-/// such a command is meant to end, unless it says that it was [`Stopped`].
+/// Runs blocking work on a thread of its own. A signal asks it to stop, so that it can say goodbye to other
+/// devices. This is the normal end of such a command, unless it returns [`Stopped`].
 async fn until_stopped(
     interrupts: &Interrupts,
     work: impl FnOnce(&AtomicBool) -> anyhow::Result<()> + Send + 'static,
@@ -152,9 +153,9 @@ async fn until_stopped(
     }
 }
 
-/// A time as people write it: `90`, `90s`, `10m`, `2h`.
+/// Reads a time such as `90`, `90s`, `10m` or `2h`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no time: want a number with s, m or h behind it, such as 10m");
+    let wrong = || format!("`{text}` is not a time: want a number followed by s, m or h, such as 10m");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" | "s" => 1,
@@ -166,7 +167,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(u64::from(number) * unit))
 }
 
-/// One JSON object on one line.
+/// Prints one JSON object on one line.
 fn print_line(value: &impl Serialize) -> anyhow::Result<()> {
     outln!("{}", serde_json::to_string(value).context("write JSON")?).context("write JSON")
 }

@@ -1,109 +1,112 @@
-//! Connections whose callers have not yet shown who they are: how many are listened to at once, and who gives way.
+//! Limits how many callers that have not yet proved who they are may be connected at once, and ends the
+//! oldest if there are too many.
 //!
-//! A device says all it has to say within a few round trips; who stays longer is slow or says nothing. So no new caller
-//! is turned away: if there is no place left, the caller that has been there longest is ended. One address
-//! has few places, so that a stranger pushes out only its own calls, and addresses at which known devices were met
-//! have places that strangers cannot take. Addresses prove nothing: they only decide who waits.
+//! A device finishes its handshake within a few round trips; a caller that stays longer is slow or sends
+//! nothing. So no new caller is turned away: if there is no free slot, the oldest caller is ended. One
+//! address has few slots, so a stranger evicts only its own calls. Addresses at which known devices were
+//! met have slots that strangers cannot take. An address proves nothing: it only decides who may wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Callers of one address.
-const OF_ONE_ADDRESS: usize = 16;
-/// Callers of all addresses at which no known device was met, and again of all others.
-const OF_ONE_KIND: usize = 32;
+/// Most callers from one address.
+const PER_ADDRESS_MAX: usize = 16;
+/// Most callers from all addresses at which no known device was met; the addresses of known devices share
+/// as many again.
+const PER_KIND_MAX: usize = 32;
 
-/// The callers that are listened to now.
+/// The callers that are connected now; clones share one list.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Callers(Arc<Mutex<Places>>);
+pub(super) struct Callers(Arc<Mutex<Slots>>);
 
 #[derive(Debug, Default)]
-struct Places {
-    /// In the order in which they came.
-    taken: BTreeMap<u64, Place>,
+struct Slots {
+    /// In the order of arrival.
+    taken: BTreeMap<u64, Slot>,
     next: u64,
     /// Addresses at which known devices were met.
     known: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Slot {
     from: IpAddr,
     known: bool,
     stream: TcpStream,
-    gave_way: Arc<AtomicBool>,
+    evicted: Arc<AtomicBool>,
 }
 
-/// A caller's place; it is free again when this is dropped.
+/// A caller's slot. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct CallerSlot {
     callers: Callers,
     number: u64,
-    gave_way: Arc<AtomicBool>,
+    evicted: Arc<AtomicBool>,
 }
 
-impl Seat {
-    /// Whether this caller was ended in favour of a newer one: nothing more can be read from it.
-    pub(super) fn gave_way(&self) -> bool {
-        self.gave_way.load(Ordering::Acquire)
+impl CallerSlot {
+    /// Returns whether this caller was ended in favour of a newer one. Then nothing more can be read from
+    /// it.
+    pub(super) fn evicted(&self) -> bool {
+        self.evicted.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Seat {
+impl Drop for CallerSlot {
     fn drop(&mut self) {
-        self.callers.places().taken.remove(&self.number);
+        self.callers.slots().taken.remove(&self.number);
     }
 }
 
 impl Callers {
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a known device was met at this address.
+    /// Records that a known device was met at this address.
     pub(super) fn met(&self, address: IpAddr) {
-        self.places().known.insert(address.to_canonical());
+        self.slots().known.insert(address.to_canonical());
     }
 
-    /// A place for a caller, with the stream by which it is ended if it must give way.
+    /// Gives a caller a slot. If the caller must be evicted later, `stream` is shut down.
     ///
     /// # Errors
-    /// What the system says if it has no file handle left.
-    pub(super) fn seat(&self, stream: &TcpStream, from: SocketAddr) -> std::io::Result<Seat> {
+    /// Fails if the system has no file handle left.
+    pub(super) fn take_slot(&self, stream: &TcpStream, from: SocketAddr) -> std::io::Result<CallerSlot> {
         let stream = stream.try_clone()?;
-        let mut places = self.places();
+        let mut slots = self.slots();
         let from = from.ip().to_canonical();
-        let known = places.known.contains(&from);
-        places.make_room(OF_ONE_ADDRESS, |place| place.from == from);
-        places.make_room(OF_ONE_KIND, |place| place.known == known);
-        let (number, gave_way) = (places.next, Arc::new(AtomicBool::new(false)));
-        places.next += 1;
-        places.taken.insert(number, Place { from, known, stream, gave_way: Arc::clone(&gave_way) });
-        Ok(Seat { callers: self.clone(), number, gave_way })
+        let known = slots.known.contains(&from);
+        slots.make_room(PER_ADDRESS_MAX, |slot| slot.from == from);
+        slots.make_room(PER_KIND_MAX, |slot| slot.known == known);
+        let (number, evicted) = (slots.next, Arc::new(AtomicBool::new(false)));
+        slots.next += 1;
+        slots.taken.insert(number, Slot { from, known, stream, evicted: Arc::clone(&evicted) });
+        Ok(CallerSlot { callers: self.clone(), number, evicted })
     }
 
     /// Ends all callers.
     pub(super) fn end_all(&self) {
-        for place in self.places().taken.values() {
-            let _ended_before = place.stream.shutdown(Shutdown::Both);
+        for slot in self.slots().taken.values() {
+            let _ended_before = slot.stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-impl Places {
-    /// Ends the oldest of these callers until there is room for one more of `most`.
-    fn make_room(&mut self, most: usize, among: impl Fn(&Place) -> bool) {
-        let mut numbers = self.taken.iter().filter(|(_, place)| among(place)).map(|(number, _)| *number);
+impl Slots {
+    /// Ends the oldest of these callers if there are already `most` of them.
+    fn make_room(&mut self, most: usize, among: impl Fn(&Slot) -> bool) {
+        let mut numbers = self.taken.iter().filter(|(_, slot)| among(slot)).map(|(number, _)| *number);
         let Some(oldest) = numbers.next() else { return };
         if numbers.count() + 1 < most {
             return;
         }
-        if let Some(place) = self.taken.remove(&oldest) {
-            place.gave_way.store(true, Ordering::Release);
-            // Only what it may still say: its thread wakes, and can tell it why.
-            let _ended_before = place.stream.shutdown(Shutdown::Read);
+        if let Some(slot) = self.taken.remove(&oldest) {
+            slot.evicted.store(true, Ordering::Release);
+            // Only the reading half: the caller's thread wakes up and can still tell the caller why.
+            let _ended_before = slot.stream.shutdown(Shutdown::Read);
         }
     }
 }
@@ -131,7 +134,7 @@ mod tests {
         (listener, address)
     }
 
-    /// Both ends of a connection.
+    /// Returns both ends of a connection.
     fn connection(listener: &TcpListener) -> (TcpStream, TcpStream) {
         let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (caller, listener.accept().unwrap().0)
@@ -146,23 +149,23 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let callers = Callers::default();
         let (_other, stream) = connection(&listener);
-        let other = callers.seat(&stream, at(2)).unwrap();
-        let mut seats = Vec::new();
-        for _ in 0..OF_ONE_ADDRESS + 3 {
+        let other = callers.take_slot(&stream, at(2)).unwrap();
+        let mut slots = Vec::new();
+        for _ in 0..PER_ADDRESS_MAX + 3 {
             let (caller, stream) = connection(&listener);
-            seats.push((callers.seat(&stream, at(1)).unwrap(), caller, stream));
+            slots.push((callers.take_slot(&stream, at(1)).unwrap(), caller, stream));
         }
-        let ended: Vec<bool> = seats.iter().map(|(seat, ..)| seat.gave_way()).collect();
-        assert_eq!(ended, [vec![true; 3], vec![false; OF_ONE_ADDRESS]].concat());
-        assert!(!other.gave_way());
-        // Its reader wakes and sees the end.
+        let ended: Vec<bool> = slots.iter().map(|(slot, ..)| slot.evicted()).collect();
+        assert_eq!(ended, [vec![true; 3], vec![false; PER_ADDRESS_MAX]].concat());
+        assert!(!other.evicted());
+        // The thread that reads from it wakes up and sees the end.
         let mut byte = [0];
-        assert_eq!((&seats[0].2).read(&mut byte).unwrap(), 0);
-        // A place that is free again is nobody's to lose.
-        drop(seats.pop());
+        assert_eq!((&slots[0].2).read(&mut byte).unwrap(), 0);
+        // A slot that was freed is not counted as evicted.
+        drop(slots.pop());
         let (_caller, stream) = connection(&listener);
-        let _newest = callers.seat(&stream, at(1)).unwrap();
-        assert_eq!(seats.iter().filter(|(seat, ..)| seat.gave_way()).count(), 3);
+        let _newest = callers.take_slot(&stream, at(1)).unwrap();
+        assert_eq!(slots.iter().filter(|(slot, ..)| slot.evicted()).count(), 3);
     }
 
     #[test]
@@ -171,15 +174,15 @@ mod tests {
         let callers = Callers::default();
         callers.met("::ffff:10.0.0.250".parse().unwrap());
         let (_known, stream) = connection(&listener);
-        let known = callers.seat(&stream, at(250)).unwrap();
-        let mut seats = Vec::new();
-        for stranger in 0..OF_ONE_KIND as u8 * 2 {
+        let known = callers.take_slot(&stream, at(250)).unwrap();
+        let mut slots = Vec::new();
+        for stranger in 0..PER_KIND_MAX as u8 * 2 {
             let (caller, stream) = connection(&listener);
-            seats.push((callers.seat(&stream, at(stranger)).unwrap(), caller, stream));
+            slots.push((callers.take_slot(&stream, at(stranger)).unwrap(), caller, stream));
         }
-        assert!(!known.gave_way());
-        assert_eq!(seats.iter().filter(|(seat, ..)| !seat.gave_way()).count(), OF_ONE_KIND);
-        assert!(seats.iter().rev().take(OF_ONE_KIND).all(|(seat, ..)| !seat.gave_way()), "the newest stay");
+        assert!(!known.evicted());
+        assert_eq!(slots.iter().filter(|(slot, ..)| !slot.evicted()).count(), PER_KIND_MAX);
+        assert!(slots.iter().rev().take(PER_KIND_MAX).all(|(slot, ..)| !slot.evicted()), "the newest stay");
     }
 
     #[test]
@@ -189,18 +192,18 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (stream, _) = listener.accept().unwrap();
-                // Ended before its first message was read.
+                // The caller is ended before its first message was read.
                 stream.shutdown(Shutdown::Read).unwrap();
-                let (nobody, gave_way) = (|_: &PublicKey| false, || true);
+                let (nobody, evicted) = (|_: &PublicKey| false, || true);
                 let admission =
-                    Admission { allowed: &nobody, strangers: true, present: None, gave_way: Some(&gave_way) };
+                    Admission { allowed: &nobody, strangers: true, present: None, evicted: Some(&evicted) };
                 let answered = Channel::accept_by(stream, &called, &admission, LONG);
                 assert!(matches!(answered, Err(ChannelError::Busy)), "{answered:?}");
             });
             let heard = Channel::connect(address, &caller, called.public(), Purpose::Control, LONG);
             assert!(heard.is_err());
         });
-        // What it hears once it has shown that it is a device.
+        // What a caller is told after it has shown that it is a device.
         let (listener, address) = self::listener();
         thread::scope(|scope| {
             scope.spawn(|| {

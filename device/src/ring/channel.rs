@@ -1,13 +1,19 @@
 //! Encrypted channels between two devices of a ring.
 //!
-//! A channel is one TCP connection under the Noise protocol (revision 34; X25519, ChaCha20-Poly1305, SHA-256). Pinned
-//! peers meet by the pattern IK: the one that calls proves its key in its first message, so that a stranger is turned
-//! away without a word. Strangers meet by XX, and only while somebody is pairing ([`super::pairing`]).
+//! A channel is one TCP connection under the Noise protocol (revision 34; X25519, ChaCha20-Poly1305,
+//! SHA-256). Pinned peers use the pattern IK: the caller proves its key in its first message. A caller that
+//! does not know the called device's key gets no answer; one whose key is not pinned is refused. Strangers
+//! use the pattern XX, and only while somebody is pairing ([`super::pairing`]).
 //!
-//! Always holds: both sides have proved their static keys before the first frame; nothing of an unauthenticated peer
-//! is read beyond messages of fixed sizes; frames arrive whole, once, in order, or the channel ends; every wait has a
-//! deadline. A frame is opaque, at most [`FRAME_BYTES_MAX`] bytes, and no length is claimed in advance: memory grows
-//! with what has arrived. It never reconnects and never retries: that is for those who know what was lost.
+//! Always holds:
+//!
+//! - Both sides have proved their static keys before the first frame. From an unauthenticated peer only
+//!   messages of fixed sizes are read.
+//! - Frames arrive whole, once and in order, or the channel ends. Every wait has a deadline.
+//! - A frame is opaque bytes, at most [`FRAME_BYTES_MAX`]. No length is announced in advance: memory grows
+//!   with what has arrived.
+//!
+//! A channel never reconnects and never retries: the code that knows what was lost does that.
 
 mod deadline;
 mod handshake;
@@ -21,7 +27,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deadline::{Deadline, sort};
+use deadline::{Deadline, channel_error};
 use handshake::{Established, Intent};
 
 pub use handshake::PROTOCOL_VERSION;
@@ -30,39 +36,41 @@ pub use record::{Receiver, Sender};
 
 use super::identity::{Identity, InstanceId, PublicKey};
 
-/// Bytes of the largest frame.
+/// Largest frame, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// Why a channel is not there, or no longer.
+/// Why a channel could not be opened, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other side did not answer, or not fast enough.
+    /// The other side did not answer in time.
     #[error("the other device did not answer in time")]
     TimedOut,
     /// The other side closed the connection, or this side did.
     #[error("the connection is closed")]
     Closed,
-    /// A frame is over the bound: one to be sent, or one that arrives.
+    /// A frame that was to be sent, or that arrives, is too large.
     #[error("a frame has {bytes} bytes or more, {max} at most")]
     TooLarge {
-        /// Bytes of it, as far as it is known.
+        /// Its size in bytes, as far as it is known.
         bytes: usize,
-        /// Bytes of the largest frame.
+        /// The largest allowed size, in bytes.
         max: usize,
     },
-    /// The other side proved its key, and does not know ours; or it was called and this side does not know its key.
+    /// The other side has proved its key, but the keys are not pinned: it does not know ours, or a caller
+    /// is not known here.
     #[error("the key is not pinned: the devices are not paired")]
     Refused,
-    /// The other side could not prove the key that it should have, or is no ring device.
+    /// The other side could not prove the expected key, or is not a ring device.
     #[error("the other side has not proved the pinned key: another device or program answers there")]
     Unproven,
-    /// Something arrived that was not sent so: changed, repeated or out of order.
+    /// A record arrived that the other side did not send in this form: it was changed, repeated or
+    /// reordered.
     #[error("a record was not sent so by the other device; the channel is cut")]
     Forged,
-    /// The other side has more callers than it listens to, and ended this call for a newer one; or this side did so.
+    /// The called side has too many callers and ended this call in favour of a newer one.
     #[error("too many callers at once: this call gave way to newer ones; try again in a moment")]
     Busy,
-    /// The two programs speak different versions.
+    /// The two programs use different protocol versions.
     #[error("this device speaks ring protocol version {ours}, the other {theirs}: update the older one")]
     Version {
         /// Version of this side.
@@ -70,48 +78,49 @@ pub enum ChannelError {
         /// Version of the other side.
         theirs: u16,
     },
-    /// Two devices use one key at once.
+    /// Two devices use the same key at the same time.
     #[error(
         "two devices use the same key at once: one has a copy of the other's state folder; remove the copy's \
          folder and pair it again"
     )]
     Cloned,
-    /// So much was sent that the keys are used up; a new channel has new ones.
+    /// The keys are used up after so many records; a new channel has new keys.
     #[error("the channel's keys are used up after {0} records; connect again")]
     Exhausted(u64),
-    /// The network, or the system.
+    /// An error of the network or the system.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What a channel is for; the one that calls says so, encrypted, within the handshake.
+/// What a channel is used for. The caller says it, encrypted, in the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Head and worker: plans, weights, heartbeats.
+    /// Between head and worker: plans, weights, heartbeats.
     Control,
     /// Hidden states to the next device of the ring.
     Ring,
     /// Pieces of the model, between workers of one ring.
     Weights,
-    /// Echoes that measure the way between two workers.
+    /// Echoes that measure the network path between two workers.
     Edge,
-    /// Two strangers that pair.
+    /// Two strangers that are being paired.
     Pairing,
 }
 
-/// Whom a listening device lets in.
+/// Which callers a listening device accepts.
 pub struct Admission<'a> {
-    /// Whether a key is pinned.
+    /// Returns whether a key is pinned.
     pub allowed: &'a dyn Fn(&PublicKey) -> bool,
-    /// Whether strangers may come to pair; they get nothing but [`Purpose::Pairing`].
+    /// Whether strangers may pair; they get nothing but [`Purpose::Pairing`].
     pub strangers: bool,
-    /// The processes that have channels open here: a second process of one key is refused as a clone.
+    /// Processes that have channels open here: a second process with the same key is refused as a clone.
     pub present: Option<&'a Instances>,
-    /// Whether this caller was ended in favour of a newer one, so that it can be told; none if that never happens.
-    pub gave_way: Option<&'a dyn Fn() -> bool>,
+    /// Returns whether this caller was evicted in favour of a newer one, so that it can be told. `None` if
+    /// callers are never evicted.
+    pub evicted: Option<&'a dyn Fn() -> bool>,
 }
 
-/// An encrypted connection to one device whose key is proved.
+/// An encrypted connection to one device that has proved its key.
 #[derive(Debug)]
 pub struct Channel {
     peer: PublicKey,
@@ -123,12 +132,14 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Calls a device whose key is known.
+    /// Connects to a device whose key is known.
     ///
     /// # Errors
-    /// [`ChannelError::Refused`] where the device does not know our key, [`ChannelError::Unproven`] where it has not
-    /// the pinned one, [`ChannelError::Version`], [`ChannelError::Cloned`], [`ChannelError::TimedOut`] after
-    /// `timeout` in all, [`ChannelError::Io`] where nothing listens there.
+    /// - [`ChannelError::Refused`] if the device does not know our key.
+    /// - [`ChannelError::Unproven`] if it does not have the pinned key.
+    /// - [`ChannelError::TimedOut`] after `timeout` in all.
+    /// - [`ChannelError::Io`] if nothing listens there.
+    /// - [`ChannelError::Version`] and [`ChannelError::Cloned`].
     pub fn connect(
         addr: SocketAddr,
         identity: &Identity,
@@ -143,16 +154,17 @@ impl Channel {
         let stream = call(addr, &deadline)?;
         let made = handshake::call_pinned(&stream, identity, peer, Intent::Use(purpose), &deadline)?;
         let mut channel = Self::new(stream, made)?;
-        // The device that was called hears that its answer was understood: only then the caller is no recording.
+        // This record shows the called device that the caller is live: a replayed first message cannot
+        // produce it.
         channel.sender.send(&[], deadline.left()?)?;
         Ok(channel)
     }
 
-    /// Calls a device whose key is not known, to pair with it. The key it proves is [`Channel::peer`]; whose it is, the
-    /// pairing shows.
+    /// Connects to a device whose key is not known, to pair with it. [`Channel::peer`] is the key that it
+    /// proves; the pairing shows whose key it is.
     ///
     /// # Errors
-    /// As of [`Channel::connect`]; [`ChannelError::Unproven`] also where nobody is pairing there.
+    /// The errors of [`Channel::connect`]; [`ChannelError::Unproven`] also if nobody is pairing there.
     pub fn connect_stranger(
         addr: SocketAddr,
         identity: &Identity,
@@ -164,10 +176,11 @@ impl Channel {
         Self::new(stream, made)
     }
 
-    /// Asks a device whether it is there and knows this one; returns how long connection and handshake took.
+    /// Asks a device whether it is reachable and knows this one. Returns how long connection and handshake
+    /// took.
     ///
     /// # Errors
-    /// As of [`Channel::connect`]. The device that is asked sees a caller that leaves at once.
+    /// The errors of [`Channel::connect`]. The called device sees a caller that disconnects at once.
     pub fn probe(
         addr: SocketAddr,
         identity: &Identity,
@@ -184,27 +197,28 @@ impl Channel {
         Ok(begun.elapsed())
     }
 
-    /// Takes a caller whose key `allowed` knows.
+    /// Accepts a caller if `allowed` returns true for its key.
     ///
     /// # Errors
-    /// [`ChannelError::Refused`] where the key is not allowed, [`ChannelError::Unproven`] where the caller is no ring
-    /// device, [`ChannelError::Closed`] where it only asked whether this device is there; else as of
-    /// [`Channel::connect`].
+    /// - [`ChannelError::Refused`] if the key is not allowed.
+    /// - [`ChannelError::Unproven`] if the caller is not a ring device.
+    /// - [`ChannelError::Closed`] if the caller only asked whether this device is reachable.
+    /// - Otherwise the errors of [`Channel::connect`].
     pub fn accept(
         stream: TcpStream,
         identity: &Identity,
         allowed: &dyn Fn(&PublicKey) -> bool,
         timeout: Duration,
     ) -> Result<(Self, Purpose), ChannelError> {
-        let admission = Admission { allowed, strangers: false, present: None, gave_way: None };
+        let admission = Admission { allowed, strangers: false, present: None, evicted: None };
         Self::accept_by(stream, identity, &admission, timeout)
     }
 
-    /// Takes a caller by these rules.
+    /// Accepts a caller by the rules of `admission`.
     ///
     /// # Errors
-    /// As of [`Channel::accept`]; [`ChannelError::Cloned`] where a second process of one key calls,
-    /// [`ChannelError::Busy`] if the call gave way to a newer one.
+    /// The errors of [`Channel::accept`]; [`ChannelError::Cloned`] if a second process with the same key
+    /// calls, [`ChannelError::Busy`] if this call was ended in favour of a newer one.
     pub fn accept_by(
         stream: TcpStream,
         identity: &Identity,
@@ -220,7 +234,8 @@ impl Channel {
         if purpose == Purpose::Pairing {
             return Ok((channel, purpose));
         }
-        // A first message can be a recording of an old one; who writes this record has the keys of today.
+        // The first message could be a replayed old one. Only a caller that has the keys of this handshake
+        // can write this record.
         let mut proof = Vec::new();
         channel.receiver.receive_into(&mut proof, deadline.left()?)?;
         if !proof.is_empty() {
@@ -236,45 +251,46 @@ impl Channel {
     }
 
     fn new(stream: TcpStream, made: Established) -> Result<Self, ChannelError> {
-        let address = stream.peer_addr().map_err(sort)?;
+        let address = stream.peer_addr().map_err(channel_error)?;
         let (sender, receiver) = record::halves(stream, made.transport)?;
         Ok(Self { peer: made.peer, instance: made.instance, hash: made.hash, address, sender, receiver })
     }
 
-    /// The key that the other side has proved.
+    /// Returns the key that the other side has proved.
     pub fn peer(&self) -> &PublicKey {
         &self.peer
     }
 
-    /// Which process of the other device this is.
+    /// Returns which process of the other device this is.
     pub fn instance(&self) -> InstanceId {
         self.instance
     }
 
-    /// The handshake's hash: the same on both sides of one channel and on no other.
+    /// Returns the hash of the handshake: equal on both sides of one channel, and different for every
+    /// channel.
     pub fn hash(&self) -> &[u8; 32] {
         &self.hash
     }
 
-    /// Where the other side is.
+    /// Returns the address of the other side.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The two directions, for two threads.
+    /// Splits the channel into its two directions, for two threads.
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
     }
 }
 
-/// Connects, within a deadline.
+/// Connects within a deadline.
 fn call(addr: SocketAddr, deadline: &Deadline) -> Result<TcpStream, ChannelError> {
-    let stream = TcpStream::connect_timeout(&addr, deadline.left()?).map_err(sort)?;
+    let stream = TcpStream::connect_timeout(&addr, deadline.left()?).map_err(channel_error)?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// Ends a connection; that it may have ended before is no matter.
+/// Ends a connection. It may have ended before.
 fn hang_up(stream: &TcpStream) {
     let _ended_before = stream.shutdown(Shutdown::Both);
 }

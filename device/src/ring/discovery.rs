@@ -1,8 +1,9 @@
-//! Finding the devices of a ring on the network of a home, by multicast DNS.
+//! Finds the devices of a ring on a home's network, by multicast DNS.
 //!
-//! A device that listens announces itself on every real interface; one that looks asks there. What is announced is a
-//! hint and proves nothing: the channel's handshake does. Everything that comes from the network is bounded and checked
-//! before it is shown. Addresses that a person names go beside it, for networks that pass no multicast.
+//! A device that listens announces itself on every real interface; a device that searches asks there. An
+//! announcement is only a hint and proves nothing: the handshake of the channel does. Everything that comes
+//! from the network is bounded and checked before it is shown. A person can also give addresses, for
+//! networks that block multicast.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,18 +17,17 @@ use serde::Serialize;
 
 use super::channel::PROTOCOL_VERSION;
 use super::identity::{DeviceName, Fingerprint, Identity, RingId};
-use super::state::hex;
 
 const SERVICE: &str = "_baton-ring._tcp.local.";
-/// Devices that are taken note of in one search.
+/// Most devices that are kept in one search.
 const FOUND_MAX: usize = 256;
-/// Addresses of one device.
+/// Most addresses of one device.
 const ADDRESSES_MAX: usize = 16;
-/// How long the end of an announcement may take.
+/// How long withdrawing an announcement may take.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Beginnings of the names of interfaces that lead to no other device of a home: containers, virtual machines,
-/// tunnels, and Apple's own peer-to-peer links.
+/// Prefixes of interfaces that lead to no other device of a home: containers, virtual machines, tunnels,
+/// and Apple's own peer-to-peer links.
 const NOT_REAL: &[&str] = &[
     "docker",
     "br-",
@@ -63,7 +63,7 @@ pub enum DiscoveryError {
     /// The responder does not work.
     #[error("multicast DNS: {0}")]
     Responder(String),
-    /// The system does not tell its interfaces.
+    /// The system does not list its interfaces.
     #[error("read the network interfaces: {0}")]
     Interfaces(#[from] io::Error),
 }
@@ -77,7 +77,7 @@ impl From<mdns_sd::Error> for DiscoveryError {
 /// Which interfaces are used.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Interfaces {
-    /// Every one that can lead to another device of the home.
+    /// Every interface that can lead to another device of the home.
     #[default]
     Real,
     /// These, whatever they are.
@@ -85,7 +85,7 @@ pub enum Interfaces {
 }
 
 impl Interfaces {
-    /// Those of a command line: the named ones, or the real ones where none is named.
+    /// Returns the interfaces named on a command line, or the real ones if none is named.
     pub fn of(names: &[String]) -> Self {
         if names.is_empty() { Self::Real } else { Self::Named(names.to_vec()) }
     }
@@ -100,7 +100,7 @@ impl Interfaces {
 
 /// An address of this device on one of its networks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Link {
+pub struct InterfaceAddress {
     /// The interface.
     pub interface: String,
     /// Its address.
@@ -111,15 +111,15 @@ pub struct Link {
     pub used: bool,
 }
 
-/// This device's addresses.
+/// Returns the addresses of this device.
 ///
 /// # Errors
 /// [`DiscoveryError::Interfaces`].
-pub fn links(interfaces: &Interfaces) -> Result<Vec<Link>, DiscoveryError> {
+pub fn interface_addresses(interfaces: &Interfaces) -> Result<Vec<InterfaceAddress>, DiscoveryError> {
     let found = if_addrs::get_if_addrs()?;
     Ok(found
         .into_iter()
-        .map(|found| Link {
+        .map(|found| InterfaceAddress {
             address: found.ip(),
             up: found.is_oper_up() || found.is_loopback(),
             used: interfaces.uses(&found.name, found.is_loopback()),
@@ -128,30 +128,30 @@ pub fn links(interfaces: &Interfaces) -> Result<Vec<Link>, DiscoveryError> {
         .collect())
 }
 
-/// What a device announces of itself.
+/// What a device announces about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advert {
-    /// What it is called.
+    /// Its name.
     pub name: DeviceName,
-    /// Its key's fingerprint.
+    /// The fingerprint of its key.
     pub fingerprint: Fingerprint,
-    /// Which of its processes it is, in 16 hexadecimal digits.
+    /// Which of its processes it is, as 16 hexadecimal digits.
     pub instance: String,
-    /// Its ring, where it belongs to one.
+    /// Its ring, if it belongs to one.
     pub ring: Option<RingId>,
-    /// The port that it listens on.
+    /// The port on which it listens.
     pub port: u16,
     /// Whether it admits strangers right now.
     pub pairing: bool,
 }
 
 impl Advert {
-    /// An announcement of this device.
+    /// Makes an announcement of this device.
     pub fn of(identity: &Identity, ring: Option<RingId>, port: u16) -> Self {
         Self {
             name: identity.name().clone(),
             fingerprint: identity.public().fingerprint(),
-            instance: hex(&identity.instance().0[..8]),
+            instance: hex::encode(&identity.instance().0[..8]),
             ring,
             port,
             pairing: false,
@@ -173,25 +173,25 @@ impl Advert {
 
 /// A device that announces itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Found {
-    /// What it calls itself.
+pub struct FoundDevice {
+    /// The name that it gives itself.
     pub name: DeviceName,
-    /// The fingerprint of the key that it says it has.
+    /// The fingerprint of the key that it claims to have.
     pub fingerprint: Fingerprint,
     /// Which of its processes it is.
     pub instance: String,
     /// Its ring.
     pub ring: Option<RingId>,
-    /// Version of the ring protocol that it speaks.
+    /// Its version of the ring protocol.
     pub version: u16,
     /// Whether it admits strangers right now.
     pub pairing: bool,
-    /// Where it listens; IPv4 first.
+    /// The addresses on which it listens; IPv4 first.
     pub addresses: Vec<SocketAddr>,
 }
 
-/// A device from its announcement's texts; none where one of them is not what it should be.
-fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr>) -> Option<Found> {
+/// Reads a device from the texts of its announcement. Returns `None` if one of them is invalid.
+fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr>) -> Option<FoundDevice> {
     let instance = text("at")?;
     if instance.len() != 16 || !instance.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -199,7 +199,7 @@ fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr
     addresses.sort_by_key(|address| (address.is_ipv6(), *address));
     addresses.dedup();
     addresses.truncate(ADDRESSES_MAX);
-    Some(Found {
+    Some(FoundDevice {
         name: text("name")?.parse().ok()?,
         fingerprint: text("key")?.parse().ok()?,
         instance,
@@ -210,7 +210,7 @@ fn found_of(text: &dyn Fn(&str) -> Option<String>, mut addresses: Vec<SocketAddr
     })
 }
 
-fn found_service(service: &ResolvedService) -> Option<Found> {
+fn found_service(service: &ResolvedService) -> Option<FoundDevice> {
     let at = |ip: &ScopedIp| match ip {
         ScopedIp::V6(v6) if v6.addr().is_unicast_link_local() => {
             SocketAddr::V6(SocketAddrV6::new(*v6.addr(), service.port, 0, v6.scope_id().index))
@@ -221,7 +221,7 @@ fn found_service(service: &ResolvedService) -> Option<Found> {
     found_of(&|key| service.get_property_val_str(key).map(str::to_owned), addresses)
 }
 
-/// This device's place in multicast DNS; ends, with a goodbye to others, when dropped.
+/// This device's multicast DNS responder. Dropping it withdraws the announcements and stops it.
 pub struct Discovery {
     daemon: ServiceDaemon,
     interfaces: Interfaces,
@@ -246,13 +246,13 @@ impl Discovery {
         Ok(Self { daemon, interfaces, announced: Vec::new() })
     }
 
-    /// Announces this device, in place of what it announced before.
+    /// Announces this device, in place of its earlier announcement.
     ///
     /// # Errors
     /// [`DiscoveryError::Responder`].
     pub fn announce(&mut self, advert: &Advert) -> Result<(), DiscoveryError> {
         let fingerprint = advert.fingerprint.to_string().to_lowercase();
-        // Nobody else has this name, so that none has to be fought for.
+        // No other device has this name, so there is no name conflict to resolve.
         let name = format!("{fingerprint}-{}", advert.instance);
         let texts = advert.texts();
         let host = format!("baton-{name}.local.");
@@ -271,18 +271,19 @@ impl Discovery {
         Ok(())
     }
 
-    /// Looks for devices until the time is over, or until `enough` of them are found; each is as it was heard last.
+    /// Searches for devices until `time` is over, or until `enough` returns true. Each device is returned
+    /// as it was last announced.
     ///
     /// # Errors
     /// [`DiscoveryError::Responder`].
     pub fn search(
         &self,
         time: Duration,
-        enough: &mut dyn FnMut(&Found) -> bool,
-    ) -> Result<Vec<Found>, DiscoveryError> {
+        enough: &mut dyn FnMut(&FoundDevice) -> bool,
+    ) -> Result<Vec<FoundDevice>, DiscoveryError> {
         let events = self.daemon.browse(SERVICE)?;
         let end = Instant::now() + time;
-        let mut found: BTreeMap<String, Found> = BTreeMap::new();
+        let mut found: BTreeMap<String, FoundDevice> = BTreeMap::new();
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let Ok(event) = events.recv_timeout(left) else { break };
@@ -307,20 +308,20 @@ impl Discovery {
         Ok(found.into_values().collect())
     }
 
-    /// What multicast DNS has complained of since it was opened, to be asked by `doctor`.
+    /// Returns the errors that the multicast DNS responder reports from now on, for `doctor`.
     ///
     /// # Errors
     /// [`DiscoveryError::Responder`].
-    pub fn complaints(&self) -> Result<Complaints, DiscoveryError> {
-        Ok(Complaints(self.daemon.monitor()?))
+    pub fn responder_errors(&self) -> Result<ResponderErrors, DiscoveryError> {
+        Ok(ResponderErrors(self.daemon.monitor()?))
     }
 }
 
-/// Errors of the responder as they come.
-pub struct Complaints(mdns_sd::Receiver<DaemonEvent>);
+/// The responder's errors, as they occur.
+pub struct ResponderErrors(mdns_sd::Receiver<DaemonEvent>);
 
-impl Complaints {
-    /// Those that came since the last call.
+impl ResponderErrors {
+    /// Returns the errors since the last call.
     pub fn take(&self) -> Vec<String> {
         let error = |event| match event {
             DaemonEvent::Error(err) => Some(err.to_string()),
@@ -334,7 +335,7 @@ impl Drop for Discovery {
     fn drop(&mut self) {
         for name in &self.announced {
             if let Ok(done) = self.daemon.unregister(name) {
-                // Late or never: others forget the announcement by its age.
+                // If this comes too late, other devices drop the announcement by its age.
                 let _said = done.recv_timeout(GOODBYE);
             }
         }
@@ -426,7 +427,7 @@ mod tests {
         assert!(!real.uses("lo", true));
         let named = Interfaces::of(&["lo".to_owned()]);
         assert!(named.uses("lo", true) && !named.uses("eth0", false));
-        let links = links(&named).unwrap();
+        let links = interface_addresses(&named).unwrap();
         assert!(links.iter().all(|link| link.used == (link.interface == "lo")), "{links:?}");
     }
 
@@ -437,7 +438,7 @@ mod tests {
             panic!("this machine has no loopback interface")
         };
         let interfaces = Interfaces::Named(vec![loopback.name]);
-        // A port of its own: what this machine's networks announce is not part of the test.
+        // A port of its own, so that announcements on this machine's networks do not disturb the test.
         let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let advert = advert();
         let mut here = Discovery::open_at(interfaces.clone(), port).unwrap();

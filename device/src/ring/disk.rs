@@ -1,7 +1,8 @@
-//! How fast a file can be read from its disk: in order, in large blocks by two threads, and here and there.
+//! Measures how fast a file can be read from its disk: sequentially, in large blocks by two threads, and at
+//! random positions.
 //!
-//! Reads go past the page cache where the system allows it (`O_DIRECT`), else they may be answered from memory, and the
-//! figures say so.
+//! Reads bypass the page cache if the system allows it (`O_DIRECT`). Otherwise they may be answered from
+//! memory, and the result says so.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -9,28 +10,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_pacing::refit::median;
 use memmap2::MmapMut;
 
-use super::profile::median;
-
-/// Blocks in order (PIPO finds about 8 MB best for disks).
+/// Bytes of a block for sequential reads (PIPO finds about 8 MB best for disks).
 const BLOCK: usize = 8 << 20;
-/// Blocks here and there: what the system reads around a page that is missing.
+/// Bytes of a piece for random reads: what the system reads around a missing page.
 const PIECE: usize = 64 << 10;
-/// Threads that read in order, so that the disk always has a next request.
+/// Threads that read sequentially, so that the disk always has a next request.
 const READERS: u64 = 2;
-/// One run.
+/// Length of one run.
 const RUN: Duration = Duration::from_millis(400);
 const RUNS: usize = 3;
 
-/// What a disk gives, in bytes a second.
+/// Measured rates of a disk, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DiskRates {
-    /// In order.
+    /// Sequential reads.
     pub sequential_bytes_per_s: f64,
-    /// Here and there.
+    /// Random reads.
     pub random_bytes_per_s: f64,
-    /// Past the page cache.
+    /// Whether the page cache was bypassed.
     pub direct: bool,
 }
 
@@ -42,20 +42,20 @@ pub enum DiskError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The file is too small to say anything.
+    /// The file is too small for a measurement.
     #[error("`{}` has {bytes} bytes, too few to measure a disk by; {PIECE} are needed", path.display())]
     Small {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
     },
 }
 
-/// Measures the disk under `path` by reading that file; for under three seconds.
+/// Measures the disk of the file at `path` by reading that file, for less than three seconds.
 ///
 /// # Errors
 /// [`DiskError`] naming the file.
@@ -66,16 +66,17 @@ pub fn measure(path: &Path) -> Result<DiskRates, DiskError> {
     if bytes < PIECE as u64 {
         return Err(DiskError::Small { path: path.to_owned(), bytes });
     }
-    // All over the file: a disk, or what lies behind a virtual one, may hold some of it ready and the rest not.
+    // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it cached.
     let begin = |run: usize| bytes / RUNS as u64 * run as u64;
-    let sequential =
+    let sequential: Vec<f64> =
         (0..RUNS).map(|run| in_order(&file, bytes, begin(run))).collect::<Result<_, _>>().map_err(read)?;
-    let random =
+    let random: Vec<f64> =
         (0..RUNS).map(|run| here_and_there(&file, bytes, run)).collect::<Result<_, _>>().map_err(read)?;
-    Ok(DiskRates { sequential_bytes_per_s: median(sequential), random_bytes_per_s: median(random), direct })
+    let middle = |rates: Vec<f64>| median(rates).unwrap_or(f64::NAN);
+    Ok(DiskRates { sequential_bytes_per_s: middle(sequential), random_bytes_per_s: middle(random), direct })
 }
 
-/// Bytes a second in order, of one run: a look at whether a disk is still as it was.
+/// Returns the bytes per second of one sequential run: a quick check whether a disk is as fast as before.
 ///
 /// # Errors
 /// [`DiskError`] naming the file.
@@ -86,7 +87,7 @@ pub fn look(path: &Path) -> Result<f64, DiskError> {
     in_order(&file, bytes.max(1), bytes / 2).map_err(read)
 }
 
-/// The file, for direct reads where its file system has them.
+/// Opens the file, for direct reads if its file system has them. Returns whether it does.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn open(path: &Path) -> std::io::Result<(File, bool)> {
     use std::os::unix::fs::OpenOptionsExt as _;
@@ -102,14 +103,15 @@ fn open(path: &Path) -> std::io::Result<(File, bool)> {
     Ok((File::open(path)?, false))
 }
 
-/// Bytes a second of two threads that take blocks in turn, from near `begin` on, and from the file's beginning where it
-/// ends.
+/// Returns the bytes per second of two threads that take blocks in turn, from near `begin` on. At the end
+/// of the file they continue at its beginning.
 fn in_order(file: &File, bytes: u64, begin: u64) -> std::io::Result<f64> {
     let (next, done) = (AtomicU64::new(begin / BLOCK as u64), AtomicU64::new(0));
     let blocks = bytes.div_ceil(BLOCK as u64);
     let begun = Instant::now();
     let reader = || {
-        // Pages of its own: aligned as direct reads need them, and given back at once.
+        // Memory mapped for this buffer: aligned as direct reads need it, and returned to the system at
+        // once.
         let mut buffer = MmapMut::map_anon(BLOCK)?;
         while begun.elapsed() < RUN {
             let block = next.fetch_add(1, Ordering::Relaxed) % blocks;
@@ -125,7 +127,7 @@ fn in_order(file: &File, bytes: u64, begin: u64) -> std::io::Result<f64> {
     Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// Bytes a second of one thread that reads pieces in an order of large odd steps.
+/// Returns the bytes per second of one thread that reads pieces at distances of a large odd step.
 fn here_and_there(file: &File, bytes: u64, run: usize) -> std::io::Result<f64> {
     let pieces = bytes / PIECE as u64;
     let mut buffer = MmapMut::map_anon(PIECE)?;

@@ -1,8 +1,8 @@
-//! Why two devices of a ring do not see each other, in words that say what to do.
+//! Explains why two devices of a ring do not see each other, and what to do about it.
 //!
-//! [`observe()`] looks: at the state folder, the interfaces, what is announced, and how each pinned device answers when
-//! it is called. [`diagnose`] judges what was seen, and nothing else, so that every finding can be had in a test.
-//! Nothing is changed by either. Clocks play no part: nothing here depends on the time of day.
+//! [`observe()`] reads the state folder and the interfaces, listens for announcements, and calls each
+//! pinned device. [`diagnose`] judges only what was observed, so that a test can produce every finding.
+//! Neither changes anything. Nothing here depends on the time of day.
 
 mod observe;
 
@@ -12,91 +12,91 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::channel::PROTOCOL_VERSION;
-use super::discovery::{Found, Link};
+use super::discovery::{FoundDevice, InterfaceAddress};
 use super::identity::{DeviceName, Fingerprint, PublicKey};
 use super::peers::{Membership, Role};
 
-pub use observe::{Look, observe};
+pub use observe::{ObserveOptions, observe};
 
 /// How a device answered at one address.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum ProbeAnswer {
     /// It proved its key and knows ours.
     Well {
-        /// How long connection and handshake took.
+        /// How long connection and handshake took, in milliseconds.
         ms: f64,
     },
-    /// Nothing came back.
+    /// No answer came.
     Silent,
     /// The device answers, but nothing listens on the port.
     PortClosed,
-    /// There is no way there from this device.
+    /// There is no route to it from this device.
     NoRoute,
-    /// It proved its key and does not know ours.
+    /// It proved its key, but does not know ours.
     NotPinned,
-    /// What answers has not the pinned key.
+    /// Something answers that does not have the pinned key.
     OtherKey,
-    /// It speaks another version.
+    /// It uses another protocol version.
     Version(u16),
-    /// It has seen another device with our key.
+    /// It has a connection from another device with our key.
     Cloned,
-    /// Something else, in the system's words.
+    /// Another error, in the system's words.
     Failed(String),
 }
 
-/// What was seen of one pinned device.
+/// What was observed of one pinned device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PeerSeen {
-    /// What it is called here.
+    /// Its name on this device.
     pub name: DeviceName,
     /// Its key.
     pub key: PublicKey,
-    /// Its announcement, where one was heard.
-    pub announced: Option<Found>,
-    /// How it answered, address by address.
-    pub answers: Vec<(SocketAddr, Answer)>,
+    /// Its announcement, if one was heard.
+    pub announced: Option<FoundDevice>,
+    /// How it answered at each address.
+    pub answers: Vec<(SocketAddr, ProbeAnswer)>,
 }
 
-/// What was seen of this device and its networks.
+/// What was observed of this device and its networks.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Observations {
-    /// What keeps the state folder from being read.
+    /// Why the state folder cannot be read.
     pub damaged: Vec<String>,
     /// This device's key and name.
     pub identity: Option<(PublicKey, DeviceName)>,
     /// Its ring.
     pub membership: Option<Membership>,
     /// Its addresses.
-    pub links: Vec<Link>,
-    /// Whether announcements were listened for.
+    pub links: Vec<InterfaceAddress>,
+    /// Whether this device listened for announcements.
     pub listened: bool,
-    /// Why nothing could be heard of announcements.
-    pub deaf: Option<String>,
+    /// Why no announcements could be received.
+    pub multicast_error: Option<String>,
     /// Devices that announce themselves.
-    pub heard: Vec<Found>,
+    pub heard: Vec<FoundDevice>,
     /// The pinned devices.
     pub peers: Vec<PeerSeen>,
 }
 
-/// How bad a finding is.
+/// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Weight {
+pub enum Severity {
     /// As it should be.
     Fine,
-    /// Odd; the ring may work.
+    /// Unusual, but the ring may work.
     Odd,
     /// The ring does not work, or not with this device.
     Broken,
 }
 
-/// One thing found.
+/// One finding.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
     /// A file of the state folder cannot be used.
     Damaged(String),
-    /// This device never was in a ring.
+    /// This device has never been in a ring.
     NoIdentity,
     /// This device belongs to no ring.
     NoRing,
@@ -104,16 +104,16 @@ pub enum Finding {
     NoPeers(Role),
     /// No interface that leads to other devices is up.
     NoInterface {
-        /// Those that there are.
+        /// The interfaces that exist.
         found: Vec<String>,
     },
     /// Multicast DNS does not work here.
-    Deaf(String),
+    MulticastFails(String),
     /// No announcement at all was heard.
     NothingHeard,
     /// Another device announces this device's key.
     Cloned {
-        /// Where it is.
+        /// Its addresses.
         at: Vec<SocketAddr>,
     },
     /// No address of a device is known.
@@ -122,47 +122,49 @@ pub enum Finding {
     NotAnnounced(DeviceName),
     /// A device does not answer.
     Silent(DeviceName, SocketAddr),
-    /// Nothing listens.
+    /// Nothing listens at an address.
     PortClosed(DeviceName, SocketAddr),
-    /// There is no way to an address.
+    /// There is no route to an address.
     NoRoute(DeviceName, SocketAddr),
     /// The other device does not know this one.
     NotPinned(DeviceName),
     /// Something else answers at its address.
     OtherKey(DeviceName, SocketAddr, Fingerprint),
-    /// Versions differ.
+    /// The protocol versions differ.
     Versions {
         /// The other device.
         name: DeviceName,
-        /// What it speaks.
+        /// Its version.
         theirs: u16,
     },
-    /// The other device has seen a second one with this device's key.
+    /// The other device has seen a second device with this device's key.
     ClonedThere(DeviceName),
-    /// A call failed otherwise.
+    /// A call failed for another reason.
     Failed(DeviceName, SocketAddr, String),
     /// A device is as it should be.
     Reached {
         /// The device.
         name: DeviceName,
-        /// Where.
+        /// Its address.
         at: SocketAddr,
-        /// How long connection and handshake took.
+        /// How long connection and handshake took, in milliseconds.
         ms: f64,
     },
 }
 
 impl Finding {
-    /// How bad it is.
-    pub fn weight(&self) -> Weight {
+    /// Returns how serious it is.
+    pub fn severity(&self) -> Severity {
         match self {
-            Self::Reached { .. } => Weight::Fine,
-            Self::NoPeers(_) | Self::Deaf(_) | Self::NothingHeard | Self::NotAnnounced(_) => Weight::Odd,
-            _ => Weight::Broken,
+            Self::Reached { .. } => Severity::Fine,
+            Self::NoPeers(_) | Self::MulticastFails(_) | Self::NothingHeard | Self::NotAnnounced(_) => {
+                Severity::Odd
+            }
+            _ => Severity::Broken,
         }
     }
 
-    /// A name for programs.
+    /// Returns a name for programs.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Damaged(_) => "state_damaged",
@@ -170,7 +172,7 @@ impl Finding {
             Self::NoRing => "no_ring",
             Self::NoPeers(_) => "no_peers",
             Self::NoInterface { .. } => "no_interface",
-            Self::Deaf(_) => "multicast_fails",
+            Self::MulticastFails(_) => "multicast_fails",
             Self::NothingHeard => "nothing_heard",
             Self::Cloned { .. } | Self::ClonedThere(_) => "key_cloned",
             Self::NoAddress(_) => "no_address",
@@ -186,7 +188,7 @@ impl Finding {
         }
     }
 
-    /// What to do about it; nothing where all is well.
+    /// Returns what to do about it; empty if nothing is wrong.
     pub fn advice(&self) -> &'static str {
         match self {
             Self::Damaged(_) => {
@@ -202,7 +204,7 @@ impl Finding {
             Self::NoInterface { .. } => {
                 "connect this device to the home's network; `--interface NAME` uses one that is left out"
             }
-            Self::Deaf(_) => {
+            Self::MulticastFails(_) => {
                 "close what else holds UDP port 5353, or name the head: `baton ring join CODE --head ADDRESS`"
             }
             Self::NothingHeard => {
@@ -252,7 +254,7 @@ impl fmt::Display for Finding {
             Self::NoInterface { found } => {
                 write!(f, "no interface to other devices is up (there are: {})", found.join(", "))
             }
-            Self::Deaf(what) => write!(f, "multicast DNS does not work here: {what}"),
+            Self::MulticastFails(what) => write!(f, "multicast DNS does not work here: {what}"),
             Self::NothingHeard => {
                 f.write_str("no device announces itself on these networks, or multicast does not pass")
             }
@@ -264,7 +266,7 @@ impl fmt::Display for Finding {
             Self::NotAnnounced(name) => write!(f, "{name} does not announce itself, though others do"),
             Self::Silent(name, at) => write!(f, "{name}: {at} does not answer"),
             Self::PortClosed(name, at) => write!(f, "{name}: nothing listens on {at}"),
-            Self::NoRoute(name, at) => write!(f, "{name}: there is no way to {at} from here"),
+            Self::NoRoute(name, at) => write!(f, "{name}: there is no route to {at} from here"),
             Self::NotPinned(name) => write!(f, "{name} does not know this device's key"),
             Self::OtherKey(name, at, key) => {
                 write!(f, "{name}: what answers at {at} has not the pinned key {key}")
@@ -288,14 +290,14 @@ impl Serialize for Finding {
         use serde::ser::SerializeStruct as _;
         let mut fields = serializer.serialize_struct("Finding", 4)?;
         fields.serialize_field("kind", self.kind())?;
-        fields.serialize_field("weight", &self.weight())?;
+        fields.serialize_field("weight", &self.severity())?;
         fields.serialize_field("text", &self.to_string())?;
         fields.serialize_field("advice", self.advice())?;
         fields.end()
     }
 }
 
-/// What follows from what was seen: causes before their effects.
+/// Returns the findings, causes before their effects.
 pub fn diagnose(seen: &Observations) -> Vec<Finding> {
     let mut findings: Vec<Finding> = seen.damaged.iter().cloned().map(Finding::Damaged).collect();
     match (&seen.identity, &seen.membership) {
@@ -323,12 +325,12 @@ fn of_network(seen: &Observations) -> Vec<Finding> {
     }
     let own = |address: &SocketAddr| seen.links.iter().any(|link| link.address == address.ip());
     let key = seen.identity.as_ref().map(|(key, _)| key.fingerprint());
-    // This device's own processes announce themselves with one of its own addresses.
-    let cloned = |found: &&Found| Some(found.fingerprint) == key && !found.addresses.iter().any(own);
+    // Other processes of this device also announce its key, with one of its own addresses.
+    let cloned = |found: &&FoundDevice| Some(found.fingerprint) == key && !found.addresses.iter().any(own);
     let others = seen.heard.iter().filter(cloned).filter(|found| !found.addresses.is_empty());
     findings.extend(others.map(|found| Finding::Cloned { at: found.addresses.clone() }));
-    if let Some(what) = &seen.deaf {
-        findings.push(Finding::Deaf(what.clone()));
+    if let Some(what) = &seen.multicast_error {
+        findings.push(Finding::MulticastFails(what.clone()));
     } else if seen.listened && seen.heard.is_empty() && !seen.peers.is_empty() {
         findings.push(Finding::NothingHeard);
     }
@@ -339,11 +341,11 @@ fn of_peer(peer: &PeerSeen, seen: &Observations) -> Vec<Finding> {
     let name = || peer.name.clone();
     let mut findings = Vec::new();
     let well = peer.answers.iter().find_map(|(at, answer)| match answer {
-        Answer::Well { ms } => Some(Finding::Reached { name: name(), at: *at, ms: *ms }),
+        ProbeAnswer::Well { ms } => Some(Finding::Reached { name: name(), at: *at, ms: *ms }),
         _ => None,
     });
     if let Some(reached) = well {
-        // Addresses of other days that no longer answer are no matter then.
+        // Old addresses that no longer answer do not matter then.
         findings.insert(0, reached);
         return findings;
     }
@@ -358,15 +360,15 @@ fn of_peer(peer: &PeerSeen, seen: &Observations) -> Vec<Finding> {
         findings.push(Finding::NotAnnounced(name()));
     }
     findings.extend(peer.answers.iter().map(|(at, answer)| match answer {
-        Answer::Well { ms } => Finding::Reached { name: name(), at: *at, ms: *ms },
-        Answer::Silent => Finding::Silent(name(), *at),
-        Answer::PortClosed => Finding::PortClosed(name(), *at),
-        Answer::NoRoute => Finding::NoRoute(name(), *at),
-        Answer::NotPinned => Finding::NotPinned(name()),
-        Answer::OtherKey => Finding::OtherKey(name(), *at, peer.key.fingerprint()),
-        Answer::Version(theirs) => Finding::Versions { name: name(), theirs: *theirs },
-        Answer::Cloned => Finding::ClonedThere(name()),
-        Answer::Failed(what) => Finding::Failed(name(), *at, what.clone()),
+        ProbeAnswer::Well { ms } => Finding::Reached { name: name(), at: *at, ms: *ms },
+        ProbeAnswer::Silent => Finding::Silent(name(), *at),
+        ProbeAnswer::PortClosed => Finding::PortClosed(name(), *at),
+        ProbeAnswer::NoRoute => Finding::NoRoute(name(), *at),
+        ProbeAnswer::NotPinned => Finding::NotPinned(name()),
+        ProbeAnswer::OtherKey => Finding::OtherKey(name(), *at, peer.key.fingerprint()),
+        ProbeAnswer::Version(theirs) => Finding::Versions { name: name(), theirs: *theirs },
+        ProbeAnswer::Cloned => Finding::ClonedThere(name()),
+        ProbeAnswer::Failed(what) => Finding::Failed(name(), *at, what.clone()),
     }));
     findings
 }

@@ -1,56 +1,59 @@
-//! Whether a plan still fits its devices: what they show of themselves against what was planned with.
+//! Judges whether a plan still fits its devices, by comparing what they report with what was planned.
 //!
-//! Pure, without a clock of its own. A device departs where a token takes it [`FACTOR`] times as long as predicted, or as
-//! little, or where its memory has changed by [`MEMORY_SHARE`]; it must do so for [`LASTING`] before anybody plans anew
-//! for it, and a new plan must promise [`GAIN`] less time for a token. After a new plan, or one that was not worth it,
-//! the next is not looked for at once ([`HOLD`]), ever later as long as none is worth it: plans do not flutter.
+//! Pure, without a clock of its own. A device deviates if a token takes it at least [`FACTOR`] times as
+//! long as predicted, or at most that fraction of it. It also deviates if its memory has changed by
+//! [`MEMORY_SHARE`]. A new plan is made only for a deviation that lasts for [`LASTING`], and only if it
+//! saves [`GAIN`] of a token's time.
+//!
+//! After each look for a new plan the next one waits for [`HOLD`]. The wait is doubled as long as no new
+//! plan is worth it, so that plans do not change back and forth.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Times as long as predicted, or as short, for a device to depart.
+/// A device deviates if it takes this many times the predicted time, or that fraction of it.
 pub const FACTOR: f64 = 1.5;
-/// Share of its memory by which a device's memory must have changed, and bytes.
+/// A device deviates if its memory has changed by this share, and by `MEMORY_BYTES`.
 pub const MEMORY_SHARE: f64 = 0.1;
 const MEMORY_BYTES: f64 = 128e6;
-/// How long a device departs before it counts.
+/// How long a device must deviate before it counts.
 pub const LASTING: Duration = Duration::from_secs(30);
 /// Share of a token's time that a new plan must save.
 pub const GAIN: f64 = 0.1;
-/// How long after one look for a new plan the next one is; doubled while none is worth it, up to [`HOLD_MOST`].
+/// Wait between two looks for a new plan; doubled while none is worth it, up to [`HOLD_MOST`].
 pub const HOLD: Duration = Duration::from_secs(60);
 const HOLD_MOST: Duration = Duration::from_secs(1920);
-/// The most that a device counts as slower or faster than it measured itself.
+/// Greatest factor by which a device counts as slower or faster than its own measurements.
 const FACTOR_MOST: f64 = 16.0;
 
-/// What a device shows of itself.
+/// What a device reports about itself.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shown {
+pub struct ObservedDevice {
     /// Its name.
     pub name: String,
-    /// Seconds of a token on it, lately; none where it computed too few.
+    /// Seconds that a token took on it lately; `None` if it computed too few.
     pub token_s: Option<f64>,
-    /// Bytes that a model may take on it now; none where it does not say.
+    /// Bytes that a model may use on it now; `None` if it does not report them.
     pub memory_bytes: Option<f64>,
 }
 
 /// What a device was planned with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct ExpectedDevice {
     /// Its name.
     pub name: String,
-    /// Seconds of a token on it, as predicted.
+    /// Predicted seconds that a token takes on it.
     pub token_s: f64,
-    /// Bytes that a model may take on it, as planned.
+    /// Planned bytes that a model may use on it.
     pub memory_bytes: f64,
 }
 
-/// How a device differs from what it measured of itself.
+/// How a device differs from its own measurements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Correction {
-    /// Times as slow in everything.
+    /// Factor by which it is slower in everything.
     pub slower: f64,
-    /// Its memory.
+    /// Its memory in bytes, if that differs.
     pub memory_bytes: Option<f64>,
 }
 
@@ -60,77 +63,77 @@ impl Default for Correction {
     }
 }
 
-/// A device that departs.
+/// A device that deviates.
 #[derive(Debug, Clone, Copy)]
-struct Departing {
+struct Deviation {
     since: Duration,
-    /// Times as slow as predicted, where its time departs.
+    /// Factor by which it is slower than predicted, if its time deviates.
     slower: Option<f64>,
     memory_bytes: Option<f64>,
 }
 
-/// Looks at a plan's devices again and again.
+/// Finds lasting deviations of a plan's devices.
 #[derive(Debug, Clone)]
-pub struct Watch {
-    departing: BTreeMap<String, Departing>,
-    /// Not before this moment again.
+pub struct DriftDetector {
+    deviating: BTreeMap<String, Deviation>,
+    /// No new plan is looked for before this moment.
     next: Duration,
     hold: Duration,
 }
 
-impl Default for Watch {
+impl Default for DriftDetector {
     fn default() -> Self {
-        Self { departing: BTreeMap::new(), next: Duration::ZERO, hold: HOLD }
+        Self { deviating: BTreeMap::new(), next: Duration::ZERO, hold: HOLD }
     }
 }
 
-/// Times as slow as predicted, where that departs.
-fn slower(shown: &Shown, expected: &Expected) -> Option<f64> {
+/// Returns the factor by which a device is slower than predicted, if that deviates.
+fn slower(shown: &ObservedDevice, expected: &ExpectedDevice) -> Option<f64> {
     let factor = shown.token_s? / expected.token_s.max(1e-9);
     (factor.is_finite() && factor > 0.0 && !(1.0 / FACTOR..=FACTOR).contains(&factor)).then_some(factor)
 }
 
-/// Its memory, where that departs.
-fn memory(shown: &Shown, expected: &Expected) -> Option<f64> {
+/// Returns the device's memory, if that deviates.
+fn memory(shown: &ObservedDevice, expected: &ExpectedDevice) -> Option<f64> {
     let now = shown.memory_bytes?;
     let change = (now - expected.memory_bytes).abs();
     (change > expected.memory_bytes * MEMORY_SHARE && change > MEMORY_BYTES).then_some(now)
 }
 
-impl Watch {
-    /// Corrections of the devices that have departed for long enough, times the corrections that the present plan
-    /// stands on; none where nothing is to be planned anew for now.
+impl DriftDetector {
+    /// Returns the corrections to plan anew with, or `None` if no new plan is due. Corrections of devices
+    /// that have deviated long enough are multiplied by those of the present plan.
     pub fn look(
         &mut self,
         now: Duration,
-        shown: &[Shown],
-        expected: &[Expected],
+        shown: &[ObservedDevice],
+        expected: &[ExpectedDevice],
         present: &BTreeMap<String, Correction>,
     ) -> Option<BTreeMap<String, Correction>> {
-        self.departing.retain(|name, _| expected.iter().any(|device| device.name == *name));
+        self.deviating.retain(|name, _| expected.iter().any(|device| device.name == *name));
         for expected in expected {
             let Some(shown) = shown.iter().find(|shown| shown.name == expected.name) else { continue };
-            let known = self.departing.get(&expected.name).copied();
+            let known = self.deviating.get(&expected.name).copied();
             let time = match shown.token_s {
                 Some(_) => slower(shown, expected),
-                // It has computed nothing since: what was seen last holds.
+                // It has computed nothing since the last look: the last value still holds.
                 None => known.and_then(|known| known.slower),
             };
             let memory = memory(shown, expected);
             if time.is_none() && memory.is_none() {
-                self.departing.remove(&expected.name);
+                self.deviating.remove(&expected.name);
                 continue;
             }
             let since = known.map_or(now, |known| known.since);
-            let departing = Departing { since, slower: time, memory_bytes: memory };
-            self.departing.insert(expected.name.clone(), departing);
+            let deviating = Deviation { since, slower: time, memory_bytes: memory };
+            self.deviating.insert(expected.name.clone(), deviating);
         }
-        let lasting = |known: &Departing| now.saturating_sub(known.since) >= LASTING;
-        if now < self.next || !self.departing.values().any(lasting) {
+        let lasting = |known: &Deviation| now.saturating_sub(known.since) >= LASTING;
+        if now < self.next || !self.deviating.values().any(lasting) {
             return None;
         }
         let mut corrections = present.clone();
-        for (name, known) in self.departing.iter().filter(|(_, known)| lasting(known)) {
+        for (name, known) in self.deviating.iter().filter(|(_, known)| lasting(known)) {
             let correction = corrections.entry(name.clone()).or_default();
             let factor = correction.slower * known.slower.unwrap_or(1.0);
             correction.slower = factor.clamp(1.0 / FACTOR_MOST, FACTOR_MOST);
@@ -139,12 +142,13 @@ impl Watch {
         Some(corrections)
     }
 
-    /// Whether a plan that takes `best_s` for a token is worth leaving one that takes `present_s`, none where that one
-    /// cannot be kept; both under the corrections of [`Self::look`].
+    /// Returns whether a plan with `best_s` seconds per token is worth a change. `present_s` is the time of
+    /// the present plan, or `None` if that plan cannot be kept. Both times include the corrections of
+    /// [`Self::look`].
     pub fn judge(&mut self, now: Duration, present_s: Option<f64>, best_s: f64) -> bool {
         let worth = present_s.is_none_or(|present_s| best_s <= present_s * (1.0 - GAIN));
         if worth {
-            self.departing.clear();
+            self.deviating.clear();
             self.hold = HOLD;
         } else {
             self.hold = (self.hold * 2).min(HOLD_MOST);
@@ -162,21 +166,21 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn shown(token_ms: Option<f64>, memory_gb: Option<f64>) -> Vec<Shown> {
+    fn shown(token_ms: Option<f64>, memory_gb: Option<f64>) -> Vec<ObservedDevice> {
         let token_s = token_ms.map(|ms| ms / 1e3);
-        vec![Shown { name: "desk".to_owned(), token_s, memory_bytes: memory_gb.map(|gb| gb * 1e9) }]
+        vec![ObservedDevice { name: "desk".to_owned(), token_s, memory_bytes: memory_gb.map(|gb| gb * 1e9) }]
     }
 
-    /// 10 ms a token, 4 GB.
-    fn expected() -> Vec<Expected> {
-        vec![Expected { name: "desk".to_owned(), token_s: 0.01, memory_bytes: 4e9 }]
+    /// 10 ms per token, 4 GB.
+    fn expected() -> Vec<ExpectedDevice> {
+        vec![ExpectedDevice { name: "desk".to_owned(), token_s: 0.01, memory_bytes: 4e9 }]
     }
 
-    /// Seconds at which somebody would plan anew within two minutes, once, and with what.
-    fn first(show: impl Fn(u64) -> Vec<Shown>) -> Option<(u64, Correction)> {
-        let mut watch = Watch::default();
+    /// Returns the first second within two minutes in which a new plan is due, and the correction.
+    fn first(show: impl Fn(u64) -> Vec<ObservedDevice>) -> Option<(u64, Correction)> {
+        let mut detector = DriftDetector::default();
         (0..120).find_map(|second| {
-            let found = watch.look(at(second), &show(second), &expected(), &BTreeMap::new())?;
+            let found = detector.look(at(second), &show(second), &expected(), &BTreeMap::new())?;
             Some((second, found["desk"]))
         })
     }
@@ -194,7 +198,7 @@ mod tests {
         assert_eq!(first(|_| shown(None, Some(5.0))).map(|found| found.0), Some(30));
         let worst = first(|_| shown(Some(1e6), None)).map(|found| found.1.slower);
         assert_eq!(worst, Some(FACTOR_MOST), "nobody counts as slower than that");
-        // A device that has nothing to compute goes on departing.
+        // A device that has nothing to compute keeps deviating.
         assert_eq!(first(|second| shown((second == 0).then_some(20.0), None)), Some((30, slow)));
     }
 
@@ -204,24 +208,24 @@ mod tests {
         assert_eq!(first(|_| shown(Some(6.7), Some(3.7))), None);
         assert_eq!(first(|_| shown(None, None)), None);
         assert_eq!(first(|second| shown(Some(if second % 29 == 0 { 10.0 } else { 30.0 }), None)), None);
-        // 10 % of little memory are not worth a plan.
-        let mut watch = Watch::default();
-        let small = vec![Expected { name: "desk".to_owned(), token_s: 0.01, memory_bytes: 5e8 }];
+        // 10 % of a small memory are not worth a new plan.
+        let mut detector = DriftDetector::default();
+        let small = vec![ExpectedDevice { name: "desk".to_owned(), token_s: 0.01, memory_bytes: 5e8 }];
         let shown = shown(None, Some(0.4));
-        assert!((0..120).all(|s| watch.look(at(s), &shown, &small, &BTreeMap::new()).is_none()));
+        assert!((0..120).all(|s| detector.look(at(s), &shown, &small, &BTreeMap::new()).is_none()));
     }
 
     #[test]
     fn corrections_multiply_and_are_of_devices_that_are_there() {
-        let mut watch = Watch::default();
+        let mut detector = DriftDetector::default();
         let present =
             BTreeMap::from([("desk".to_owned(), Correction { slower: 3.0, memory_bytes: Some(2e9) })]);
-        watch.look(at(0), &shown(Some(20.0), None), &expected(), &present);
-        let found = watch.look(at(30), &shown(Some(20.0), None), &expected(), &present).unwrap();
+        detector.look(at(0), &shown(Some(20.0), None), &expected(), &present);
+        let found = detector.look(at(30), &shown(Some(20.0), None), &expected(), &present).unwrap();
         assert_eq!(found["desk"], Correction { slower: 6.0, memory_bytes: Some(2e9) });
-        assert!(watch.look(at(31), &[], &[], &present).is_none(), "it has left");
+        assert!(detector.look(at(31), &[], &[], &present).is_none(), "it has left");
         assert!(
-            watch.look(at(32), &shown(Some(20.0), None), &expected(), &present).is_none(),
+            detector.look(at(32), &shown(Some(20.0), None), &expected(), &present).is_none(),
             "and begins anew"
         );
     }
@@ -234,26 +238,26 @@ mod tests {
             (Some(0.100), 0.2, false),
             (None, 9.0, true),
         ] {
-            assert_eq!(Watch::default().judge(at(0), present, best), worth, "{present:?} {best}");
+            assert_eq!(DriftDetector::default().judge(at(0), present, best), worth, "{present:?} {best}");
         }
-        // Whoever departs all the time is looked at ever more seldom.
-        let (mut watch, mut looks) = (Watch::default(), Vec::new());
+        // For a device that always deviates, the looks become less and less frequent.
+        let (mut detector, mut looks) = (DriftDetector::default(), Vec::new());
         for second in 0..2000 {
             let now = at(second);
-            if watch.look(now, &shown(Some(20.0), None), &expected(), &BTreeMap::new()).is_some() {
+            if detector.look(now, &shown(Some(20.0), None), &expected(), &BTreeMap::new()).is_some() {
                 looks.push(second);
-                assert!(!watch.judge(now, Some(0.1), 0.099));
+                assert!(!detector.judge(now, Some(0.1), 0.099));
             }
         }
         assert_eq!(looks, [30, 150, 390, 870, 1830]);
-        // One that is worth it begins with the usual wait, and the device has to depart anew.
-        let mut watch = Watch::default();
+        // After a plan that is worth it, the wait is the usual one, and the device has to deviate anew.
+        let mut detector = DriftDetector::default();
         let mut looks = Vec::new();
         for second in 0..300 {
             let now = at(second);
-            if watch.look(now, &shown(Some(20.0), None), &expected(), &BTreeMap::new()).is_some() {
+            if detector.look(now, &shown(Some(20.0), None), &expected(), &BTreeMap::new()).is_some() {
                 looks.push(second);
-                assert!(watch.judge(now, Some(0.1), 0.05));
+                assert!(detector.judge(now, Some(0.1), 0.05));
             }
         }
         assert_eq!(looks, [30, 90, 150, 210, 270]);

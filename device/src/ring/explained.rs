@@ -1,4 +1,4 @@
-//! A plan's explanation in words, for terminal and status page.
+//! A plan's explanation in words, for the terminal and the status page.
 
 use baton_plan::explain::{Cause, Explanation, WhatIf};
 
@@ -6,7 +6,8 @@ fn ms(seconds: f64) -> String {
     format!("{:.1}", seconds * 1e3)
 }
 
-/// What bounds a token of this plan, and what changes would do: a line each. `chosen` is the plan's number of rounds.
+/// Returns what bounds the time of a token in this plan, and what changes would do, one line each. `chosen`
+/// is the plan's number of rounds.
 pub fn lines(explanation: &Explanation, chosen: usize) -> String {
     let token_s = explanation.prediction.token_s;
     let cause = match explanation.bound_by.1 {

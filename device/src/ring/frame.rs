@@ -1,8 +1,9 @@
-//! What devices of a ring say to each other, and how it lies in bytes.
+//! The messages between the devices of a ring, and their binary format.
 //!
-//! Fixed fields, little-endian, a version and a kind first; no pointers and nothing that describes itself. Decoding is
-//! total: any bytes give a frame or a [`FrameError`], with memory in proportion to the bytes. It knows no model:
-//! whether shapes fit a step, and whether numbers are finite, is checked by who uses a frame.
+//! Every frame begins with a version and a kind; then come fixed little-endian fields, without pointers and
+//! without a schema in the data. Decoding accepts any bytes: it returns a frame or a [`FrameError`], and
+//! uses memory in proportion to the bytes. It knows no model: the code that uses a frame checks whether
+//! shapes fit a step and whether numbers are finite.
 
 mod bytes;
 mod control;
@@ -10,28 +11,29 @@ mod profile;
 mod step;
 
 pub use control::{
-    Configure, EchoOf, Failure, FailureCode, Heartbeat, Hello, NextNode, PieceOf, Provide, Way, WayTo,
+    Configure, EchoData, Failure, FailureCode, Heartbeat, Hello, LinkSpeed, MeasuredLink, NodeAddress,
+    PieceData, Provide,
 };
 pub use step::{Activations, Audit, Operation, Span, Step};
 
 use bytes::{Reader, Writer};
 
-/// The version of the format. Devices of different versions do not form a ring.
+/// Version of the format. Devices of different versions do not form a ring.
 pub const VERSION: u16 = 7;
-/// Most bytes that say which pieces of a model there are, a bit for each.
+/// Most bytes of a message that says which pieces of a model a device has, one bit per piece.
 pub const WHICH_BYTES_MAX: usize = 1 << 20;
 /// Most tokens of a KV cache, as many as a plan may have.
 pub const KV_TOKENS_MAX: u64 = 1 << 24;
-/// Most bytes of one echo, either way.
+/// Most bytes of one echo, in either direction.
 pub const ECHO_BYTES_MAX: u32 = 4 << 20;
 
-/// Bytes that do not make a frame.
+/// Why bytes are not a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Another version of the format.
     #[error("frame of version {theirs}, this program speaks version {VERSION}")]
     Version {
-        /// What the frame says.
+        /// The version in the frame.
         theirs: u16,
     },
     /// A number out of its range.
@@ -39,9 +41,9 @@ pub enum FrameError {
     Value {
         /// The field.
         what: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
-        /// The most.
+        /// The greatest allowed value.
         max: u64,
     },
     /// The frame ends too early.
@@ -49,24 +51,24 @@ pub enum FrameError {
     Short {
         /// The field.
         what: &'static str,
-        /// Bytes it would take.
+        /// Bytes that it needs.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes that are left.
         left: usize,
     },
-    /// The frame goes on behind its end.
+    /// There are bytes after the end of the frame.
     #[error("{bytes} bytes behind the end of the frame")]
     Trailing {
-        /// How many.
+        /// How many bytes.
         bytes: usize,
     },
-    /// A text that is not UTF-8, or has control characters.
+    /// A text that is not UTF-8 or has control characters.
     #[error("{what} is not UTF-8 without control characters")]
     Text {
         /// The field.
         what: &'static str,
     },
-    /// Numbers that do not belong together.
+    /// Numbers that do not fit each other.
     #[error("{what} do not fit each other")]
     Mismatch {
         /// The fields.
@@ -77,71 +79,72 @@ pub enum FrameError {
 /// One message between two devices of a ring.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
-    /// Worker to head, first on a control channel: who it is.
+    /// Worker to head, first on a control channel: introduces the worker.
     Hello(Hello),
-    /// First on a channel of the ring itself: the epoch that it carries, and the sender's place.
+    /// First on a channel of the ring itself: the epoch of its frames, and the sender's place.
     Enter {
         /// The epoch.
         epoch: u64,
-        /// The sender's place, the head's is 0.
+        /// The sender's place; the head is place 0.
         place: u16,
     },
     /// Head to worker: its part in a new epoch.
     Configure(Box<Configure>),
-    /// Worker to head: ready for this epoch's steps.
+    /// Worker to head: ready for the steps of this epoch.
     Ready {
         /// The epoch.
         epoch: u64,
     },
-    /// Both ways on a control channel.
+    /// In both directions of a control channel.
     Heartbeat(Heartbeat),
     /// Worker to head: it cannot go on in this epoch. Head to worker: its results are wrong.
     Failed(Failure),
     /// From place to place.
     Step(Step),
-    /// Head to worker that is in no epoch: fetch what a part will need, before there is one.
+    /// Head to a worker that is in no epoch: fetch what its part will need.
     Provide(Box<Provide>),
-    /// Worker to head: that is there.
+    /// Worker to head: everything of [`Frame::Provide`] is there.
     Provided,
-    /// Worker to head: the list of the model file's pieces, please.
+    /// Worker to head: asks for the list of the model file's pieces.
     FetchManifest,
     /// Head to worker: that list.
     Manifest(Vec<u8>),
-    /// Worker to head, or to another worker: these pieces of the model file, please.
+    /// Worker to head, or to another worker: asks for these pieces of the model file.
     FetchPieces {
         /// The first piece.
         first: u32,
-        /// How many.
+        /// How many pieces.
         count: u32,
     },
-    /// Whoever was asked, to the worker: one piece.
-    Piece(PieceOf),
-    /// Worker to worker: which pieces of this model there are, please; some of them may be asked for then.
+    /// The answer to [`Frame::FetchPieces`]: one piece.
+    Piece(PieceData),
+    /// Worker to worker: asks which pieces of this model it has. The worker may then ask for some of them.
     AskPieces {
-        /// SHA-256 of the list of its pieces.
+        /// SHA-256 of the list of the model's pieces.
         model: [u8; 32],
     },
-    /// The answer: a bit for each piece, the lowest of a byte first; what is not said is not there.
+    /// The answer: one bit per piece, the lowest bit of a byte first. A missing bit means that the piece is
+    /// not there.
     HasPieces(Vec<u8>),
-    /// Worker to head: something came from another worker.
-    Fed,
-    /// Whoever opened a link to the other side: answer at once, for the time it takes.
-    Echo(EchoOf),
-    /// The answer: as many bytes as were asked for.
-    Echoed(EchoOf),
-    /// Head to worker: a device of this key will measure the way to you.
+    /// Worker to head: it received something from another worker.
+    FetchProgress,
+    /// Over a link that this side has opened: answer at once, because the time is measured.
+    Echo(EchoData),
+    /// The answer, with as many bytes as were asked for.
+    Echoed(EchoData),
+    /// Head to worker: the device with this key will measure its path to you.
     AwaitEdge {
         /// Its public key.
         from: [u8; 32],
     },
-    /// Head to worker: measure the way to this device.
-    MeasureEdge(NextNode),
-    /// Worker to head: that way.
-    Edge(WayTo),
+    /// Head to worker: measure the path to this device.
+    MeasureEdge(NodeAddress),
+    /// Worker to head: the result of that measurement.
+    Edge(MeasuredLink),
 }
 
 impl Frame {
-    /// The frame as bytes.
+    /// Encodes the frame as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u16(VERSION);
@@ -185,7 +188,7 @@ impl Frame {
                 out.u8(kind::HAS_PIECES);
                 out.bytes(which);
             }
-            Self::Fed => out.u8(kind::FED),
+            Self::FetchProgress => out.u8(kind::FETCH_PROGRESS),
             Self::Echo(echo) => control::write_echo(&mut out, kind::ECHO, echo),
             Self::Echoed(echo) => control::write_echo(&mut out, kind::ECHOED, echo),
             Self::AwaitEdge { from } => {
@@ -196,15 +199,15 @@ impl Frame {
                 out.u8(kind::MEASURE_EDGE);
                 control::write_node(&mut out, to);
             }
-            Self::Edge(way) => control::write_way(&mut out, way),
+            Self::Edge(link) => control::write_link_speed(&mut out, link),
         }
         out.0
     }
 
-    /// Reads a frame.
+    /// Decodes a frame.
     ///
     /// # Errors
-    /// [`FrameError`] for anything that [`Frame::encode`] does not write.
+    /// [`FrameError`] for any bytes that [`Frame::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let mut from = Reader(bytes);
         let theirs = from.u16("version")?;
@@ -228,7 +231,7 @@ impl Frame {
             }
             kind::PIECE => {
                 let index = from.u32("piece")?;
-                Self::Piece(PieceOf { index, bytes: from.bytes("bytes of a piece")?.to_vec() })
+                Self::Piece(PieceData { index, bytes: from.bytes("bytes of a piece")?.to_vec() })
             }
             kind::ASK_PIECES => Self::AskPieces { model: from.key("model")? },
             kind::HAS_PIECES => {
@@ -239,12 +242,12 @@ impl Frame {
                 }
                 Self::HasPieces(which.to_vec())
             }
-            kind::FED => Self::Fed,
+            kind::FETCH_PROGRESS => Self::FetchProgress,
             kind::ECHO => Self::Echo(control::read_echo(&mut from)?),
             kind::ECHOED => Self::Echoed(control::read_echo(&mut from)?),
             kind::AWAIT_EDGE => Self::AwaitEdge { from: from.key("key")? },
             kind::MEASURE_EDGE => Self::MeasureEdge(control::read_node(&mut from)?),
-            kind::EDGE => Self::Edge(control::read_way(&mut from)?),
+            kind::EDGE => Self::Edge(control::read_link_speed(&mut from)?),
             value => {
                 let max = u64::from(kind::PROVIDED);
                 return Err(FrameError::Value { what: "kind", value: u64::from(value), max });
@@ -275,7 +278,7 @@ mod kind {
     pub(super) const EDGE: u8 = 15;
     pub(super) const ASK_PIECES: u8 = 16;
     pub(super) const HAS_PIECES: u8 = 17;
-    pub(super) const FED: u8 = 18;
+    pub(super) const FETCH_PROGRESS: u8 = 18;
     pub(super) const PROVIDE: u8 = 19;
     pub(super) const PROVIDED: u8 = 20;
 }

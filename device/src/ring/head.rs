@@ -1,25 +1,29 @@
-//! The head of a ring: the device that has the text. It offers the sequences of one engine, and computes them with
-//! others.
+//! The head of a ring: the device that has the text. It offers the sequences of one engine, and computes
+//! them together with other devices.
 //!
-//! The head is place 0: embedding, output and its own windows are here; hidden states go round the other places and
-//! come back. Its own engine holds every sequence, and what is done to them goes to the other devices as a log ahead
-//! of the next step's hidden states. Always holds: a step's results are those of one engine, bit for bit (with f32
-//! activations); whatever device is lost at whatever moment, a step either gives them, later, or a typed error; with
-//! nobody else in the plan, a step is [`Engine::step`] and nothing more.
+//! The head is place 0: it computes the embedding, the output and its own windows. Hidden states go round
+//! the other places and come back. The head's own engine holds every sequence. What is done to sequences is
+//! sent to the other devices as a log, before the hidden states of the next step.
+//!
+//! Always holds:
+//!
+//! - The results of a step are those of one engine, bit for bit (with f32 activations).
+//! - Whatever device is lost, and whenever, a step returns these results, later, or a typed error.
+//! - If the plan has no other device, a step is just [`Engine::step`].
 
 mod audit;
 mod configure;
-mod door;
 mod drift;
 mod health;
 mod joining;
+mod listener;
 mod member;
 mod pump;
 mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use baton_engine::tokenizer::TokenId;
@@ -30,49 +34,54 @@ use baton_engine::{
 };
 use baton_plan::Plan;
 
-use super::drift::Shown;
-use super::edges::EdgeBook;
-use super::frame::{Activations, Hello, NextNode, Operation};
+use super::drift::ObservedDevice;
+use super::edges::EdgeTable;
+use super::frame::{Activations, Hello, NodeAddress, Operation};
 use super::layout::{Layout, LayoutError};
 use super::link::{Key, LinkError, Network, Outbox};
+use super::locked;
 use super::stats::RingStats;
 use super::weights::WeightsError;
 use crate::local::{SequenceError, Sequences};
 use baton_terminal::chain;
 
-use door::{Door, Inbox};
-use member::{Member, Shelf};
-use recovery::Owed;
+use listener::{FrameInbox, RingListener};
+use member::{Member, ModelFile};
+use recovery::TokensToRebuild;
 
-/// Plans for the head and these workers, by name; the plan begins with the head. Words say why there is none.
+/// Makes a plan for the head and these workers, by name; the plan begins with the head. An error says why
+/// there is no plan.
 pub type Planner = Box<dyn FnMut(&[Hello]) -> Result<Plan, String> + Send>;
 
-/// The same for a plan that nobody runs yet: which layers devices that come would have.
+/// Drafts a plan that includes devices about to join, so that they can fetch their layers before the
+/// switch.
 pub type Drafter = Box<dyn Fn(&[Hello]) -> Result<Plan, String> + Send>;
 
-/// Whether to plan anew, after what devices have shown of themselves; asked between answers only.
-pub type Reviser = Box<dyn FnMut(&[Shown]) -> bool + Send>;
+/// Decides whether to plan anew, from what devices have reported; called only between answers.
+pub type Reviser = Box<dyn FnMut(&[ObservedDevice]) -> bool + Send>;
 
-/// What the present plan should take; none where nobody says. Asked while the head waits for a frame.
-pub type Pacer = Box<dyn Fn() -> Option<Pace> + Send>;
+/// Predicts the times of the present plan, or returns `None` if they are not known. Called while the head
+/// waits for a frame.
+pub type TimePredictor = Box<dyn Fn() -> Option<PredictedTimes> + Send>;
 
 /// How long computing by a plan should take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pace {
+pub struct PredictedTimes {
     /// A token of one sequence.
     pub token: Duration,
     /// Reading a device's weights for the first time, on the device that takes longest.
     pub first: Duration,
 }
 
-/// What a person calls other devices, by their keys: a device does not choose the name that it is spoken of by.
+/// The names that a person gave to other devices, by their keys: a device does not choose its own name
+/// here.
 #[derive(Clone, Default)]
 pub struct Names(Option<Arc<NameOf>>);
 
 type NameOf = dyn Fn(&Key) -> Option<String> + Send + Sync;
 
 impl Names {
-    /// By this list, which is asked whenever a device comes.
+    /// Uses this function, which is called whenever a device joins.
     pub fn new(name_of: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(name_of)))
     }
@@ -93,9 +102,9 @@ impl std::fmt::Debug for Names {
 pub struct RingOptions {
     /// The head's name in plans.
     pub name: String,
-    /// The head's engine; the other devices keep the same cache. Its layers are the plan's.
+    /// Options of the head's engine; the other devices use the same cache. The plan sets the layers.
     pub engine: EngineOptions,
-    /// How hidden states travel.
+    /// The format of hidden states between devices.
     pub activations: Activations,
     /// Whether the other devices read weights ahead of computing with them.
     pub reads_ahead: bool,
@@ -105,22 +114,22 @@ pub struct RingOptions {
     pub heartbeat: Duration,
     /// How long a frame may take to the next device.
     pub hop: Duration,
-    /// How long the ring may show no progress within a step, beyond what `token` predicts.
+    /// How long the ring may make no progress within a step, in addition to what `token` predicts.
     pub floor: Duration,
-    /// What a token of one sequence takes at least, whatever is predicted.
+    /// Least time that a token of one sequence counts as, whatever is predicted.
     pub token: Duration,
-    /// How long devices may take to connect, beside fetching weights.
+    /// How long devices may take to connect, without the time for fetching weights.
     pub patience: Duration,
-    /// Time between tokens that are sent round the ring while no answer runs, to see whether every device computes.
+    /// Time between two tokens that test whether every device computes, while no answer runs.
     pub health: Duration,
-    /// What is known of the ways between devices, and becomes known as they join.
-    pub edges: EdgeBook,
-    /// What devices are called; one that is not named goes by the name that it says.
+    /// What is known of the network paths between devices; updated as devices join.
+    pub edges: EdgeTable,
+    /// The names of devices; a device without an entry keeps the name that it gives itself.
     pub names: Names,
 }
 
 impl RingOptions {
-    /// The usual times; the engine as given.
+    /// Returns the usual times, with the given engine.
     pub fn new(name: impl Into<String>, engine: EngineOptions) -> Self {
         Self {
             name: name.into(),
@@ -134,7 +143,7 @@ impl RingOptions {
             token: Duration::from_millis(500),
             patience: Duration::from_secs(10),
             health: Duration::from_secs(10),
-            edges: EdgeBook::default(),
+            edges: EdgeTable::default(),
             names: Names::default(),
         }
     }
@@ -144,54 +153,54 @@ impl RingOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The head's engine cannot be made.
+    /// The head's engine cannot be created.
     #[error("the head's engine")]
     Engine(#[from] EngineError),
-    /// The head's weights cannot follow the plan.
+    /// The head's weights cannot be changed to those of the plan.
     #[error("the head's weights")]
     Residency(#[from] ResidencyError),
     /// A worker cannot be reached.
     #[error("connect to `{address}`")]
     Member {
-        /// Where it was looked for.
+        /// Its address.
         address: String,
-        /// What happened.
+        /// The cause.
         #[source]
         err: LinkError,
     },
     /// A worker does not take part.
     #[error("a device refuses: {words}")]
     Refused {
-        /// What it says.
+        /// Its explanation.
         words: String,
     },
-    /// Two devices have one name.
+    /// Two devices have the same name.
     #[error("two devices of the ring are called `{name}`")]
     TwoNames {
         /// The name.
         name: String,
     },
-    /// The model's file cannot be served to the others.
+    /// The model's file cannot be served to the other devices.
     #[error("serve the model's weights")]
     Weights(#[from] WeightsError),
     /// The model is not in a file.
     #[error("the model has no file to serve weights from")]
     NoFile,
-    /// There is no plan for the devices that are left.
+    /// There is no plan for the remaining devices.
     #[error("no plan for {devices}: {words}")]
     NoPlan {
         /// Their names.
         devices: String,
-        /// Why.
+        /// The reason.
         words: String,
     },
-    /// The head's own weights are not what they were.
+    /// The head's own weights are damaged.
     #[error("the head's own model cannot be computed with: {words}")]
     Damaged {
         /// What is wrong.
         words: String,
     },
-    /// A plan that cannot be run.
+    /// The plan cannot be run.
     #[error("the plan cannot be run")]
     Layout(#[from] LayoutError),
     /// Threads cannot be started.
@@ -202,18 +211,18 @@ pub enum RingError {
     GaveUp {
         /// How often.
         times: usize,
-        /// What happened last.
+        /// The last fault.
         words: String,
     },
-    /// Live sequences could not be computed again, or somebody took back what they were wanted for.
+    /// Live sequences could not be computed again, or the step was cancelled meanwhile.
     #[error("compute sequences again")]
     Rebuild(#[source] StepError),
-    /// Without devices that were lost it does not go on.
+    /// The ring cannot go on without devices that were lost.
     #[error("the ring lacks {lost}; start what is missing again, the ring takes it in by itself")]
     Missing {
-        /// Who was lost, and how.
+        /// Which devices were lost, and how.
         lost: String,
-        /// Why it does not go on without them.
+        /// Why the ring cannot go on without them.
         #[source]
         err: Box<RingError>,
     },
@@ -234,78 +243,75 @@ impl From<RingError> for SequenceError {
 /// An epoch of several devices.
 struct Epoch {
     layout: Layout,
-    /// Of places 1 and on.
+    /// Workers at the places from 1 on.
     places: Vec<Arc<Member>>,
     out: Outbox,
-    inbox: Inbox,
-    /// Chunks under way, oldest first: step, first row, and layers done when they come back.
-    flying: VecDeque<pump::Flight>,
+    inbox: FrameInbox,
+    /// Chunks in flight, oldest first.
+    in_flight: VecDeque<pump::ChunkInFlight>,
 }
 
-/// Where steps go.
+/// Where steps are computed.
 enum Route {
     /// The head computes everything.
     Alone,
-    /// Round the ring.
+    /// By all devices of the ring.
     Ring(Box<Epoch>),
-    /// Nowhere before the ring is formed again.
+    /// Nowhere, until the ring is formed again.
     Down,
 }
 
-/// What the head shows to other threads, and takes from them.
+/// What the head shares with other threads.
 #[derive(Debug, Default)]
-struct Board {
+struct HeadShared {
     stats: Mutex<RingStats>,
-    newcomers: Mutex<Vec<NextNode>>,
-    /// The members, whether or not the plan uses them, and who is about to be one.
+    newcomers: Mutex<Vec<NodeAddress>>,
+    /// Keys of the members, whether or not the plan uses them, and of devices that fetch their weights.
     present: Mutex<Vec<Key>>,
 }
 
-/// A view of the ring for other threads: its figures, and the way to let devices join.
+/// Access to the ring for other threads: its statistics, and a way to let devices join.
 #[derive(Debug, Clone)]
-pub struct RingHandle(Arc<Board>);
+pub struct RingHandle(Arc<HeadShared>);
 
-/// The same view, which keeps nothing alive.
+/// The same access, which does not keep the ring alive.
 #[derive(Debug, Clone)]
-pub struct RingWatch(Weak<Board>);
+pub struct WeakRingHandle(Weak<HeadShared>);
 
-impl RingWatch {
-    /// The view, as long as somebody else has it.
-    pub fn handle(&self) -> Option<RingHandle> {
+impl WeakRingHandle {
+    /// Returns the access as long as the ring is alive.
+    pub fn upgrade(&self) -> Option<RingHandle> {
         self.0.upgrade().map(RingHandle)
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl RingHandle {
-    /// The ring as it stands.
+    /// Returns the present statistics of the ring.
     pub fn stats(&self) -> RingStats {
         locked(&self.0.stats).clone()
     }
 
     /// Lets a device take part as soon as it has its weights and no answer runs.
-    pub fn join(&self, node: NextNode) {
+    pub fn join(&self, node: NodeAddress) {
         let mut newcomers = locked(&self.0.newcomers);
         newcomers.retain(|other| other.key != node.key);
         newcomers.push(node);
     }
 
-    /// Keys of the workers that have joined, whether or not the plan uses them, and of those that fetch their weights.
+    /// Returns the keys of the members, whether or not the plan uses them, and of devices that fetch their
+    /// weights.
     pub fn present(&self) -> Vec<Key> {
         locked(&self.0.present).clone()
     }
 
-    /// Keys of those that are to join as soon as no answer runs.
+    /// Returns the keys of devices that will join as soon as no answer runs.
     pub fn joining(&self) -> Vec<Key> {
         locked(&self.0.newcomers).iter().map(|node| node.key).collect()
     }
 
-    /// A view that keeps nothing alive.
-    pub fn watch(&self) -> RingWatch {
-        RingWatch(Arc::downgrade(&self.0))
+    /// Returns access that does not keep the ring alive.
+    pub fn downgrade(&self) -> WeakRingHandle {
+        WeakRingHandle(Arc::downgrade(&self.0))
     }
 }
 
@@ -316,49 +322,50 @@ pub struct RingHead {
     planner: Planner,
     drafter: Option<Drafter>,
     reviser: Option<Reviser>,
-    pacer: Option<Pacer>,
-    singles: drift::Singles,
+    time_predictor: Option<TimePredictor>,
+    singles: drift::SingleRowTimes,
     own_memory: drift::OwnMemory,
     engine: Engine,
-    shelf: Option<Arc<Shelf>>,
-    door: Option<Door>,
+    model_file: Option<Arc<ModelFile>>,
+    listener: Option<RingListener>,
     members: Vec<Arc<Member>>,
-    /// Devices that fetch their weights and are no members yet.
+    /// Devices that fetch their weights and are not yet members.
     coming: Vec<Arc<Member>>,
     route: Route,
     epoch: u64,
     step: u64,
-    /// Numbers of sequences, as the other devices know them.
+    /// The numbers by which the other devices know the sequences.
     numbers: BTreeMap<SeqId, u64>,
     next_number: u64,
-    /// What the other devices have not been told yet.
+    /// Operations that were not yet sent to the other devices.
     log: Vec<Operation>,
-    /// What sequences hold, where the ring could not be formed again.
-    owed: Option<Owed>,
-    /// Links that broke without a device being lost.
+    /// Tokens of all sequences, if the ring could not be formed again. They are computed again once it is.
+    to_rebuild: Option<TokensToRebuild>,
+    /// Broken links per device, as long as the device was not lost.
     strikes: BTreeMap<Key, u32>,
-    /// Pairs of workers that were asked for the way between them.
-    weighed: BTreeSet<(Key, Key)>,
+    /// Pairs of workers that were asked to measure the path between them.
+    edges_asked: BTreeSet<(Key, Key)>,
     refused: Arc<AtomicU64>,
     /// Microseconds of this epoch's steps, and of the head's own part in them.
     step_us: [u64; 2],
-    /// When a token last went round.
+    /// When a test token last went round.
     probed: Instant,
-    /// What that token took.
+    /// How long that token took.
     probe_took: Duration,
     audits: audit::Audits,
-    board: Arc<Board>,
+    shared: Arc<HeadShared>,
 }
 
 impl RingHead {
-    /// Connects to the workers and forms a ring with those that are there; the planner says who computes what. Workers
-    /// that cannot be reached are left out, with a warning.
+    /// Connects to the workers and forms a ring with those that answer; the planner decides who computes
+    /// what. Workers that cannot be reached are left out, with a warning.
     ///
     /// # Errors
-    /// [`RingError`] where not even the planner's choice of the head alone can run.
+    /// [`RingError`] if two devices have the same name, if the model's file cannot be served, or if no ring
+    /// can be formed, not even with the head alone.
     pub fn connect(
         network: Arc<dyn Network>,
-        members: &[NextNode],
+        members: &[NodeAddress],
         model: Arc<Model>,
         planner: Planner,
         options: RingOptions,
@@ -369,8 +376,8 @@ impl RingHead {
             options,
             planner,
             engine,
-            shelf: None,
-            door: None,
+            model_file: None,
+            listener: None,
             members: Vec::new(),
             coming: Vec::new(),
             route: Route::Down,
@@ -379,56 +386,58 @@ impl RingHead {
             numbers: BTreeMap::new(),
             next_number: 0,
             log: Vec::new(),
-            owed: None,
+            to_rebuild: None,
             strikes: BTreeMap::new(),
-            weighed: BTreeSet::new(),
+            edges_asked: BTreeSet::new(),
             drafter: None,
             reviser: None,
-            pacer: None,
-            singles: drift::Singles::default(),
+            time_predictor: None,
+            singles: drift::SingleRowTimes::default(),
             own_memory: drift::OwnMemory::default(),
             refused: Arc::default(),
             step_us: [0; 2],
             probed: Instant::now(),
             probe_took: Duration::ZERO,
             audits: audit::Audits::default(),
-            board: Arc::default(),
+            shared: Arc::default(),
         };
         for node in members {
             head.admit(node)?;
         }
-        head.weigh_edges();
+        head.measure_edges();
         head.form(&mut ())?;
         Ok(head)
     }
 
-    /// Asks this where the plan is not to be run yet, in place of the planner, which may keep what it said last.
+    /// Sets the drafter, which drafts plans that are not run yet. Without it the planner is asked, which
+    /// may record the draft as the present plan.
     #[must_use]
     pub fn with_drafter(mut self, drafter: Drafter) -> Self {
         self.drafter = Some(drafter);
         self
     }
 
-    /// Has the plan revised by what devices show of themselves.
+    /// Sets the reviser, which decides from the devices' reports whether to plan anew.
     #[must_use]
     pub fn with_reviser(mut self, reviser: Reviser) -> Self {
         self.reviser = Some(reviser);
         self
     }
 
-    /// Waits for frames as long as this predicts, where that is more than the options say.
+    /// Sets the time predictor. The head waits for frames as long as it predicts, if that is longer than
+    /// the options say.
     #[must_use]
-    pub fn with_pacer(mut self, pacer: Pacer) -> Self {
-        self.pacer = Some(pacer);
+    pub fn with_time_predictor(mut self, time_predictor: TimePredictor) -> Self {
+        self.time_predictor = Some(time_predictor);
         self
     }
 
-    /// The ring for other threads.
+    /// Returns access to the ring for other threads.
     pub fn handle(&self) -> RingHandle {
-        RingHandle(Arc::clone(&self.board))
+        RingHandle(Arc::clone(&self.shared))
     }
 
-    /// Notes an operation for the others, where there are any.
+    /// Adds an operation to the log for the other devices, if there are any.
     fn note(&mut self, operation: Operation) {
         if matches!(self.route, Route::Ring(_)) {
             self.log.push(operation);
@@ -448,7 +457,7 @@ impl Sequences for RingHead {
         self.engine.model()
     }
 
-    /// Only where the head computes everything.
+    /// Works only if the head computes everything.
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         if !matches!(self.route, Route::Alone) {
             return Err(RingError::Adapters.into());
@@ -461,8 +470,8 @@ impl Sequences for RingHead {
             return Err(RingError::Adapters.into());
         }
         let id = self.engine.create_with(adapter)?;
-        if let Some(owed) = &mut self.owed {
-            owed.create(id);
+        if let Some(to_rebuild) = &mut self.to_rebuild {
+            to_rebuild.create(id);
         }
         let seq = self.number(id);
         self.note(Operation::Create { seq });
@@ -470,11 +479,11 @@ impl Sequences for RingHead {
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
-        let child = match &mut self.owed {
-            Some(owed) => {
-                owed.first(seq, n_tokens)?;
+        let child = match &mut self.to_rebuild {
+            Some(to_rebuild) => {
+                to_rebuild.first(seq, n_tokens)?;
                 let child = self.engine.fork(seq, 0)?;
-                owed.fork(seq, n_tokens, child)?;
+                to_rebuild.fork(seq, n_tokens, child)?;
                 child
             }
             None => self.engine.fork(seq, n_tokens)?,
@@ -486,8 +495,8 @@ impl Sequences for RingHead {
     }
 
     fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
-        if let Some(owed) = &mut self.owed {
-            return Ok(owed.truncate(seq, n_tokens)?);
+        if let Some(to_rebuild) = &mut self.to_rebuild {
+            return Ok(to_rebuild.truncate(seq, n_tokens)?);
         }
         let cuts = self.engine.len(seq)? != n_tokens;
         self.engine.truncate(seq, n_tokens)?;
@@ -500,8 +509,8 @@ impl Sequences for RingHead {
 
     fn release(&mut self, seq: SeqId) {
         self.engine.release(seq);
-        if let Some(owed) = &mut self.owed {
-            owed.release(seq);
+        if let Some(to_rebuild) = &mut self.to_rebuild {
+            to_rebuild.release(seq);
         }
         if let Some(seq) = self.numbers.remove(&seq) {
             self.note(Operation::Release { seq });
@@ -513,18 +522,18 @@ impl Sequences for RingHead {
     }
 
     fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Ok(match &self.owed {
-            Some(owed) => owed.ids(seq)?,
+        Ok(match &self.to_rebuild {
+            Some(to_rebuild) => to_rebuild.ids(seq)?,
             None => self.engine.ids(seq)?,
         })
     }
 
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
-        if self.owed.is_some() {
+        if self.to_rebuild.is_some() {
             return 0;
         }
         let gained = self.engine.reuse_prefix(seq, ids);
-        // Looking up changes nothing where nothing is found.
+        // A lookup that finds nothing changes nothing.
         if let (true, Some(seq)) = (gained > 0, self.numbers.get(&seq).copied()) {
             self.note(Operation::Reuse { seq, ids: ids.to_vec(), gained: gained as u64 });
         }
@@ -548,7 +557,7 @@ impl Sequences for RingHead {
     }
 
     fn between_answers(&mut self) {
-        self.settle();
+        self.update_members();
         self.check_layers_before_answers();
         self.check_drift();
     }
@@ -558,7 +567,7 @@ impl Sequences for RingHead {
     }
 
     fn idle(&mut self) {
-        self.settle();
+        self.update_members();
         self.check_health();
         self.check_layers_while_idle();
         self.check_drift();

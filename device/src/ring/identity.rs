@@ -1,8 +1,9 @@
-//! Who a device is: a key pair made on first use, and a name for people.
+//! The identity of a device: a key pair made on first use, and a name for people.
 //!
-//! The key pair is Noise's static one (X25519). The secret half stays in the ring's state folder and in this process:
-//! it is never sent, printed or logged. Others know a device by its public key alone; names are for people and prove
-//! nothing. A process has besides a random instance number, so that two devices with one copied folder are told apart.
+//! The key pair is the static one of Noise (X25519). The secret key stays in the ring's state folder and in
+//! this process: it is never sent, printed or logged. Other devices know a device only by its public key;
+//! names are for people and prove nothing. Each process also has a random instance number, so that two
+//! devices with copies of one folder are told apart.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,22 +13,22 @@ use sha2::{Digest as _, Sha256};
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver as _, DefaultResolver};
 
-use super::state::{StateError, StateFolder, hex, random, unhex};
+use super::state::{StateError, StateFolder, random, unhex};
 
 const FILE: &str = "identity.json";
-/// Version of the file's form.
+/// Version of the file format.
 const FORM: u32 = 1;
-/// Bytes of the longest name: a label of DNS holds no more.
+/// Bytes of the longest name: a DNS label holds no more.
 const NAME_BYTES_MAX: usize = 63;
-/// What a device is called whose system has no name for it.
+/// The name of a device whose system has no name for it.
 const NAMELESS: &str = "device";
 
-/// A device's public key: what other devices pin.
+/// A device's public key, which other devices pin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey(pub [u8; 32]);
 
 impl PublicKey {
-    /// The eight characters that people compare.
+    /// Returns the eight characters that people compare.
     pub fn fingerprint(&self) -> Fingerprint {
         const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = Sha256::digest(self.0);
@@ -38,7 +39,7 @@ impl PublicKey {
 
 impl fmt::Display for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -48,7 +49,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// Why a text is not what it should be.
+/// Why a text is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Not 64 hexadecimal digits.
@@ -76,12 +77,12 @@ impl FromStr for PublicKey {
     }
 }
 
-/// What is quoted of a text from outside: its beginning, without control characters.
+/// Returns the part of an outside text that may be quoted: its beginning, without control characters.
 fn shown(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Writes and reads a type as its text.
+/// Serializes and deserializes a type as its text.
 macro_rules! as_text {
     ($kind:ty) => {
         impl Serialize for $kind {
@@ -103,7 +104,8 @@ as_text!(Fingerprint);
 as_text!(RingId);
 as_text!(DeviceName);
 
-/// 40 bits of a key's SHA-256 in base32 (RFC 4648), for people: enough to tell devices of a home apart, no proof.
+/// 40 bits of a key's SHA-256 in base32 (RFC 4648), for people: enough to tell the devices of a home apart,
+/// but no proof.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 8]);
 
@@ -131,12 +133,12 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// Which ring: a random number made by the device that began it.
+/// Identifies a ring: a random number made by the device that created the ring.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingId(pub [u8; 8]);
 
 impl RingId {
-    /// A new ring.
+    /// Makes the number of a new ring.
     ///
     /// # Errors
     /// [`StateError::NoRandomness`].
@@ -147,7 +149,7 @@ impl RingId {
 
 impl fmt::Display for RingId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -171,28 +173,28 @@ pub struct InstanceId(pub [u8; 16]);
 
 impl fmt::Debug for InstanceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "InstanceId({})", hex(&self.0))
+        write!(f, "InstanceId({})", hex::encode(self.0))
     }
 }
 
-/// What people call a device; safe to print and to announce.
+/// The name that people gave a device; safe to print and to announce.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceName(String);
 
 impl DeviceName {
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The system's name of this device, without what a name may not hold; `device` where there is none.
+    /// Returns the system's name of this device without invalid characters, or `device` if it has none.
     pub fn of_host() -> Self {
         Self::nearest(&host_name().unwrap_or_default())
     }
 
-    /// The text, as far as it can be a name.
+    /// Makes a valid name that is as close to the text as possible.
     pub fn nearest(text: &str) -> Self {
-        // `.local` and the domain say where a device is, not which.
+        // `.local` and the domain say where a device is, not which one it is.
         let first = text.trim().split('.').next().unwrap_or_default();
         let mut name: String =
             first.chars().map(|c| if c.is_alphanumeric() || c == '_' { c } else { '-' }).collect();
@@ -202,7 +204,7 @@ impl DeviceName {
         name.parse().unwrap_or_else(|_| Self(NAMELESS.to_owned()))
     }
 
-    /// This name with a number behind it, for a second device that is called the same.
+    /// Returns this name with a number appended, for a second device of the same name.
     pub(super) fn numbered(&self, number: usize) -> Self {
         let end = format!("-{number}");
         let mut name = self.0.clone();
@@ -255,7 +257,7 @@ pub struct Identity {
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The secret half is not for logs.
+        // The secret key must not appear in logs.
         f.debug_struct("Identity")
             .field("public", &self.public)
             .field("name", &self.name)
@@ -263,7 +265,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The file as it is written.
+/// The file's content.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -273,7 +275,7 @@ struct Stored {
     name: DeviceName,
 }
 
-/// The public half of a secret key.
+/// Computes the public key of a secret key.
 fn public_of(secret: &[u8; 32]) -> PublicKey {
     let mut dh = DefaultResolver
         .resolve_dh(&DHChoice::Curve25519)
@@ -283,7 +285,7 @@ fn public_of(secret: &[u8; 32]) -> PublicKey {
 }
 
 impl Identity {
-    /// A new key pair that is kept nowhere.
+    /// Makes a new key pair without storing it.
     ///
     /// # Errors
     /// [`StateError::NoRandomness`].
@@ -292,10 +294,10 @@ impl Identity {
         Ok(Self { public: public_of(&secret), secret, instance: InstanceId(random()?), name })
     }
 
-    /// The identity in this folder; none where none was made yet.
+    /// Loads the identity in this folder, or returns `None` if there is none.
     ///
     /// # Errors
-    /// [`StateError`], [`StateError::Damaged`] also where the two halves of the key do not belong together.
+    /// [`StateError`]; [`StateError::Damaged`] also if the two keys do not belong together.
     pub fn load(folder: &StateFolder) -> Result<Option<Self>, StateError> {
         let Some(stored) = folder.read::<Stored>(FILE)? else { return Ok(None) };
         if stored.form != FORM {
@@ -310,10 +312,10 @@ impl Identity {
         Ok(Some(Self { secret, public: stored.public, instance: InstanceId(random()?), name: stored.name }))
     }
 
-    /// The identity in this folder, made now where there is none; `name` is remembered where one is given.
+    /// Loads the identity in this folder, or makes one if there is none. If `name` is given, it is stored.
     ///
     /// # Errors
-    /// [`StateError`], as of [`Identity::load`]; a damaged identity is never replaced.
+    /// [`StateError`], as for [`Identity::load`]; a damaged identity is never replaced.
     pub fn open(folder: &StateFolder, name: Option<DeviceName>) -> Result<Self, StateError> {
         if let Some(mut found) = Self::load(folder)? {
             if let Some(name) = name.filter(|name| *name != found.name) {
@@ -331,10 +333,11 @@ impl Identity {
     }
 
     fn stored(&self) -> Stored {
-        Stored { form: FORM, secret: hex(&self.secret), public: self.public, name: self.name.clone() }
+        Stored { form: FORM, secret: hex::encode(self.secret), public: self.public, name: self.name.clone() }
     }
 
-    /// Removes the key pair of this folder: other devices no longer know this one. Says whether there was one.
+    /// Removes the key pair of this folder, so that other devices no longer know this one. Returns whether
+    /// there was one.
     ///
     /// # Errors
     /// [`StateError::Write`].
@@ -342,22 +345,22 @@ impl Identity {
         folder.remove(FILE)
     }
 
-    /// The public key.
+    /// Returns the public key.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }
 
-    /// The secret key, for the handshake alone.
+    /// Returns the secret key, for the handshake only.
     pub(super) fn secret(&self) -> &[u8; 32] {
         &self.secret
     }
 
-    /// What this device is called.
+    /// Returns the name of this device.
     pub fn name(&self) -> &DeviceName {
         &self.name
     }
 
-    /// Which running process this is.
+    /// Returns which running process this is.
     pub fn instance(&self) -> InstanceId {
         self.instance
     }
@@ -385,7 +388,7 @@ mod tests {
         let renamed = Identity::open(&state, Some("laptop".parse().unwrap())).unwrap();
         assert_eq!((renamed.public(), renamed.name().as_str()), (made.public(), "laptop"));
         assert_eq!(Identity::load(&state).unwrap().unwrap().name().as_str(), "laptop");
-        assert!(!format!("{made:?}").contains(&hex(made.secret())), "the secret key is printed");
+        assert!(!format!("{made:?}").contains(&hex::encode(made.secret())), "the secret key is printed");
         assert!(Identity::forget(&state).unwrap());
         assert_ne!(Identity::open(&state, None).unwrap().public(), made.public());
     }
@@ -398,8 +401,11 @@ mod tests {
         let other = Identity::generate(DeviceName::of_host()).unwrap();
         let damages = [
             (text[..text.len() / 2].to_owned(), "EOF while parsing"),
-            (text.replace(&hex(made.secret()), &hex(other.secret())), "does not belong to its secret key"),
-            (text.replace(&hex(made.secret()), "12"), "64 hexadecimal digits"),
+            (
+                text.replace(&hex::encode(made.secret()), &hex::encode(other.secret())),
+                "does not belong to its secret key",
+            ),
+            (text.replace(&hex::encode(made.secret()), "12"), "64 hexadecimal digits"),
             (text.replace("\"form\": 1", "\"form\": 2"), "its form is 2, 1 is known"),
             (String::new(), "EOF while parsing"),
         ];

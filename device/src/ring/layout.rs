@@ -1,10 +1,11 @@
-//! A plan as the ring runs it: places in order, the head first, and the windows that a token passes.
+//! A plan as the ring runs it: the places in order, the head first, and the windows that a token passes.
 //!
-//! Checked once, when it is made; after that every place and every layer of every window is known to be there.
+//! It is checked once, when it is made. After that every place and every layer of every window is known to
+//! exist.
 
 use baton_plan::{Plan, Window};
 
-/// A plan that cannot be run.
+/// Why a plan cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// It does not cover the model.
@@ -27,34 +28,35 @@ pub enum LayoutError {
         /// The device.
         name: String,
     },
-    /// More than a frame can name.
+    /// More than a frame can express.
     #[error("{what}: {count}, must be at most {}", u16::MAX)]
     TooMany {
-        /// Of what.
+        /// What there are too many of.
         what: &'static str,
         /// How many.
         count: usize,
     },
 }
 
-/// Who stands where, and what each computes when.
+/// The place of each device, and what it computes when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Names of the devices in ring order; the head first, relays behind the device that they relay for.
+    /// Names of the devices in ring order: the head first, relays after the device that they relay for.
     pub names: Vec<String>,
-    /// In the order in which a token passes them; places are those of `names`.
+    /// In the order in which a token passes them; places are positions in `names`.
     pub windows: Vec<Window>,
-    /// Of each place's memory for weights, the bytes that are for reading ahead while others compute.
+    /// For each place, bytes of its memory for weights that are used to read ahead while other devices
+    /// compute.
     pub prefetch_bytes: Vec<u64>,
     /// Layers of the model.
     pub n_layers: usize,
 }
 
 impl Layout {
-    /// The layout of a plan for a model of so many layers.
+    /// Makes the layout of a plan for a model of so many layers.
     ///
     /// # Errors
-    /// [`LayoutError`] for a plan that is not of this model and this head.
+    /// [`LayoutError`] if the plan is not for this model and this head.
     pub fn of_plan(plan: &Plan, head: &str, n_layers: usize) -> Result<Self, LayoutError> {
         if plan.layers != n_layers || !plan.is_whole() {
             return Err(LayoutError::NotWhole { n_layers });
@@ -64,11 +66,10 @@ impl Layout {
             places.push(names.len());
             names.push(share.device.clone());
             names.extend(share.relays.iter().cloned());
-            // Plans come from files too: what is no amount of memory is none.
+            // Plans also come from files: a value that is not an amount of memory counts as 0.
             prefetch_bytes.push(share.prefetch_bytes as u64);
             prefetch_bytes.resize(names.len(), 0);
         }
-        // Behind the last device relays lead back to the head; behind a head alone there is nothing to relay.
         match names.first() {
             Some(first) if first == head => {}
             first => {
@@ -89,29 +90,30 @@ impl Layout {
         Ok(Self { names, windows, prefetch_bytes, n_layers })
     }
 
-    /// Whether the head computes everything.
+    /// Returns whether the head computes everything. Then relays have nothing to do.
     pub fn is_alone(&self) -> bool {
         self.windows.iter().all(|window| window.place == 0)
     }
 
-    /// The window that begins behind so many layers.
+    /// Returns the window that begins after so many layers.
     pub fn from(&self, layers_done: usize) -> Option<Window> {
         self.windows.iter().find(|window| window.begin == layers_done).copied()
     }
 
-    /// Layers of a place, ascending.
+    /// Returns the layers of a place, ascending.
     pub fn layers_of(&self, place: usize) -> Vec<usize> {
         layers_of(&self.windows, place)
     }
 
-    /// How many layers a chunk has passed when it comes back to the head, sent in `round` behind `layers_done` layers.
+    /// Returns how many layers a chunk has passed when it comes back to the head, if it was sent in `round`
+    /// after `layers_done` layers.
     pub fn back(&self, round: usize, layers_done: usize) -> usize {
         let others = self.windows.iter().filter(|window| window.round == round && window.place != 0);
         others.map(|window| window.end).fold(layers_done, usize::max)
     }
 }
 
-/// Layers of a place, ascending.
+/// Returns the layers of a place, ascending.
 pub(super) fn layers_of(windows: &[Window], place: usize) -> Vec<usize> {
     windows
         .iter()

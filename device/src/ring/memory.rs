@@ -1,33 +1,35 @@
-//! How much memory weights, KV and buffers may take, by the rules of each system.
+//! How much memory weights, KV cache and buffers may use, by the rules of each system.
 //!
-//! Linux says what it can give without swapping (`MemAvailable`); a container's limits, its own and those above it,
-//! may leave less: its page cache counts as free, since mapped weights are part of it. Android swaps other programs'
-//! pages out first, so what it can swap counts on top. macOS counts its pages by kind.
+//! Linux reports what it can give without swapping (`MemAvailable`). The limits of a container, its own and
+//! those above it, may leave less. Their page cache counts as free, because mapped weights are part of it.
+//! Android swaps other programs' pages out first, so what it can swap is added. macOS counts its pages by
+//! kind.
 //!
-//! Everything is read below a root folder, so that recorded systems can be asked in tests.
+//! Everything is read below a root folder, so that tests can use recorded systems.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Of what a system calls available, the share that is used: the rest is for what other programs ask for meanwhile.
+/// Share of the available memory that is used: the rest is for what other programs need meanwhile.
 const USED_SHARE: f64 = 0.9;
-/// The same of what a control group leaves: its programs are its own, only the system's pages for it come on top.
+/// The same share within a control group: no other programs share it, only the kernel's pages for it come
+/// on top.
 const GROUP_USED_SHARE: f64 = 0.98;
 
 /// Memory for a model, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// What may be taken without swapping.
+    /// What may be used without swapping.
     pub available_bytes: u64,
-    /// What Android can swap out beyond that; 0 elsewhere.
+    /// What Android can swap out in addition; 0 elsewhere.
     pub swap_bytes: u64,
-    /// What sets the bound: the system, or the container whose limit is smaller.
+    /// What sets the limit: the system, or the container whose limit is smaller.
     pub bound_by: String,
 }
 
-/// Why memory cannot be known.
+/// Why the memory cannot be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A file of the system cannot be read.
@@ -35,20 +37,20 @@ pub enum MemoryError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file of the system does not say what it should.
+    /// A field is missing in what the system reports.
     #[error("`{place}` says no {field}")]
     Missing {
         /// The file or program.
         place: String,
-        /// What was looked for.
+        /// The missing field.
         field: &'static str,
     },
 }
 
-/// Memory of a Linux or Android system whose `/proc` and `/sys` lie below `root`.
+/// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`.
 ///
 /// # Errors
 /// [`MemoryError`] naming the file and the field.
@@ -76,10 +78,11 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
     Ok(Memory { available_bytes, swap_bytes, bound_by })
 }
 
-/// Memory of a macOS system from what `vm_stat` prints: free, inactive, speculative and purgeable pages.
+/// Reads the memory of a macOS system from the output of `vm_stat`: free, inactive, speculative and
+/// purgeable pages.
 ///
 /// # Errors
-/// [`MemoryError::Missing`] where a count is not there.
+/// [`MemoryError::Missing`] if a count is missing.
 pub fn of_vm_stat(text: &str) -> Result<Memory, MemoryError> {
     let missing = |field| MemoryError::Missing { place: "vm_stat".to_owned(), field };
     let number = |text: &str| text.trim().trim_end_matches('.').parse::<u64>().ok();
@@ -105,7 +108,7 @@ fn read(path: &Path) -> Result<String, MemoryError> {
     std::fs::read_to_string(path).map_err(|source| MemoryError::Read { path: path.to_owned(), source })
 }
 
-/// `Name: 12 kB` or `name 12`, a line each.
+/// Reads lines such as `Name: 12 kB` or `name 12`.
 fn fields(text: &str) -> BTreeMap<&str, u64> {
     let field = |line: &'_ str| -> Option<(usize, u64)> {
         let mut words = line.split_whitespace();
@@ -121,7 +124,7 @@ fn fields(text: &str) -> BTreeMap<&str, u64> {
 struct Version {
     limit: &'static str,
     usage: &'static str,
-    /// What of the usage is page cache, in `memory.stat`.
+    /// The fields of `memory.stat` that count page cache.
     cache: [&'static str; 2],
 }
 
@@ -133,7 +136,8 @@ const V1: Version = Version {
 const V2: Version =
     Version { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
 
-/// The least that this process's control group, or one above it, leaves, and which; none without limits.
+/// Returns the least that this process's control group, or one above it, leaves, and its name. Returns
+/// `None` without limits.
 fn cgroup_left(root: &Path) -> Option<(u64, String)> {
     let membership = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mut least: Option<(u64, String)> = None;
@@ -145,7 +149,8 @@ fn cgroup_left(root: &Path) -> Option<(u64, String)> {
             list if list.split(',').any(|name| name == "memory") => (V1, "sys/fs/cgroup/memory"),
             _ => continue,
         };
-        // In a container the own path may lead nowhere below the mount, which then is the own group.
+        // In a container this path may not exist below the mount point, which is then the process's own
+        // group.
         let mut path = own.trim_start_matches('/');
         loop {
             let found = left(&root.join(mount).join(path), &version);
@@ -163,10 +168,10 @@ fn cgroup_left(root: &Path) -> Option<(u64, String)> {
     least
 }
 
-/// What one group leaves: its limit, less what it uses without its page cache.
+/// Returns what one group leaves: its limit minus its usage without page cache.
 fn left(group: &Path, version: &Version) -> Option<u64> {
     let number = |file: &str| std::fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
-    // `max`, where there is no limit, is no number.
+    // `max`, which means no limit, does not parse as a number.
     let limit = number(version.limit)?;
     let usage = number(version.usage)?;
     let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();

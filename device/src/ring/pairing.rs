@@ -1,13 +1,17 @@
-//! Pairing two strangers by a short code that a person carries from one screen to the other.
+//! Pairs two strangers by a short code that a person reads on one screen and types on the other device.
 //!
-//! Over a channel between strangers ([`super::channel`], pattern XX) both sides run SPAKE2 (Abdalla and Pointcheval
-//! 2005; Ed25519 group) with the code, bound to both static keys and to the handshake's hash. Someone between the two
-//! has two channels with two hashes, so that what it passes on fits neither. The one that joins proves first that it
-//! knows the code; only then does the head prove it, so that guessing needs the head, one code for each guess.
+//! Over a channel between strangers ([`super::channel`], pattern XX) both sides run SPAKE2 (Abdalla and
+//! Pointcheval 2005; Ed25519 group) with the code. It is bound to both static keys and to the hash of the
+//! handshake. An attacker in the middle has two channels with different hashes, so what it forwards fits
+//! neither. The joining device proves first that it knows the code; only then does the head. So guessing
+//! needs the head, and one code for each guess.
 //!
-//! Always holds: a code is good for one guess and one device, and for [`CODE_LIFE`]; it goes with the first guess that comes,
-//! so that who begins and does not guess keeps nobody waiting; after [`WRONG_MAX`] wrong guesses
-//! there are no more codes until the program is started again. Keys are pinned only by the caller, after both proofs.
+//! Always holds:
+//!
+//! - A code is good for one guess and one device, and for [`CODE_LIFE`]. It is used up by the first guess
+//!   that arrives, so a device that begins and does not guess blocks nobody.
+//! - After [`WRONG_MAX`] wrong guesses there are no more codes until the program is started again.
+//! - Keys are pinned only by the caller, after both proofs.
 
 pub mod host;
 #[cfg(test)]
@@ -28,28 +32,28 @@ use super::state::{StateError, random};
 
 /// How long a code can be used.
 pub const CODE_LIFE: Duration = Duration::from_secs(600);
-/// Wrong guesses after which no code is given out any more.
+/// Wrong guesses after which no more codes are given out.
 pub const WRONG_MAX: u32 = 3;
 /// How long each step of a pairing may take.
 const STEP: Duration = Duration::from_secs(10);
 const DIGITS: usize = 6;
-/// Bytes of SPAKE2's message: a letter for the side, a point.
+/// Bytes of a SPAKE2 message: a letter for the side, and a point.
 const POINT: usize = 33;
 const PROOF: usize = 32;
 const DONE: &[u8] = &[1];
 
-/// Six digits, each as likely as any other.
+/// Six digits; all codes are equally likely.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Code([u8; DIGITS]);
 
 impl Code {
-    /// A new code.
+    /// Makes a new code.
     ///
     /// # Errors
     /// [`StateError::NoRandomness`].
     pub fn random() -> Result<Self, StateError> {
         const CODES: u32 = 10_u32.pow(DIGITS as u32);
-        // Numbers beyond the last multiple would make the lower codes likelier.
+        // Numbers beyond the last multiple would make lower codes more likely.
         const FAIR: u32 = u32::MAX / CODES * CODES;
         let mut number = u32::MAX;
         while number >= FAIR {
@@ -70,23 +74,23 @@ impl fmt::Display for Code {
 
 impl fmt::Debug for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Logs are read by others than the person at the screen.
+        // Logs are read by people who do not sit at the screen.
         f.write_str("Code")
     }
 }
 
-/// A text that is no code.
+/// A text that is not a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a pairing code has {DIGITS} digits, such as 482 913")]
-pub struct NoCode;
+pub struct InvalidCode;
 
 impl FromStr for Code {
-    type Err = NoCode;
+    type Err = InvalidCode;
 
-    fn from_str(text: &str) -> Result<Self, NoCode> {
+    fn from_str(text: &str) -> Result<Self, InvalidCode> {
         let digits: Vec<u8> = text.bytes().filter(|byte| !matches!(byte, b' ' | b'-')).collect();
-        let digits: [u8; DIGITS] = digits.try_into().map_err(|_| NoCode)?;
-        if digits.iter().all(u8::is_ascii_digit) { Ok(Self(digits)) } else { Err(NoCode) }
+        let digits: [u8; DIGITS] = digits.try_into().map_err(|_| InvalidCode)?;
+        if digits.iter().all(u8::is_ascii_digit) { Ok(Self(digits)) } else { Err(InvalidCode) }
     }
 }
 
@@ -96,13 +100,13 @@ pub enum Refusal {
     /// The guess was wrong; the code is used up.
     #[error("the code is wrong, and used up by this try: take the new one from the head's screen")]
     WrongCode,
-    /// Too many wrong guesses.
+    /// There were too many wrong guesses.
     #[error("there were {WRONG_MAX} wrong codes: start `baton ring init` again on the head")]
     Locked,
-    /// Another device is pairing.
+    /// Another device is being paired.
     #[error("the head is pairing with another device right now: try again")]
     Busy,
-    /// No code is out, or it is too old.
+    /// No code is valid: there is none, or it is too old.
     #[error("the head has no code out, or it is too old: take the one that its screen shows now")]
     NoCode,
 }
@@ -133,13 +137,13 @@ pub enum PairingError {
     /// The head has not proved that it knows the code.
     #[error("the other side does not know the code: it is not the head that showed it")]
     Impostor,
-    /// The other side sent something else than a pairing.
+    /// The other side sent something that is not a pairing message.
     #[error("the other side sent a pairing message of {bytes} bytes that cannot be read")]
     Malformed {
         /// Bytes of the message.
         bytes: usize,
     },
-    /// The connection.
+    /// An error of the connection.
     #[error(transparent)]
     Channel(#[from] ChannelError),
     /// The key could not be pinned.
@@ -147,80 +151,82 @@ pub enum PairingError {
     State(#[from] StateError),
 }
 
-/// The head's book of codes. Time is whatever clock the caller has, from any beginning.
+/// The head's codes. Times come from the caller's clock, which may begin at any moment.
 #[derive(Debug, Default)]
-pub struct Desk(Mutex<Book>);
+pub struct PairingCodes(Mutex<CodeState>);
 
 #[derive(Debug, Default)]
-struct Book {
-    /// The code that is out.
-    code: Option<Offered>,
-    /// Whether a guess is being judged right now.
+struct CodeState {
+    /// The present code.
+    code: Option<OfferedCode>,
+    /// Whether a guess is being checked right now.
     taken: bool,
     wrong: u32,
-    /// Codes that were out.
+    /// Number of codes so far.
     offered: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Offered {
+struct OfferedCode {
     code: Code,
     since: Duration,
     number: u64,
 }
 
-impl Desk {
-    fn book(&self) -> MutexGuard<'_, Book> {
+impl PairingCodes {
+    fn state(&self) -> MutexGuard<'_, CodeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a code out in place of the one before.
+    /// Sets a new code in place of the present one.
     ///
     /// # Errors
-    /// [`Refusal::Locked`]; [`Refusal::Busy`] while a guess is judged.
+    /// [`Refusal::Locked`]; [`Refusal::Busy`] while a guess is checked.
     pub fn offer(&self, code: Code, now: Duration) -> Result<(), Refusal> {
-        let mut book = self.book();
-        book.free()?;
-        book.offered += 1;
-        book.code = Some(Offered { code, since: now, number: book.offered });
+        let mut state = self.state();
+        state.free()?;
+        state.offered += 1;
+        state.code = Some(OfferedCode { code, since: now, number: state.offered });
         Ok(())
     }
 
-    /// Whether a new code is due: none is out, or it is too old, and no guess is judged, and nothing is locked.
+    /// Returns whether a new code is due: no code is valid, no guess is being checked, and nothing is
+    /// locked.
     pub fn wants_code(&self, now: Duration) -> bool {
-        let book = self.book();
-        book.fresh(now).is_none() && book.free().is_ok()
+        let state = self.state();
+        state.fresh(now).is_none() && state.free().is_ok()
     }
 
-    /// Whether there were too many wrong guesses.
+    /// Returns whether there were too many wrong guesses.
     pub fn locked(&self) -> bool {
-        self.book().wrong >= WRONG_MAX
+        self.state().wrong >= WRONG_MAX
     }
 
-    /// Wrong guesses so far.
+    /// Returns the number of wrong guesses so far.
     pub fn wrong(&self) -> u32 {
-        self.book().wrong
+        self.state().wrong
     }
 
-    /// The code that is out, for one of any number of callers: who only begins keeps nobody else from it.
-    fn look(&self, now: Duration) -> Result<Offered, Refusal> {
-        let book = self.book();
-        book.free()?;
-        book.fresh(now).cloned().ok_or(Refusal::NoCode)
+    /// Returns the present code. Any number of callers may begin with it: a caller that only begins does
+    /// not use it up.
+    fn look(&self, now: Duration) -> Result<OfferedCode, Refusal> {
+        let state = self.state();
+        state.free()?;
+        state.fresh(now).cloned().ok_or(Refusal::NoCode)
     }
 
-    /// Takes this code for a guess: the first one that comes, and no other.
-    fn take(&self, offered: &Offered) -> Result<Try<'_>, Refusal> {
-        let mut book = self.book();
-        book.free()?;
-        book.code.take_if(|out| out.number == offered.number).ok_or(Refusal::NoCode)?;
-        book.taken = true;
-        drop(book);
-        Ok(Try { desk: self, right: false })
+    /// Uses the code up for one guess: only the first caller gets it.
+    fn take(&self, offered: &OfferedCode) -> Result<Guess<'_>, Refusal> {
+        let mut state = self.state();
+        state.free()?;
+        state.code.take_if(|out| out.number == offered.number).ok_or(Refusal::NoCode)?;
+        state.taken = true;
+        drop(state);
+        Ok(Guess { codes: self, right: false })
     }
 }
 
-impl Book {
+impl CodeState {
     fn free(&self) -> Result<(), Refusal> {
         match (self.wrong >= WRONG_MAX, self.taken) {
             (true, _) => Err(Refusal::Locked),
@@ -229,37 +235,38 @@ impl Book {
         }
     }
 
-    fn fresh(&self, now: Duration) -> Option<&Offered> {
+    fn fresh(&self, now: Duration) -> Option<&OfferedCode> {
         self.code.as_ref().filter(|out| now.saturating_sub(out.since) < CODE_LIFE)
     }
 }
 
-/// One guess at a code, wrong unless something else is said; whatever happens, the desk is free again when it is dropped.
-struct Try<'a> {
-    desk: &'a Desk,
+/// One guess at a code. It counts as wrong unless it is marked as right. Dropping it always allows the next
+/// guess.
+struct Guess<'a> {
+    codes: &'a PairingCodes,
     right: bool,
 }
 
-impl Drop for Try<'_> {
+impl Drop for Guess<'_> {
     fn drop(&mut self) {
-        let mut book = self.desk.book();
-        book.taken = false;
-        book.wrong += u32::from(!self.right);
+        let mut state = self.codes.state();
+        state.taken = false;
+        state.wrong += u32::from(!self.right);
     }
 }
 
-/// What two devices tell each other once they are proved.
+/// What two devices tell each other after both proofs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Profile {
-    /// What the device is called.
+pub struct PairingInfo {
+    /// The name of the device.
     pub name: DeviceName,
-    /// The port that it listens on for its ring.
+    /// The port on which it listens for its ring.
     pub port: u16,
-    /// The ring: the head's; of the one that joins it says nothing.
+    /// The ring of the head; the value of the joining device has no meaning.
     pub ring: RingId,
 }
 
-impl Profile {
+impl PairingInfo {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.ring.0.to_vec();
         bytes.extend_from_slice(&self.port.to_be_bytes());
@@ -267,7 +274,7 @@ impl Profile {
         bytes
     }
 
-    /// A ring, a port, and the rest a name; none where it is not one.
+    /// Reads a ring, a port and a name. Returns `None` if they are not valid.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (ring, rest) = bytes.split_first_chunk::<8>()?;
         let (port, name) = rest.split_first_chunk::<2>()?;
@@ -276,7 +283,7 @@ impl Profile {
     }
 }
 
-/// Who speaks, in proofs.
+/// The side that makes a proof.
 #[derive(Clone, Copy)]
 enum Side {
     Joiner,
@@ -291,24 +298,24 @@ impl Side {
         }
     }
 
-    /// Who the side is, in this channel.
+    /// Returns the side's SPAKE2 identity in this channel.
     fn id(self, key: &PublicKey, hash: &[u8; 32]) -> spake2::Identity {
         spake2::Identity::new(&[self.mark(), &key.0, hash].concat())
     }
 
-    /// What shows that a side has the key that only the code gives. All parts have fixed sizes.
+    /// Returns the proof that a side has the key, which only the code gives. All parts have fixed sizes.
     fn proof(self, key: &[u8], hash: &[u8; 32]) -> [u8; PROOF] {
         Sha256::new().chain_update(self.mark()).chain_update(key).chain_update(hash).finalize().into()
     }
 }
 
-/// Sends and receives with the step's deadline.
-struct Line {
+/// Sends and receives with the deadline of a step.
+struct PairingChannel {
     sender: Sender,
     receiver: Receiver,
 }
 
-impl Line {
+impl PairingChannel {
     fn send(&mut self, message: &[u8]) -> Result<(), ChannelError> {
         self.sender.send(message, STEP)
     }
@@ -330,7 +337,7 @@ fn malformed(message: &[u8]) -> PairingError {
     PairingError::Malformed { bytes: message.len() }
 }
 
-/// Reads a head's word: the rest of the message, or its refusal.
+/// Reads a message of the head: returns the rest of it, or its refusal as an error.
 fn accepted(message: &[u8]) -> Result<&[u8], PairingError> {
     match message.split_first() {
         Some((1, rest)) => Ok(rest),
@@ -339,93 +346,96 @@ fn accepted(message: &[u8]) -> Result<&[u8], PairingError> {
     }
 }
 
-/// Joins the head at the other end of a channel between strangers. `pin` keeps its key once it has proved the code.
+/// Joins the head at the other end of a channel between strangers. `pin` stores its key after it has proved
+/// that it knows the code.
 ///
 /// # Errors
-/// [`PairingError`]; nothing is pinned then but where the last word of the head is missing ([`PairingError::Channel`]),
-/// and pairing again repairs that.
+/// [`PairingError`]. Nothing is pinned then, except if only the head's last message is missing or wrong;
+/// pairing again repairs that.
 pub fn join(
     channel: Channel,
     identity: &Identity,
     code: &Code,
-    own: &Profile,
-    pin: &mut dyn FnMut(&PublicKey, &Profile) -> Result<(), StateError>,
-) -> Result<Profile, PairingError> {
+    own: &PairingInfo,
+    pin: &mut dyn FnMut(&PublicKey, &PairingInfo) -> Result<(), StateError>,
+) -> Result<PairingInfo, PairingError> {
     let (peer, hash) = (*channel.peer(), *channel.hash());
     let (a, b) = (Side::Joiner.id(identity.public(), &hash), Side::Head.id(&peer, &hash));
     let (sender, receiver) = channel.split();
-    let mut line = Line { sender, receiver };
+    let mut link = PairingChannel { sender, receiver };
     let (state, point) = Spake2::<Ed25519Group>::start_a(&Password::new(code.0), &a, &b);
-    line.send(&point)?;
-    let message = line.receive()?;
+    link.send(&point)?;
+    let message = link.receive()?;
     let theirs = accepted(&message)?;
     let key = state.finish(theirs).map_err(|_| malformed(&message))?;
     let mut proof = Side::Joiner.proof(&key, &hash).to_vec();
     proof.extend_from_slice(&own.to_bytes());
-    line.send(&proof)?;
-    let message = line.receive()?;
+    link.send(&proof)?;
+    let message = link.receive()?;
     let rest = accepted(&message)?;
     let (proof, profile) = rest.split_first_chunk::<PROOF>().ok_or_else(|| malformed(&message))?;
     if !bool::from(proof.ct_eq(&Side::Head.proof(&key, &hash))) {
         return Err(PairingError::Impostor);
     }
-    let profile = Profile::from_bytes(profile).ok_or_else(|| malformed(&message))?;
+    let profile = PairingInfo::from_bytes(profile).ok_or_else(|| malformed(&message))?;
     pin(&peer, &profile)?;
-    line.send(DONE)?;
-    let last = line.receive()?;
+    link.send(DONE)?;
+    let last = link.receive()?;
     if last == DONE { Ok(profile) } else { Err(malformed(&last)) }
 }
 
-/// Admits the device at the other end of a channel between strangers. `pin` keeps its key once it has proved the code.
+/// Admits the device at the other end of a channel between strangers. `pin` stores its key after it has
+/// proved that it knows the code.
 ///
 /// # Errors
-/// [`PairingError`]; [`PairingError::Refused`] says what the other side was told. Nothing is pinned then.
+/// [`PairingError`]; [`PairingError::Refused`] is what the other side was told. Nothing is pinned then,
+/// except if only the last message could not be sent.
 pub fn admit(
     channel: Channel,
     identity: &Identity,
-    desk: &Desk,
+    codes: &PairingCodes,
     now: Duration,
-    own: &Profile,
-    pin: &mut dyn FnMut(&PublicKey, &Profile) -> Result<(), StateError>,
-) -> Result<Profile, PairingError> {
+    own: &PairingInfo,
+    pin: &mut dyn FnMut(&PublicKey, &PairingInfo) -> Result<(), StateError>,
+) -> Result<PairingInfo, PairingError> {
     let (peer, hash) = (*channel.peer(), *channel.hash());
     let (a, b) = (Side::Joiner.id(&peer, &hash), Side::Head.id(identity.public(), &hash));
     let (sender, receiver) = channel.split();
-    let mut line = Line { sender, receiver };
-    let theirs = line.receive()?;
+    let mut link = PairingChannel { sender, receiver };
+    let theirs = link.receive()?;
     if theirs.len() != POINT {
         return Err(malformed(&theirs));
     }
-    let offered = match desk.look(now) {
+    let offered = match codes.look(now) {
         Ok(offered) => offered,
-        Err(refusal) => return Err(line.refuse(refusal)),
+        Err(refusal) => return Err(link.refuse(refusal)),
     };
     let (state, point) = Spake2::<Ed25519Group>::start_b(&Password::new(offered.code.0), &a, &b);
     let key = state.finish(&theirs).map_err(|_| malformed(&theirs))?;
-    line.send(&[&[1], point.as_slice()].concat())?;
-    let message = line.receive()?;
-    // It is a guess, whatever it looks like.
-    let mut attempt = match desk.take(&offered) {
+    link.send(&[&[1], point.as_slice()].concat())?;
+    let message = link.receive()?;
+    // This is a guess, whatever the message contains.
+    let mut attempt = match codes.take(&offered) {
         Ok(attempt) => attempt,
-        Err(refusal) => return Err(line.refuse(refusal)),
+        Err(refusal) => return Err(link.refuse(refusal)),
     };
     let right = message
         .split_first_chunk::<PROOF>()
         .filter(|(proof, _)| bool::from(proof.ct_eq(&Side::Joiner.proof(&key, &hash))));
     let Some((_, profile)) = right else {
-        return Err(line.refuse(Refusal::WrongCode));
+        return Err(link.refuse(Refusal::WrongCode));
     };
     attempt.right = true;
-    let profile = Profile::from_bytes(profile).ok_or_else(|| malformed(&message))?;
+    let profile = PairingInfo::from_bytes(profile).ok_or_else(|| malformed(&message))?;
     let mut answer = vec![1];
     answer.extend_from_slice(&Side::Head.proof(&key, &hash));
     answer.extend_from_slice(&own.to_bytes());
-    line.send(&answer)?;
-    let last = line.receive()?;
+    link.send(&answer)?;
+    let last = link.receive()?;
     if last != DONE {
         return Err(malformed(&last));
     }
     pin(&peer, &profile)?;
-    line.send(DONE)?;
+    link.send(DONE)?;
     Ok(profile)
 }

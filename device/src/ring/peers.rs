@@ -1,7 +1,7 @@
-//! Which ring this device belongs to, and the devices whose keys it has pinned.
+//! The ring to which this device belongs, and the devices whose keys it has pinned.
 //!
-//! Both are files of the ring's state folder. A pinned key never changes by itself: a device with a new key is a new
-//! device, and pairs again. Addresses are only where a device was last met; they prove nothing.
+//! Both are files of the ring's state folder. A pinned key never changes by itself: a device with a new key
+//! is a new device and must pair again. Addresses only say where a device was last met; they prove nothing.
 
 use std::net::SocketAddr;
 
@@ -12,22 +12,22 @@ use super::state::{StateError, StateFolder};
 
 const PEERS_FILE: &str = "peers.json";
 const RING_FILE: &str = "ring.json";
-/// Version of the files' form.
+/// Version of the file formats.
 const FORM: u32 = 1;
-/// Devices of the largest ring.
+/// Most devices of a ring.
 pub const PEERS_MAX: usize = 64;
-/// Addresses that are remembered of a device.
+/// Most addresses that are stored for a device.
 const ADDRESSES_MAX: usize = 8;
 
 /// A device whose key is pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
-    /// What it is called here; no two peers are called the same.
+    /// Its name on this device; no two peers have the same name.
     pub name: DeviceName,
     /// Its key.
     pub key: PublicKey,
-    /// Where it was met, the latest first.
+    /// Where it was met, the latest address first.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -35,7 +35,7 @@ pub struct Peer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peers(Vec<Peer>);
 
-/// A list as it is written.
+/// The content of the list's file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -44,10 +44,10 @@ struct Stored {
 }
 
 impl Peers {
-    /// The peers in this folder; an empty list where none were pinned.
+    /// Loads the peers of this folder; the list is empty if none were pinned.
     ///
     /// # Errors
-    /// [`StateError`], [`StateError::Damaged`] also for two peers of one key or name.
+    /// [`StateError`]; [`StateError::Damaged`] also if two peers have one key or name.
     pub fn load(folder: &StateFolder) -> Result<Self, StateError> {
         let Some(stored) = folder.read::<Stored>(PEERS_FILE)? else { return Ok(Self::default()) };
         if stored.form != FORM {
@@ -75,7 +75,7 @@ impl Peers {
         folder.write(PEERS_FILE, &Stored { form: FORM, peers: self.0.clone() })
     }
 
-    /// Removes the list of this folder.
+    /// Removes the list of this folder. Returns whether there was one.
     ///
     /// # Errors
     /// [`StateError::Write`].
@@ -83,43 +83,43 @@ impl Peers {
         folder.remove(PEERS_FILE)
     }
 
-    /// The peers, in the order of pairing.
+    /// Iterates over the peers in the order of pairing.
     pub fn iter(&self) -> std::slice::Iter<'_, Peer> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Returns the number of peers.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no peers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a key is pinned; what [`super::channel::Channel::accept`] asks.
+    /// Returns whether a key is pinned; for [`super::channel::Channel::accept`].
     pub fn knows(&self, key: &PublicKey) -> bool {
         self.by_key(key).is_some()
     }
 
-    /// The peer of this key.
+    /// Returns the peer with this key.
     pub fn by_key(&self, key: &PublicKey) -> Option<&Peer> {
         self.0.iter().find(|peer| peer.key == *key)
     }
 
-    /// The peer that is called so.
+    /// Returns the peer with this name.
     pub fn by_name(&self, name: &str) -> Option<&Peer> {
         self.0.iter().find(|peer| peer.name.as_str() == name)
     }
 
-    /// The peer whose key has this fingerprint.
+    /// Returns the peer whose key has this fingerprint.
     pub fn by_fingerprint(&self, fingerprint: Fingerprint) -> Option<&Peer> {
         self.0.iter().find(|peer| peer.key.fingerprint() == fingerprint)
     }
 
-    /// Pins a key, or renews name and address of one that is pinned; returns what the device is called here: its name,
-    /// with a number where another has it already.
+    /// Pins a key, or updates name and address of a pinned one. Returns the device's name on this device,
+    /// with a number appended if another device has that name.
     ///
     /// # Errors
     /// [`StateError::TooManyPeers`].
@@ -144,7 +144,7 @@ impl Peers {
         Ok(name)
     }
 
-    /// Remembers where a device was met; says whether that is news.
+    /// Stores where a device was met. Returns whether that changed anything.
     pub fn met(&mut self, key: &PublicKey, address: SocketAddr) -> bool {
         let Some(peer) = self.0.iter_mut().find(|peer| peer.key == *key) else { return false };
         if peer.addresses.first() == Some(&address) {
@@ -156,43 +156,43 @@ impl Peers {
         true
     }
 
-    /// Removes a device; none where nobody is called so.
+    /// Removes a device. Returns `None` if no device has this name.
     pub fn unpin(&mut self, name: &str) -> Option<Peer> {
         let at = self.0.iter().position(|peer| peer.name.as_str() == name)?;
         Some(self.0.remove(at))
     }
 }
 
-/// What a device is in its ring.
+/// The role of a device in its ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Keeps text, embedding and output, plans, and admits devices.
+    /// Holds the text, computes embedding and output, plans, and admits devices.
     Head,
     /// Computes layers.
     Worker,
 }
 
-/// Which ring this device belongs to.
+/// The ring to which this device belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Membership {
     form: u32,
     /// The ring.
     pub ring: RingId,
-    /// What this device is in it.
+    /// The role of this device.
     pub role: Role,
-    /// The key of its head.
+    /// The key of the ring's head.
     pub head: PublicKey,
 }
 
 impl Membership {
-    /// A place in a ring.
+    /// Makes a membership in a ring.
     pub fn new(ring: RingId, role: Role, head: PublicKey) -> Self {
         Self { form: FORM, ring, role, head }
     }
 
-    /// The ring of this folder; none where the device belongs to none.
+    /// Loads the membership of this folder, or `None` if the device belongs to no ring.
     ///
     /// # Errors
     /// [`StateError`].
@@ -213,7 +213,7 @@ impl Membership {
         folder.write(RING_FILE, self)
     }
 
-    /// Leaves: this device belongs to no ring any more. Says whether it did.
+    /// Leaves the ring: this device then belongs to none. Returns whether it belonged to one.
     ///
     /// # Errors
     /// [`StateError::Write`].

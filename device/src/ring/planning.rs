@@ -1,9 +1,10 @@
-//! The head's planner at work: plans for whoever is there, by the search of `baton-plan`, and remembers why.
+//! The head's planner: makes plans for the present devices by the search of `baton-plan`, and keeps the
+//! explanation.
 //!
-//! What a device can do it has measured itself; what lies between devices is measured by the head. A device that has
-//! measured nothing (a relay) is left out. A plan that a person gave is used as long as all of its devices are there.
-//! Where devices turn out to be other than they measured themselves ([`Planning::revise`]), they are planned with as they
-//! show themselves, until they leave.
+//! Devices measure themselves, and the network paths between them. A device without measurements (a relay)
+//! is left out of the plan. A plan that a person gave is used as long as all of its devices are present. If
+//! devices differ from their own measurements ([`Planning::revise`]), plans use corrected figures for them
+//! until they leave.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,46 +16,47 @@ use baton_plan::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::drift::{Correction, Expected, Shown, Watch};
-use super::edges::EdgeBook;
-use super::head::Pace;
+use super::drift::{Correction, DriftDetector, ExpectedDevice, ObservedDevice};
+use super::edges::EdgeTable;
+use super::head::PredictedTimes;
 
-/// The longest that a ring is waited for, whatever is predicted: predictions are made of what devices say of themselves.
+/// The longest predicted times that the head waits for, because predictions depend on what devices report
+/// about themselves.
 const TOKEN_S_MAX: f64 = 60.0;
 const FIRST_S_MAX: f64 = 600.0;
 
-/// What is planned for.
+/// What to plan for.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct PlanRequest {
     /// The model.
     pub model: ModelShape,
-    /// What the ring is to carry.
+    /// The ring's workload.
     pub workload: Workload,
-    /// What restricts the search.
+    /// Restrictions of the search.
     pub options: SearchOptions,
-    /// A plan to be used as long as its devices are there.
+    /// A plan that is used as long as its devices are present.
     pub given: Option<Plan>,
 }
 
-/// The present plan, and what it stands on.
+/// The present plan and its basis.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Planned {
-    /// The devices that were there.
+    /// The devices that were present.
     pub cluster: Cluster,
     /// The plan.
     pub plan: Plan,
-    /// What a token should take; none where the devices' description does not cover a plan that was given.
+    /// The predicted time of a token; `None` if a given plan is not covered by the devices' descriptions.
     pub prediction: Option<Prediction>,
-    /// Why; none for plans that were given.
+    /// The explanation; `None` for a plan that was given.
     pub explanation: Option<Explanation>,
 }
 
-/// A view of the present plan for other threads.
+/// The present plan, for other threads.
 #[derive(Debug, Clone, Default)]
-pub struct PlanBoard(Arc<Mutex<Option<Planned>>>);
+pub struct CurrentPlan(Arc<Mutex<Option<Planned>>>);
 
-impl PlanBoard {
-    /// The present plan; none before the first.
+impl CurrentPlan {
+    /// Returns the present plan, or `None` before the first.
     pub fn planned(&self) -> Option<Planned> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -64,38 +66,38 @@ impl PlanBoard {
     }
 }
 
-/// Plans for a head and whatever workers are there.
+/// Makes plans for a head and the present workers.
 #[derive(Debug, Clone)]
 pub struct Planning {
     head: Device,
-    edges: EdgeBook,
-    wanted: Wanted,
-    board: PlanBoard,
+    edges: EdgeTable,
+    request: PlanRequest,
+    current_plan: CurrentPlan,
     drift: Arc<Mutex<Drift>>,
 }
 
-/// How devices have turned out.
+/// How devices differ from their measurements.
 #[derive(Debug, Default)]
 struct Drift {
-    watch: Watch,
+    detector: DriftDetector,
     corrections: BTreeMap<String, Correction>,
-    /// The devices of the present plan as they measured themselves.
+    /// The devices of the present plan, as they measured themselves.
     measured: Vec<Device>,
 }
 
-/// So many seconds, as far as they are a time.
+/// Converts seconds to a duration of at most `most` seconds; values that are not positive become 0.
 fn time_of(seconds: f64, most: f64) -> Duration {
     if seconds > 0.0 { Duration::from_secs_f64(seconds.min(most)) } else { Duration::ZERO }
 }
 
-/// Devices of a plan that are neither the head nor among these.
+/// Returns the devices of a plan that are neither the head nor among these workers.
 fn missing<'a>(plan: &'a Plan, head: &str, workers: &[Device]) -> Vec<&'a str> {
     let there = |name: &str| name == head || workers.iter().any(|worker| worker.name == name);
     let names = plan.shares.iter().flat_map(|share| std::iter::once(&share.device).chain(&share.relays));
     names.map(String::as_str).filter(|name| !there(name)).collect()
 }
 
-/// A device as it has turned out.
+/// Returns a device with its corrections applied.
 fn corrected(device: &Device, corrections: &BTreeMap<String, Correction>) -> Device {
     let mut device = device.clone();
     let Some(correction) = corrections.get(&device.name) else { return device };
@@ -110,17 +112,17 @@ fn corrected(device: &Device, corrections: &BTreeMap<String, Correction>) -> Dev
 }
 
 impl Planning {
-    /// For this head; `edges` says what lies between devices.
-    pub fn new(head: Device, edges: EdgeBook, wanted: Wanted) -> Self {
-        Self { head, edges, wanted, board: PlanBoard::default(), drift: Arc::default() }
+    /// Makes plans for this head; `edges` has the network paths between devices.
+    pub fn new(head: Device, edges: EdgeTable, request: PlanRequest) -> Self {
+        Self { head, edges, request, current_plan: CurrentPlan::default(), drift: Arc::default() }
     }
 
-    /// The present plan for other threads.
-    pub fn board(&self) -> PlanBoard {
-        self.board.clone()
+    /// Returns access to the present plan for other threads.
+    pub fn current_plan(&self) -> CurrentPlan {
+        self.current_plan.clone()
     }
 
-    /// A plan for the head and these workers.
+    /// Makes a plan for the head and these workers.
     ///
     /// # Errors
     /// [`PlanError`] in the planner's words.
@@ -129,12 +131,12 @@ impl Planning {
         let there = |name: &str| name == self.head.name || workers.iter().any(|worker| worker.name == name);
         let cluster = {
             let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who comes back has measured itself anew.
+            // A device that comes back has measured itself anew.
             drift.corrections.retain(|name, _| there(name));
             drift.measured = std::iter::once(&self.head).chain(workers).cloned().collect();
             self.cluster(&drift.measured, &drift.corrections)
         };
-        let Wanted { model, workload, options, .. } = &self.wanted;
+        let PlanRequest { model, workload, options, .. } = &self.request;
         let planned = match self.given(workers) {
             Some(plan) => {
                 let costs = Costs::new(&cluster, model, *workload)?;
@@ -142,7 +144,7 @@ impl Planning {
                 Planned { plan: plan.clone(), prediction, explanation: None, cluster }
             }
             None => {
-                if let Some(given) = &self.wanted.given {
+                if let Some(given) = &self.request.given {
                     let missing = missing(given, &self.head.name, workers).join(", ");
                     tracing::warn!(
                         missing,
@@ -156,14 +158,14 @@ impl Planning {
             }
         };
         let plan = planned.plan.clone();
-        self.board.put(planned);
+        self.current_plan.put(planned);
         Ok(plan)
     }
 
-    /// The same plan where nobody is to run it yet: the present one stays the present one.
+    /// Drafts a plan that nobody runs yet: the present plan is not replaced.
     ///
     /// # Errors
-    /// As [`Self::plan`].
+    /// The errors of [`Self::plan`].
     pub fn draft(&self, workers: &[Device]) -> Result<Plan, PlanError> {
         let workers = &self.usable(workers);
         if let Some(plan) = self.given(workers) {
@@ -174,13 +176,14 @@ impl Planning {
             let drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
             drift.corrections.clone()
         };
-        let Wanted { model, workload, options, .. } = &self.wanted;
+        let PlanRequest { model, workload, options, .. } = &self.request;
         search(&self.cluster(&measured, &corrections), model, *workload, options)
     }
 
-    /// The workers that can be planned with: one whose profile makes no sense costs nobody else the ring.
+    /// Returns the workers that can be planned with: a worker with an invalid profile must not cost the
+    /// others the ring.
     fn usable(&self, workers: &[Device]) -> Vec<Device> {
-        let Wanted { model, workload, .. } = &self.wanted;
+        let PlanRequest { model, workload, .. } = &self.request;
         let fits = |worker: &&Device| {
             let pair = self.cluster(&[self.head.clone(), (*worker).clone()], &BTreeMap::new());
             let costs = Costs::new(&pair, model, *workload);
@@ -192,26 +195,27 @@ impl Planning {
         workers.iter().filter(fits).cloned().collect()
     }
 
-    /// The plan that a person gave, where all of its devices are there.
+    /// Returns the plan that a person gave, if all of its devices are present.
     fn given(&self, workers: &[Device]) -> Option<&Plan> {
-        self.wanted.given.as_ref().filter(|plan| missing(plan, &self.head.name, workers).is_empty())
+        self.request.given.as_ref().filter(|plan| missing(plan, &self.head.name, workers).is_empty())
     }
 
-    /// What the present plan should take; none before the first, and where nothing is predicted.
-    pub fn pace(&self) -> Option<Pace> {
-        let board = self.board.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let planned = board.as_ref()?;
+    /// Returns the predicted times of the present plan. Returns `None` before the first plan and if there
+    /// is no prediction.
+    pub fn predicted_times(&self) -> Option<PredictedTimes> {
+        let current_plan = self.current_plan.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let planned = current_plan.as_ref()?;
         let token_s = planned.prediction.as_ref()?.token_s;
         let first_s = |share: &Share| {
             let device = planned.cluster.devices.iter().find(|device| device.name == share.device)?;
-            let bytes = share.layers as f64 * self.wanted.model.layer_bytes;
+            let bytes = share.layers as f64 * self.request.model.layer_bytes;
             Some(bytes / device.disk.sequential_bytes_per_s)
         };
         let first_s = planned.plan.shares.iter().filter_map(first_s).fold(0.0, f64::max);
-        Some(Pace { token: time_of(token_s, TOKEN_S_MAX), first: time_of(first_s, FIRST_S_MAX) })
+        Some(PredictedTimes { token: time_of(token_s, TOKEN_S_MAX), first: time_of(first_s, FIRST_S_MAX) })
     }
 
-    /// These devices as they have turned out, and the ways between them.
+    /// Returns these devices with their corrections, and the network paths between them.
     fn cluster(&self, measured: &[Device], corrections: &BTreeMap<String, Correction>) -> Cluster {
         let there = |name: &str| measured.iter().any(|device| device.name == name);
         let mut network = self.edges.network();
@@ -220,32 +224,32 @@ impl Planning {
         Cluster { note: String::new(), devices, network, head: Some(self.head.name.clone()) }
     }
 
-    /// Whether it is worth planning anew at `now` (since any beginning), after what devices show of themselves; the next
-    /// plan is then made for devices as they are. A plan that a person gave stays.
-    pub fn revise(&self, now: Duration, shown: &[Shown]) -> bool {
-        let Some(planned) = self.board.planned() else { return false };
+    /// Returns whether a new plan is worth it at `now` (a time from any beginning), given what devices
+    /// report. If so, the next plan uses corrected figures. A plan that a person gave stays.
+    pub fn revise(&self, now: Duration, shown: &[ObservedDevice]) -> bool {
+        let Some(planned) = self.current_plan.planned() else { return false };
         let (Some(prediction), Some(_)) = (&planned.prediction, &planned.explanation) else { return false };
         let expected = prediction.devices.iter().filter_map(|time| {
             let device = planned.cluster.devices.iter().find(|device| device.name == time.device)?;
             let token_s = time.compute_s + time.memory_s + time.disk_s;
-            Some(Expected { name: time.device.clone(), token_s, memory_bytes: device.memory_bytes })
+            Some(ExpectedDevice { name: time.device.clone(), token_s, memory_bytes: device.memory_bytes })
         });
-        let expected: Vec<Expected> = expected.collect();
+        let expected: Vec<ExpectedDevice> = expected.collect();
         let mut drift = self.drift.lock().unwrap_or_else(PoisonError::into_inner);
-        let Drift { watch, corrections: present, measured } = &mut *drift;
-        let Some(corrections) = watch.look(now, shown, &expected, present) else { return false };
+        let Drift { detector, corrections: present, measured } = &mut *drift;
+        let Some(corrections) = detector.look(now, shown, &expected, present) else { return false };
         let devices = measured.iter().map(|device| corrected(device, &corrections)).collect();
         let cluster = Cluster { devices, ..planned.cluster };
-        let Wanted { model, workload, options, .. } = &self.wanted;
+        let PlanRequest { model, workload, options, .. } = &self.request;
         let seconds = |plan: &Plan| {
             let predicted = Costs::new(&cluster, model, *workload)?.predict(plan)?;
             Ok::<f64, PlanError>(predicted.token_s)
         };
         let best_s = search(&cluster, model, *workload, options).and_then(|plan| seconds(&plan));
         let worth = match best_s {
-            Ok(best_s) => watch.judge(now, seconds(&planned.plan).ok(), best_s),
+            Ok(best_s) => detector.judge(now, seconds(&planned.plan).ok(), best_s),
             // Without another plan the present one stays, and the next look is later.
-            Err(_) => watch.judge(now, Some(0.0), f64::INFINITY),
+            Err(_) => detector.judge(now, Some(0.0), f64::INFINITY),
         };
         if worth {
             *present = corrections;
@@ -293,20 +297,20 @@ mod tests {
             output_flops: flops(2e6),
         };
         let workload = Workload { context: 256, sequences: 1 };
-        let wanted = Wanted { model, workload, options: SearchOptions::default(), given };
-        Planning::new(device("head", 1e9), EdgeBook::default(), wanted)
+        let request = PlanRequest { model, workload, options: SearchOptions::default(), given };
+        Planning::new(device("head", 1e9), EdgeTable::default(), request)
     }
 
     #[test]
     fn layers_go_where_memory_is_and_the_reason_is_kept() {
         let planning = planning(None);
-        assert!(planning.board().planned().is_none());
+        assert!(planning.current_plan().planned().is_none());
         let alone = planning.plan(&[]).unwrap();
         assert_eq!(alone.shares.len(), 1);
-        let slow = planning.board().planned().unwrap().prediction.unwrap().token_s;
+        let slow = planning.current_plan().planned().unwrap().prediction.unwrap().token_s;
         let both = planning.plan(&[device("desk", 2e9)]).unwrap();
         assert!(both.is_whole() && both.shares.len() == 2, "{both:?}");
-        let planned = planning.board().planned().unwrap();
+        let planned = planning.current_plan().planned().unwrap();
         assert!(
             planned.prediction.unwrap().token_s < slow / 2.0,
             "the second device's memory saves the disk"
@@ -324,7 +328,7 @@ mod tests {
         let alone = planning.plan(&[]).unwrap();
         let desk = [device("desk", 2e9)];
         let draft = planning.draft(&desk).unwrap();
-        assert_eq!(planning.board().planned().unwrap().plan, alone);
+        assert_eq!(planning.current_plan().planned().unwrap().plan, alone);
         assert_eq!(planning.plan(&desk).unwrap(), draft);
         let given = super::tests::planning(Some(draft.clone()));
         assert_eq!(given.draft(&desk).unwrap(), draft);
@@ -344,7 +348,7 @@ mod tests {
         let planning = planning(Some(given.clone()));
         assert_eq!(planning.plan(&[device("desk", 2e9)]).unwrap(), given);
         assert_eq!(missing(&given, "head", &[device("other", 2e9)]), ["desk"]);
-        assert!(planning.board().planned().unwrap().explanation.is_none());
+        assert!(planning.current_plan().planned().unwrap().explanation.is_none());
         assert_eq!(planning.plan(&[device("other", 2e9)]).unwrap().shares[0].device, "head");
         assert!(planning.plan(&[device("desk", 1e9), device("desk", 1e9)]).is_err(), "two of one name");
     }
@@ -352,14 +356,17 @@ mod tests {
     #[test]
     fn a_ring_is_paced_by_what_its_plan_predicts() {
         let planning = planning(None);
-        assert_eq!(planning.pace(), None, "before the first plan");
+        assert_eq!(planning.predicted_times(), None, "before the first plan");
         let plan = planning.plan(&[device("desk", 2e9)]).unwrap();
-        let pace = planning.pace().unwrap();
-        let token_s = planning.board().planned().unwrap().prediction.unwrap().token_s;
-        assert_eq!(pace.token, Duration::from_secs_f64(token_s));
-        // 100 MB a layer from disks of 1 GB/s.
+        let predicted_times = planning.predicted_times().unwrap();
+        let token_s = planning.current_plan().planned().unwrap().prediction.unwrap().token_s;
+        assert_eq!(predicted_times.token, Duration::from_secs_f64(token_s));
+        // 100 MB per layer from disks of 1 GB/s.
         let most = plan.shares.iter().map(|share| share.layers).max().unwrap();
-        assert!((pace.first.as_secs_f64() - most as f64 * 0.1).abs() < 1e-6, "{pace:?}");
+        assert!(
+            (predicted_times.first.as_secs_f64() - most as f64 * 0.1).abs() < 1e-6,
+            "{predicted_times:?}"
+        );
         assert_eq!(time_of(f64::NAN, 60.0), Duration::ZERO);
         assert_eq!(time_of(f64::INFINITY, 60.0), Duration::from_secs(60));
     }
@@ -388,13 +395,13 @@ mod tests {
         }
     }
 
-    /// What a device shows that takes so many times as long as the present plan says.
-    fn slower(planning: &Planning, name: &str, times: f64) -> Vec<Shown> {
-        let planned = planning.board().planned().unwrap();
+    /// Returns the report of a device that takes so many times as long as the present plan predicts.
+    fn slower(planning: &Planning, name: &str, times: f64) -> Vec<ObservedDevice> {
+        let planned = planning.current_plan().planned().unwrap();
         let prediction = planned.prediction.unwrap();
         let time = prediction.devices.iter().find(|time| time.device == name).unwrap();
         let token_s = Some((time.compute_s + time.memory_s + time.disk_s) * times);
-        vec![Shown { name: name.to_owned(), token_s, memory_bytes: None }]
+        vec![ObservedDevice { name: name.to_owned(), token_s, memory_bytes: None }]
     }
 
     fn layers(plan: &Plan, name: &str) -> usize {
@@ -413,7 +420,7 @@ mod tests {
         assert!(planning.revise(at(30), &shown));
         let after = planning.plan(&desk).unwrap();
         assert!(layers(&after, "desk") < layers(&before, "desk"), "{after:?}");
-        // What the new plan predicts is what is seen: nothing departs any more.
+        // The times now equal the new plan's prediction: no device deviates any more.
         if layers(&after, "desk") > 0 {
             let shown = slower(&planning, "desk", 1.0);
             assert!((31..200).all(|second| !planning.revise(at(second), &shown)));
@@ -427,7 +434,7 @@ mod tests {
         let planning = planning(None);
         let desk = [device("desk", 4e9)];
         let before = planning.plan(&desk).unwrap();
-        let shown = vec![Shown { name: "desk".to_owned(), token_s: None, memory_bytes: Some(3e8) }];
+        let shown = vec![ObservedDevice { name: "desk".to_owned(), token_s: None, memory_bytes: Some(3e8) }];
         assert!(!planning.revise(Duration::ZERO, &shown));
         assert!(planning.revise(Duration::from_secs(30), &shown));
         let after = planning.plan(&desk).unwrap();

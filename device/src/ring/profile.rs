@@ -1,9 +1,10 @@
-//! What this device can do with a given model: the numbers a plan needs, measured here and now.
+//! Measures what this device can do with a given model: the figures that a plan needs.
 //!
-//! Products with one vector run on the model's own weights, so that they are the shapes and formats that count: once on
-//! a piece that stays in the caches (arithmetic alone), once over more weights than caches hold (memory). The disk is
-//! read where the model lies, past the page cache. Every figure is the median of several runs. Nothing but the profile itself is
-//! written, and that only where it is to be kept ([`kept_or_measured`]).
+//! Matrix-vector products run on the model's own weights, so that shapes and formats are the real ones.
+//! They run once on a piece that stays in the caches (arithmetic alone), and once on more weights than
+//! caches hold (memory). The disk is read where the model is stored, bypassing the page cache. Every figure
+//! is the median of several runs. Only the profile itself is written, and only if it is to be stored
+//! ([`kept_or_measured`]).
 
 mod general;
 mod kept;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use baton_engine::STREAM_BYTES;
 use baton_engine::gguf::{Gguf, GgufError, TensorView};
 use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
+use baton_pacing::refit::median;
 use baton_plan::cluster::ByFormat;
 use baton_plan::{Device, Disk, ModelShape, Os, Processor};
 use memmap2::MmapMut;
@@ -28,37 +30,37 @@ use crate::residency::BUFFER_BYTES;
 pub use general::general;
 pub use kept::{Origin, kept_or_measured};
 
-/// Weights of a product that should stay in the caches, for each thread.
+/// Bytes of weights per thread that stay in the caches.
 const CACHED_BYTES: usize = 256 << 10;
-/// More than a processor's caches hold.
+/// More bytes than a processor's caches hold.
 const CACHE_BYTES: usize = 32 << 20;
-/// Weights that no cache holds.
+/// Bytes of weights that no cache holds.
 const STREAMED_BYTES: usize = 512 << 20;
-/// How long one run of a cached product takes at least.
+/// Least time of one run of a cached product.
 const RUN: Duration = Duration::from_millis(15);
 const RUNS: usize = 5;
 
-/// What a device is measured for.
+/// What to measure a device for.
 #[derive(Debug, Clone)]
 pub struct ProfileOptions {
     /// The model's file.
     pub model: PathBuf,
     /// Threads that compute.
     pub threads: NonZeroUsize,
-    /// What the device is to be called.
+    /// The device's name.
     pub name: String,
 }
 
-/// A device as measured.
+/// A measured device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Profile {
     /// The entry of a description that `baton ring plan` reads.
     pub device: Device,
-    /// The model it was measured for.
+    /// The model that it was measured for.
     pub model: ModelShape,
-    /// What sets the bound of its memory.
+    /// Its memory, and what limits it.
     pub memory: Memory,
-    /// Whether the disk was read past the page cache; else its figures may be those of memory.
+    /// Whether the disk was read without the page cache; if not, its figures may be those of memory.
     pub direct_reads: bool,
 }
 
@@ -76,10 +78,10 @@ pub enum ProfileError {
     Product {
         /// The tensor.
         name: String,
-        /// What is wrong.
+        /// The cause.
         source: KernelError,
     },
-    /// Memory cannot be known.
+    /// The memory cannot be determined.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The disk cannot be measured.
@@ -88,9 +90,9 @@ pub enum ProfileError {
     /// There is no memory for a measurement.
     #[error("take {bytes} bytes of memory to measure copies in: {source}")]
     Room {
-        /// How many.
+        /// How many bytes.
         bytes: usize,
-        /// What happened.
+        /// The cause.
         source: std::io::Error,
     },
     /// Threads cannot be started.
@@ -98,15 +100,15 @@ pub enum ProfileError {
     Threads {
         /// How many.
         threads: usize,
-        /// What happened.
+        /// The cause.
         source: std::io::Error,
     },
-    /// This system's memory rules are not known.
+    /// The memory rules of this system are not known.
     #[error("memory rules of {0} are not known; describe this device by hand (see `baton ring plan --help`)")]
     System(&'static str),
 }
 
-/// Measures this device; `said` hears what is being measured.
+/// Measures this device; `said` is told what is being measured.
 ///
 /// # Errors
 /// [`ProfileError`] naming what could not be measured.
@@ -150,7 +152,7 @@ fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
     Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })
 }
 
-/// Sets the device's memory to what is free now, and what this program takes of it beside weights.
+/// Sets the device's memory to what is free now, and its buffers to what this program uses beside weights.
 ///
 /// # Errors
 /// [`ProfileError::Memory`], [`ProfileError::System`].
@@ -161,7 +163,8 @@ pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// Bytes of memory that this program has taken and no file backs, as Linux and Android say; 0 elsewhere.
+/// Returns the bytes of memory of this program that no file backs, as reported by Linux and Android; 0
+/// elsewhere.
 pub(crate) fn own_bytes() -> u64 {
     let Ok(text) = std::fs::read_to_string("/proc/self/status") else { return 0 };
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -169,7 +172,7 @@ pub(crate) fn own_bytes() -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// Memory of this device by its system's rules.
+/// Returns this device's memory by the rules of its system.
 #[cfg(target_os = "linux")]
 pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Ok((Os::Linux, memory::of_linux(Path::new("/"), false)?))
@@ -192,13 +195,7 @@ pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Err(ProfileError::System(std::env::consts::OS))
 }
 
-/// The middle of several figures.
-pub(super) fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// A matrix over the first rows of a tensor, at most so many bytes of it.
+/// Returns a matrix of a tensor's first rows, at most so many bytes of them.
 fn rows_of<'a>(view: &TensorView<'a>, most: usize) -> Result<Matrix<'a>, ProfileError> {
     let cols = view.dims[0] as usize;
     let rows: usize = view.dims[1..].iter().map(|dim| *dim as usize).product();
@@ -218,14 +215,14 @@ impl Vectors {
     }
 }
 
-/// Operations a second of products whose weights stay in the caches.
+/// Returns operations per second of products whose weights stay in the caches.
 fn cached_rate(gguf: &Gguf, format: &str, pool: &Pool) -> Result<f64, ProfileError> {
     let named = gguf.tensors().filter(|tensor| tensor.type_name() == format && tensor.dims().len() > 1);
     let Some(largest) = named.max_by_key(|tensor| tensor.data_len()) else { return Ok(f64::NAN) };
     Ok(rate(&rows_of(&gguf.tensor(largest.name())?, CACHED_BYTES * pool.threads())?, pool))
 }
 
-/// Operations a second of products with this matrix, which stays in the caches.
+/// Returns operations per second of products with this matrix, which stays in the caches.
 fn rate(matrix: &Matrix<'_>, pool: &Pool) -> f64 {
     let mut vectors = Vectors::default();
     let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
@@ -239,11 +236,11 @@ fn rate(matrix: &Matrix<'_>, pool: &Pool) -> f64 {
         let operations = 2.0 * matrix.rows() as f64 * matrix.cols() as f64 * f64::from(products);
         operations / begun.elapsed().as_secs_f64()
     };
-    run(); // Into the caches.
-    median((0..RUNS).map(|_| run()).collect())
+    run(); // Loads the weights into the caches.
+    median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN)
 }
 
-/// Weights of layers, as many as no cache holds and memory does.
+/// Returns weights of layers: more than a cache holds, but at most half of the available memory.
 fn layers(gguf: &Gguf, available: u64) -> Result<Vec<Matrix<'_>>, ProfileError> {
     let most = STREAMED_BYTES.min((available / 2) as usize);
     let (mut matrices, mut bytes) = (Vec::new(), 0);
@@ -259,7 +256,7 @@ fn layers(gguf: &Gguf, available: u64) -> Result<Vec<Matrix<'_>>, ProfileError> 
     Ok(matrices)
 }
 
-/// Bytes of weights a second, of products with these.
+/// Returns bytes of weights per second of products with these matrices.
 fn streamed_rate(matrices: &[Matrix<'_>], pool: &Pool) -> f64 {
     let bytes = |matrix: &Matrix<'_>| {
         matrix.rows() as f64 * matrix.format().row_bytes(matrix.cols()).unwrap_or(0) as f64
@@ -274,29 +271,31 @@ fn streamed_rate(matrices: &[Matrix<'_>], pool: &Pool) -> f64 {
         }
         bytes / begun.elapsed().as_secs_f64()
     };
-    run(); // From the disk into memory.
-    median((0..RUNS).map(|_| run()).collect())
+    run(); // Loads the weights from the disk into memory.
+    median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN)
 }
 
-/// Seconds to append one token's keys and values to a cache that lies in no processor cache. Of more bytes than that, as
-/// a file can claim of any model, a part is copied, and the rest counts as slow.
+/// Returns the seconds to append one token's keys and values to a KV cache larger than the processor's
+/// caches. A file can claim any size: of more bytes than that, a part is copied, and the result is scaled
+/// up.
 fn kv_copy_s(claimed: usize) -> Result<f64, ProfileError> {
     let (len, bytes) = (CACHE_BYTES, claimed.min(CACHE_BYTES));
     let token = vec![1_u8; bytes];
-    // Pages of its own: an allocator that has once seen so large a block given back keeps all smaller ones from then on.
+    // A mapping of its own: after an allocator has freed so large a block, it would no longer return
+    // smaller ones.
     let mut cache = MmapMut::map_anon(len).map_err(|source| ProfileError::Room { bytes: len, source })?;
     let places = cache.len() / bytes.max(1);
     let mut run = || {
         let begun = Instant::now();
         for at in 0..places {
-            // A large odd step: no two copies beside each other.
+            // A large odd step, so that no two copies are adjacent.
             let place = at.wrapping_mul(7919) % places * bytes;
             cache[place..place + bytes].copy_from_slice(&token);
         }
         begun.elapsed().as_secs_f64() / places as f64
     };
     run();
-    let seconds = median((0..RUNS).map(|_| run()).collect());
+    let seconds = median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN);
     std::hint::black_box(&cache);
     Ok(seconds * (claimed as f64 / bytes.max(1) as f64).max(1.0))
 }
@@ -332,10 +331,5 @@ mod tests {
         let usual = kv_copy_s(4096).unwrap();
         let endless = kv_copy_s(1 << 58).unwrap();
         assert!(usual > 0.0 && endless > usual && endless.is_finite(), "{usual} {endless}");
-    }
-
-    #[test]
-    fn the_middle_of_figures() {
-        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12 && median(Vec::new()).is_nan());
     }
 }

@@ -1,5 +1,5 @@
-//! What a plan must know of a model: layers, bytes, and operations by weight format, read from a GGUF file's directory
-//! without touching its weights.
+//! What a plan must know of a model: layers, bytes, and operations by weight format. It is read from the
+//! directory of a GGUF file, without its weights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ const OUTPUT: &str = "output.weight";
 /// Why a file's shape cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {
-    /// It is no GGUF file.
+    /// It is not a GGUF file.
     #[error("read `{}`", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: GgufError,
     },
     /// It has no embedding.
@@ -31,20 +31,20 @@ pub enum ShapeError {
     Tensor {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: TensorError,
     },
-    /// Its metadata are wrong.
+    /// Its metadata are invalid.
     #[error("read `{}`", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: ConfigError,
     },
 }
 
-/// The configuration of the model in this file.
+/// Reads the configuration of the model in this file.
 ///
 /// # Errors
 /// [`ShapeError`] naming the file.
@@ -60,7 +60,8 @@ fn open(path: &Path) -> Result<(Gguf, ModelConfig), ShapeError> {
     Ok((gguf, config))
 }
 
-/// The shape of the model in this file; of a mixture, a token counts the experts that it goes through.
+/// Reads the shape of the model in this file. In a mixture of experts, operations count only the experts
+/// that a token passes.
 ///
 /// # Errors
 /// [`ShapeError`] naming the file.
@@ -78,7 +79,7 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String) -> ModelShape {
     let (mut layer_bytes, mut layer_flops) = (0.0, BTreeMap::new());
     for tensor in gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.")) {
         layer_bytes += tensor.data_len() as f64 / layers as f64;
-        // Norms and biases are a vector each; products are with matrices.
+        // Norms and biases are vectors; only matrices are multiplied.
         if tensor.dims().len() > 1 {
             *layer_flops.entry(tensor.type_name().to_owned()).or_insert(0.0) +=
                 flops(tensor, config) / layers as f64;
@@ -104,7 +105,7 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String) -> ModelShape {
     }
 }
 
-/// A multiplication and an addition for each weight that a token meets.
+/// Returns one multiplication and one addition for each weight that a token uses.
 fn flops(tensor: &TensorInfo, config: &ModelConfig) -> f64 {
     let weights: f64 = tensor.dims().iter().map(|dim| *dim as f64).product();
     let met = match &config.experts {
@@ -133,7 +134,7 @@ mod tests {
             (config.n_layers, config.d_model, config.vocab_len)
         );
         assert_eq!(shape.check(), Ok(()));
-        // Two operations a weight: every matrix of a layer by its sizes.
+        // Two operations per weight: every matrix of a layer by its sizes.
         let (d, ff) = (config.d_model as f64, config.d_ff as f64);
         let weights = d * (2.0 * config.d_q() as f64 + 2.0 * config.d_kv() as f64) + 3.0 * d * ff;
         let counted: f64 = shape.layer_flops.values().sum();

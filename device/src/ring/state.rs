@@ -1,8 +1,9 @@
 //! The ring's state folder: who this device is, which ring it belongs to, and whose keys it has pinned.
 //!
-//! Small JSON files, written whole beside their place and renamed into it, readable by their owner only. A file that is
-//! missing is none; one that is there but damaged is an error, never taken for a missing one: a device that silently
-//! made itself a new key would be a stranger to its own ring.
+//! Small JSON files, readable by their owner only. Each is written to a temporary file in the same folder
+//! and then renamed. A missing file means that there is no such state. A damaged file is an error and is
+//! never treated as missing: a device that silently made itself a new key would be a stranger to its own
+//! ring.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -16,23 +17,23 @@ use crate::settings::{CONFIG_DIR_ENV, platform_folder};
 
 /// Environment variable that names the folder.
 pub const STATE_DIR_ENV: &str = "BATON_STATE";
-/// Files over this many bytes are not read.
+/// Larger files are not read, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The folder's name below that of the agent's settings.
+/// The folder's name below the agent's settings folder.
 const RING: &str = "ring";
 
-/// Why the state of a ring cannot be kept or read.
+/// Why the state of a ring cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// No home folder and no folder given.
+    /// No folder was given, and there is no home folder.
     #[error("no folder for the ring's state: pass --state DIR or set {STATE_DIR_ENV}")]
     NoFolder,
-    /// A file is there but cannot be read.
+    /// A file exists but cannot be read.
     #[error("read `{}`", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -41,10 +42,10 @@ pub enum StateError {
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
-    /// A file does not hold what it should.
+    /// A file has invalid content.
     #[error(
         "`{}` is damaged: {reason}; put it back from a copy, or remove it and pair this device again",
         path.display()
@@ -60,14 +61,14 @@ pub enum StateError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The system gives no random numbers, so that no key can be made.
+    /// The system gives no random numbers, so no key can be made.
     #[error("the system gives no random numbers: {0}")]
     NoRandomness(String),
-    /// More devices than a ring holds.
+    /// There are more devices than a ring may have.
     #[error("{devices} devices are pinned, {max} at most; `baton ring leave --device NAME` removes one")]
     TooManyPeers {
         /// How many there are.
@@ -77,14 +78,15 @@ pub enum StateError {
     },
 }
 
-/// The folder; made when something is first written.
+/// The folder; it is created when something is first written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateFolder {
     folder: PathBuf,
 }
 
 impl StateFolder {
-    /// The folder given, else `ring` in the agent's folder for settings, else in the platform's.
+    /// Uses the given folder, or else `ring` in the agent's settings folder, or else in the platform's
+    /// folder.
     ///
     /// # Errors
     /// [`StateError::NoFolder`].
@@ -94,17 +96,17 @@ impl StateFolder {
         Ok(Self { folder: given.or_else(usual).ok_or(StateError::NoFolder)? })
     }
 
-    /// Where it lies.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// The path of one file of it.
+    /// Returns the path of one of its files.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// What a file holds; none where it is missing.
+    /// Reads a file. Returns `None` if it is missing.
     pub(super) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.file(name);
         let read = |source| StateError::Read { path: path.clone(), source };
@@ -126,15 +128,15 @@ impl StateFolder {
         StateError::Damaged { path: self.file(name), reason: reason.to_owned() }
     }
 
-    /// Writes a file whole; what was there stays until the new one is on the disk.
+    /// Writes a whole file; the old content stays until the new one is on the disk.
     pub(super) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StateError> {
         let path = self.file(name);
         self.place(name, value, |partial| fs::rename(partial, &path))
     }
 
-    /// Writes a file only where none is; says whether it was this call that wrote it.
+    /// Writes a file only if there is none. Returns whether this call wrote it.
     ///
-    /// Two programs that start at once on one folder so get one identity, not two.
+    /// So two programs that start at once with one folder get one identity, not two.
     pub(super) fn write_first<T: Serialize>(&self, name: &str, value: &T) -> Result<bool, StateError> {
         let path = self.file(name);
         let mut first = true;
@@ -142,7 +144,7 @@ impl StateFolder {
             match fs::hard_link(partial, &path) {
                 Ok(()) => {}
                 Err(_) if path.exists() => first = false,
-                // File systems without links: the rename is still atomic.
+                // On a file system without links, the rename is still atomic.
                 Err(_) => return fs::rename(partial, &path),
             }
             fs::remove_file(partial)
@@ -157,7 +159,7 @@ impl StateFolder {
         finish: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<(), StateError> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
-        // Named after the process and the write, so that nobody else writes the same temporary file.
+        // The name includes process and write number, so that nobody else writes the same temporary file.
         let turn = WRITES.fetch_add(1, Ordering::Relaxed);
         let partial = self.file(&format!("{name}.{}.{turn}.partial", std::process::id()));
         let write = || -> io::Result<()> {
@@ -174,7 +176,7 @@ impl StateFolder {
         done.map_err(|source| StateError::Write { path: self.file(name), source })
     }
 
-    /// Removes a file; says whether it was there.
+    /// Removes a file. Returns whether it existed.
     pub(super) fn remove(&self, name: &str) -> Result<bool, StateError> {
         let path = self.file(name);
         match fs::remove_file(&path) {
@@ -184,7 +186,7 @@ impl StateFolder {
         }
     }
 
-    /// Takes from others the right to read a file, where the file system knows such rights.
+    /// Removes other users' permission to read a file, if the file system has permissions.
     pub(super) fn keep_private(&self, name: &str) {
         #[cfg(unix)]
         {
@@ -233,23 +235,10 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], StateError> {
     Ok(bytes)
 }
 
-/// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The bytes of exactly `2 N` hexadecimal digits.
+/// Reads the bytes of exactly `2 N` hexadecimal digits.
 pub(super) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * N {
-        return None;
-    }
-    let value = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
     let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = value(pair[0])? << 4 | value(pair[1])?;
-    }
-    Some(bytes)
+    hex::decode_to_slice(text, &mut bytes).ok().map(|()| bytes)
 }
 
 #[cfg(test)]
@@ -310,7 +299,6 @@ mod tests {
 
     #[test]
     fn hexadecimal_digits() {
-        assert_eq!(hex(&[0, 0xab, 0xff]), "00abff");
         assert_eq!(unhex("00abFF"), Some([0, 0xab, 0xff]));
         for bad in ["00abf", "00abfg", "00abff00", "+0abff", "00äb"] {
             assert_eq!(unhex::<3>(bad), None, "{bad}");

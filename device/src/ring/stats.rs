@@ -1,8 +1,9 @@
-//! What a ring has done, for people: who computes what, how long it takes by cause, what was lost.
+//! Statistics of a ring, for people: which device computes what, how long it takes by cause, which devices
+//! were lost.
 
 use super::frame::Heartbeat;
 
-/// Losses that are remembered.
+/// Most losses that are kept.
 const LOST_MAX: usize = 64;
 
 /// One device of the ring.
@@ -10,24 +11,24 @@ const LOST_MAX: usize = 64;
 pub struct DeviceStats {
     /// Its name.
     pub name: String,
-    /// Its place, the head's is 0.
+    /// Its place; the head is place 0.
     pub place: usize,
     /// Its layers.
     pub layers: Vec<usize>,
-    /// Milliseconds of computing, a step of the present epoch.
+    /// Milliseconds of computing per step of the present epoch.
     pub compute_ms: f64,
-    /// Milliseconds without anything to compute, a step.
+    /// Milliseconds without anything to compute, per step.
     pub wait_ms: f64,
-    /// Milliseconds of sending, a step.
+    /// Milliseconds of sending, per step.
     pub send_ms: f64,
     /// Bytes that it received in the present epoch.
     pub bytes_in: u64,
-    /// Bytes that it sent.
+    /// Bytes that it sent in the present epoch.
     pub bytes_out: u64,
 }
 
 impl DeviceStats {
-    /// A device by its latest heartbeat, after so many steps of the epoch that it is of.
+    /// Makes a device's statistics from its latest heartbeat, after so many steps of that epoch.
     pub(super) fn of(name: &str, place: usize, layers: Vec<usize>, beat: &Heartbeat, steps: u64) -> Self {
         let each = |us: u64| us as f64 / 1e3 / steps.max(1) as f64;
         Self {
@@ -48,14 +49,14 @@ impl DeviceStats {
 pub struct LostDevice {
     /// Its name.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub words: String,
 }
 
-/// The ring as it stands.
+/// The present state of the ring.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct RingStats {
-    /// The present epoch; 0 where the head has always been alone.
+    /// The present epoch; 0 if the head has always been alone.
     pub epoch: u64,
     /// Rounds of the present plan.
     pub rounds: usize,
@@ -63,11 +64,11 @@ pub struct RingStats {
     pub devices: Vec<DeviceStats>,
     /// Steps since the start.
     pub steps: u64,
-    /// Tokens that went through the model since the start, those of rebuilt caches included.
+    /// Tokens that went through the model since the start, including those of rebuilt caches.
     pub tokens: u64,
     /// Steps of the present epoch.
     pub epoch_steps: u64,
-    /// Milliseconds of a step of the present epoch, on average.
+    /// Average milliseconds of a step in the present epoch.
     pub step_ms: f64,
     /// Frames that the head refused, such as those of an old epoch.
     pub refused: u64,
@@ -76,12 +77,12 @@ pub struct RingStats {
     /// Devices that fetch their weights before they take part.
     #[serde(default)]
     pub fetching: Vec<String>,
-    /// Devices that were lost, oldest first; the latest of many.
+    /// The devices that were lost last, oldest first.
     pub lost: Vec<LostDevice>,
 }
 
 impl RingStats {
-    /// Takes note of a device that was lost; of so many, the oldest is forgotten.
+    /// Records a device that was lost; if there are too many, the oldest is dropped.
     pub(super) fn lose(&mut self, device: LostDevice) {
         if self.lost.len() == LOST_MAX {
             self.lost.remove(0);

@@ -1,15 +1,15 @@
-//! Whole rings in memory: whatever the plan, and whatever breaks, the numbers and the text are those of one engine.
+//! Whole rings in memory: whatever the plan, and whatever breaks, logits and text are those of one engine.
 
 mod answers;
 mod audits;
 mod cancelled;
 mod cloud;
+mod edges;
 mod health;
 mod home;
 mod joining;
 mod losses;
 mod plans;
-mod ways;
 mod weights;
 
 use std::num::NonZeroUsize;
@@ -19,17 +19,17 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use baton_engine::synthetic::SyntheticModel;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_plan::{Plan, Share};
+use baton_synthetic::SyntheticModel;
 
-use super::frame::{Hello, NextNode};
+use super::frame::{Hello, NodeAddress};
 use super::head::{Names, Planner, RingHandle, RingHead, RingOptions};
 use super::link::memory::Hub;
 use super::link::{Key, Network};
-use super::lookout::{Neighbourhood, keep_looking};
+use super::rejoin::{DeviceFinder, spawn_rejoin};
 use super::worker::{WorkerEvent, WorkerOptions, serve};
 use crate::local::Sequences;
 use crate::residency::MemoryFor;
@@ -43,7 +43,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// A model of four heads of this width.
+    /// Makes a model of four heads of this width.
     fn of(d_head: u32, d_ff: u32, seed: u64) -> Self {
         let shape = SyntheticModel {
             n_layers: LAYERS as u32,
@@ -80,7 +80,7 @@ fn one_engine() -> Engine {
     Engine::new(model(), engine_options(1024)).unwrap()
 }
 
-/// Names and layers in ring order; relays behind a `>`: `desk>router`.
+/// Makes a plan from names and layers in ring order; relays follow a `>`: `desk>router`.
 fn plan(rounds: usize, shares: &[(&str, usize)]) -> Plan {
     let share = |(name, layers): &(&str, usize)| {
         let mut names = name.split('>').map(str::to_owned);
@@ -91,7 +91,7 @@ fn plan(rounds: usize, shares: &[(&str, usize)]) -> Plan {
     Plan { layers: shares.iter().map(|share| share.layers).sum(), rounds, shares }
 }
 
-/// Layers spread over head and workers as evenly as may be.
+/// Spreads layers over head and workers as evenly as possible.
 fn even(rounds: usize, layers: usize) -> impl FnMut(&[Hello]) -> Result<Plan, String> + Send {
     move |workers| {
         let names: Vec<&str> =
@@ -104,7 +104,7 @@ fn even(rounds: usize, layers: usize) -> impl FnMut(&[Hello]) -> Result<Plan, St
     }
 }
 
-/// This plan as long as all of its devices are there, then an even one.
+/// Uses this plan as long as all of its devices are present, then an even one.
 fn first(wanted: Plan) -> impl FnMut(&[Hello]) -> Result<Plan, String> + Send {
     let mut rest = even(wanted.rounds, wanted.layers);
     move |workers| {
@@ -119,7 +119,7 @@ struct Home {
     hub: Arc<Hub>,
     workers: Vec<(Arc<AtomicBool>, Option<JoinHandle<()>>)>,
     events: Arc<Mutex<Vec<(u8, WorkerEvent)>>>,
-    /// What workers that are added from now on have for an answer.
+    /// Patience of the workers that are added from now on.
     patience: Duration,
     folders: Vec<tempfile::TempDir>,
 }
@@ -137,12 +137,12 @@ impl Home {
         home
     }
 
-    /// A worker with these model files.
+    /// Adds a worker with these model files.
     fn add(&mut self, number: u8, files: Vec<PathBuf>) {
         self.add_within(number, files, MemoryFor::Auto);
     }
 
-    /// The same with so much memory for weights.
+    /// The same, with so much memory for weights.
     fn add_within(&mut self, number: u8, files: Vec<PathBuf>, memory: MemoryFor) {
         let folder = tempfile::tempdir().unwrap();
         let mut options = WorkerOptions::new(format!("w{number}"), folder.path());
@@ -153,7 +153,8 @@ impl Home {
         let network: Arc<dyn Network> = self.hub.node(number);
         let stop = Arc::new(AtomicBool::new(false));
         let (own, events) = (Arc::clone(&stop), Arc::clone(&self.events));
-        let said: super::worker::Said = Arc::new(move |event| events.lock().unwrap().push((number, event)));
+        let said: super::worker::EventSink =
+            Arc::new(move |event| events.lock().unwrap().push((number, event)));
         let thread = std::thread::spawn(move || {
             serve(&network, &options, &|key| *key == [0; 32], &said, &own).unwrap();
         });
@@ -161,11 +162,11 @@ impl Home {
         self.folders.push(folder);
     }
 
-    fn node(number: u8) -> NextNode {
-        NextNode { address: format!("memory:{number}"), key: [number; 32] }
+    fn node(number: u8) -> NodeAddress {
+        NodeAddress { address: format!("memory:{number}"), key: [number; 32] }
     }
 
-    fn nodes(&self) -> Vec<NextNode> {
+    fn nodes(&self) -> Vec<NodeAddress> {
         (1..=self.workers.len() as u8).map(Self::node).collect()
     }
 
@@ -176,7 +177,8 @@ impl Home {
         change: impl FnOnce(&mut RingOptions),
     ) -> RingHead {
         let mut options = RingOptions::new("head", engine_options(1024));
-        // Tests of silence set their own; elsewhere a busy machine must not look like a lost device.
+        // Tests of silence set their own times; in other tests a busy machine must not look like a lost
+        // device.
         options.heartbeat = Duration::from_secs(5);
         options.floor = Duration::from_secs(60);
         change(&mut options);
@@ -188,7 +190,7 @@ impl Home {
     }
 }
 
-/// Has the head see to its devices, until this one has what it lacks and takes part.
+/// Calls `sees` until this device has its weights and takes part.
 #[track_caller]
 fn until_serves(handle: &RingHandle, name: &str, mut sees: impl FnMut()) {
     let begun = std::time::Instant::now();
@@ -211,23 +213,23 @@ impl Drop for Home {
     }
 }
 
-/// Workers of a hub, for whoever looks for them.
+/// Workers of a hub, found by this device finder.
 struct HubHome {
     hub: Arc<Hub>,
     workers: Vec<u8>,
 }
 
-impl Neighbourhood for HubHome {
+impl DeviceFinder for HubHome {
     fn paired(&mut self) -> Vec<Key> {
         self.workers.iter().map(|number| [*number; 32]).collect()
     }
 
-    fn find(&mut self, key: &Key) -> Option<NextNode> {
+    fn find(&mut self, key: &Key) -> Option<NodeAddress> {
         self.hub.is_alive(key).then(|| Home::node(key[0]))
     }
 }
 
-/// Text-like ids that no two seeds share.
+/// Returns token ids that resemble text; they differ for each seed.
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % 256).collect()
 }
@@ -241,7 +243,7 @@ fn greedy(logits: &[f32]) -> TokenId {
     best.unwrap().0 as TokenId
 }
 
-/// Every logit of a prompt, then so many tokens with theirs.
+/// Returns every logit of a prompt and of so many further tokens, and these tokens.
 fn written(sequences: &mut dyn Sequences, ids: &[TokenId], tokens: usize) -> (Vec<f32>, Vec<TokenId>) {
     let vocab = sequences.model().config().vocab_len;
     let seq = sequences.create_with(None).unwrap();

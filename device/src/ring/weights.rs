@@ -1,14 +1,19 @@
-//! Weights on demand: a device of the ring keeps only the parts of the model's file that its layers need, and gets
-//! what is missing from others that have it, or from the head.
+//! Weights on demand: a device of the ring keeps only the parts of the model's file that its layers need.
+//! It fetches missing parts from other workers that have them, or from the head.
 //!
-//! The head's file is a list of pieces with their hashes ([`Manifest`]); a worker keeps a sparse file of the same
-//! layout ([`Store`]), so that both read it the same way, and others can be given what is in it ([`Stock`]). Always holds: a piece counts as there only after its hash
-//! was checked and its bytes were on the disk; whatever moment the program dies at, the next start goes on from there;
-//! bytes that nobody checked in this run of the program are never computed with ([`Checked`]).
+//! The head's file is a list of pieces with their hashes ([`Manifest`]). A worker keeps a sparse file of
+//! the same layout ([`PieceStore`]), so both read it the same way, and others can get the pieces that are
+//! in it ([`LocalPieces`]).
+//!
+//! Always holds:
+//!
+//! - A piece counts as present only after its hash was checked and its bytes were on the disk.
+//! - If the program dies at any moment, the next start continues from there.
+//! - Bytes that were not checked in this run of the program are never computed with ([`CheckedPieces`]).
 
 mod checked;
+mod local_pieces;
 mod manifest;
-mod stock;
 mod store;
 
 use std::collections::BTreeSet;
@@ -18,17 +23,17 @@ use std::path::{Path, PathBuf};
 
 use baton_engine::gguf::{Gguf, GgufError, TensorInfo};
 
-pub use checked::Checked;
+pub use checked::CheckedPieces;
+pub use local_pieces::{LocalPieces, PieceSet};
 pub use manifest::{Digest, Manifest, PIECE_BYTES};
-pub use stock::{Stock, Which};
-pub use store::Store;
+pub use store::PieceStore;
 
-/// Pieces that are asked for at once.
+/// Pieces that are asked for in one request.
 pub(super) const BATCH: u32 = 16;
 /// The input and output tables, which stay on the head.
 const HEADS_OWN: [&str; 2] = ["token_embd.weight", "output.weight"];
 
-/// Why weights cannot be had.
+/// Why weights cannot be provided.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
@@ -39,7 +44,7 @@ pub enum WeightsError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         #[source]
         err: std::io::Error,
     },
@@ -48,39 +53,39 @@ pub enum WeightsError {
     DiskFull {
         /// The file.
         path: PathBuf,
-        /// Bytes that are still to come.
+        /// Bytes that are still missing.
         missing: u64,
     },
-    /// The model's file is no model, or not in one piece.
+    /// The model's file is not a valid model.
     #[error("read the model's directory")]
     Gguf(#[from] GgufError),
-    /// A model in several files.
+    /// The model consists of several files.
     #[error("`{}` is a part of a split model, rings need it in one file", path.display())]
     Split {
         /// Its first file.
         path: PathBuf,
     },
-    /// A list of pieces that is none.
+    /// A list of pieces is invalid.
     #[error("list of pieces: {0}")]
     Manifest(&'static str),
     /// The list is not the one that was announced.
     #[error("the list of pieces is not that of the model that the head named")]
     OtherModel,
-    /// A piece that is not what the list says.
+    /// A piece does not have the hash in the list.
     #[error("piece {index} has other bytes than the list of pieces says")]
     Forged {
         /// Its number.
         index: u32,
     },
-    /// A file that is no longer what the list says.
+    /// A file no longer has the hashes in the list.
     #[error("{pieces} pieces of `{}` have other bytes than when the list was made: the file is damaged", path.display())]
     Rotten {
         /// The file.
         path: PathBuf,
-        /// How many of the pieces that were looked at.
+        /// How many of the checked pieces differ.
         pieces: usize,
     },
-    /// A piece that the model does not have.
+    /// A piece that the model does not have, or that is not here.
     #[error("piece {index}, the model has {count}")]
     NoSuchPiece {
         /// Its number.
@@ -88,54 +93,55 @@ pub enum WeightsError {
         /// Pieces of the model.
         count: u32,
     },
-    /// Something else is to be done instead.
+    /// A newer plan replaced this one.
     #[error("a newer plan came")]
     Superseded,
-    /// Whoever has the weights does not give them.
+    /// The device that has the weights does not send them.
     #[error("fetch weights: {0}")]
     Source(String),
 }
 
-/// Who has the whole file.
+/// A source of all pieces.
 pub trait PieceSource {
-    /// The list of the file's pieces, as bytes.
+    /// Returns the list of the file's pieces, as bytes.
     ///
     /// # Errors
     /// [`WeightsError::Source`].
     fn manifest(&mut self) -> Result<Vec<u8>, WeightsError>;
 
-    /// These pieces, in order, each given to `take` as it comes.
+    /// Passes these pieces to `take`, in order, as they arrive.
     ///
     /// # Errors
-    /// [`WeightsError::Source`], or what `take` says.
+    /// [`WeightsError::Source`], or the error of `take`.
     fn pieces(&mut self, pieces: Range<u32>, take: Take<'_>) -> Result<(), WeightsError>;
 
-    /// Asked again and again while what is on the disk is checked: tells whoever waits that it goes on.
+    /// Called repeatedly while the pieces on the disk are checked, to report progress to the device that
+    /// waits.
     ///
     /// # Errors
-    /// [`WeightsError::Superseded`], [`WeightsError::Source`]: checking ends.
+    /// [`WeightsError::Superseded`] or [`WeightsError::Source`]; the check then ends.
     fn go_on(&mut self) -> Result<(), WeightsError>;
 }
 
-/// Takes a piece by its number.
+/// Receives a piece and its number.
 pub type Take<'a> = &'a mut dyn FnMut(u32, &[u8]) -> Result<(), WeightsError>;
 
 /// What is done with the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// What is there is read and hashed.
+    /// Pieces that are present are read and hashed.
     Checking,
-    /// What is not there comes.
+    /// Missing pieces are fetched.
     Fetching,
 }
 
-/// Bytes of the file that are done in a stage, of so many.
+/// Bytes of the file that a stage has finished, and their total.
 pub type Progress<'a> = &'a mut dyn FnMut(Stage, u64, u64);
 
-/// Part of a model's file.
+/// A part of a model's file.
 #[derive(Debug, Clone, Copy)]
 pub enum Part<'a> {
-    /// What names and places the tensors: to be right before the others can be found.
+    /// Names and positions of the tensors; it must be correct before the other parts can be found.
     Header,
     /// What these layers need.
     Layers(&'a [usize]),
@@ -157,15 +163,15 @@ impl Part<'_> {
     }
 }
 
-/// Reads these parts of a whole file of the model, unless that was done lately: they must be as the list says. `go_on`
-/// is asked between pieces.
+/// Checks that these parts of a whole model file have the hashes in the list, unless they were checked
+/// lately. `go_on` is called between pieces.
 ///
 /// # Errors
-/// [`WeightsError::Rotten`]; [`WeightsError::File`], [`WeightsError::Gguf`], or what `go_on` says.
+/// [`WeightsError::Rotten`]; [`WeightsError::File`], [`WeightsError::Gguf`], or the error of `go_on`.
 pub fn check_whole(
     (path, manifest): (&Path, &Manifest),
     parts: &[Part<'_>],
-    checked: &Checked,
+    checked: &CheckedPieces,
     go_on: &mut dyn FnMut() -> Result<(), WeightsError>,
     progress: Progress<'_>,
 ) -> Result<(), WeightsError> {
@@ -181,13 +187,13 @@ pub fn check_whole(
     Ok(())
 }
 
-/// A file in `folder` with everything that these layers of the model need, as the list says; fetches what is not there
-/// or has rotted. With all of it there, nothing is asked of `source`.
+/// Returns a file in `folder` with everything that these layers of the model need. It fetches pieces that
+/// are missing or damaged. If nothing is missing, `source` is asked for nothing.
 ///
 /// # Errors
-/// [`WeightsError`]; what has come stays, and is not fetched again.
+/// [`WeightsError`]; pieces that have arrived stay, and are not fetched again.
 pub fn provide(
-    (folder, checked): (&Path, &Checked),
+    (folder, checked): (&Path, &CheckedPieces),
     model: Digest,
     layers: &[usize],
     source: &mut dyn PieceSource,
@@ -204,7 +210,7 @@ pub fn provide(
             manifest
         }
     };
-    let mut store = Store::open(folder, manifest)?;
+    let mut store = PieceStore::open(folder, manifest)?;
     for part in [Part::Header, Part::Layers(layers)] {
         let pieces = part.pieces(store.path(), store.manifest())?;
         store.check(&pieces, checked, &mut || source.go_on(), progress)?;
@@ -213,7 +219,8 @@ pub fn provide(
     Ok(store.path().to_owned())
 }
 
-/// Byte ranges of the file that these layers need: their own, and what is small and belongs to none.
+/// Returns the byte ranges that these layers need: their own tensors, and the small ones that belong to no
+/// layer.
 fn needed(gguf: &Gguf, layers: &[usize]) -> Vec<Range<u64>> {
     let wanted = |name: &str| match name.strip_prefix("blk.") {
         Some(rest) => {
@@ -231,11 +238,11 @@ fn place_of(tensor: &TensorInfo) -> Range<u64> {
     bytes.start as u64..bytes.end as u64
 }
 
-/// Fetches those of the pieces that are missing, batch by batch.
+/// Fetches the missing ones of these pieces, batch by batch.
 fn fetch(
-    store: &mut Store,
+    store: &mut PieceStore,
     pieces: BTreeSet<u32>,
-    checked: &Checked,
+    checked: &CheckedPieces,
     source: &mut dyn PieceSource,
     progress: Progress<'_>,
 ) -> Result<(), WeightsError> {
@@ -249,14 +256,14 @@ fn fetch(
             progress(Stage::Fetching, total - left, total);
             Ok(())
         });
-        // What came before a failure is kept as well.
+        // Pieces that arrived before a failure are kept as well.
         store.sync(left, checked)?;
         taken?;
     }
     Ok(())
 }
 
-/// Runs of at most [`BATCH`] neighbours.
+/// Groups pieces into runs of at most [`BATCH`] neighbours.
 fn runs(pieces: &[u32]) -> Vec<Range<u32>> {
     let mut runs: Vec<Range<u32>> = Vec::new();
     for &piece in pieces {

@@ -1,17 +1,22 @@
-//! A device that computes layers for somebody else's ring: it waits for a head, takes its part of a plan, and serves it
-//! until the head is gone; then it waits for the next.
+//! A device that computes layers for another device's ring: it waits for a head and serves its part of the
+//! plan until the head is gone. Then it waits for the next head.
 //!
-//! One ring at a time. Threads: this one accepts links; each head's session has one that reads its control channel,
-//! one that carries out what it says, one that sends heartbeats whatever the others do; each epoch has one that
-//! receives frames, one that computes and one that sends; a few more give pieces of the model to other workers. Between them are bounded queues: a frame is read only where
-//! there is room for it. Never trusts a frame further than it was checked: what does not fit ends the epoch, with the
-//! sender named.
+//! It serves one ring at a time. Its threads:
+//!
+//! - This one accepts links.
+//! - Each head's session has one that reads the control channel, one that executes its messages, and one
+//!   that sends heartbeats independently.
+//! - Each epoch has one that receives frames, one that computes, and one that sends.
+//! - A few more serve pieces of the model to other workers.
+//!
+//! Bounded queues connect them: a frame is read only if there is room for it. A frame is used only as far
+//! as it was checked. An invalid frame ends the epoch, and its sender is named.
 
 mod compute;
 mod edge;
-mod feed;
 mod fetch;
 mod peers;
+mod piece_server;
 mod session;
 
 use std::num::NonZeroUsize;
@@ -24,38 +29,38 @@ use baton_plan::Device;
 
 use super::frame::{Failure, FailureCode, Frame};
 use super::link::{Key, Link, LinkError, Network, Purpose};
-use super::weights::Checked;
+use super::weights::CheckedPieces;
 use crate::residency::MemoryFor;
 use session::Session;
 
-/// Between two looks at whether to stop.
+/// Wait between two checks whether to stop.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// How a worker is set up.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// What people call it; unique in its ring.
+    /// Its name, unique in its ring.
     pub name: String,
-    /// What it measured of itself; none where it is only to relay.
+    /// Its own measurements; `None` if it only relays.
     pub device: Option<Device>,
-    /// Where its parts of models are kept.
+    /// Where its parts of models are stored.
     pub folder: PathBuf,
-    /// Whole model files that it has, to be used before anything is fetched.
+    /// Whole model files on this device, which are used before anything is fetched.
     pub files: Vec<PathBuf>,
     /// Threads that compute.
     pub threads: Option<NonZeroUsize>,
     /// Memory for weights; what does not fit is read from the disk for every token.
     pub memory: MemoryFor,
-    /// What of its parts of models was read and found right, in this run of the program.
-    pub checked: Checked,
-    /// How long opening a link or sending one frame of the control channel may take.
+    /// Which parts of its models were read and found correct in this run of the program.
+    pub checked: CheckedPieces,
+    /// How long opening a link, or sending one frame of the control channel, may take.
     pub patience: Duration,
     /// How long a head may be silent before it counts as gone.
     pub silence: Duration,
 }
 
 impl WorkerOptions {
-    /// The usual times; everything else as given.
+    /// Returns the usual times, with the given name and folder.
     pub fn new(name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -64,14 +69,14 @@ impl WorkerOptions {
             files: Vec::new(),
             threads: None,
             memory: MemoryFor::Auto,
-            checked: Checked::default(),
+            checked: CheckedPieces::default(),
             patience: Duration::from_secs(10),
             silence: Duration::from_secs(15),
         }
     }
 }
 
-/// What a worker has to tell.
+/// What a worker reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerEvent {
     /// A head has connected.
@@ -79,16 +84,16 @@ pub enum WorkerEvent {
         /// Its key.
         key: Key,
     },
-    /// Weights that are here are read and hashed before they are computed with.
+    /// Weights that are present are read and hashed before they are used.
     Checking {
-        /// Bytes that were read of those that were to be.
+        /// Bytes read so far.
         done: u64,
-        /// Bytes that were to be read.
+        /// Bytes to read.
         total: u64,
     },
-    /// Weights are coming.
+    /// Missing weights are being fetched.
     Fetching {
-        /// Bytes that are there of those that were missing.
+        /// Bytes that have arrived.
         done: u64,
         /// Bytes that were missing.
         total: u64,
@@ -106,7 +111,7 @@ pub enum WorkerEvent {
     Failed {
         /// The epoch.
         epoch: u64,
-        /// Why.
+        /// The reason.
         words: String,
     },
     /// The head is gone.
@@ -116,18 +121,18 @@ pub enum WorkerEvent {
     },
 }
 
-/// Who hears [`WorkerEvent`]s, from several threads.
-pub type Said = Arc<dyn Fn(WorkerEvent) + Send + Sync>;
+/// Receives [`WorkerEvent`]s, from several threads.
+pub type EventSink = Arc<dyn Fn(WorkerEvent) + Send + Sync>;
 
-/// Serves heads that `is_head` knows, one at a time, until `stop` is set.
+/// Serves heads for which `is_head` returns true, one at a time, until `stop` is set.
 ///
 /// # Errors
-/// [`LinkError`] where the network takes no more links.
+/// [`LinkError`] if the network accepts no more links.
 pub fn serve(
     network: &Arc<dyn Network>,
     options: &WorkerOptions,
     is_head: &dyn Fn(&Key) -> bool,
-    said: &Said,
+    said: &EventSink,
     stop: &AtomicBool,
 ) -> Result<(), LinkError> {
     let mut session: Option<Session> = None;
@@ -145,7 +150,7 @@ pub fn serve(
             }
             Purpose::Weights => {
                 if let Some(session) = &session {
-                    session.feed(link);
+                    session.serve_pieces(link);
                 }
             }
             Purpose::Edge => {
@@ -157,7 +162,7 @@ pub fn serve(
                 tracing::warn!(peer = ?link.peer, "a device that is no head of this worker asked for control");
             }
             Purpose::Control => match session.take() {
-                // The same head again has lost its old link; another one has to wait.
+                // If the same head connects again, it has lost its old link; another head must wait.
                 Some(old) if old.is_alive() && old.head() != link.peer => {
                     refuse(link, options);
                     session = Some(old);
@@ -177,6 +182,6 @@ pub fn serve(
 fn refuse(mut link: Link, options: &WorkerOptions) {
     let words = format!("`{}` serves another ring", options.name);
     let frame = Frame::Failed(Failure { epoch: 0, code: FailureCode::Busy, words }).encode();
-    // Who does not hear it sees the link end.
+    // If the head does not receive it, it sees the link end.
     let _unheard = link.sender.send(&frame, options.patience);
 }

@@ -1,4 +1,4 @@
-//! `baton ring bench`: what a prompt and a token take on this ring, beside what was predicted.
+//! `baton ring bench`: measures a prompt and tokens on this ring, and shows what was predicted.
 
 use baton_terminal::{errln, out, outln};
 use std::io::IsTerminal as _;
@@ -22,34 +22,34 @@ use crate::ring::planning::Planned;
 use crate::ring::stats::RingStats;
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 
-/// What stands below the options.
+/// Text below the options.
 pub(super) const HELP: &str = "\
-Runs a prompt of made-up tokens through the model, then writes greedily, every sequence one token a step:
+Runs a prompt of made-up tokens through the model, then decodes greedily, in each step one token of every sequence:
   baton ring bench --model model.gguf --prompt 512 --tokens 32
-  baton ring bench --model model.gguf --alone        the same without the other devices
-The tokens written are part of --json: a ring's are those of one device.";
+  baton ring bench --model model.gguf --alone        the same, without the other devices
+--json also prints the tokens; a ring writes the same tokens as one device.";
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
     /// GGUF model
     #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
     model: PathBuf,
-    /// Tokens of the prompt
+    /// Number of tokens of the prompt
     #[arg(long, default_value_t = 128, value_name = "N", value_parser = token_count)]
     prompt: usize,
-    /// Tokens to write
+    /// Number of tokens to write
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = token_count)]
     tokens: usize,
-    /// Sequences at a time
+    /// Number of sequences computed together
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = token_count)]
     sequences: usize,
-    /// Compute threads [default: all]
+    /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
-    /// Memory for the weights of this device's layers: auto, all or a size (2GB), as of `baton ask`
+    /// Memory for the weights of this device's layers: auto, all or a size (2GB), as for `baton ask`
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: MemoryFor,
-    /// This device's engine alone, whatever ring there is
+    /// Measure this device alone, even if it heads a ring
     #[arg(long)]
     alone: bool,
     /// Folder for settings [default: the platform's]
@@ -62,28 +62,28 @@ pub(super) struct BenchArgs {
     head: HeadArgs,
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Answer {
     prompt: usize,
     sequences: usize,
-    /// Tokens a second of the prompts, all sequences.
+    /// Prompt tokens per second, of all sequences.
     prefill_tokens_per_s: f64,
-    /// Median milliseconds of a step, which writes one token of every sequence.
+    /// Median time of a step in milliseconds; a step writes one token of every sequence.
     step_ms: f64,
-    /// Milliseconds of each step, in their order.
+    /// Time of each step in milliseconds, in order.
     steps_ms: Vec<f64>,
-    /// Of every sequence, what it wrote.
+    /// The token ids that each sequence wrote.
     written: Vec<Vec<u32>>,
-    /// Of rings.
+    /// Only for rings.
     ring: Option<RingStats>,
-    /// Of rings.
+    /// Only for rings.
     planned: Option<Planned>,
 }
 
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let each = args.prompt + args.tokens;
-    // Room for whole blocks of every sequence.
+    // Room for whole cache blocks of every sequence.
     let kv_tokens = args.sequences * (each.next_multiple_of(32) + 32);
     if kv_tokens > TOKENS_MAX {
         bail!(
@@ -106,11 +106,11 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
                 errln!("{what}");
             }
         };
-        let Formed { mut head, handle, board } =
+        let Formed { mut head, handle, current_plan } =
             form(&model, engine, workload, &args.head, args.memory, &settings, &mut said)?;
         let mut answer = measure(&mut head, args, loud.then_some(&mut said))?;
         answer.ring = Some(handle.stats());
-        answer.planned = board.planned();
+        answer.planned = current_plan.planned();
         answer
     };
     if args.json { print_line(&answer) } else { print(&answer).context("write the table") }
@@ -127,7 +127,7 @@ fn measure(
         }
     };
     let vocab_len = engine.model().config().vocab_len;
-    // Made-up tokens; another beginning for every sequence, so that nothing is shared.
+    // Made-up tokens, different from the start for every sequence, so that no prefix is shared.
     let id = |sequence: usize, at: usize| {
         ((at as u64 + 1).wrapping_mul(2_654_435_761).wrapping_add(sequence as u64 * 40_503) >> 7) as usize
             % vocab_len
@@ -167,7 +167,7 @@ fn measure(
     })
 }
 
-/// One token of every sequence.
+/// Writes one token of every sequence.
 fn step(engine: &mut dyn Sequences, seqs: &[SeqId], written: &mut [Vec<u32>]) -> anyhow::Result<()> {
     let last: Vec<[u32; 1]> = written.iter().filter_map(|ids| ids.last().map(|id| [*id])).collect();
     let entry = |(seq, ids): (&SeqId, &'_ [u32; 1])| (*seq, *ids);
@@ -182,7 +182,7 @@ fn step(engine: &mut dyn Sequences, seqs: &[SeqId], written: &mut [Vec<u32>]) ->
     Ok(())
 }
 
-/// The first of the largest.
+/// Returns the index of the largest logit; the first one if several are equal.
 fn best(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (at, value) in logits.iter().enumerate() {

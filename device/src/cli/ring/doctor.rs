@@ -1,4 +1,4 @@
-//! `baton ring doctor`: prints what keeps devices from seeing each other.
+//! `baton ring doctor`: explains why devices do not see each other.
 
 use baton_terminal::out;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use clap::Args;
 use serde_json::json;
 
 use super::{NetworkArgs, StateArgs, duration, print_line};
-use crate::ring::doctor::{Finding, Look, Weight, diagnose, observe};
+use crate::ring::doctor::{Finding, ObserveOptions, Severity, diagnose, observe};
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
-    /// Listen so long for devices that announce themselves; 0 does not listen
+    /// Listen this long for devices that announce themselves; 0 does not listen
     #[arg(long = "for", default_value = "3s", value_name = "TIME", value_parser = duration)]
     listen: Duration,
-    /// How long a device may take to answer
+    /// Longest time for a device to answer
     #[arg(long, default_value = "3s", value_name = "TIME", value_parser = duration)]
     answer: Duration,
-    /// Print one JSON object: what was seen, and what follows
+    /// Print one JSON object: what was seen, and the findings
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -30,17 +30,18 @@ pub(super) struct DoctorArgs {
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     args.network.check()?;
     let folder = args.state.open()?;
-    let look = Look { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer };
+    let look =
+        ObserveOptions { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer };
     let seen = observe(&folder, &look);
     let findings = diagnose(&seen);
-    let broken = findings.iter().filter(|finding| finding.weight() == Weight::Broken).count();
+    let broken = findings.iter().filter(|finding| finding.severity() == Severity::Broken).count();
     if args.json {
         print_line(&json!({ "findings": findings, "seen": seen }))?;
     } else {
         out!("{}", text(&findings))?;
     }
     if broken > 0 {
-        bail!("{broken} {} to be mended", if broken == 1 { "thing is" } else { "things are" });
+        bail!("{broken} {} to fix", if broken == 1 { "problem" } else { "problems" });
     }
     Ok(())
 }
@@ -48,10 +49,10 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
 fn text(findings: &[Finding]) -> String {
     let mut out = String::new();
     for finding in findings {
-        let mark = match finding.weight() {
-            Weight::Fine => "ok    ",
-            Weight::Odd => "note  ",
-            Weight::Broken => "BROKEN",
+        let mark = match finding.severity() {
+            Severity::Fine => "ok    ",
+            Severity::Odd => "note  ",
+            Severity::Broken => "BROKEN",
         };
         out += &format!("{mark}  {finding}\n");
         if !finding.advice().is_empty() {

@@ -1,5 +1,4 @@
-//! The head's side of a ring on the command line: which devices are asked, what they are planned to do, and the ring
-//! that comes of it.
+//! The head's side of a ring on the command line: finds the devices, plans their work, and forms the ring.
 
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -17,61 +16,65 @@ use crate::cli::values;
 use crate::residency::{MemoryFor, text_bytes};
 use crate::ring::channel::Channel;
 use crate::ring::discovery::{Discovery, Interfaces};
-use crate::ring::edges::EdgeBook;
-use crate::ring::frame::{Activations, Hello, NextNode};
+use crate::ring::edges::EdgeTable;
+use crate::ring::frame::{Activations, Hello, NodeAddress};
 use crate::ring::head::{Names, RingHandle, RingHead, RingOptions};
 use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::link::tcp::HomeNetwork;
-use crate::ring::lookout::{LOOK, PairedHome, keep_looking};
 use crate::ring::peers::{Membership, Peer, Peers, Role};
-use crate::ring::planning::{PlanBoard, Planning, Wanted};
+use crate::ring::planning::{CurrentPlan, PlanRequest, Planning};
 use crate::ring::profile::{ProfileOptions, kept_or_measured};
+use crate::ring::rejoin::{LOOK, PairedDevices, spawn_rejoin};
 use crate::ring::shape::shape_of;
 use crate::ring::state::{STATE_DIR_ENV, StateFolder};
 use crate::settings::Settings;
 
-/// How long a device may take to prove its key at one of its addresses; a busy one takes a second or two.
+/// Longest time for a device to prove its key at one of its addresses; a busy device takes a second or two.
 const ANSWER: Duration = Duration::from_secs(4);
-/// How this device computes together with the ring that it heads.
+/// Options of the device that heads a ring.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct HeadArgs {
     /// Folder of the ring's state [default: `ring` in the settings' folder]
     #[arg(long, env = STATE_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_state: Option<PathBuf>,
-    /// Address at which the ring's last device reaches this one; port 0 takes a free one
+    /// Address on which this device listens for the ring's last device; port 0 takes a free one
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = values::address, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_listen: SocketAddr,
-    /// Address at which the others reach this device, where that is not the one it listens on (a forwarded port)
+    /// Address at which the other devices reach this one, if it is not the one it listens on (a forwarded
+    /// port)
     #[arg(long, value_name = "HOST:PORT", value_parser = values::address, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_address: Option<SocketAddr>,
-    /// Rounds of a token [default: the best]
+    /// Rounds per token [default: the best number]
     #[arg(long, allow_negative_numbers = true, value_name = "K", value_parser = values::whole::<u8>(1, 16), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_rounds: Option<u8>,
-    /// Plan to use as long as its devices are there: a file with the object that `baton ring plan --json` prints as `plan`
+    /// File with the plan to use while its devices are present: the object that `baton ring plan --json`
+    /// prints as `plan`
     #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_plan: Option<PathBuf>,
-    /// Look for devices that come back only where they were last met, not by multicast DNS
+    /// Look for returning devices only at their last addresses, not by multicast DNS
     #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_no_mdns: bool,
-    /// Time between heartbeats in milliseconds: a device that misses three is lost; more where devices are very busy
+    /// Time between heartbeats in milliseconds; a device that misses three is lost. Set more if devices are
+    /// very busy
     #[arg(long, allow_negative_numbers = true, default_value_t = 300, value_name = "MS", value_parser = values::whole::<u32>(50, 60_000), hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_heartbeat: u32,
-    /// Send hidden states as f16: half the bytes, and answers that may differ from one device's
+    /// Send hidden states as f16: half the bytes, but answers may differ from those of one device
     #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     ring_f16: bool,
-    /// Read weights that memory does not hold only when they are needed, on all devices: to measure what reading ahead gains
+    /// Read weights that do not fit into memory only when they are needed, on all devices; this shows what
+    /// reading ahead gains
     #[arg(long, hide_short_help = true, help_heading = crate::cli::heading::RING)]
     pub(in crate::cli) ring_no_read_ahead: bool,
 }
 
-/// A ring, and views of it for other threads.
+/// A ring, and handles to it for other threads.
 pub(in crate::cli) struct Formed {
     pub(in crate::cli) head: RingHead,
     pub(in crate::cli) handle: RingHandle,
-    pub(in crate::cli) board: PlanBoard,
+    pub(in crate::cli) current_plan: CurrentPlan,
 }
 
-/// Forms the ring of this device's peers; `said` hears what takes a while and who is not there.
+/// Forms the ring of this device and its peers; `said` gets messages about slow steps and missing devices.
 pub(in crate::cli) fn form(
     model: &Arc<Model>,
     engine: EngineOptions,
@@ -99,19 +102,19 @@ pub(in crate::cli) fn form(
     memory.bound(&mut own);
     own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
     let nodes = there(&peers, &identity, said);
-    let edges = EdgeBook::of(folder.clone());
+    let edges = EdgeTable::of(folder.clone());
     let config = model.config();
-    // What this cache's format really takes, where the file's description assumes f16.
+    // The real size of this cache's format; the file's description assumes f16.
     let kv_bytes = (config.n_kv_heads * engine.kv_format.token_bytes(config.d_head)) as f64;
-    let wanted = Wanted {
+    let wanted = PlanRequest {
         model: ModelShape { kv_bytes, ..shape_of(file)? },
         workload,
         options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
         given: args.ring_plan.as_deref().map(read_plan).transpose()?,
     };
     let planning = Planning::new(own, edges.clone(), wanted);
-    let (board, revising, begun) = (planning.board(), planning.clone(), Instant::now());
-    // Planned under the names that they go by in this ring.
+    let (current_plan, revising, begun) = (planning.current_plan(), planning.clone(), Instant::now());
+    // Plans use the names that the devices have in this ring.
     let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
     let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
     let (drafting, pacing) = (planning.clone(), planning.clone());
@@ -141,15 +144,15 @@ pub(in crate::cli) fn form(
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_drafter(Box::new(drafter))
-        .with_pacer(Box::new(move || pacing.pace()))
+        .with_time_predictor(Box::new(move || pacing.predicted_times()))
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
     let handle = head.handle();
-    let home = PairedHome::new(folder, identity, discovery(args));
-    keep_looking(&handle, Box::new(home), LOOK).context("look out for devices")?;
-    Ok(Formed { handle, board, head })
+    let home = PairedDevices::new(folder, identity, discovery(args));
+    spawn_rejoin(&handle, Box::new(home), LOOK).context("look out for devices")?;
+    Ok(Formed { handle, current_plan, head })
 }
 
-/// Multicast DNS, where it works and is wanted.
+/// Opens multicast DNS, if it is wanted and works.
 fn discovery(args: &HeadArgs) -> Option<Discovery> {
     if args.ring_no_mdns {
         return None;
@@ -178,13 +181,14 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     serde_json::from_str(&text).with_context(|| format!("read the plan in `{}`", path.display()))
 }
 
-/// The peers that answer, each at its first address that does. An open port is no answer: another program may have it.
-fn there(peers: &Peers, identity: &Identity, said: &mut dyn FnMut(&str)) -> Vec<NextNode> {
+/// Returns the peers that answer, each with its first address that answers. An open port is not enough,
+/// because another program may have it: the peer must prove its key.
+fn there(peers: &Peers, identity: &Identity, said: &mut dyn FnMut(&str)) -> Vec<NodeAddress> {
     let mut nodes = Vec::new();
     for peer in peers.iter() {
         let answers = |address: &&SocketAddr| Channel::probe(**address, identity, &peer.key, ANSWER).is_ok();
         match peer.addresses.iter().find(answers) {
-            Some(address) => nodes.push(NextNode { address: address.to_string(), key: peer.key.0 }),
+            Some(address) => nodes.push(NodeAddress { address: address.to_string(), key: peer.key.0 }),
             None => said(&absent(peer)),
         }
     }

@@ -1,4 +1,4 @@
-//! `baton ring init`: begins a ring, shows codes, and says who joined.
+//! `baton ring init`: begins a ring, shows codes, and prints which devices joined.
 
 use baton_terminal::{chain, errln, outln};
 use std::net::{SocketAddr, TcpListener};
@@ -18,32 +18,32 @@ use crate::ring::pairing::host::{Host, HostEvent, HostLimits};
 use crate::ring::peers::{Membership, Role};
 use crate::ring::state::StateFolder;
 
-/// What stands below the options.
+/// Text below the options.
 pub(super) const HELP: &str = "\
 On this device:       baton ring init
 On every other one:   baton ring join CODE    (the six digits that `init` shows)
-A code is good for one device, one try and ten minutes; a new one follows. After three wrong ones nobody is
-admitted until `init` is started again. Devices that are paired know each other by their keys, and need no code.
-Ctrl-C ends the waiting; who joined stays. Run `init` again to admit more devices.";
+A code is good for one device, one try and ten minutes; then a new one is shown. After three wrong codes no device is
+admitted until `init` is started again. Paired devices know each other by their keys and need no code.
+Ctrl-C stops the waiting; devices that joined stay in the ring. Run `init` again to admit more.";
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// What to call this device [default: its host name]
+    /// Name of this device [default: its host name]
     #[arg(long)]
     name: Option<DeviceName>,
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
-    /// Wait so long, e.g. 10m [default: until Ctrl-C]
+    /// Wait this long, e.g. 10m [default: until Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// Wait for so many devices, and fail if fewer come
+    /// Wait for this many devices, and fail if fewer come
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     devices: Option<NonZeroUsize>,
-    /// Do not announce this device; others then need `--head ADDRESS`
+    /// Do not announce this device; other devices then need `--head ADDRESS`
     #[arg(long)]
     no_mdns: bool,
-    /// Print one JSON object a line, one for each thing that happens
+    /// Print one JSON object for each event, on a line of its own
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(super) fn run(args: &InitArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         let fingerprint = identity.public().fingerprint();
         outln!("ring {ring}: `{}` ({fingerprint}) admits devices on {address}", identity.name())?;
     }
-    // Announced for as long as devices are admitted.
+    // Announced while devices are admitted.
     let _announced = if args.no_mdns { None } else { announce(args, &identity, ring, address) };
     let limits = HostLimits { devices: args.devices.map(NonZeroUsize::get), time: args.time };
     let host = Host { identity: &identity, ring, folder: &folder, limits };
@@ -94,7 +94,7 @@ pub(super) fn run(args: &InitArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     }
 }
 
-/// The ring that this device heads; a new one where it belongs to none.
+/// Returns the ring that this device heads; makes a new one if it belongs to none.
 fn own_ring(folder: &StateFolder, identity: &Identity) -> anyhow::Result<RingId> {
     match Membership::load(folder)? {
         Some(place) if place.role == Role::Head && place.head == *identity.public() => Ok(place.ring),
@@ -110,7 +110,7 @@ fn own_ring(folder: &StateFolder, identity: &Identity) -> anyhow::Result<RingId>
     }
 }
 
-/// Announces this device; without multicast devices still come by address.
+/// Announces this device. If multicast does not work, devices can still join by address.
 fn announce(args: &InitArgs, identity: &Identity, ring: RingId, address: SocketAddr) -> Option<Discovery> {
     let advert = Advert { pairing: true, ..Advert::of(identity, Some(ring), address.port()) };
     let opened = Discovery::open(args.network.interfaces()).and_then(|mut discovery| {

@@ -1,4 +1,4 @@
-//! `baton ring join`: becomes a device of the ring that another one began.
+//! `baton ring join`: joins the ring that another device began, and computes for it.
 
 use baton_terminal::outln;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
@@ -14,44 +14,44 @@ use super::{NetworkArgs, PORT, StateArgs, print_line};
 use crate::cli::interrupts::{Signal, Stopped};
 use crate::cli::values::address;
 use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
-use crate::ring::discovery::{Advert, Discovery, Found};
+use crate::ring::discovery::{Advert, Discovery, FoundDevice};
 use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
-use crate::ring::pairing::{self, Code, Profile};
+use crate::ring::pairing::{self, Code, PairingInfo};
 use crate::ring::peers::{Membership, Peers, Role};
 use crate::ring::state::StateFolder;
 
-/// What stands below the options.
+/// Text below the options.
 pub(super) const HELP: &str = "\
-The code is on the screen of the device that runs `baton ring init`. Where the network passes no multicast, name
-that device: `--head 192.168.1.20` or `--head 192.168.1.20:8018`. `baton ring doctor` says why two devices do not
-meet. Then this device computes for the head until Ctrl-C; later, `baton ring join` without a code goes on.";
+The code is on the screen of the device that runs `baton ring init`. If the network blocks multicast, name that
+device: `--head 192.168.1.20` or `--head 192.168.1.20:8018`. `baton ring doctor` explains why two devices do not find
+each other. After pairing, this device computes for the head until Ctrl-C. Later, run `baton ring join` without a code.";
 
-/// How long heads are listened for at least, so that a second one is noticed, and at most.
+/// Shortest search for a head, so that a second one is noticed; then the longest.
 const SEARCH_LEAST: Duration = Duration::from_secs(2);
 const SEARCH_MOST: Duration = Duration::from_secs(15);
-/// How long one address of a head may take.
+/// Longest time to connect to one address of a head.
 const CONNECT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct JoinArgs {
-    /// The six digits on the head's screen; none where this device has joined before
+    /// The six digits on the head's screen; leave them out if this device has joined before
     code: Option<Code>,
     /// Address of the head [default: found by multicast DNS]
     #[arg(long, value_name = "HOST[:PORT]")]
     head: Option<String>,
-    /// What to call this device [default: its host name]
+    /// Name of this device [default: its host name]
     #[arg(long)]
     name: Option<DeviceName>,
     /// Address to listen on for the ring; port 0 takes a free one
     #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)), value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
-    /// Do not announce this device; after a new address its head finds it only where it was before
+    /// Do not announce this device; its head then finds it only at its last address
     #[arg(long)]
     no_mdns: bool,
-    /// Print one JSON object
+    /// Print one JSON object for each event, on a line of its own
     #[arg(long)]
     json: bool,
-    /// End when this device is paired
+    /// Stop after pairing; do not compute
     #[arg(long)]
     pair_only: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let folder = args.state.open()?;
     let place = Membership::load(&folder)?;
     let identity = Identity::open(&folder, args.name.clone()).context("open this device's identity")?;
-    // Bound before pairing: the head is told the port.
+    // Bound before pairing, because the head is told the port.
     let listener = TcpListener::bind(args.listen).with_context(|| format!("listen on {}", args.listen))?;
     let port = listener.local_addr().context("read the bound address")?.port();
     let head = match (place, &args.code) {
@@ -83,12 +83,13 @@ pub(super) fn run(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     if args.pair_only {
         return Ok(());
     }
-    // For a head that looks for its devices.
+    // Lets a head find this device.
     let _announced = if args.no_mdns { None } else { announce(args, &folder, &identity, port) };
     work(&args.work, args.json, &folder, identity, head, listener, stop)
 }
 
-/// Announces this device as long as the result lives; without multicast it is found where it was met.
+/// Announces this device while the result lives. If multicast does not work, its head finds it at its last
+/// address.
 fn announce(args: &JoinArgs, folder: &StateFolder, identity: &Identity, port: u16) -> Option<Discovery> {
     let ring = Membership::load(folder).ok().flatten().map(|place| place.ring);
     let opened = Discovery::open(args.network.interfaces()).and_then(|mut discovery| {
@@ -98,7 +99,7 @@ fn announce(args: &JoinArgs, folder: &StateFolder, identity: &Identity, port: u1
     opened.inspect_err(|err| tracing::warn!(%err, "this device is not announced")).ok()
 }
 
-/// Pairs with the head that shows this code; its key.
+/// Pairs with the head that shows this code; returns the head's key.
 fn paired(
     args: &JoinArgs,
     code: &Code,
@@ -113,8 +114,8 @@ fn paired(
     };
     let channel = connect(&addresses, identity)?;
     let (address, key) = (channel.address(), *channel.peer());
-    let own = Profile { name: identity.name().clone(), port, ring: RingId([0; 8]) };
-    let mut pin = |key: &PublicKey, head: &Profile| {
+    let own = PairingInfo { name: identity.name().clone(), port, ring: RingId([0; 8]) };
+    let mut pin = |key: &PublicKey, head: &PairingInfo| {
         let mut peers = Peers::load(folder)?;
         peers.pin(*key, &head.name, SocketAddr::new(address.ip(), head.port))?;
         peers.save(folder)?;
@@ -128,7 +129,7 @@ fn paired(
 fn tell(
     args: &JoinArgs,
     identity: &Identity,
-    head: &Profile,
+    head: &PairingInfo,
     key: &PublicKey,
     address: SocketAddr,
 ) -> anyhow::Result<()> {
@@ -151,7 +152,7 @@ fn tell(
     Ok(())
 }
 
-/// Addresses of a host, with the usual port where none is named.
+/// Finds the addresses of a host; uses the default port if none is given.
 fn resolve(head: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let named = head.to_socket_addrs().or_else(|_| (head, PORT).to_socket_addrs());
     let addresses: Vec<SocketAddr> =
@@ -162,18 +163,18 @@ fn resolve(head: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// Addresses of the one head that admits devices on this network.
+/// Finds the addresses of the only head that admits devices on this network.
 fn find(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<Vec<SocketAddr>> {
     let discovery = Discovery::open(args.network.interfaces())
         .context("look for the head (or name it: --head ADDRESS)")?;
     let begun = Instant::now();
     loop {
-        // In short turns, so that Ctrl-C is heard; what was heard before is known at once.
+        // Searches in short steps, so that Ctrl-C works; announcements heard before are returned at once.
         let heard = discovery.search(Duration::from_secs(1), &mut |_| false)?;
         if stop.load(Ordering::Relaxed) {
             bail!(Stopped(Signal::Interrupt));
         }
-        let mut heads: Vec<Found> =
+        let mut heads: Vec<FoundDevice> =
             heard.into_iter().filter(|found| found.pairing && !found.addresses.is_empty()).collect();
         if begun.elapsed() >= SEARCH_LEAST && !heads.is_empty() {
             return one_head(&mut heads);
@@ -188,9 +189,9 @@ fn find(args: &JoinArgs, stop: &AtomicBool) -> anyhow::Result<Vec<SocketAddr>> {
     }
 }
 
-fn one_head(heads: &mut Vec<Found>) -> anyhow::Result<Vec<SocketAddr>> {
+fn one_head(heads: &mut Vec<FoundDevice>) -> anyhow::Result<Vec<SocketAddr>> {
     if heads.len() > 1 {
-        // A code that is tried at the wrong one would be used up there.
+        // Trying the code at the wrong head would use it up.
         let named: Vec<String> = heads
             .iter()
             .map(|found| format!("`{}` ({}) at {}", found.name, found.fingerprint, found.addresses[0]))
@@ -204,7 +205,7 @@ fn one_head(heads: &mut Vec<Found>) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(head.addresses)
 }
 
-/// The first address that answers.
+/// Connects to the first address that answers.
 fn connect(addresses: &[SocketAddr], identity: &Identity) -> anyhow::Result<Channel> {
     let mut failed = Vec::new();
     for address in addresses {
@@ -225,9 +226,9 @@ fn connect(addresses: &[SocketAddr], identity: &Identity) -> anyhow::Result<Chan
 mod tests {
     use super::*;
 
-    fn found(name: &str, version: u16) -> Found {
+    fn found(name: &str, version: u16) -> FoundDevice {
         let identity = Identity::generate(name.parse().unwrap()).unwrap();
-        Found {
+        FoundDevice {
             name: identity.name().clone(),
             fingerprint: identity.public().fingerprint(),
             instance: "0123456789abcdef".to_owned(),

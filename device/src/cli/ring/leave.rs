@@ -1,4 +1,4 @@
-//! `baton ring leave`: this device leaves its ring, or another one is removed from it.
+//! `baton ring leave`: takes this device out of its ring, or removes another device from it.
 
 use anyhow::{Context as _, bail};
 use baton_terminal::outln;
@@ -11,10 +11,11 @@ use crate::ring::peers::{Membership, Peers};
 
 #[derive(Debug, Args)]
 pub(super) struct LeaveArgs {
-    /// Remove this device's key in place of leaving: it must pair again to come back
+    /// Remove the device of this name instead of leaving; it must pair again to come back
     #[arg(long, value_name = "NAME", conflicts_with = "forget_key")]
     device: Option<String>,
-    /// Forget this device's own key too: it is then a new device to all others (after its folder was copied)
+    /// Also delete this device's own key, e.g. after its folder was copied; it is then a new device to all
+    /// others
     #[arg(long)]
     forget_key: bool,
     /// Print one JSON object
@@ -40,7 +41,7 @@ pub(super) fn run(args: &LeaveArgs) -> anyhow::Result<()> {
         outln!("removed `{}` ({})", removed.name, removed.key.fingerprint())?;
         return Ok(());
     }
-    // A damaged file is removed like a sound one: leaving is the way out of it.
+    // Damaged files are removed too, because leaving is the way to get rid of them.
     let left = Membership::forget(&folder)?;
     let unpinned = Peers::forget(&folder)?;
     let forgotten = args.forget_key && Identity::forget(&folder)?;

@@ -1,4 +1,4 @@
-//! `baton ring plan`: a plan from a description, with every number explained.
+//! `baton ring plan`: makes a plan from a description and explains every number.
 
 use baton_terminal::{out, outln};
 use std::io::IsTerminal as _;
@@ -19,9 +19,9 @@ use crate::cli::{TOKENS_MAX, token_count};
 use crate::ring::explained;
 use crate::ring::shape::shape_of;
 
-/// What stands below the options.
+/// Text below the options.
 pub(super) const HELP: &str = "\
-The description is JSON; sizes are bytes, times seconds, rates a second:
+The description is JSON. Sizes are in bytes, times in seconds, rates per second:
   {\"devices\": [{\"name\": \"laptop\", \"os\": \"linux\",
      \"cpu\": {\"flops\": {\"Q4_K\": 2e11, \"Q6_K\": 1.6e11}, \"read_bytes_per_s\": 4e10},
      \"gpu\": {\"kind\": \"cuda\", \"processor\": {\"flops\": {...}, \"read_bytes_per_s\": 3.8e11}, \"memory_bytes\": 8e9, \"copy_s\": 2e-5},
@@ -29,19 +29,19 @@ The description is JSON; sizes are bytes, times seconds, rates a second:
    \"network\": {\"latency_s\": 0.005, \"bytes_per_s\": 5e7,
      \"edges\": [{\"from\": \"laptop\", \"to\": \"phone\", \"latency_s\": 0.003}]},
    \"head\": \"laptop\"}
-`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\", \"weight_bytes_max\" of a device can be left out; an edge whose latency_s is null is none.";
+`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\", \"weight_bytes_max\" of a device can be left out. If latency_s of an edge is null, there is no such edge.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Planner {
-    /// The least time of a token by the overlap-aware cost
+    /// Exact search for the shortest time per token; disk reads and computing overlap
     Exact,
     /// prima.cpp's Algorithm 1, solved by HiGHS
     Halda,
-    /// In proportion to memory
+    /// Layers in proportion to memory
     Memsched,
-    /// In proportion to computing power
+    /// Layers in proportion to computing power
     Perfsched,
-    /// The fastest GPUs filled first
+    /// Fill the fastest GPUs first
     FillGpus,
 }
 
@@ -53,25 +53,26 @@ pub(super) struct PlanArgs {
     /// GGUF model to plan for
     #[arg(long, value_name = "FILE", required_unless_present = "shape")]
     model: Option<PathBuf>,
-    /// Shape of a model in place of a file: the JSON object that --json prints under `model`
+    /// Shape of a model instead of a file: the JSON object that --json prints under `model`
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     shape: Option<PathBuf>,
     /// Tokens in each sequence's KV cache
     #[arg(long, allow_negative_numbers = true, default_value_t = 2048, value_name = "N", value_parser = token_count)]
     context: usize,
-    /// Sequences decoded together
+    /// Number of sequences decoded together
     #[arg(long, allow_negative_numbers = true, default_value_t = 1, value_name = "N", value_parser = whole::<usize>(1, TOKENS_MAX as u64))]
     sequences: usize,
-    /// Who plans
+    /// Planner to use
     #[arg(long, value_enum, default_value_t = Planner::Exact)]
     planner: Planner,
-    /// Rounds of a token [default: the best] (exact only)
+    /// Rounds per token [default: the best number] (exact only)
     #[arg(long, allow_negative_numbers = true, value_name = "K", value_parser = whole::<u8>(1, 16))]
     rounds: Option<u8>,
     /// Keep the description's order of devices (exact only)
     #[arg(long)]
     fixed_order: bool,
-    /// Device that keeps text, embedding and output [default: the description's, else the best]
+    /// Device that keeps text, embedding and output [default: the description's head, otherwise the best
+    /// device]
     #[arg(long, value_name = "NAME")]
     head: Option<String>,
     /// Also draw the plan into this SVG file
@@ -83,7 +84,7 @@ pub(super) struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// Options that are for another planner than the one asked for.
+    /// Returns an error for an option that the chosen planner does not use.
     pub(super) fn wrong(&self) -> Option<String> {
         let options = [("--rounds", self.rounds.is_some()), ("--fixed-order", self.fixed_order)];
         let (option, _) = options.into_iter().find(|(_, given)| *given && self.planner != Planner::Exact)?;
@@ -91,7 +92,7 @@ impl PlanArgs {
     }
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Answer {
     model: ModelShape,
@@ -99,7 +100,7 @@ struct Answer {
     plan: Plan,
     windows: Vec<baton_plan::Window>,
     prediction: Prediction,
-    /// Of plans of the exact search.
+    /// Only for plans of the exact search.
     explanation: Option<Explanation>,
 }
 
@@ -162,7 +163,7 @@ fn answer(
     Ok(Answer { workload, windows, plan, prediction, explanation, model: model.clone() })
 }
 
-/// Columns to draw in.
+/// Returns the number of columns to draw in.
 fn columns() -> usize {
     let set = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     if std::io::stdout().is_terminal() { set.unwrap_or(100) } else { 100 }

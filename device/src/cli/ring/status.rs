@@ -1,4 +1,4 @@
-//! `baton ring status`: the ring as its head sees it, and the table that shows a ring wherever it is shown.
+//! `baton ring status`: shows the ring as its head sees it. The table is also used by other commands.
 
 use baton_terminal::{chain, out, outln};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::ring::peers::{Membership, Peers, Role};
 use crate::ring::planning::Planned;
 use crate::ring::stats::RingStats;
 
-/// How long the running agent may take to answer.
+/// Longest time for the running agent to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub(super) struct StatusArgs {
     /// Address of the running `baton serve --ring`
     #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT", value_parser = values::address)]
     address: SocketAddr,
-    /// Key of that agent, if it wants one
+    /// Key of that agent, if it needs one
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
     /// Print one JSON object
@@ -65,7 +65,7 @@ pub(super) async fn run(args: &StatusArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who heads the ring, and whether there is anybody else.
+/// Describes who heads the ring, and whether it has other members.
 fn role(place: &Membership, peers: &Peers) -> String {
     match place.role {
         Role::Head if peers.is_empty() => "this device heads it, and is its only member".to_owned(),
@@ -77,9 +77,9 @@ fn role(place: &Membership, peers: &Peers) -> String {
     }
 }
 
-/// What the agent at this address says of the ring that it computes with.
+/// Asks the agent at this address for the state of its ring.
 async fn asked(address: SocketAddr, key: Option<&str>) -> anyhow::Result<Value> {
-    // A second installation fails and changes nothing: the first provider stays.
+    // A second installation fails and leaves the first provider in place.
     let _already_installed = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().timeout(ANSWER).build().context("make a client")?;
     let mut request = client.get(format!("http://{address}/ring.json"));
@@ -103,7 +103,7 @@ async fn asked(address: SocketAddr, key: Option<&str>) -> anyhow::Result<Value> 
     }
 }
 
-/// The ring as a table: a line for each device.
+/// Formats the ring as a table with a line for each device.
 pub(super) fn table(stats: &RingStats, planned: Option<&Planned>) -> String {
     let mut out = format!(
         "epoch {}, {} round{}, {} steps, {:.1} ms a step",
@@ -153,7 +153,7 @@ mod tests {
     use crate::ring::identity::{PublicKey, RingId};
     use crate::ring::stats::{DeviceStats, LostDevice};
 
-    /// Who answers a status with this, once.
+    /// Starts an agent that answers one status request with this.
     fn agent(head: &'static str, body: &'static str) -> SocketAddr {
         use std::io::{Read as _, Write as _};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

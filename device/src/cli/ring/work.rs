@@ -1,4 +1,4 @@
-//! A worker's side of a ring on the command line: it is there for its head, and says what it is doing.
+//! The worker's side of a ring on the command line: serves the head and prints what it does.
 
 use baton_terminal::outln;
 use std::net::{SocketAddr, TcpListener};
@@ -20,25 +20,25 @@ use crate::ring::link::tcp::HomeNetwork;
 use crate::ring::peers::Peers;
 use crate::ring::profile::general;
 use crate::ring::state::StateFolder;
-use crate::ring::worker::{Said, WorkerEvent, WorkerOptions, serve};
+use crate::ring::worker::{EventSink, WorkerEvent, WorkerOptions, serve};
 
-/// Kept beside the ring's state; removed by hand where the device has changed.
+/// File in the ring's state folder with the device's measurements. Delete it if the device has changed.
 const DEVICE_FILE: &str = "device.json";
 
-/// How this device works for a head.
+/// Options of a device that computes for a head.
 #[derive(Debug, Clone, Args)]
 pub(super) struct WorkArgs {
-    /// Whole model file that is here already, so that nothing of it is fetched (may be given several times)
+    /// Complete model file on this device, so that no part of it is fetched (may be given several times)
     #[arg(long, value_name = "FILE")]
     model: Vec<PathBuf>,
-    /// Only pass on what others compute
+    /// Compute nothing; only pass on the data of other devices
     #[arg(long)]
     relay: bool,
-    /// Compute threads [default: all]
+    /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
-    /// Memory for the weights of this device's layers: auto (what the system can give), all (map them), or a size (2GB).
-    /// What does not fit is read from the disk for every token
+    /// Memory for the weights of this device's layers: auto (what the system can give), all (map them), or a
+    /// size (2GB). What does not fit is read from the disk for every token
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: MemoryFor,
     /// Folder for parts of models [default: `models` in the ring's state]
@@ -46,7 +46,7 @@ pub(super) struct WorkArgs {
     weights: Option<PathBuf>,
 }
 
-/// Serves the head until `stop`.
+/// Serves the head until `stop` is set.
 pub(super) fn work(
     args: &WorkArgs,
     json: bool,
@@ -79,11 +79,11 @@ pub(super) fn work(
     } else {
         outln!("waiting for the head on {address} (Ctrl-C ends)")?;
     }
-    let said: Said = Arc::new(move |event| say(&event, json));
+    let said: EventSink = Arc::new(move |event| say(&event, json));
     serve(&network, &options, &|key| *key == head.0, &said, stop).context("serve the head")
 }
 
-/// What this device measured of itself, now or before; memory is as it is now.
+/// Returns this device's measurements, from now or from an earlier run; free memory is always measured now.
 fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyhow::Result<Device> {
     let path = folder.path().join(DEVICE_FILE);
     let threads =
@@ -96,7 +96,7 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
     }
     let measured = general(name, threads, folder.path(), &mut |what| {
         if !json {
-            // Who reads this may be gone; the device measures on.
+            // The reader of the output may be gone; measuring goes on.
             let _unread = outln!("measuring {what}");
         }
     });
@@ -106,7 +106,7 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
     Ok(device)
 }
 
-/// One line for each thing that happens.
+/// Prints one line for each event.
 fn say(event: &WorkerEvent, json: bool) {
     let fingerprint = |key: &[u8; 32]| PublicKey(*key).fingerprint().to_string();
     let (object, text) = match event {
@@ -135,6 +135,6 @@ fn say(event: &WorkerEvent, json: bool) {
             (json!({ "event": "head_gone", "head": head }), format!("head {head} is gone"))
         }
     };
-    // Who reads this may be gone; the device works on.
+    // The reader of the output may be gone; the work goes on.
     let _unread = if json { outln!("{object}") } else { outln!("{text}") };
 }

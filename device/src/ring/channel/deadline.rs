@@ -1,4 +1,4 @@
-//! Reads and writes of a blocking socket that end at a moment, however slowly bytes come.
+//! Reads and writes on a blocking socket that end at a deadline, even if bytes arrive slowly.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::ChannelError;
 
-/// Systems count a socket's time in milliseconds, and read 0 as for ever.
+/// The shortest socket timeout: systems count it in milliseconds and read 0 as "no timeout".
 const LEAST: Duration = Duration::from_millis(1);
-/// Waits of more than this are meant as for ever.
+/// A longer wait is meant as "for ever".
 const MOST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A moment of monotonic time.
@@ -20,15 +20,15 @@ impl Deadline {
         Self(Instant::now() + timeout.min(MOST))
     }
 
-    /// Time that is left, never 0.
+    /// Returns the time left, never 0. Fails if the deadline has passed.
     pub(super) fn left(&self) -> Result<Duration, ChannelError> {
         let left = self.0.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(ChannelError::TimedOut) } else { Ok(left.max(LEAST)) }
     }
 }
 
-/// What an error of a socket means for a channel.
-pub(super) fn sort(err: io::Error) -> ChannelError {
+/// Maps an error of a socket to an error of the channel.
+pub(super) fn channel_error(err: io::Error) -> ChannelError {
     match err.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => ChannelError::TimedOut,
         ErrorKind::ConnectionReset
@@ -40,19 +40,19 @@ pub(super) fn sort(err: io::Error) -> ChannelError {
     }
 }
 
-/// Reads what is there, at least one byte.
+/// Reads the bytes that are available, at least one.
 pub(super) fn read_some(
     mut stream: &TcpStream,
     buffer: &mut [u8],
     wait: Duration,
 ) -> Result<usize, ChannelError> {
-    stream.set_read_timeout(Some(wait.max(LEAST))).map_err(sort)?;
+    stream.set_read_timeout(Some(wait.max(LEAST))).map_err(channel_error)?;
     loop {
         match stream.read(buffer) {
             Ok(0) => return Err(ChannelError::Closed),
             Ok(bytes) => return Ok(bytes),
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
-            Err(err) => return Err(sort(err)),
+            Err(err) => return Err(channel_error(err)),
         }
     }
 }
@@ -70,19 +70,19 @@ pub(super) fn read_all(
     Ok(())
 }
 
-/// Writes all of it.
+/// Writes all bytes.
 pub(super) fn write_all(
     mut stream: &TcpStream,
     mut bytes: &[u8],
     deadline: &Deadline,
 ) -> Result<(), ChannelError> {
     while !bytes.is_empty() {
-        stream.set_write_timeout(Some(deadline.left()?)).map_err(sort)?;
+        stream.set_write_timeout(Some(deadline.left()?)).map_err(channel_error)?;
         match stream.write(bytes) {
             Ok(0) => return Err(ChannelError::Closed),
             Ok(written) => bytes = &bytes[written..],
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
-            Err(err) => return Err(sort(err)),
+            Err(err) => return Err(channel_error(err)),
         }
     }
     Ok(())

@@ -1,9 +1,10 @@
-//! The handshake: version, pattern, proofs of both keys, what the channel is for.
+//! The handshake: it agrees on version and pattern, proves both keys, and says what the channel is for.
 //!
-//! Seven bytes in the clear (a mark, the version, the pattern), then Noise messages of fixed sizes; the clear bytes are
-//! mixed into the handshake, so that nobody can change them. The one that was called says nothing to a caller that does
-//! not begin with the mark, nor to one that does not know its key. Versions that differ are told to each other in the
-//! clear; they hold no more than what is announced on the network anyway.
+//! It begins with seven bytes in the clear (a mark, the version, the pattern); then come Noise messages of
+//! fixed sizes. The clear bytes are mixed into the handshake, so that nobody can change them. The called
+//! device sends nothing to a caller that does not begin with the mark, nor to one that does not know its
+//! key. If versions differ, both sides send theirs in the clear; devices announce them on the network
+//! anyway.
 
 use std::io::Read as _;
 use std::net::{Shutdown, TcpStream};
@@ -15,12 +16,12 @@ use super::super::identity::{Identity, InstanceId, PublicKey};
 use super::deadline::{Deadline, read_all, write_all};
 use super::{Admission, ChannelError, Instances, Purpose};
 
-/// Version of everything between two devices of a ring.
+/// Version of everything that two devices of a ring exchange.
 pub const PROTOCOL_VERSION: u16 = 1;
 
 const MARK: [u8; 4] = *b"BTNR";
 const PREAMBLE: usize = MARK.len() + 3;
-/// One byte of meaning and the sender's instance.
+/// One byte of meaning, and the sender's instance.
 const PAYLOAD: usize = 1 + 16;
 const KEY: usize = 32;
 const TAG: usize = 16;
@@ -34,13 +35,13 @@ const XX_1: usize = KEY;
 const XX_2: usize = KEY + KEY + TAG + PAYLOAD + TAG;
 /// XX: s, se, payload.
 const XX_3: usize = KEY + TAG + PAYLOAD + TAG;
-/// The largest of them.
+/// The largest of these messages.
 const MESSAGE_MAX: usize = XX_2;
-/// What a caller of another version may still have to say before it hears the answer.
+/// Most bytes that are read from a refused caller and dropped, so that the refusal still reaches it.
 const DRAINED_BYTES: usize = 4096;
 const DRAIN: Duration = Duration::from_millis(300);
 
-/// Of what comes out of a handshake.
+/// The result of a handshake.
 pub(super) struct Established {
     pub(super) transport: StatelessTransportState,
     pub(super) peer: PublicKey,
@@ -52,7 +53,7 @@ pub(super) struct Established {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Intent {
     Use(Purpose),
-    /// To know whether somebody is there.
+    /// Only to know whether the device answers.
     Probe,
 }
 
@@ -81,12 +82,12 @@ impl Intent {
     }
 }
 
-/// How the two meet.
+/// What the two devices know of each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pattern {
     /// The caller knows the other's key.
     Pinned = 1,
-    /// Neither knows the other's.
+    /// Neither side knows the other's key.
     Strangers = 2,
 }
 
@@ -99,7 +100,7 @@ impl Pattern {
     }
 }
 
-/// In place of a pattern: the caller gave way to newer ones.
+/// Sent in place of a pattern: the caller was ended in favour of a newer one.
 const BUSY: u8 = 0xff;
 
 const WELCOME: u8 = 0;
@@ -112,7 +113,7 @@ fn preamble(version: u16, pattern: u8) -> [u8; PREAMBLE] {
     [a, b, c, d, high, low, pattern]
 }
 
-/// Version and pattern of a preamble; none of what does not begin with the mark.
+/// Returns the version and pattern of a preamble, or `None` if it does not begin with the mark.
 pub(super) fn parse_preamble(bytes: &[u8; PREAMBLE]) -> Option<(u16, u8)> {
     let [a, b, c, d, high, low, pattern] = *bytes;
     ([a, b, c, d] == MARK).then_some((u16::from_be_bytes([high, low]), pattern))
@@ -133,7 +134,7 @@ fn noise(
         }
         if caller { builder.build_initiator() } else { builder.build_responder() }
     };
-    // What can fail here is the system's randomness.
+    // Only the system's random source can fail here.
     build().map_err(|err| ChannelError::Io(std::io::Error::other(err.to_string())))
 }
 
@@ -145,7 +146,7 @@ fn payload(meaning: u8, identity: &Identity) -> [u8; PAYLOAD] {
 
 /// Writes a message of exactly `N` bytes.
 fn write<const N: usize>(state: &mut HandshakeState, payload: &[u8]) -> Result<[u8; N], ChannelError> {
-    // The library wants room for a tag even where a message has none.
+    // The library needs room for a tag even if a message has none.
     let mut message = [0; MESSAGE_MAX + TAG];
     let wrote = state.write_message(payload, &mut message);
     let wrote = wrote.map_err(|err| ChannelError::Io(std::io::Error::other(err.to_string())))?;
@@ -153,7 +154,8 @@ fn write<const N: usize>(state: &mut HandshakeState, payload: &[u8]) -> Result<[
     Ok(*exact)
 }
 
-/// Reads a message and its payload's two parts; whatever is wrong with it, it proves nothing.
+/// Reads a message and the two parts of its payload. Every error means that the sender has not proved its
+/// key.
 fn read(state: &mut HandshakeState, message: &[u8]) -> Result<(u8, InstanceId), ChannelError> {
     let mut payload = [0; PAYLOAD];
     let bytes = state.read_message(message, &mut payload).map_err(|_| ChannelError::Unproven)?;
@@ -177,7 +179,7 @@ fn established(state: HandshakeState, instance: InstanceId) -> Result<Establishe
     Ok(Established { transport, peer, instance, hash })
 }
 
-/// Sends preamble and first message, reads the other's preamble and message of `N` bytes.
+/// Sends the preamble and the first message; reads the other side's preamble and its message of `N` bytes.
 fn ask<const N: usize>(
     stream: &TcpStream,
     pattern: Pattern,
@@ -186,7 +188,7 @@ fn ask<const N: usize>(
 ) -> Result<[u8; N], ChannelError> {
     let mut opening = preamble(PROTOCOL_VERSION, pattern as u8).to_vec();
     opening.extend_from_slice(first);
-    // Who closes here without a word has not the key that was asked for, or is something else.
+    // A peer that closes here without an answer does not have the expected key, or is another program.
     let silent = |err| if matches!(err, ChannelError::Closed) { ChannelError::Unproven } else { err };
     write_all(stream, &opening, deadline).map_err(silent)?;
     let mut theirs = [0; PREAMBLE];
@@ -203,7 +205,7 @@ fn ask<const N: usize>(
     Ok(answer)
 }
 
-/// Calls a device whose key is pinned.
+/// Performs the caller's side of the handshake with a device whose key is pinned.
 pub(super) fn call_pinned(
     stream: &TcpStream,
     identity: &Identity,
@@ -223,7 +225,7 @@ pub(super) fn call_pinned(
     }
 }
 
-/// Calls a device whose key is not known.
+/// Performs the caller's side of the handshake with a device whose key is not known.
 pub(super) fn call_stranger(
     stream: &TcpStream,
     identity: &Identity,
@@ -241,7 +243,7 @@ pub(super) fn call_stranger(
     established(state, instance)
 }
 
-/// Answers a caller.
+/// Performs the called side of the handshake.
 pub(super) fn answer(
     stream: &TcpStream,
     identity: &Identity,
@@ -249,8 +251,8 @@ pub(super) fn answer(
     deadline: &Deadline,
 ) -> Result<(Established, Intent), ChannelError> {
     let mut theirs = [0; PREAMBLE];
-    let gave_way = || admission.gave_way.is_some_and(|gave_way| gave_way());
-    let busy = |err| if gave_way() { ChannelError::Busy } else { err };
+    let evicted = || admission.evicted.is_some_and(|evicted| evicted());
+    let busy = |err| if evicted() { ChannelError::Busy } else { err };
     read_all(stream, &mut theirs, deadline).map_err(busy)?;
     let (version, pattern) = parse_preamble(&theirs).ok_or(ChannelError::Unproven)?;
     if version != PROTOCOL_VERSION {
@@ -258,7 +260,7 @@ pub(super) fn answer(
         return Err(ChannelError::Version { ours: PROTOCOL_VERSION, theirs: version });
     }
     answer_by(stream, pattern, identity, admission, deadline).map_err(|err| {
-        if gave_way() {
+        if evicted() {
             tell(stream, BUSY, deadline);
         }
         busy(err)
@@ -281,8 +283,8 @@ fn answer_by(
     }
 }
 
-/// Says which version is spoken here, with a word in place of the pattern, and lets the caller read it: a connection
-/// that is closed while bytes of the caller are unread is reset, and what was said last may be lost.
+/// Sends this side's version, with `word` in place of the pattern, and then reads what the caller still
+/// sends. A connection that is closed with unread bytes is reset, and the answer could be lost.
 fn tell(mut stream: &TcpStream, word: u8, deadline: &Deadline) {
     let told = write_all(stream, &preamble(PROTOCOL_VERSION, word), deadline);
     if told.is_err() || stream.shutdown(Shutdown::Write).is_err() {
@@ -310,7 +312,7 @@ fn answer_pinned(
     read_all(stream, &mut first, deadline)?;
     let (meaning, instance) = read(&mut state, &first)?;
     let peer = remote(&state)?;
-    // Pairing is for strangers, by the other pattern.
+    // Pairing uses the other pattern, for strangers.
     let intent = Intent::of(meaning).filter(|intent| *intent != Intent::Use(Purpose::Pairing));
     let intent = intent.ok_or(ChannelError::Unproven)?;
     let taken = |present: &Instances| intent != Intent::Probe && present.taken(&peer, instance);

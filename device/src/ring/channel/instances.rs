@@ -1,4 +1,4 @@
-//! Which processes have channels open here, so that two devices with one copied key are noticed.
+//! Records which processes have channels open here, to notice two devices with copies of one key.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,18 +7,18 @@ use super::super::identity::{InstanceId, PublicKey};
 
 type Open = HashMap<PublicKey, (InstanceId, usize)>;
 
-/// The processes of peers that have channels open; copies share one list.
+/// The processes of peers that have channels open; clones share one list.
 #[derive(Debug, Clone, Default)]
 pub struct Instances(Arc<Mutex<Open>>);
 
 impl Instances {
-    /// Whether another process of this key has a channel open.
+    /// Returns whether another process with this key has a channel open.
     pub(super) fn taken(&self, key: &PublicKey, instance: InstanceId) -> bool {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         open.get(key).is_some_and(|(found, _)| *found != instance)
     }
 
-    /// Takes note of a channel; none where another process of the same key has one open.
+    /// Records a channel. Returns `None` if another process with the same key has one open.
     pub(super) fn enter(&self, key: PublicKey, instance: InstanceId) -> Option<Presence> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (found, channels) = open.entry(key).or_insert((instance, 0));
@@ -31,7 +31,7 @@ impl Instances {
     }
 }
 
-/// One open channel; gone from the list when dropped.
+/// One open channel. Dropping it removes the channel from the list.
 #[derive(Debug)]
 pub(super) struct Presence {
     instances: Instances,

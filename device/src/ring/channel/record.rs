@@ -1,8 +1,9 @@
-//! Frames as records of Noise, in both directions of a channel.
+//! Frames as Noise records, in both directions of a channel.
 //!
-//! On the wire a record is two bytes of length and one encrypted message. A frame is as many full records as it fills
-//! and one that is not full, which ends it; so a frame of a multiple of a record's size ends with an empty one. The
-//! n-th record of a direction is sealed with nonce n: one that is repeated, left out or moved does not open.
+//! On the wire a record is two bytes of length and one encrypted message. A frame is sent as full records,
+//! followed by one that is not full and ends the frame. So a frame whose size is a multiple of the record
+//! size ends with an empty record. The n-th record of a direction is encrypted with nonce n: a record that
+//! is repeated, left out or moved cannot be decrypted.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use snow::StatelessTransportState;
 
-use super::deadline::{Deadline, read_some, sort, write_all};
+use super::deadline::{Deadline, channel_error, read_some, write_all};
 use super::instances::Presence;
 use super::{ChannelError, FRAME_BYTES_MAX, hang_up};
 
@@ -20,40 +21,41 @@ const TAG: usize = 16;
 const SEALED_MAX: usize = u16::MAX as usize;
 /// Bytes of a frame in a full record.
 pub(super) const RECORD_BYTES: usize = SEALED_MAX - TAG;
-/// Records under one key: no more are sealed or opened. Noise's own end of nonces is at 2^64 - 1.
+/// Most records under one key. Noise itself allows nonces up to 2^64 - 1.
 pub(super) const RECORDS_MAX: u64 = 1 << 48;
-/// Sealed bytes that are handed to the system at once.
+/// Encrypted bytes that are passed to the system in one call.
 const WRITE_BYTES: usize = 256 << 10;
 const READ_BYTES: usize = 2 * (LENGTH + SEALED_MAX);
 
-/// How slowly a frame that has begun may arrive.
+/// How slowly a frame may arrive after it has begun.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct MinimumRate {
     /// Time that every frame has.
     pub(super) grace: Duration,
-    /// Time beyond it: its bytes at this rate.
+    /// Every frame has additional time for its bytes, at this rate.
     pub(super) bytes_per_s: f64,
 }
 
-/// Slower than any network that a ring is of use on.
-const PACE: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 32_768.0 };
+/// Slower than any network on which a ring is useful.
+const MINIMUM_RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(10), bytes_per_s: 32_768.0 };
 
-impl Pace {
-    /// How long a frame of which so many bytes have come in this time may still keep its reader; none where it is over.
+impl MinimumRate {
+    /// Returns how long the reader may still wait for a frame of which `bytes` have arrived in `elapsed`,
+    /// or `None` if its time is over.
     pub(super) fn left(self, elapsed: Duration, bytes: usize) -> Option<Duration> {
         let allowed = self.grace + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
         allowed.checked_sub(elapsed).filter(|left| !left.is_zero())
     }
 }
 
-/// Both directions of a connection.
+/// Returns both directions of a connection.
 pub(super) fn halves(
     stream: TcpStream,
     transport: StatelessTransportState,
 ) -> Result<(Sender, Receiver), ChannelError> {
     let transport = Arc::new(transport);
     let sender = Sender {
-        stream: stream.try_clone().map_err(sort)?,
+        stream: stream.try_clone().map_err(channel_error)?,
         sealer: Sealer { transport: Arc::clone(&transport), nonce: 0 },
         out: Vec::new(),
         cut: false,
@@ -67,28 +69,28 @@ pub(super) fn halves(
         to: 0,
         frame: Vec::new(),
         begun: None,
-        pace: PACE,
+        minimum_rate: MINIMUM_RATE,
         cut: false,
         _presence: None,
     };
     Ok((sender, receiver))
 }
 
-/// Seals records, in order.
+/// Encrypts records in order.
 pub(super) struct Sealer {
     transport: Arc<StatelessTransportState>,
     pub(super) nonce: u64,
 }
 
 impl Sealer {
-    /// Appends a sealed piece of a frame to `out` behind its first `at` bytes; returns where it ends.
+    /// Appends an encrypted piece of a frame to the first `at` bytes of `out`, and returns where it ends.
     pub(super) fn seal(&mut self, piece: &[u8], out: &mut Vec<u8>, at: usize) -> Result<usize, ChannelError> {
         if self.nonce >= RECORDS_MAX {
             return Err(ChannelError::Exhausted(RECORDS_MAX));
         }
         let sealed = piece.len() + TAG;
         let end = at + LENGTH + sealed;
-        // Bytes are set to 0 only where the buffer grows, not once for every frame.
+        // Bytes are set to 0 only if the buffer grows, not for every frame.
         if out.len() < end {
             out.resize(end, 0);
         }
@@ -101,14 +103,14 @@ impl Sealer {
     }
 }
 
-/// Opens records, in order.
+/// Decrypts records in order.
 pub(super) struct Opener {
     transport: Arc<StatelessTransportState>,
     pub(super) nonce: u64,
 }
 
 impl Opener {
-    /// Appends what a record holds to the frame; says whether the frame is whole.
+    /// Appends the content of a record to the frame, and returns whether the frame is complete.
     pub(super) fn open(&mut self, sealed: &[u8], frame: &mut Vec<u8>) -> Result<bool, ChannelError> {
         if self.nonce >= RECORDS_MAX {
             return Err(ChannelError::Exhausted(RECORDS_MAX));
@@ -118,7 +120,7 @@ impl Opener {
         if begun + piece > FRAME_BYTES_MAX {
             return Err(ChannelError::TooLarge { bytes: begun + piece, max: FRAME_BYTES_MAX });
         }
-        // Opened in place, with room for the tag.
+        // Decrypted in place, with room for the tag.
         frame.resize(begun + sealed.len(), 0);
         let opened = self.transport.read_message(self.nonce, sealed, &mut frame[begun..]);
         match opened {
@@ -135,19 +137,19 @@ impl Opener {
     }
 }
 
-/// The first whole record of what has arrived: its sealed bytes.
+/// Returns the encrypted bytes of the first whole record in `raw`, if there is one.
 pub(super) fn first_record(raw: &[u8]) -> Option<&[u8]> {
     let (length, rest) = raw.split_first_chunk::<LENGTH>()?;
     rest.get(..usize::from(u16::from_be_bytes(*length)))
 }
 
-/// The direction out of this device.
+/// The sending direction.
 pub struct Sender {
     stream: TcpStream,
     sealer: Sealer,
     out: Vec<u8>,
     cut: bool,
-    /// Kept for as long as this half is there.
+    /// Keeps the peer's entry in the list of open channels as long as this half lives.
     pub(super) _presence: Option<Arc<Presence>>,
 }
 
@@ -161,12 +163,12 @@ impl fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Sends a frame; up to 256 KiB go to the system in one call.
+    /// Sends a frame; up to 256 KiB are passed to the system in one call.
     ///
     /// # Errors
-    /// [`ChannelError::TooLarge`], after which the channel is as before; else the channel is cut, since part of the
-    /// frame may have gone: [`ChannelError::TimedOut`] where the other side takes too little in this time,
-    /// [`ChannelError::Closed`], [`ChannelError::Exhausted`], [`ChannelError::Io`].
+    /// After [`ChannelError::TooLarge`] the channel is as before. All other errors end the channel, because
+    /// part of the frame may have been sent: [`ChannelError::TimedOut`] if the other side takes too little
+    /// within `timeout`, [`ChannelError::Closed`], [`ChannelError::Exhausted`], [`ChannelError::Io`].
     pub fn send(&mut self, frame: &[u8], timeout: Duration) -> Result<(), ChannelError> {
         if self.cut {
             return Err(ChannelError::Closed);
@@ -208,7 +210,7 @@ impl Sender {
         &mut self.stream
     }
 
-    /// Ends the channel in both directions; a thread that waits in [`Receiver::receive`] wakes with
+    /// Ends the channel in both directions. A thread that waits in [`Receiver::receive`] wakes up with
     /// [`ChannelError::Closed`].
     pub fn close(&mut self) {
         self.cut = true;
@@ -216,21 +218,21 @@ impl Sender {
     }
 }
 
-/// The direction into this device.
+/// The receiving direction.
 pub struct Receiver {
     stream: TcpStream,
     opener: Opener,
     raw: Box<[u8]>,
-    /// What of `raw` has arrived and is not opened yet.
+    /// From here to `to`, `raw` holds bytes that have arrived and are not decrypted yet.
     from: usize,
     to: usize,
     /// The frame so far.
     frame: Vec<u8>,
-    /// When its first bytes came, and how many have come since.
+    /// When its first bytes arrived, and how many have arrived since.
     begun: Option<(Instant, usize)>,
-    pub(super) pace: Pace,
+    pub(super) minimum_rate: MinimumRate,
     cut: bool,
-    /// Kept for as long as this half is there.
+    /// Keeps the peer's entry in the list of open channels as long as this half lives.
     pub(super) _presence: Option<Arc<Presence>>,
 }
 
@@ -244,23 +246,24 @@ impl fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    /// The next frame.
+    /// Returns the next frame.
     ///
     /// # Errors
-    /// [`ChannelError::TimedOut`] where it is not whole in this time; nothing is lost then, and a later call goes on
-    /// with it, unless the frame came so slowly (below 32 KiB/s after 10 s) that the channel was cut. Any other error
-    /// ends the channel: [`ChannelError::Closed`], [`ChannelError::Forged`], [`ChannelError::TooLarge`],
-    /// [`ChannelError::Exhausted`], [`ChannelError::Io`].
+    /// [`ChannelError::TimedOut`] if the frame is not complete within `timeout`. Nothing is lost then: a
+    /// later call continues with it. But if the frame arrives too slowly (below 32 KiB/s after 10 s), the
+    /// channel is ended. Any other error ends the channel: [`ChannelError::Closed`],
+    /// [`ChannelError::Forged`], [`ChannelError::TooLarge`], [`ChannelError::Exhausted`],
+    /// [`ChannelError::Io`].
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, ChannelError> {
         let mut frame = Vec::new();
         self.receive_into(&mut frame, timeout)?;
         Ok(frame)
     }
 
-    /// The next frame in place of what `frame` held; its memory is used again.
+    /// Puts the next frame into `frame`, in place of its content; its memory is used again.
     ///
     /// # Errors
-    /// As of [`Receiver::receive`]; `frame` is then as it was.
+    /// The errors of [`Receiver::receive`]; `frame` is then unchanged.
     pub fn receive_into(&mut self, frame: &mut Vec<u8>, timeout: Duration) -> Result<(), ChannelError> {
         if self.cut {
             return Err(ChannelError::Closed);
@@ -273,8 +276,9 @@ impl Receiver {
                 Ok(())
             }
             Err(err) => {
-                let slow =
-                    self.begun.is_some_and(|(at, bytes)| self.pace.left(at.elapsed(), bytes).is_none());
+                let slow = self
+                    .begun
+                    .is_some_and(|(at, bytes)| self.minimum_rate.left(at.elapsed(), bytes).is_none());
                 if slow || !matches!(err, ChannelError::TimedOut) {
                     self.close();
                 }
@@ -296,7 +300,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for bytes behind those that are there; a whole record always fits.
+    /// Waits for more bytes and appends them to `raw`; a whole record always fits.
     fn read_more(&mut self, deadline: &Deadline) -> Result<(), ChannelError> {
         if self.from > 0 {
             self.raw.copy_within(self.from..self.to, 0);
@@ -304,7 +308,7 @@ impl Receiver {
         }
         let mut wait = deadline.left()?;
         if let Some((at, bytes)) = self.begun {
-            wait = wait.min(self.pace.left(at.elapsed(), bytes).ok_or(ChannelError::TimedOut)?);
+            wait = wait.min(self.minimum_rate.left(at.elapsed(), bytes).ok_or(ChannelError::TimedOut)?);
         }
         let bytes = read_some(&self.stream, &mut self.raw[self.to..], wait)?;
         self.to += bytes;

@@ -1,4 +1,5 @@
-//! Channels over real sockets: handshakes, strangers, scanners, forged records, and readers that are kept waiting.
+//! Channels over real sockets: handshakes, strangers, port scanners, forged records, and readers that must
+//! wait.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -8,7 +9,7 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::handshake::parse_preamble;
-use super::record::{Pace, RECORD_BYTES, RECORDS_MAX, first_record};
+use super::record::{MinimumRate, RECORD_BYTES, RECORDS_MAX, first_record};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(120);
@@ -26,7 +27,8 @@ fn listener() -> (TcpListener, SocketAddr) {
 
 type Accepted = Result<(Channel, Purpose), ChannelError>;
 
-/// What a listening device with these rules makes of one caller, beside what the caller gets.
+/// Returns the results of both sides: what `call` returns, and how a listening device with these rules
+/// answers it.
 fn meet<T: Send>(
     identity: &Identity,
     admission: impl Fn() -> Rules + Send,
@@ -41,7 +43,7 @@ fn meet<T: Send>(
                 allowed: &allowed,
                 strangers: rules.strangers,
                 present: rules.present.as_ref(),
-                gave_way: None,
+                evicted: None,
             };
             Channel::accept_by(listener.accept().unwrap().0, identity, &admission, rules.timeout)
         });
@@ -62,7 +64,7 @@ fn knowing(known: &[&Identity]) -> Rules {
     Rules { known, strangers: false, present: None, timeout: LONG }
 }
 
-/// Both ends of a channel between two pinned devices.
+/// Returns both ends of a channel between two pinned devices.
 fn channel() -> (Channel, Channel) {
     let (caller, called) = (identity(), identity());
     let (near, far) = meet(
@@ -139,7 +141,8 @@ fn a_frame_that_never_ends_is_cut_at_the_bound() {
     let ((mut out, _back), (out_far, mut in_far)) = (near.split(), far.split());
     thread::scope(|scope| {
         scope.spawn(move || {
-            // Full records without end, as no sender of ours makes them, until the other side has cut the channel.
+            // Sends full records without end, which our sender never does, until the other side cuts the
+            // channel.
             let piece = vec![0; RECORD_BYTES];
             let mut record = Vec::new();
             for _ in 0..2 * FRAME_BYTES_MAX / RECORD_BYTES {
@@ -153,7 +156,7 @@ fn a_frame_that_never_ends_is_cut_at_the_bound() {
         let cut = in_far.receive(4 * LONG);
         assert!(matches!(cut, Err(ChannelError::TooLarge { max: FRAME_BYTES_MAX, .. })), "{cut:?}");
         assert!(matches!(in_far.receive(LONG), Err(ChannelError::Closed)));
-        // What is still on its way is thrown back only once the connection is gone.
+        // Bytes that are still in transit fail only after the connection is closed.
         drop((out_far, in_far));
     });
 }
@@ -211,7 +214,7 @@ fn strangers_are_let_in_only_while_somebody_pairs() {
     let (answered, purpose) = answered.unwrap();
     let told = told.unwrap();
     assert_eq!((told.peer(), answered.peer(), purpose), (called.public(), caller.public(), Purpose::Pairing));
-    // A pinned key does not open the stranger's way, nor the other way round.
+    // A pinned key cannot use the strangers' pattern, and a stranger cannot use the pattern of pinned keys.
     let (told, _) = meet(
         &called,
         || Rules { strangers: true, ..knowing(&[&caller]) },
@@ -239,7 +242,7 @@ fn versions_that_differ_are_told_to_both() {
         "{answered:?}"
     );
     assert_eq!(parse_preamble(&told.try_into().unwrap()), Some((PROTOCOL_VERSION, 0)));
-    // The caller's side, before a device of version 7.
+    // The caller's side, with a device of version 7.
     let (listener, address) = listener();
     let caller = identity();
     let told = thread::scope(|scope| {
@@ -260,7 +263,7 @@ fn a_scanner_learns_nothing_and_is_cut() {
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
         b"BTNX\x00\x01\x01".to_vec(),
-        // The mark, and then nothing that proves a key.
+        // The mark, followed by bytes that prove no key.
         [&b"BTNR\x00\x01\x01"[..], &bytes(113, 3)].concat(),
         [&b"BTNR\x00\x01\x02"[..], &bytes(113, 4)].concat(),
         [&b"BTNR\x00\x01\x03"[..], &bytes(113, 5)].concat(),
@@ -274,7 +277,7 @@ fn a_scanner_learns_nothing_and_is_cut() {
                 let mut stream = TcpStream::connect(address).unwrap();
                 stream.write_all(&scan).unwrap();
                 let mut heard = Vec::new();
-                // A reset is no answer either.
+                // A reset is not an answer either.
                 let _reset = stream.read_to_end(&mut heard);
                 heard
             },
@@ -302,13 +305,13 @@ fn a_caller_that_says_nothing_is_cut_in_time() {
         },
     );
     assert!(matches!(answered, Err(ChannelError::TimedOut)), "{answered:?}");
-    // And so is one that never answers.
+    // A device that never answers is given up as well.
     let (_listener, address) = listener();
     let told = Channel::connect(address, &identity(), called.public(), Purpose::Ring, SHORT);
     assert!(matches!(told, Err(ChannelError::TimedOut)), "{told:?}");
 }
 
-/// Passes bytes of one direction on, and tells what they were.
+/// Forwards the bytes of one direction, and reports them.
 fn pass(mut from: TcpStream, mut to: TcpStream, tell: mpsc::Sender<Vec<u8>>) {
     let mut buffer = [0; 4096];
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
@@ -341,7 +344,7 @@ fn a_recorded_handshake_opens_nothing() {
     drop((channel, answered));
     let recorded: Vec<u8> = recorded.iter().flatten().collect();
     assert_eq!(recorded.len(), 120 + 18, "first message and proof");
-    // The same bytes again: the first message is answered, the proof is of other keys.
+    // The same bytes again: the first message is answered, but the proof belongs to other keys.
     let (heard, answered) = meet(&called, rules, |address| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&recorded).unwrap();
@@ -351,7 +354,7 @@ fn a_recorded_handshake_opens_nothing() {
     });
     assert!(matches!(answered, Err(ChannelError::Forged)), "{answered:?}");
     assert!(heard.len() <= 72, "{} bytes came back", heard.len());
-    // Nor does it keep the device itself out.
+    // The replay does not lock out the device itself.
     let (told, answered) = meet(&called, rules, |address| {
         Channel::connect(address, &caller, called.public(), Purpose::Control, LONG)
     });
@@ -362,7 +365,7 @@ fn a_recorded_handshake_opens_nothing() {
 fn two_devices_with_one_key_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let folder = crate::ring::state::StateFolder::open(Some(dir.path().to_owned())).unwrap();
-    // The same folder opened twice, as two devices would with a copy of it.
+    // The same folder opened twice, as by two devices with a copy of it.
     let first = Identity::open(&folder, None).unwrap();
     let second = Identity::open(&folder, None).unwrap();
     let called = identity();
@@ -373,12 +376,12 @@ fn two_devices_with_one_key_are_noticed() {
     };
     let (control, held) = call(&first, Purpose::Control);
     let held = held.unwrap().0.split();
-    // A second channel of the same process is no clone.
+    // A second channel of the same process is not a clone.
     let (ring, held_too) = call(&first, Purpose::Ring);
     assert!(ring.is_ok() && held_too.is_ok());
     let (told, answered) = call(&second, Purpose::Control);
     assert!(matches!((&told, &answered), (Err(ChannelError::Cloned), Err(ChannelError::Cloned))), "{told:?}");
-    // One half of a channel keeps its place; once all are gone the other process may come.
+    // One half of a channel keeps its entry. After all halves are dropped, the other process is accepted.
     drop((control, ring, held_too, held.0));
     assert!(matches!(call(&second, Purpose::Control).0, Err(ChannelError::Cloned)));
     drop(held.1);
@@ -396,8 +399,8 @@ fn two_devices_with_one_key_are_noticed() {
     assert!(matches!(told, Err(ChannelError::Cloned)), "{told:?}");
 }
 
-/// Sends frames, and returns the sealed bytes of each as they were on the wire, beside a receiver that has seen none of
-/// them.
+/// Sends frames. Returns the encrypted bytes of each as they were on the wire, and a receiver that has seen
+/// none of them.
 fn sealed(frames: &[&[u8]]) -> (Vec<Vec<u8>>, TcpStream, Receiver) {
     let (near, far) = channel();
     let ((mut out, _), (_, receiver)) = (near.split(), far.split());
@@ -430,7 +433,7 @@ fn records_that_are_repeated_moved_changed_or_left_out_cut_the_channel() {
             assert!(matches!(receiver.receive(LONG), Err(ChannelError::Closed)), "{what}");
         }
     }
-    // Any one byte changed, but those of the length, which move the record's end.
+    // Changes any one byte except those of the length, which move the record's end.
     let len = sealed(&[b"one"]).0[0].len();
     for at in 2..len {
         let (mut records, mut stream, mut receiver) = sealed(&[b"one"]);
@@ -448,7 +451,7 @@ fn records_too_short_to_be_any_are_refused_and_claims_reserve_nothing() {
         stream.write_all(&[0; 16]).unwrap();
         assert!(matches!(receiver.receive(LONG), Err(ChannelError::Forged)), "{length}");
     }
-    // The longest claim there is, and nothing behind it: the receiver waits, and can go on waiting.
+    // The largest possible length, and no more bytes: the receiver waits, and can go on waiting.
     let (_, mut stream, mut receiver) = sealed(&[]);
     stream.write_all(&[0xff, 0xff, 1, 2, 3]).unwrap();
     let mut frame = Vec::new();
@@ -475,7 +478,7 @@ fn a_wait_that_is_over_loses_nothing() {
 #[test]
 fn a_sender_of_single_bytes_is_cut_however_patient_the_reader_is() {
     let (records, mut stream, mut receiver) = sealed(&[&[7; 4000]]);
-    receiver.pace = Pace { grace: Duration::from_millis(100), bytes_per_s: 32_768.0 };
+    receiver.minimum_rate = MinimumRate { grace: Duration::from_millis(100), bytes_per_s: 32_768.0 };
     thread::scope(|scope| {
         scope.spawn(move || {
             for byte in &records[0] {
@@ -485,7 +488,7 @@ fn a_sender_of_single_bytes_is_cut_however_patient_the_reader_is() {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        // Asked again and again, as one does who watches for something else meanwhile.
+        // Calls receive again and again, as a thread does that also watches something else.
         let cut = loop {
             match receiver.receive(SHORT) {
                 Err(ChannelError::TimedOut) => {}
@@ -494,10 +497,10 @@ fn a_sender_of_single_bytes_is_cut_however_patient_the_reader_is() {
         };
         assert!(matches!(cut, Err(ChannelError::Closed)), "{cut:?}");
     });
-    let pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 1000.0 };
-    assert_eq!(pace.left(Duration::from_secs(4), 0), Some(Duration::from_secs(6)));
-    assert_eq!(pace.left(Duration::from_secs(14), 5000), Some(Duration::from_secs(1)));
-    assert_eq!(pace.left(Duration::from_secs(15), 5000), None);
+    let minimum_rate = MinimumRate { grace: Duration::from_secs(10), bytes_per_s: 1000.0 };
+    assert_eq!(minimum_rate.left(Duration::from_secs(4), 0), Some(Duration::from_secs(6)));
+    assert_eq!(minimum_rate.left(Duration::from_secs(14), 5000), Some(Duration::from_secs(1)));
+    assert_eq!(minimum_rate.left(Duration::from_secs(15), 5000), None);
 }
 
 #[test]
@@ -542,7 +545,7 @@ fn keys_that_are_used_up_end_a_channel_on_both_sides() {
 }
 
 fn fixed(cases: u32) -> ProptestConfig {
-    // The same cases on every run.
+    // The same cases in every run.
     ProptestConfig { cases, rng_seed: proptest::test_runner::RngSeed::Fixed(6), ..ProptestConfig::default() }
 }
 
@@ -578,7 +581,7 @@ fn no_bytes_on_an_open_channel_are_taken_for_a_frame() {
     for case in 0..60 {
         let noise = garbage.new_tree(&mut runner).unwrap().current();
         let (records, mut stream, mut receiver) = sealed(&[b"one", b"two"]);
-        // Behind a good record, and mixed into one.
+        // After a good record, and inside one.
         let at = case % records[1].len();
         stream.write_all(&records[0]).unwrap();
         stream.write_all(&records[1][..at]).unwrap();

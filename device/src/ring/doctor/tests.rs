@@ -1,4 +1,4 @@
-//! Every finding from what would be seen where it holds, and real devices that answer, refuse or are not there.
+//! Every finding from the observations that cause it, and real devices that answer, refuse or are absent.
 
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
@@ -21,12 +21,12 @@ fn name(text: &str) -> DeviceName {
     text.parse().unwrap()
 }
 
-fn link(interface: &str, address: SocketAddr, up: bool, used: bool) -> Link {
-    Link { interface: interface.to_owned(), address: address.ip(), up, used }
+fn link(interface: &str, address: SocketAddr, up: bool, used: bool) -> InterfaceAddress {
+    InterfaceAddress { interface: interface.to_owned(), address: address.ip(), up, used }
 }
 
-fn found(key: PublicKey, host: u8) -> Found {
-    Found {
+fn found(key: PublicKey, host: u8) -> FoundDevice {
+    FoundDevice {
         name: name("phone"),
         fingerprint: key.fingerprint(),
         instance: "0123456789abcdef".to_owned(),
@@ -40,7 +40,7 @@ fn found(key: PublicKey, host: u8) -> Found {
 const OWN: PublicKey = PublicKey([1; 32]);
 const OTHER: PublicKey = PublicKey([2; 32]);
 
-/// A device of a ring with one other that answers.
+/// A device in a ring with one other device, which answers.
 fn well() -> Observations {
     let place = Membership::new(RingId([1; 8]), Role::Head, OWN);
     Observations {
@@ -53,7 +53,7 @@ fn well() -> Observations {
             name: name("phone"),
             key: OTHER,
             announced: Some(found(OTHER, 2)),
-            answers: vec![(at(2), Answer::Well { ms: 1.5 })],
+            answers: vec![(at(2), ProbeAnswer::Well { ms: 1.5 })],
         }],
         ..Observations::default()
     }
@@ -67,7 +67,10 @@ fn check(change: impl FnOnce(&mut Observations), want: &[Finding]) {
     assert_eq!(findings, want);
     for finding in findings {
         let (text, advice) = (finding.to_string(), finding.advice());
-        assert!(!text.is_empty() && (finding.weight() == Weight::Fine) == advice.is_empty(), "{finding:?}");
+        assert!(
+            !text.is_empty() && (finding.severity() == Severity::Fine) == advice.is_empty(),
+            "{finding:?}"
+        );
         let json = serde_json::to_value(&finding).unwrap();
         assert_eq!(
             (json["kind"].as_str(), json["text"].as_str()),
@@ -121,8 +124,8 @@ fn findings_of_this_device_and_its_networks() {
         &[down, reached()],
     );
     check(
-        |seen| seen.deaf = Some("port 5353".to_owned()),
-        &[Finding::Deaf("port 5353".to_owned()), reached()],
+        |seen| seen.multicast_error = Some("port 5353".to_owned()),
+        &[Finding::MulticastFails("port 5353".to_owned()), reached()],
     );
     check(|seen| seen.heard.clear(), &[Finding::NothingHeard, reached()]);
     let not_asked = |seen: &mut Observations| {
@@ -135,27 +138,30 @@ fn findings_of_this_device_and_its_networks() {
 #[test]
 fn a_copied_state_folder_is_noticed_by_its_announcement() {
     check(|seen| seen.heard.push(found(OWN, 9)), &[Finding::Cloned { at: vec![at(9)] }, reached()]);
-    // This device's own announcement is none.
+    // This device's own announcement is not a clone.
     check(|seen| seen.heard.push(found(OWN, 1)), &[reached()]);
 }
 
 #[test]
 fn findings_of_a_device_that_is_not_reached() {
     let silent =
-        |answer: Answer| move |seen: &mut Observations| seen.peers[0].answers = vec![(at(2), answer)];
-    check(silent(Answer::Silent), &[Finding::Silent(name("phone"), at(2))]);
-    check(silent(Answer::PortClosed), &[Finding::PortClosed(name("phone"), at(2))]);
-    check(silent(Answer::NoRoute), &[Finding::NoRoute(name("phone"), at(2))]);
-    check(silent(Answer::NotPinned), &[Finding::NotPinned(name("phone"))]);
-    check(silent(Answer::OtherKey), &[Finding::OtherKey(name("phone"), at(2), OTHER.fingerprint())]);
-    check(silent(Answer::Version(9)), &[Finding::Versions { name: name("phone"), theirs: 9 }]);
-    check(silent(Answer::Cloned), &[Finding::ClonedThere(name("phone"))]);
-    check(silent(Answer::Failed("x".to_owned())), &[Finding::Failed(name("phone"), at(2), "x".to_owned())]);
+        |answer: ProbeAnswer| move |seen: &mut Observations| seen.peers[0].answers = vec![(at(2), answer)];
+    check(silent(ProbeAnswer::Silent), &[Finding::Silent(name("phone"), at(2))]);
+    check(silent(ProbeAnswer::PortClosed), &[Finding::PortClosed(name("phone"), at(2))]);
+    check(silent(ProbeAnswer::NoRoute), &[Finding::NoRoute(name("phone"), at(2))]);
+    check(silent(ProbeAnswer::NotPinned), &[Finding::NotPinned(name("phone"))]);
+    check(silent(ProbeAnswer::OtherKey), &[Finding::OtherKey(name("phone"), at(2), OTHER.fingerprint())]);
+    check(silent(ProbeAnswer::Version(9)), &[Finding::Versions { name: name("phone"), theirs: 9 }]);
+    check(silent(ProbeAnswer::Cloned), &[Finding::ClonedThere(name("phone"))]);
+    check(
+        silent(ProbeAnswer::Failed("x".to_owned())),
+        &[Finding::Failed(name("phone"), at(2), "x".to_owned())],
+    );
     check(|seen| seen.peers[0].announced.as_mut().unwrap().version = 7, &[reached()]);
     check(
         |seen| {
             seen.peers[0].announced.as_mut().unwrap().version = 7;
-            seen.peers[0].answers = vec![(at(2), Answer::Silent)];
+            seen.peers[0].answers = vec![(at(2), ProbeAnswer::Silent)];
         },
         &[Finding::Versions { name: name("phone"), theirs: 7 }],
     );
@@ -169,30 +175,30 @@ fn findings_of_a_device_that_is_not_reached() {
     check(
         |seen| {
             seen.peers[0].announced = None;
-            seen.peers[0].answers = vec![(at(2), Answer::Silent)];
+            seen.peers[0].answers = vec![(at(2), ProbeAnswer::Silent)];
         },
         &[Finding::NotAnnounced(name("phone")), Finding::Silent(name("phone"), at(2))],
     );
-    // An old address is no matter where another one answers.
-    check(|seen| seen.peers[0].answers.insert(0, (at(7), Answer::Silent)), &[reached()]);
+    // An old address does not matter if another one answers.
+    check(|seen| seen.peers[0].answers.insert(0, (at(7), ProbeAnswer::Silent)), &[reached()]);
 }
 
 #[test]
 fn errors_of_calls_say_what_they_mean() {
     let io = |kind| ChannelError::Io(std::io::Error::from(kind));
     for (error, want) in [
-        (ChannelError::TimedOut, Answer::Silent),
-        (ChannelError::Refused, Answer::NotPinned),
-        (ChannelError::Unproven, Answer::OtherKey),
-        (ChannelError::Version { ours: 1, theirs: 3 }, Answer::Version(3)),
-        (ChannelError::Cloned, Answer::Cloned),
-        (io(std::io::ErrorKind::ConnectionRefused), Answer::PortClosed),
-        (io(std::io::ErrorKind::NetworkUnreachable), Answer::NoRoute),
-        (io(std::io::ErrorKind::HostUnreachable), Answer::NoRoute),
+        (ChannelError::TimedOut, ProbeAnswer::Silent),
+        (ChannelError::Refused, ProbeAnswer::NotPinned),
+        (ChannelError::Unproven, ProbeAnswer::OtherKey),
+        (ChannelError::Version { ours: 1, theirs: 3 }, ProbeAnswer::Version(3)),
+        (ChannelError::Cloned, ProbeAnswer::Cloned),
+        (io(std::io::ErrorKind::ConnectionRefused), ProbeAnswer::PortClosed),
+        (io(std::io::ErrorKind::NetworkUnreachable), ProbeAnswer::NoRoute),
+        (io(std::io::ErrorKind::HostUnreachable), ProbeAnswer::NoRoute),
     ] {
         assert_eq!(of_error(&error), want);
     }
-    assert!(matches!(of_error(&ChannelError::Exhausted(1)), Answer::Failed(_)));
+    assert!(matches!(of_error(&ChannelError::Exhausted(1)), ProbeAnswer::Failed(_)));
 }
 
 #[test]
@@ -215,7 +221,7 @@ fn real_devices_are_looked_at() {
     let mut listeners = listeners.into_iter();
     let mut next = || listeners.next().unwrap();
     let (well, stranger, replaced) = (next(), next(), next());
-    // Nothing listens on the last one's port any more.
+    // Nothing listens on this port any more.
     drop(next());
     let elsewhere = Identity::generate(name("elsewhere")).unwrap();
     let loopback =
@@ -228,14 +234,15 @@ fn real_devices_are_looked_at() {
         scope.spawn(|| assert!(matches!(answer(well, &others[0], true), ChannelError::Closed)));
         scope.spawn(|| assert!(matches!(answer(stranger, &others[1], false), ChannelError::Refused)));
         scope.spawn(|| assert!(matches!(answer(replaced, &elsewhere, true), ChannelError::Unproven)));
-        let look = Look { interfaces: Interfaces::of(&[loopback]), listen: Duration::ZERO, answer: LONG };
+        let look =
+            ObserveOptions { interfaces: Interfaces::of(&[loopback]), listen: Duration::ZERO, answer: LONG };
         observe(&folder, &look)
     });
     assert!(seen.links.iter().any(|link| link.used && link.address == IpAddr::from([127, 0, 0, 1])));
     let kinds: Vec<&str> = diagnose(&seen).iter().map(Finding::kind).collect();
     assert_eq!(kinds, ["reached", "key_not_pinned", "other_key", "port_closed"]);
     std::fs::write(folder.path().join("peers.json"), "{").unwrap();
-    let look = Look { interfaces: Interfaces::Real, listen: Duration::ZERO, answer: LONG };
+    let look = ObserveOptions { interfaces: Interfaces::Real, listen: Duration::ZERO, answer: LONG };
     let findings = diagnose(&observe(&folder, &look));
     assert!(matches!(&findings[0], Finding::Damaged(what) if what.contains("peers.json")), "{findings:?}");
 }

@@ -1,7 +1,7 @@
-//! Reading and writing the fields of a frame: fixed widths, little-endian, lengths before what has one.
+//! Reads and writes the fields of a frame: fixed widths, little-endian, a length before each list.
 //!
-//! The reader is total: any bytes give values or a [`FrameError`]. It takes memory only for what lies in the bytes it
-//! was given: a count is checked against the bytes that are left before anything is allocated.
+//! The reader accepts any bytes: it returns values or a [`FrameError`]. It checks every count against the
+//! bytes that are left before it allocates, so its memory is bounded by its input.
 
 use super::FrameError;
 
@@ -30,7 +30,7 @@ impl Writer {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// A length of a list that is far below `u32::MAX` by construction.
+    /// Appends the length of a list, which is far below `u32::MAX` by construction.
     pub(super) fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).expect("lists of a frame are shorter than its greatest length"));
     }
@@ -46,7 +46,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front of a frame.
+/// Takes fields from the front of a frame.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         self.array(what)
     }
 
-    /// The length of a list whose elements take at least `least` bytes each.
+    /// Reads the length of a list whose elements take at least `least` bytes each.
     pub(super) fn count(&mut self, what: &'static str, least: usize) -> Result<usize, FrameError> {
         let count = self.u32(what)? as usize;
         let needed = count.saturating_mul(least);
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
             return Err(FrameError::Value { what, value: bytes.len() as u64, max: max as u64 });
         }
         let text = std::str::from_utf8(bytes).map_err(|_| FrameError::Text { what })?;
-        // Names and words of other devices are shown on terminals.
+        // Names and messages of other devices are shown on terminals.
         if text.chars().any(char::is_control) {
             return Err(FrameError::Text { what });
         }
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| self.u32(what)).collect()
     }
 
-    /// A yes or no.
+    /// Reads a boolean.
     pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, FrameError> {
         match self.u8(what)? {
             0 => Ok(false),
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Ends the frame: nothing may be left.
+    /// Checks that nothing is left of the frame.
     pub(super) fn end(&self) -> Result<(), FrameError> {
         if self.0.is_empty() { Ok(()) } else { Err(FrameError::Trailing { bytes: self.0.len() }) }
     }

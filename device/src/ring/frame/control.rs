@@ -19,21 +19,21 @@ const WORDS_BYTES_MAX: usize = 4096;
 const WINDOW_BYTES: usize = 8;
 /// Bytes of a layer's number.
 const LAYER_BYTES: usize = 2;
-/// Bytes of a device's address and key, at least.
+/// Least bytes of a device's address and key.
 const NODE_BYTES: usize = 4 + 32;
 
 /// A worker introduces itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hello {
-    /// What people call it.
+    /// The name that people gave it.
     pub name: String,
-    /// What it measured of itself, to plan with; none where it only relays.
+    /// Its own measurements, to plan with; `None` if it only relays.
     pub device: Option<Device>,
 }
 
-/// Where a worker sends its frames.
+/// Where a device of the ring can be reached, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NextNode {
+pub struct NodeAddress {
     /// Host and port.
     pub address: String,
     /// Its public key.
@@ -43,17 +43,17 @@ pub struct NextNode {
 /// A worker's part in one epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Configure {
-    /// The epoch, higher than every one before.
+    /// The epoch, greater than every earlier one.
     pub epoch: u64,
-    /// The worker's place in the ring, the head's is 0.
+    /// The worker's place in the ring; the head is place 0.
     pub place: u16,
     /// Layers of the model.
     pub n_layers: u16,
     /// Values of a hidden state.
     pub width: u32,
-    /// Of the worker's memory for weights, the bytes that are for reading ahead while others compute.
+    /// Bytes of the worker's memory for weights that are used to read ahead while other devices compute.
     pub prefetch_bytes: u64,
-    /// Whether reads run ahead of the computing.
+    /// Whether weights are read ahead of the computation.
     pub reads_ahead: bool,
     /// All windows of all places, in the order in which a token passes them.
     pub windows: Vec<Window>,
@@ -61,19 +61,19 @@ pub struct Configure {
     pub model: [u8; 32],
     /// Tokens of the KV cache.
     pub kv_tokens: u64,
-    /// How keys and values are kept.
+    /// The format of keys and values.
     pub kv_format: KvFormat,
-    /// Percent of the cache for prefixes of no present sequence.
+    /// Percent of the cache for prefixes that no present sequence uses.
     pub prefix_percent: u8,
     /// Sliding-window attention in place of the model's own.
     pub window: Option<SlidingWindow>,
     /// The next device of the ring.
-    pub next: NextNode,
+    pub next: NodeAddress,
     /// Public key of the device before this one.
     pub before: [u8; 32],
     /// The other workers of the ring, which may have weights that this one lacks.
-    pub others: Vec<NextNode>,
-    /// How hidden states travel.
+    pub others: Vec<NodeAddress>,
+    /// The format of hidden states between devices.
     pub activations: Activations,
     /// Time between heartbeats.
     pub heartbeat: Duration,
@@ -81,23 +81,23 @@ pub struct Configure {
     pub hop: Duration,
 }
 
-/// What a worker is to fetch before it has a part.
+/// What a worker has to fetch before it has a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provide {
     /// The model file: SHA-256 of the list of its pieces.
     pub model: [u8; 32],
-    /// The layers of the part that it is likely to have, ascending.
+    /// The layers that it is likely to get, ascending.
     pub layers: Vec<u16>,
     /// Other workers, which may have weights that this one lacks.
-    pub others: Vec<NextNode>,
+    pub others: Vec<NodeAddress>,
 }
 
-/// A worker lives, and what it has done in this epoch.
+/// Shows that a worker lives, and what it has done in this epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Heartbeat {
-    /// The epoch that the counts are of; 0 before the first.
+    /// The epoch that the counts belong to; 0 before the first.
     pub epoch: u64,
-    /// Frames that came from the place before.
+    /// Frames received from the place before.
     pub received: u64,
     /// Frames that were sent on.
     pub sent: u64,
@@ -117,7 +117,7 @@ pub struct Heartbeat {
     pub singles: u64,
     /// Microseconds of computing them.
     pub singles_us: u64,
-    /// Bytes that a model may take on the device now; 0 where it is not known.
+    /// Bytes that a model may use on the device now; 0 if it is not known.
     pub memory_bytes: u64,
 }
 
@@ -126,13 +126,13 @@ pub struct Heartbeat {
 pub enum FailureCode {
     /// The device before it is gone.
     Before,
-    /// The device behind it is gone, or takes nothing.
+    /// The device after it is gone, or does not take its frames.
     Next,
-    /// The device before it sent what does not fit, or is no number.
+    /// The device before it sent frames that do not fit, or values that are not numbers.
     Refused,
     /// Its own engine failed.
     Engine,
-    /// Its weights cannot be had.
+    /// It cannot get its weights.
     Weights,
     /// It serves another head.
     Busy,
@@ -143,60 +143,60 @@ pub enum FailureCode {
 pub struct Failure {
     /// The epoch.
     pub epoch: u64,
-    /// Whose fault it seems to be.
+    /// The probable cause.
     pub code: FailureCode,
-    /// For people.
+    /// A message for people.
     pub words: String,
 }
 
 /// A piece of the model's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PieceOf {
+pub struct PieceData {
     /// Its number in the list of pieces.
     pub index: u32,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes there and back, for the time they take.
+/// Bytes that are sent there and back, to measure the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EchoOf {
-    /// Which of several.
+pub struct EchoData {
+    /// Number of the echo.
     pub number: u32,
-    /// Bytes that the answer is to have; 0 in an answer.
+    /// Bytes that the answer shall have; 0 in an answer.
     pub reply: u32,
-    /// Bytes, whatever they are.
+    /// Any bytes.
     pub bytes: Vec<u8>,
 }
 
-/// What lies between two devices.
+/// Latency and bandwidth between two devices.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way {
-    /// Seconds until the first byte is there.
+pub struct LinkSpeed {
+    /// Seconds until the first byte arrives.
     pub latency_s: f64,
-    /// Bytes a second behind it, there.
+    /// Bytes per second after the first byte, there.
     pub there_bytes_per_s: f64,
-    /// Bytes a second behind it, back.
+    /// Bytes per second after the first byte, back.
     pub back_bytes_per_s: f64,
 }
 
-/// A way that was measured, or could not be.
+/// The result of measuring a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WayTo {
+pub struct MeasuredLink {
     /// Key of the device that it leads to.
     pub to: [u8; 32],
-    /// The way; none where the device was not reached.
-    pub way: Option<Way>,
+    /// Latency and bandwidth; `None` if the device was not reached.
+    pub speed: Option<LinkSpeed>,
 }
 
-pub(super) fn write_echo(out: &mut Writer, kind: u8, echo: &EchoOf) {
+pub(super) fn write_echo(out: &mut Writer, kind: u8, echo: &EchoData) {
     out.u8(kind);
     out.u32(echo.number);
     out.u32(echo.reply);
     out.bytes(&echo.bytes);
 }
 
-pub(super) fn read_echo(from: &mut Reader<'_>) -> Result<EchoOf, FrameError> {
+pub(super) fn read_echo(from: &mut Reader<'_>) -> Result<EchoData, FrameError> {
     let (number, reply) = (from.u32("echo")?, from.u32("bytes of a reply")?);
     let bytes = from.bytes("bytes of an echo")?;
     let most = reply.max(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
@@ -204,43 +204,48 @@ pub(super) fn read_echo(from: &mut Reader<'_>) -> Result<EchoOf, FrameError> {
         let max = u64::from(ECHO_BYTES_MAX);
         return Err(FrameError::Value { what: "bytes of an echo", value: u64::from(most), max });
     }
-    Ok(EchoOf { number, reply, bytes: bytes.to_vec() })
+    Ok(EchoData { number, reply, bytes: bytes.to_vec() })
 }
 
-pub(super) fn write_node(out: &mut Writer, node: &NextNode) {
+pub(super) fn write_node(out: &mut Writer, node: &NodeAddress) {
     out.bytes(node.address.as_bytes());
     out.0.extend_from_slice(&node.key);
 }
 
-pub(super) fn read_node(from: &mut Reader<'_>) -> Result<NextNode, FrameError> {
-    Ok(NextNode { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? })
+pub(super) fn read_node(from: &mut Reader<'_>) -> Result<NodeAddress, FrameError> {
+    Ok(NodeAddress { address: from.text("address", NAME_BYTES_MAX)?, key: from.key("key")? })
 }
 
-fn read_nodes(from: &mut Reader<'_>) -> Result<Vec<NextNode>, FrameError> {
+fn read_nodes(from: &mut Reader<'_>) -> Result<Vec<NodeAddress>, FrameError> {
     let count = from.count("other workers", NODE_BYTES)?;
     (0..count).map(|_| read_node(from)).collect()
 }
 
-pub(super) fn write_way(out: &mut Writer, to: &WayTo) {
+pub(super) fn write_link_speed(out: &mut Writer, to: &MeasuredLink) {
     out.u8(kind::EDGE);
     out.0.extend_from_slice(&to.to);
-    out.u8(u8::from(to.way.is_some()));
-    if let Some(way) = to.way {
-        [way.latency_s, way.there_bytes_per_s, way.back_bytes_per_s].into_iter().for_each(|n| out.f64(n));
+    out.u8(u8::from(to.speed.is_some()));
+    if let Some(speed) = to.speed {
+        [speed.latency_s, speed.there_bytes_per_s, speed.back_bytes_per_s]
+            .into_iter()
+            .for_each(|n| out.f64(n));
     }
 }
 
-pub(super) fn read_way(from: &mut Reader<'_>) -> Result<WayTo, FrameError> {
+pub(super) fn read_link_speed(from: &mut Reader<'_>) -> Result<MeasuredLink, FrameError> {
     let to = from.key("key")?;
     if !from.flag("way")? {
-        return Ok(WayTo { to, way: None });
+        return Ok(MeasuredLink { to, speed: None });
     }
     let (latency_s, there, back) = (from.f64("latency")?, from.f64("bytes there")?, from.f64("bytes back")?);
     let positive = |value: f64| value.is_finite() && value > 0.0;
     if !(latency_s >= 0.0 && latency_s.is_finite() && positive(there) && positive(back)) {
         return Err(FrameError::Mismatch { what: "latency and rates of a way" });
     }
-    Ok(WayTo { to, way: Some(Way { latency_s, there_bytes_per_s: there, back_bytes_per_s: back }) })
+    Ok(MeasuredLink {
+        to,
+        speed: Some(LinkSpeed { latency_s, there_bytes_per_s: there, back_bytes_per_s: back }),
+    })
 }
 
 pub(super) fn write_hello(out: &mut Writer, hello: &Hello) {
@@ -342,7 +347,7 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
     })
 }
 
-/// Memory is taken for as many.
+/// Bounded, because memory is allocated for this many tokens.
 fn read_kv_tokens(from: &mut Reader<'_>) -> Result<u64, FrameError> {
     let (what, max) = ("tokens of the kv cache", KV_TOKENS_MAX);
     let value = from.u64(what)?;

@@ -86,7 +86,7 @@ fn read_processor(from: &mut Reader<'_>) -> Result<Processor, FrameError> {
     let mut flops = ByFormat::new();
     for _ in 0..count {
         let format = from.text("format", NAME_BYTES_MAX)?;
-        // In the order in which they are written, and each once.
+        // In the order in which they are written, each only once.
         if flops.last_key_value().is_some_and(|(last, _)| *last >= format) {
             return Err(FrameError::Mismatch { what: "rates and formats" });
         }

@@ -1,6 +1,7 @@
-//! One frame or more of every kind, each read and written alike: what unit tests begin with, and the fuzz target's seeds.
+//! At least one frame of every kind that is equal after encoding and decoding: used by unit tests, and as
+//! the fuzz target's seeds.
 //!
-//! Included by `device/fuzz` too: it names nothing but the format beside it and what that is made of.
+//! `device/fuzz` includes this file too, so it uses only the format beside it and the format's own types.
 
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use baton_engine::{SlidingWindow, Wanted};
 use baton_plan::{Device, Disk, Gpu, GpuKind, Os, Processor, Window};
 
 use super::{
-    Activations, Audit, Configure, EchoOf, Failure, FailureCode, Frame, Heartbeat, Hello, NextNode,
-    Operation, PieceOf, Provide, Span, Step, Way, WayTo,
+    Activations, Audit, Configure, EchoData, Failure, FailureCode, Frame, Heartbeat, Hello, LinkSpeed,
+    MeasuredLink, NodeAddress, Operation, PieceData, Provide, Span, Step,
 };
 
 fn device(gpu: bool) -> Device {
@@ -53,11 +54,11 @@ pub(super) fn configure() -> Configure {
         kv_format: KvFormat::Q8,
         prefix_percent: 50,
         window: Some(SlidingWindow { sinks: 4, tokens: 100 }),
-        next: NextNode { address: "192.168.0.7:7300".into(), key: [3; 32] },
+        next: NodeAddress { address: "192.168.0.7:7300".into(), key: [3; 32] },
         before: [4; 32],
         others: vec![
-            NextNode { address: "10.0.0.2:8018".into(), key: [6; 32] },
-            NextNode { address: String::new(), key: [8; 32] },
+            NodeAddress { address: "10.0.0.2:8018".into(), key: [6; 32] },
+            NodeAddress { address: String::new(), key: [8; 32] },
         ],
         activations: Activations::F16,
         heartbeat: Duration::from_millis(300),
@@ -65,12 +66,12 @@ pub(super) fn configure() -> Configure {
     }
 }
 
-/// A way of a home.
-pub(super) fn way() -> Way {
-    Way { latency_s: 0.002, there_bytes_per_s: 4e7, back_bytes_per_s: 5e7 }
+/// A typical speed in a home.
+pub(super) fn link_speed() -> LinkSpeed {
+    LinkSpeed { latency_s: 0.002, there_bytes_per_s: 4e7, back_bytes_per_s: 5e7 }
 }
 
-/// The frames.
+/// Returns the frames.
 pub(crate) fn of_every_kind() -> Vec<Frame> {
     let failure = Failure { epoch: 2, code: FailureCode::Refused, words: "row 3 is no number".into() };
     let beat = Heartbeat { epoch: 1, received: 2, sent: 3, refused: 4, bytes_out: 9, ..Heartbeat::default() };
@@ -98,22 +99,22 @@ pub(crate) fn of_every_kind() -> Vec<Frame> {
         Frame::FetchManifest,
         Frame::Manifest(vec![1, 2, 3]),
         Frame::FetchPieces { first: 4, count: 5 },
-        Frame::Piece(PieceOf { index: 6, bytes: vec![7; 9] }),
+        Frame::Piece(PieceData { index: 6, bytes: vec![7; 9] }),
         Frame::AskPieces { model: [9; 32] },
         Frame::HasPieces(vec![0b101, 0xff]),
-        Frame::Fed,
-        Frame::Echo(EchoOf { number: 3, reply: 70_000, bytes: vec![1; 5] }),
-        Frame::Echoed(EchoOf { number: 3, reply: 0, bytes: Vec::new() }),
+        Frame::FetchProgress,
+        Frame::Echo(EchoData { number: 3, reply: 70_000, bytes: vec![1; 5] }),
+        Frame::Echoed(EchoData { number: 3, reply: 0, bytes: Vec::new() }),
         Frame::AwaitEdge { from: [5; 32] },
-        Frame::MeasureEdge(NextNode { address: "10.0.0.2:8018".into(), key: [6; 32] }),
-        Frame::Edge(WayTo { to: [6; 32], way: None }),
-        Frame::Edge(WayTo { to: [6; 32], way: Some(way()) }),
+        Frame::MeasureEdge(NodeAddress { address: "10.0.0.2:8018".into(), key: [6; 32] }),
+        Frame::Edge(MeasuredLink { to: [6; 32], speed: None }),
+        Frame::Edge(MeasuredLink { to: [6; 32], speed: Some(link_speed()) }),
         Frame::Step(step(Activations::F32)),
         Frame::Step(step(Activations::F16)),
     ]
 }
 
-/// A chunk of two rows behind one operation of every kind. Its numbers are the same in half precision.
+/// A chunk of two rows, after one operation of every kind. Its values are the same in half precision.
 fn step(activations: Activations) -> Step {
     let span = |wanted, ids| Span { seq: 1, start: 5, wanted, ids };
     let spans =
@@ -140,8 +141,8 @@ fn step(activations: Activations) -> Step {
     }
 }
 
-/// Whether reading this frame may have lost bits: infinities and numbers that are none, in half precision. Whoever uses
-/// a frame refuses them.
+/// Returns whether decoding this frame may have changed bits: infinities and NaN in half precision. The
+/// code that uses a frame refuses such values.
 pub(crate) fn may_differ(frame: &Frame) -> bool {
     let Frame::Step(step) = frame else { return false };
     step.activations == Activations::F16 && step.hidden.values.iter().any(|value| !value.is_finite())

@@ -1,7 +1,9 @@
-//! The frame that goes round the ring: a chunk's hidden states, and before them what happened to sequences.
+//! The frame that goes round the ring: the hidden states of a chunk, and before them the operations on
+//! sequences.
 //!
-//! Operations are the head's log: every device that computes applies them in order, so that all of them hold the same
-//! sequences at the same lengths without a further word. They precede the hidden states of the frame that they are in.
+//! Operations are the head's log. Every device that computes applies them in order, so that all devices
+//! hold the same sequences at the same lengths without further messages. They take effect before the hidden
+//! states of their frame.
 
 use std::ops::Range;
 
@@ -12,13 +14,13 @@ use half::f16;
 use super::bytes::{Reader, Writer};
 use super::{FrameError, kind};
 
-/// How hidden states travel.
+/// The format of hidden states between devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// As they are computed: the ring's answers are the single device's, bit for bit.
+    /// As they are computed: the ring's answers equal those of a single device, bit for bit.
     #[default]
     F32,
-    /// Half the bytes, but other numbers; what is too large for f16 becomes its largest value.
+    /// Half the bytes, but other values; a value too large for f16 becomes the largest of f16.
     F16,
 }
 
@@ -29,7 +31,7 @@ pub struct Span {
     pub seq: u64,
     /// Tokens that the sequence has before the step.
     pub start: u64,
-    /// Where logits are wanted.
+    /// For which tokens logits are wanted.
     pub wanted: Wanted,
     /// The new tokens.
     pub ids: Vec<u32>,
@@ -38,12 +40,12 @@ pub struct Span {
 /// What the head did to its sequences; all devices of the ring do the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// A new, empty sequence.
+    /// Creates an empty sequence.
     Create {
         /// Its number.
         seq: u64,
     },
-    /// A new sequence with the first tokens of another.
+    /// Creates a sequence with the first tokens of another.
     Fork {
         /// The other one.
         from: u64,
@@ -52,25 +54,25 @@ pub enum Operation {
         /// The new one's number.
         seq: u64,
     },
-    /// Cuts a sequence.
+    /// Shortens a sequence.
     Truncate {
         /// Its number.
         seq: u64,
         /// Tokens that stay.
         tokens: u64,
     },
-    /// Forgets a sequence.
+    /// Releases a sequence.
     Release {
         /// Its number.
         seq: u64,
     },
-    /// Takes a known prefix over.
+    /// Adds a known prefix to a sequence.
     Reuse {
         /// The sequence.
         seq: u64,
-        /// What is to follow its present tokens.
+        /// The tokens that shall follow its present ones.
         ids: Vec<u32>,
-        /// Tokens that the head found; every device must find as many.
+        /// Tokens that the head found in its cache; every device must find as many.
         gained: u64,
     },
     /// Begins a step.
@@ -85,25 +87,25 @@ pub enum Operation {
         /// Its number.
         step: u64,
     },
-    /// Forgets a step.
+    /// Drops a step.
     Cancel {
         /// Its number.
         step: u64,
     },
 }
 
-/// An audit: one device computes these layers of these hidden states, all others pass the frame on.
+/// An audit: one device computes these layers on these hidden states, all others pass the frame on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Audit {
-    /// Its place.
+    /// The place of that device.
     pub place: u16,
     /// First layer.
     pub begin: u16,
-    /// One past the last.
+    /// One past the last layer.
     pub end: u16,
 }
 
-/// A chunk of a step on its way round the ring.
+/// A chunk of a step that goes round the ring.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// The epoch; frames of any other are refused.
@@ -114,15 +116,15 @@ pub struct Step {
     pub round: u16,
     /// Layers that the hidden states have passed.
     pub layers_done: u16,
-    /// Whom the frame audits; none if it is a step that everybody computes.
+    /// The audit, or `None` if it is a step that every device computes.
     pub audit: Option<Audit>,
     /// Rows of the step that the chunk holds.
     pub rows: Range<usize>,
-    /// What happened before, in order.
+    /// Operations that come first, in order.
     pub operations: Vec<Operation>,
-    /// How the hidden states travel.
+    /// The format of the hidden states.
     pub activations: Activations,
-    /// Of every row; behind the last layer, of the wanted ones.
+    /// Hidden states of every row; after the last layer, only of the wanted rows.
     pub hidden: Hidden,
 }
 
@@ -180,7 +182,7 @@ fn halved(value: f32) -> f16 {
 }
 
 impl Activations {
-    /// What arrives of hidden states that travel so.
+    /// Returns the hidden states as the receiver gets them in this format.
     pub fn carried(self, mut hidden: Hidden) -> Hidden {
         if self == Self::F16 {
             hidden.values.iter_mut().for_each(|value| *value = halved(*value).to_f32());

@@ -1,6 +1,6 @@
-//! Frames: what is written is read again, and any other bytes are refused.
+//! Encoded frames are decoded again, and any other bytes are refused.
 
-use super::samples::{configure, may_differ, of_every_kind, way};
+use super::samples::{configure, link_speed, may_differ, of_every_kind};
 use super::*;
 use baton_engine::Wanted;
 use baton_engine::engine::Hidden;
@@ -122,23 +122,23 @@ fn rates_come_in_the_order_of_their_formats_and_each_once() {
 
 #[test]
 fn echoes_and_ways_are_held_to_their_bounds() {
-    let echo = |reply, len| Frame::Echo(EchoOf { number: 1, reply, bytes: vec![0; len] }).encode();
+    let echo = |reply, len| Frame::Echo(EchoData { number: 1, reply, bytes: vec![0; len] }).encode();
     let max = ECHO_BYTES_MAX as usize;
     assert!(Frame::decode(&echo(ECHO_BYTES_MAX, max)).is_ok());
     let over = |value| FrameError::Value { what: "bytes of an echo", value, max: max as u64 };
     check_refused(&echo(ECHO_BYTES_MAX + 1, 0), over(max as u64 + 1));
     check_refused(&echo(0, max + 1), over(max as u64 + 1));
-    type Change = fn(&mut Way);
+    type Change = fn(&mut LinkSpeed);
     let changes: [Change; 4] = [
-        |way| way.latency_s = f64::NAN,
-        |way| way.latency_s = -1.0,
-        |way| way.there_bytes_per_s = 0.0,
-        |way| way.back_bytes_per_s = f64::INFINITY,
+        |link_speed| link_speed.latency_s = f64::NAN,
+        |link_speed| link_speed.latency_s = -1.0,
+        |link_speed| link_speed.there_bytes_per_s = 0.0,
+        |link_speed| link_speed.back_bytes_per_s = f64::INFINITY,
     ];
     for change in changes {
-        let mut way = way();
-        change(&mut way);
-        let frame = Frame::Edge(WayTo { to: [1; 32], way: Some(way) }).encode();
+        let mut link_speed = link_speed();
+        change(&mut link_speed);
+        let frame = Frame::Edge(MeasuredLink { to: [1; 32], speed: Some(link_speed) }).encode();
         check_refused(&frame, FrameError::Mismatch { what: "latency and rates of a way" });
     }
 }
@@ -208,7 +208,7 @@ proptest! {
         if let Ok(frame) = Frame::decode(&headed) {
             let written = frame.encode();
             prop_assert!(Frame::decode(&written).is_ok(), "{:?}", frame);
-            // By bytes: numbers that are none are not equal to themselves.
+            // Compared as bytes, because NaN does not equal itself.
             prop_assert!(written == headed || may_differ(&frame), "{:?}", frame);
         }
     }

@@ -1,10 +1,15 @@
-//! Whether every device computes right: the head computes some rows of one of its layers itself, and compares the bits.
+//! Audits whether every device computes correctly: the head computes some rows of one layer itself and
+//! compares the bits.
 //!
-//! Weights may rot in memory, or on a disk after they were read, and a processor may fail: then a device gives numbers that are
-//! finite and wrong. So now and then a few random tokens go round as a step that one device computes one layer of, and all others pass on.
-//! Every level of the kernels gives the same bits, so that any difference is a fault. The device is left out and named, is told to read its weights again, and is not taken
-//! in again while this program runs. Before that the head makes sure that its own copy of the layer is what it was. An audit finds devices that compute wrong,
-//! not one that means to lie: it can see that it is audited.
+//! Weights may be corrupted in memory, or on a disk after they were read, and a processor may fail. Then a
+//! device returns values that are finite but wrong. So from time to time a few random tokens go round the
+//! ring as a step of which one device computes one layer; all others pass it on. Every level of the kernels
+//! gives the same bits, so any difference is a fault.
+//!
+//! Before a device is blamed, the head checks its own copy of the layer. A faulty device leaves the ring,
+//! is named, and is told to read its weights again. It is not admitted again while this program runs.
+//! Audits find devices that compute wrong by accident. They do not find a device that cheats, because it
+//! can see that it is audited.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,28 +18,30 @@ use std::time::{Duration, Instant};
 use baton_engine::engine::{Hidden, OpenStep};
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Engine, EngineOptions, Model, StepError, StepSeq, Wanted};
+use baton_random::mix;
 
 use super::super::frame::{Audit, Failure, FailureCode, Frame, Operation, Span, Step};
 use super::super::link::Key;
-use super::super::weights::{Checked, Part, WeightsError, check_whole};
+use super::super::weights::{CheckedPieces, Part, WeightsError, check_whole};
 use super::configure::Fault;
-use super::pump::{Flight, Pumping};
+use super::pump::{ChunkInFlight, Pumping};
 use super::{Broken, RingHead, Route, chain};
 use crate::local::Sequences as _;
 
 /// Tokens of an audit: the later ones attend to the earlier.
 const ROWS: usize = 4;
-/// After so long the layers that are left wait for the next look; one layer is audited at each.
+/// When this time is used up, the remaining layers wait for the next round of audits. Each round audits at
+/// least one.
 const BUDGET: Duration = Duration::from_millis(50);
-/// A ring that is always busy is audited before an answer, so many times more seldom than one that is idle.
+/// A ring that is always busy is audited before an answer, this many times less often than an idle ring.
 const UNSEEN: u32 = 6;
 
-/// What audits have come to.
+/// The state of the audits.
 #[derive(Debug, Default)]
 pub(super) struct Audits {
-    /// The whole model, if the head's own does not keep all layers at hand.
+    /// The whole model, opened a second time, if the head's own weights are streamed.
     model: Option<Arc<Model>>,
-    /// Which of the layers is next, and what the tokens are drawn from.
+    /// Number of the next audit: it selects the layer and the tokens.
     next: u64,
     /// When layers of this ring were last audited.
     last: Option<Instant>,
@@ -42,49 +49,45 @@ pub(super) struct Audits {
     barred: BTreeSet<Key>,
     /// What is wrong with the head's own file.
     damaged: Option<String>,
-    /// What of that file was read and found right, and which of its layers is next.
-    checked: Checked,
+    /// Pieces of that file that were read and found correct, and below the next own layer to read.
+    checked: CheckedPieces,
     next_own: usize,
 }
 
 impl Audits {
-    /// Of a ring that was formed just now nothing is known yet.
+    /// Forgets when layers were last audited, because the ring is new.
     pub(super) fn begin(&mut self) {
         self.last = None;
     }
 
-    /// Whether a device computed wrong before.
+    /// Returns whether a device computed wrong before.
     pub(super) fn bars(&self, key: &Key) -> bool {
         self.barred.contains(key)
     }
 
-    /// What is wrong with the head's own file, if anything is.
+    /// Returns what is wrong with the head's own file, if anything is.
     pub(super) fn damaged(&self) -> Option<&str> {
         self.damaged.as_deref()
     }
 
-    /// Tokens that no two audits share, by splitmix64 (Steele 2014).
+    /// Returns tokens of this audit; no two audits have the same.
     fn tokens(&self, vocab: usize) -> Vec<TokenId> {
-        let token = |at: u64| {
-            let mut z = (self.next * ROWS as u64 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) % vocab as u64) as TokenId
-        };
+        let first = self.next * ROWS as u64;
+        let token = |at: u64| (mix(0, first + at) % vocab as u64) as TokenId;
         (0..ROWS as u64).map(token).collect()
     }
 }
 
 impl RingHead {
-    /// Before an answer: audits layers of other devices, if the ring is new or nobody was idle for long.
+    /// Audits layers of other devices before an answer, if the ring is new or was not idle for long.
     pub(super) fn check_layers_before_answers(&mut self) {
         if self.audits.last.is_none_or(|last| last.elapsed() >= self.options.health * UNSEEN) {
             self.check_layers();
         }
     }
 
-    /// While nobody asks: audits layers of other devices, and reads one of the own layers in the model's file again, each
-    /// once a day.
+    /// Audits layers of other devices while no answer runs. Also reads one of the head's own layers in the
+    /// model's file again, each once a day.
     pub(super) fn check_layers_while_idle(&mut self) {
         if self.audits.last.is_none_or(|last| last.elapsed() >= self.options.health) {
             self.check_layers();
@@ -104,11 +107,12 @@ impl RingHead {
         }
     }
 
-    /// Whether the head's own file has other bytes than when its list was made, in these layers or around them.
-    fn own_file_is_rotten(&mut self, layers: &[usize], checked: &Checked) -> bool {
-        let Some(shelf) = &self.shelf else { return false };
+    /// Returns whether the head's own file has changed in these layers, its header or its tables since its
+    /// list of pieces was made.
+    fn own_file_is_rotten(&mut self, layers: &[usize], checked: &CheckedPieces) -> bool {
+        let Some(model_file) = &self.model_file else { return false };
         let parts = [Part::Header, Part::Tables, Part::Layers(layers)];
-        let file = (shelf.path.as_path(), &shelf.manifest);
+        let file = (model_file.path.as_path(), &model_file.manifest);
         match check_whole(file, &parts, checked, &mut || Ok(()), &mut |_, _, _| {}) {
             Err(err @ WeightsError::Rotten { .. }) => {
                 let words = chain(&err);
@@ -120,7 +124,7 @@ impl RingHead {
         }
     }
 
-    /// Audits the layers of other devices that are next, one at least; a device that computes wrong is left out.
+    /// Audits the next layers of other devices, at least one. A device that computes wrong leaves the ring.
     pub(super) fn check_layers(&mut self) {
         let Route::Ring(epoch) = &self.route else { return };
         let windows = epoch.layout.windows.iter().filter(|window| window.place != 0);
@@ -145,7 +149,7 @@ impl RingHead {
                 Err(Broken::Step(err)) => return tracing::warn!(err = %chain(&err), "no audit"),
                 Err(Broken::Ring(fault)) => {
                     tracing::warn!(words = fault.words(), "an audit did not come round the ring");
-                    self.fall(&fault);
+                    self.end_epoch(&fault);
                     return self.recover_or_warn();
                 }
             }
@@ -156,7 +160,7 @@ impl RingHead {
         self.audits.last = Some(Instant::now());
     }
 
-    /// An engine of one layer, whichever is asked for.
+    /// Returns an engine that can compute any single layer.
     fn auditor(&mut self) -> Result<Engine, String> {
         let own = self.engine.model();
         let model = match (&self.audits.model, own.streamed()) {
@@ -178,7 +182,7 @@ impl RingHead {
         Engine::new(model, options).map_err(|err| chain(&err))
     }
 
-    /// Whether a device computes a layer as this one does.
+    /// Returns whether a device computes a layer as this one does.
     fn audit(&mut self, own: &mut Engine, place: usize, layer: usize) -> Result<bool, Broken> {
         let ids = self.audits.tokens(self.engine.model().config().vocab_len);
         let Ok(seq) = self.create_with(None) else { return Ok(true) };
@@ -203,7 +207,7 @@ impl RingHead {
         Ok(have.values.len() == want.values.len() && have.values.iter().zip(&want.values).all(same))
     }
 
-    /// What the rows of a step begin with, and what a device makes of them.
+    /// Returns the rows that enter the layer, and what the device makes of them.
     fn computed_there(
         &mut self,
         open: &OpenStep,
@@ -214,7 +218,7 @@ impl RingHead {
         let begins = self.options.activations.carried(self.engine.embed(open, rows.clone())?);
         // A layout has fewer than 65536 places and layers.
         let (begin, end) = (layer as u16, layer as u16 + 1);
-        let flight = Flight { step: self.step, round: 0, rows: rows.clone(), back: layer + 1 };
+        let flight = ChunkInFlight { step: self.step, round: 0, rows: rows.clone(), back: layer + 1 };
         let step = Step {
             epoch: self.epoch,
             step: self.step,
@@ -237,9 +241,10 @@ impl RingHead {
         }
     }
 
-    /// Draws the consequence of an audit that failed: the device leaves, unless it is the head's own file that changed.
+    /// Handles a failed audit: the device leaves the ring, unless it is the head's own file that has
+    /// changed.
     fn computed_wrong(&mut self, place: usize, layer: usize) {
-        if self.own_file_is_rotten(&[layer], &Checked::default()) {
+        if self.own_file_is_rotten(&[layer], &CheckedPieces::default()) {
             self.route = Route::Down;
             return self.recover_or_warn();
         }
@@ -248,15 +253,15 @@ impl RingHead {
         let words =
             format!("`{}` computes layer {layer} wrong: its results are not the head's own", member.name());
         let failure = Failure { epoch: self.epoch, code: FailureCode::Engine, words: words.clone() };
-        // Who does not hear it sees its channel end.
+        // A device that does not receive it sees its channel end.
         let _unheard = member.send(&Frame::Failed(failure));
         self.audits.barred.insert(member.node.key);
-        self.fall(&Fault::Wrong { place, words });
+        self.end_epoch(&Fault::Wrong { place, words });
         self.recover_or_warn();
     }
 }
 
-/// What this device makes of these rows.
+/// Returns what this device makes of these rows.
 fn computed_here(
     own: &mut Engine,
     ids: &[TokenId],

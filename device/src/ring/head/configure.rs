@@ -1,7 +1,9 @@
-//! Forming a ring: a plan for the devices that are there, everybody's part sent out, links opened, an epoch begun.
+//! Forms a ring: makes a plan for the present devices, sends each its part, opens links, and begins an
+//! epoch.
 //!
-//! Whatever fails is somebody's fault ([`Fault`]): who it is leaves the ring, or, where only a link broke, gets one
-//! more try. So every attempt either succeeds or has fewer devices or fewer tries before it, and forming a ring ends.
+//! Every failure is the fault of one device or link ([`Fault`]). That device leaves the ring; if only a
+//! link broke, it gets one more try. So each failed attempt leaves fewer devices or fewer tries, and
+//! forming a ring always ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,33 +12,34 @@ use std::time::{Duration, Instant};
 use baton_engine::StepControl;
 use baton_plan::Plan;
 
-use super::super::frame::{Configure, FailureCode, Frame, Hello, NextNode};
+use super::super::frame::{Configure, FailureCode, Frame, Hello, NodeAddress};
 use super::super::layout::Layout;
 use super::super::link::{FrameReceiver, FrameSender, Outbox, Purpose};
 use super::super::stats::{DeviceStats, LostDevice};
-use super::door::Inbox;
+use super::listener::FrameInbox;
 use super::member::Member;
-use super::pump::flying_max;
+use super::pump::in_flight_max;
 use super::recovery::still_wanted;
 use super::{Epoch, RingError, RingHead, Route, chain, locked};
 use crate::ring::frame::Heartbeat;
 
-/// Between two looks at what has happened.
+/// Wait between two checks of what has happened.
 const SLICE: Duration = Duration::from_millis(5);
-/// Broken links of a device before it is left out.
+/// Broken links of a device after which it is left out.
 const STRIKES_MAX: u32 = 2;
-/// Bytes a second over the slowest link that weights are waited for on: 2 Mbit/s. A device that says that it goes on and
-/// is never ready would keep a ring from being formed for ever.
+/// Bytes per second of the slowest link over which the head waits for weights: 2 Mbit/s. Without this
+/// limit, a device that reports progress but is never ready would keep the ring from being formed for ever.
 const FETCH_BYTES_PER_S: u64 = 256_000;
-/// How often the same bytes may be moved: a device that fetches them from another one may have to do it again from here.
+/// How often the same bytes may be moved: pieces fetched from another worker may have to be fetched again
+/// from the head.
 const FETCHES: u64 = 2;
 
-/// The longest that fetching so many bytes may take, beside connecting.
+/// Returns how long fetching so many bytes may take, without the time to connect.
 fn fetch_time(bytes: u64) -> Duration {
     Duration::from_secs(bytes.saturating_mul(FETCHES) / FETCH_BYTES_PER_S)
 }
 
-/// What went wrong in the ring. Places are those of the epoch; 0 is the head, which is never lost.
+/// What went wrong in the ring. Places are those of the epoch; place 0 is the head, which is never lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
     /// A device is gone.
@@ -46,14 +49,14 @@ pub(super) enum Fault {
         /// What is known.
         words: String,
     },
-    /// A device sent what does not fit.
+    /// A device sent something invalid.
     Wrong {
         /// Its place.
         place: usize,
         /// What it was.
         words: String,
     },
-    /// The link to a device, or from it, broke.
+    /// The link to or from a device broke.
     Link {
         /// Its place.
         place: usize,
@@ -75,12 +78,13 @@ impl Epoch {
         self.layout.names.get(place).map_or("", String::as_str)
     }
 
-    /// What the control channels say is wrong.
+    /// Returns the fault that the control channels report, if any.
     pub(super) fn trouble(&self, epoch: u64) -> Option<Fault> {
         trouble(&self.places, epoch)
     }
 
-    /// Nothing has moved for too long: who has a frame that it did not pass on.
+    /// Finds the fault after nothing has moved for too long: a device that did not pass a frame on, or a
+    /// link that lost one.
     pub(super) fn stalled(&self, epoch: u64, limit: Duration) -> Fault {
         let beats: Vec<Heartbeat> = self.places.iter().map(|member| member.state().beat).collect();
         let holds = |beat: &Heartbeat| beat.epoch != epoch || beat.received > beat.sent;
@@ -99,7 +103,7 @@ impl Epoch {
     }
 }
 
-/// What these members' control channels say is wrong.
+/// Returns the fault that the control channels of these members report, if any.
 fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
     let lost = |(place, member): (usize, &Arc<Member>)| {
         let words = member.lost()?;
@@ -110,7 +114,8 @@ fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
         let words = format!("`{}` says: {}", member.name(), failure.words);
         let before = place - 1;
         let next = (place + 1) % (places.len() + 1);
-        // The head does not fail without knowing it: then whoever accuses it is at fault.
+        // The head knows when it fails itself. So a device that blames the head is itself taken to be at
+        // fault.
         let or_itself = |accused: usize| if accused == 0 { place } else { accused };
         Some(match failure.code {
             FailureCode::Before => Fault::Link { place: or_itself(before), words },
@@ -120,7 +125,7 @@ fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
         })
     };
     let mut failures: Vec<Fault> = (1..).zip(places).filter_map(failed).collect();
-    // What is certain goes before what may only follow from it.
+    // Faults that are certain come before faults that may only follow from them.
     let certain = failures.iter().position(|fault| !matches!(fault, Fault::Link { .. }));
     (1..).zip(places).find_map(lost).or_else(|| match certain {
         Some(at) => Some(failures.swap_remove(at)),
@@ -129,7 +134,7 @@ fn trouble(places: &[Arc<Member>], epoch: u64) -> Option<Fault> {
 }
 
 impl RingHead {
-    /// Forms a ring of the devices that are left, as long as that is wanted. Sequences are empty afterwards.
+    /// Forms a ring of the remaining devices, unless `control` cancels it. Sequences are empty afterwards.
     pub(super) fn form(&mut self, control: &mut dyn StepControl) -> Result<(), RingError> {
         self.route = Route::Down;
         self.log.clear();
@@ -139,7 +144,7 @@ impl RingHead {
         let tries = 2 + STRIKES_MAX as usize * (self.members.len() + 1);
         let mut words = String::new();
         for _ in 0..tries {
-            self.bury();
+            self.remove_lost();
             let layout = self.plan()?;
             if layout.is_alone() {
                 self.begin_layers(None, 0)?;
@@ -157,12 +162,12 @@ impl RingHead {
             match self.enter(&layout, &places, control)? {
                 Ok((sender, receiver)) => {
                     let out = Outbox::new(sender, self.options.hop).map_err(RingError::Threads)?;
-                    let room = flying_max(places.len() + 1);
-                    let inbox = Inbox::new(receiver, self.epoch, room, Arc::clone(&self.refused))?;
+                    let room = in_flight_max(places.len() + 1);
+                    let inbox = FrameInbox::new(receiver, self.epoch, room, Arc::clone(&self.refused))?;
                     self.begin_layers(Some(layout.layers_of(0)), layout.prefetch_bytes[0])?;
                     self.begun(&layout);
-                    let flying = VecDeque::new();
-                    self.route = Route::Ring(Box::new(Epoch { layout, places, out, inbox, flying }));
+                    let in_flight = VecDeque::new();
+                    self.route = Route::Ring(Box::new(Epoch { layout, places, out, inbox, in_flight }));
                     return Ok(());
                 }
                 Err(fault) => {
@@ -185,7 +190,7 @@ impl RingHead {
         self.layout(plan)
     }
 
-    /// What would be planned for the members, where nobody runs it yet.
+    /// Drafts a plan for the members that nobody runs yet.
     pub(super) fn draft(&mut self) -> Result<Layout, RingError> {
         let hellos = self.hellos();
         let plan = match &self.drafter {
@@ -204,9 +209,9 @@ impl RingHead {
         Ok(Layout::of_plan(&plan, &self.options.name, self.engine.model().config().n_layers)?)
     }
 
-    /// Leaves out the devices whose control channel has ended.
-    pub(super) fn bury(&mut self) {
-        let mut stats = locked(&self.board.stats);
+    /// Removes the members whose control channel has ended.
+    pub(super) fn remove_lost(&mut self) {
+        let mut stats = locked(&self.shared.stats);
         self.members.retain(|member| match member.lost() {
             None => true,
             Some(words) => {
@@ -219,7 +224,7 @@ impl RingHead {
         self.publish();
     }
 
-    /// Draws the consequence of a fault.
+    /// Handles a fault: the device leaves the ring, unless only a link broke and it has tries left.
     pub(super) fn blame(&mut self, fault: &Fault, places: &[Arc<Member>]) {
         let (Fault::Lost { place, words } | Fault::Wrong { place, words } | Fault::Link { place, words }) =
             fault;
@@ -235,12 +240,12 @@ impl RingHead {
         }
         self.strikes.remove(&key);
         tracing::warn!(device = member.name(), words, "a device leaves the ring");
-        locked(&self.board.stats).lose(LostDevice { name: member.name().to_owned(), words: words.clone() });
+        locked(&self.shared.stats).lose(LostDevice { name: member.name().to_owned(), words: words.clone() });
         self.members.retain(|other| other.node.key != key);
         self.publish();
     }
 
-    /// The head's engine begins anew with these layers, and so do its weights where they are not wholly in memory.
+    /// Resets the head's engine to these layers. If its weights are streamed, it changes them too.
     fn begin_layers(&mut self, layers: Option<Vec<usize>>, prefetch_bytes: u64) -> Result<(), RingError> {
         let model = Arc::clone(self.engine.model());
         if let Some(weights) = model.streamed() {
@@ -254,7 +259,7 @@ impl RingHead {
         Ok(())
     }
 
-    /// Sends everybody's part out and opens the head's links.
+    /// Sends each device its part and opens the head's links.
     #[expect(
         clippy::type_complexity,
         reason = "a fault is no error of this device's, and both sides are named here alone"
@@ -273,7 +278,7 @@ impl RingHead {
         }
         let (begun, mut sender, mut receiver) = (Instant::now(), None, None);
         let others = layout.windows.iter().filter(|window| window.place > 0);
-        // All of them together: the link of the head may be what is slow.
+        // All layers together, because the head's own link may be the slow one.
         let layers: usize = others.map(|window| window.end - window.begin).sum();
         let quiet_max = self.options.patience * 2;
         let total_max = self.fetch_limit(quiet_max, layers);
@@ -285,9 +290,9 @@ impl RingHead {
             if sender.is_none() {
                 sender = self.first_link(&places[0].node);
             }
-            if let (None, Some(door)) = (&receiver, &self.door) {
+            if let (None, Some(listener)) = (&receiver, &self.listener) {
                 let last = places[places.len() - 1].node.key;
-                receiver = door.entrance(last, self.epoch, self.options.patience);
+                receiver = listener.take_link(last, self.epoch, self.options.patience);
             }
             let states: Vec<_> = places.iter().map(|member| member.state()).collect();
             let waiting = states.iter().position(|state| state.ready != self.epoch);
@@ -295,7 +300,7 @@ impl RingHead {
                 (Some(sender), Some(receiver)) if waiting.is_none() => return Ok(Ok((sender, receiver))),
                 pair => (sender, receiver) = pair,
             }
-            let moved = states.iter().map(|state| state.fed).fold(begun, Instant::max);
+            let moved = states.iter().map(|state| state.progressed).fold(begun, Instant::max);
             let late = [(moved.elapsed(), quiet_max), (begun.elapsed(), total_max)];
             if let Some((_, limit)) = late.into_iter().find(|(took, limit)| took > limit) {
                 let place = waiting.map_or(if sender.is_none() { 1 } else { places.len() }, |at| at + 1);
@@ -306,25 +311,24 @@ impl RingHead {
         }
     }
 
-    /// How long so many layers of the model may take to come, whatever is heard meanwhile; `quiet_max` is how long nothing
-    /// may come.
+    /// Returns how long fetching so many layers may take in all, even with progress. `quiet_max` is the
+    /// longest time without any.
     pub(super) fn fetch_limit(&self, quiet_max: Duration, layers: usize) -> Duration {
-        let (file, header) = self
-            .shelf
-            .as_ref()
-            .map_or((0, 0), |shelf| (shelf.manifest.file_len(), shelf.manifest.header_bytes()));
+        let (file, header) = self.model_file.as_ref().map_or((0, 0), |model_file| {
+            (model_file.manifest.file_len(), model_file.manifest.header_bytes())
+        });
         let share = layers as f64 / self.engine.model().config().n_layers.max(1) as f64;
         quiet_max + fetch_time(header.saturating_add((file as f64 * share) as u64))
     }
 
-    fn first_link(&self, to: &NextNode) -> Option<Box<dyn FrameSender>> {
+    fn first_link(&self, to: &NodeAddress) -> Option<Box<dyn FrameSender>> {
         let mut link = self.network.connect(to, Purpose::Ring, self.options.patience).ok()?;
         let enter = Frame::Enter { epoch: self.epoch, place: 0 };
         link.sender.send(&enter.encode(), self.options.patience).ok()?;
         Some(link.sender)
     }
 
-    /// What a worker has to know.
+    /// Returns what a worker has to know.
     fn part(&self, layout: &Layout, places: &[Arc<Member>], place: usize) -> Configure {
         let own = self.network.own();
         let node = |place: usize| place.checked_sub(1).and_then(|at| places.get(at)).map(|m| m.node.clone());
@@ -337,7 +341,11 @@ impl RingHead {
             prefetch_bytes: layout.prefetch_bytes[place],
             reads_ahead: self.options.reads_ahead,
             windows: layout.windows.clone(),
-            model: self.shelf.as_ref().map(|shelf| shelf.manifest.digest()).unwrap_or_default(),
+            model: self
+                .model_file
+                .as_ref()
+                .map(|model_file| model_file.manifest.digest())
+                .unwrap_or_default(),
             kv_tokens: engine.kv_tokens as u64,
             kv_format: engine.kv_format,
             prefix_percent: engine.prefix_cache_percent,
@@ -351,12 +359,12 @@ impl RingHead {
         }
     }
 
-    /// A new epoch's figures.
+    /// Resets the statistics for a new epoch.
     fn begun(&mut self, layout: &Layout) {
         self.step_us = [0; 2];
         self.audits.begin();
-        self.singles = super::drift::Singles::default();
-        let mut stats = locked(&self.board.stats);
+        self.singles = super::drift::SingleRowTimes::default();
+        let mut stats = locked(&self.shared.stats);
         stats.epoch = self.epoch;
         stats.epoch_steps = 0;
         stats.rounds = layout.windows.iter().map(|window| window.round + 1).max().unwrap_or(1);

@@ -1,10 +1,11 @@
-//! Whether every device of the ring computes: a token of its own sequence goes round while no answer runs.
+//! Tests whether every device of the ring computes: a token of a separate sequence goes round while no
+//! answer runs.
 //!
-//! A device can live, answer on its control channel, and compute nothing any more; only a token that does not come back
-//! shows it. The token is a step like any other: its operations stand in the one log, so that all devices go on holding
-//! the same sequences, and its deadline is a step's. Its sequence is forgotten at once, and it goes only where the
-//! cache has a free block, so that it takes nothing from others but at most the oldest block that nobody uses. Whether what comes
-//! back is right as well, [`super::audit`] finds out.
+//! A device can live, answer on its control channel, and yet compute nothing any more. Only a token that
+//! does not come back shows that. The token is a step like any other and has the deadline of a step. Its
+//! operations are in the same log, so all devices keep holding the same sequences. Its sequence is released
+//! at once. It is sent only if the cache has a free block, so it displaces at most the oldest unused block.
+//! [`super::audit`] tests whether results are also correct.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,13 @@ use crate::local::Sequences as _;
 
 /// How often a head looks at what has happened while no answer runs.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
-/// Between two tokens, at least so many times as long as one takes: devices that read weights from disks for each token
-/// are not kept busy by this; yet at most so many times the usual pause.
+/// The pause between two tokens is at least this many times as long as one token takes, so that devices
+/// that read weights from disks are not kept busy. It is at most this many times the usual pause.
 const PAUSE: u32 = 50;
 
 impl RingHead {
-    /// Sends a token round, if it is time to; a ring that fails at it is formed again without the culprit.
+    /// Sends a token round the ring, if it is due. If that fails, the ring is formed again without the
+    /// device at fault.
     pub(super) fn check_health(&mut self) {
         let pause = self.options.health.max((self.probe_took * PAUSE).min(self.options.health * PAUSE));
         if self.probed.elapsed() < pause || !matches!(self.route, Route::Ring(_)) {
@@ -42,7 +44,7 @@ impl RingHead {
             Err(Broken::Step(err)) => tracing::warn!(err = %chain(&err), "no token for the ring's health"),
             Err(Broken::Ring(fault)) => {
                 tracing::warn!(words = fault.words(), "a token did not come round the ring");
-                self.fall(&fault);
+                self.end_epoch(&fault);
                 self.recover_or_warn();
             }
         }

@@ -1,67 +1,67 @@
-//! A worker as the head sees it: its control channel, its heartbeats, what it has failed at.
+//! A worker as the head sees it: its control channel, its heartbeats and its failures.
 //!
-//! One thread for each reads the channel, answers requests for weights, sends heartbeats, and notices silence. It
-//! decides nothing: whether a device stays in the ring is the head's to say.
+//! One thread per worker reads the channel, answers requests for weights, sends heartbeats, and notices
+//! silence. It decides nothing: the head decides whether a device stays in the ring.
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::edges::{self, EdgeBook, MEASURE};
-use super::super::frame::{Failure, Frame, Heartbeat, Hello, NextNode, PieceOf, WayTo};
+use super::super::edges::{self, EdgeTable, MEASURE};
+use super::super::frame::{Failure, Frame, Heartbeat, Hello, MeasuredLink, NodeAddress, PieceData};
 use super::super::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
 use super::super::weights::{BATCH, Manifest, WeightsError};
-use super::{RingError, chain};
+use super::{RingError, chain, locked};
 
 /// Heartbeats that may be missed.
 const MISSED_MAX: u32 = 3;
-/// Between two looks at the time.
+/// Wait between two checks of the time.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// The model's file, for those who lack parts of it.
+/// The model's file, for devices that lack parts of it.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct ModelFile {
     pub(super) manifest: Manifest,
     pub(super) path: PathBuf,
     pub(super) file: File,
 }
 
-impl Shelf {
-    /// A piece, as the list says.
+impl ModelFile {
+    /// Reads a piece and checks it against the list of pieces.
     fn piece(&self, index: u32) -> Result<Vec<u8>, WeightsError> {
         let bytes = self.manifest.piece(&self.file, &self.path, index)?;
-        // Otherwise the worker would seem to be at fault.
+        // Without this check the worker would seem to be at fault.
         let rotten = |_| WeightsError::Rotten { path: self.path.clone(), pieces: 1 };
         self.manifest.check(index, &bytes).map_err(rotten)?;
         Ok(bytes)
     }
 }
 
-/// What is known of a worker at the moment.
+/// What is known of a worker now.
 #[derive(Debug, Clone)]
 pub(super) struct State {
     /// Its latest heartbeat.
     pub(super) beat: Heartbeat,
     /// The newest epoch that it is ready for.
     pub(super) ready: u64,
-    /// Whether it has what it was to fetch before it has a part.
+    /// Whether it has fetched everything that it was told to provide.
     pub(super) provided: bool,
     /// Its latest failure.
     pub(super) failure: Option<Failure>,
     /// Why it is gone.
     pub(super) lost: Option<String>,
-    /// When it was last given a piece of the model, here or by another worker.
-    pub(super) fed: Instant,
-    /// When it must have what it was to fetch before it has a part, whatever comes until then.
+    /// When it last received a piece of the model, from here or from another worker.
+    pub(super) progressed: Instant,
+    /// When it must have fetched everything that it was told to provide, even if it makes progress.
     pub(super) due: Option<Instant>,
-    /// The way that it measured last.
-    pub(super) edge: Option<WayTo>,
+    /// The path that it measured last.
+    pub(super) edge: Option<MeasuredLink>,
 }
 
 impl State {
-    /// Of a worker that has said nothing yet.
+    /// Returns the state of a worker that has sent nothing yet.
     fn new() -> State {
         State {
             beat: Heartbeat::default(),
@@ -69,7 +69,7 @@ impl State {
             provided: false,
             failure: None,
             lost: None,
-            fed: Instant::now(),
+            progressed: Instant::now(),
             due: None,
             edge: None,
         }
@@ -78,7 +78,7 @@ impl State {
 
 /// A worker. Dropping it ends its control channel.
 pub(super) struct Member {
-    pub(super) node: NextNode,
+    pub(super) node: NodeAddress,
     pub(super) hello: Hello,
     shared: Arc<Shared>,
 }
@@ -90,32 +90,29 @@ struct Shared {
     patience: Duration,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Member {
-    /// Opens the control channel to a worker, hears who it is, and measures the way to it, unless that is known.
+    /// Opens the control channel to a worker, reads its introduction, and measures the path to it unless
+    /// that is known.
     pub(super) fn connect(
         network: &dyn Network,
-        node: &NextNode,
-        shelf: &Arc<Shelf>,
-        book: &EdgeBook,
+        node: &NodeAddress,
+        model_file: &Arc<ModelFile>,
+        edges: &EdgeTable,
         (heartbeat, patience): (Duration, Duration),
     ) -> Result<Self, RingError> {
         let unreachable = |err| RingError::Member { address: node.address.clone(), err };
-        let (mut hello, Link { mut sender, mut receiver, .. }) = greeted(network, node, patience)?;
+        let (mut hello, Link { mut sender, mut receiver, .. }) = open_control(network, node, patience)?;
         let own = network.own().key;
-        let weighed = weigh(book, (own, node.key), sender.as_mut(), receiver.as_mut());
-        if let Err(err) = weighed {
+        let measured = measure_edge(edges, (own, node.key), sender.as_mut(), receiver.as_mut());
+        if let Err(err) = measured {
             let err = chain(&unreachable(err));
             tracing::warn!(
                 err,
-                "the way to a device cannot be measured; it counts as the slowest that is known"
+                "the network path to a device cannot be measured; it counts as the slowest known one"
             );
-            // Echoes may be under way on the old channel, or it has ended.
+            // Echoes may still be in transit on the old channel, or it has ended.
             drop((sender, receiver));
-            let (again, link) = greeted(network, node, patience)?;
+            let (again, link) = open_control(network, node, patience)?;
             (hello, sender, receiver) = (again, link.sender, link.receiver);
         }
         let state = State::new();
@@ -125,10 +122,10 @@ impl Member {
             ended: AtomicBool::new(false),
             patience,
         });
-        let (own, shelf) = (Arc::clone(&shared), Arc::clone(shelf));
+        let (own, model_file) = (Arc::clone(&shared), Arc::clone(model_file));
         std::thread::Builder::new()
             .name("baton-ring-member".into())
-            .spawn(move || attend(&own, receiver, &shelf, heartbeat))
+            .spawn(move || attend(&own, receiver, &model_file, heartbeat))
             .map_err(RingError::Threads)?;
         Ok(Self { node: node.clone(), hello, shared })
     }
@@ -141,12 +138,12 @@ impl Member {
         locked(&self.shared.state).clone()
     }
 
-    /// Why the worker is gone, if it is.
+    /// Returns why the worker is gone, if it is.
     pub(super) fn lost(&self) -> Option<String> {
         locked(&self.shared.state).lost.clone()
     }
 
-    /// What it failed at in this epoch.
+    /// Returns its failure in this epoch, if any.
     pub(super) fn failure(&self, epoch: u64) -> Option<Failure> {
         locked(&self.shared.state).failure.clone().filter(|failure| failure.epoch == epoch)
     }
@@ -155,14 +152,18 @@ impl Member {
         self.shared.send(frame)
     }
 
-    /// Says until when it must have what it is to fetch.
+    /// Sets the time by which it must have fetched everything.
     pub(super) fn expect_by(&self, due: Instant) {
         locked(&self.shared.state).due = Some(due);
     }
 }
 
-/// Opens the control channel to a worker, and hears who it is.
-fn greeted(network: &dyn Network, node: &NextNode, patience: Duration) -> Result<(Hello, Link), RingError> {
+/// Opens the control channel to a worker, and reads its introduction.
+fn open_control(
+    network: &dyn Network,
+    node: &NodeAddress,
+    patience: Duration,
+) -> Result<(Hello, Link), RingError> {
     let unreachable = |err| RingError::Member { address: node.address.clone(), err };
     let mut link = network.connect(node, Purpose::Control, patience).map_err(unreachable)?;
     let begun = Instant::now();
@@ -178,16 +179,16 @@ fn greeted(network: &dyn Network, node: &NextNode, patience: Duration) -> Result
     }
 }
 
-/// Measures a way where it is not known or has drifted.
-fn weigh(
-    book: &EdgeBook,
+/// Measures a path if it is not known or has drifted.
+fn measure_edge(
+    edges: &EdgeTable,
     (own, other): (Key, Key),
     sender: &mut dyn FrameSender,
     receiver: &mut dyn FrameReceiver,
 ) -> Result<(), LinkError> {
     let latency_s = edges::latency(sender, receiver, MEASURE)?;
-    if !book.holds(own, other, latency_s) {
-        book.put(own, other, edges::measure(sender, receiver, MEASURE)?);
+    if !edges.holds(own, other, latency_s) {
+        edges.put(own, other, edges::measure(sender, receiver, MEASURE)?);
     }
     Ok(())
 }
@@ -207,25 +208,25 @@ impl Shared {
         locked(&self.state).lost.get_or_insert(words);
     }
 
-    /// Takes a frame; the words say why the channel ends.
-    fn take(&self, bytes: &[u8], shelf: &Shelf) -> Result<(), String> {
+    /// Handles a frame. An error says why the channel ends.
+    fn take(&self, bytes: &[u8], model_file: &ModelFile) -> Result<(), String> {
         match Frame::decode(bytes).map_err(|err| err.to_string())? {
             Frame::Heartbeat(beat) => locked(&self.state).beat = beat,
             Frame::Ready { epoch } => locked(&self.state).ready = epoch,
             Frame::Provided => locked(&self.state).provided = true,
             Frame::Failed(failure) => locked(&self.state).failure = Some(failure),
-            Frame::Edge(way) => locked(&self.state).edge = Some(way),
-            Frame::Fed => locked(&self.state).fed = Instant::now(),
+            Frame::Edge(edge) => locked(&self.state).edge = Some(edge),
+            Frame::FetchProgress => locked(&self.state).progressed = Instant::now(),
             Frame::FetchManifest => {
-                self.send(&Frame::Manifest(shelf.manifest.bytes())).map_err(|err| err.to_string())?;
-                locked(&self.state).fed = Instant::now();
+                self.send(&Frame::Manifest(model_file.manifest.bytes())).map_err(|err| err.to_string())?;
+                locked(&self.state).progressed = Instant::now();
             }
             Frame::FetchPieces { first, count } if count <= BATCH => {
                 for index in first..first.saturating_add(count) {
-                    let bytes = shelf.piece(index).map_err(|err| chain(&err))?;
-                    let sent = self.send(&Frame::Piece(PieceOf { index, bytes }));
+                    let bytes = model_file.piece(index).map_err(|err| chain(&err))?;
+                    let sent = self.send(&Frame::Piece(PieceData { index, bytes }));
                     sent.map_err(|err| err.to_string())?;
-                    locked(&self.state).fed = Instant::now();
+                    locked(&self.state).progressed = Instant::now();
                 }
             }
             _ => return Err("it sent a frame that is the head's to send".into()),
@@ -234,20 +235,26 @@ impl Shared {
     }
 }
 
-fn attend(shared: &Shared, mut receiver: Box<dyn FrameReceiver>, shelf: &Shelf, heartbeat: Duration) {
+fn attend(
+    shared: &Shared,
+    mut receiver: Box<dyn FrameReceiver>,
+    model_file: &ModelFile,
+    heartbeat: Duration,
+) {
     let slice = SLICE.min(heartbeat);
     let (mut quiet, mut beaten) = (Duration::ZERO, None::<Instant>);
     while !shared.ended.load(Ordering::Acquire) {
         let looked = Instant::now();
         match receiver.receive(slice) {
             Ok(bytes) => {
-                if let Err(words) = shared.take(&bytes, shelf) {
+                if let Err(words) = shared.take(&bytes, model_file) {
                     return shared.lose(words);
                 }
                 quiet = Duration::ZERO;
             }
             Err(LinkError::TimedOut) => {
-                // A look that took longer is this device's own lateness: what came meanwhile was not looked at yet.
+                // If the wait took longer, this device itself was late, and has not yet read what arrived
+                // meanwhile.
                 quiet += looked.elapsed().min(slice * 2);
                 if quiet > heartbeat * MISSED_MAX {
                     return shared.lose(format!("silent for {} ms", quiet.as_millis()));
@@ -269,7 +276,7 @@ mod tests {
     use super::super::super::weights::PIECE_BYTES;
     use super::*;
 
-    /// Takes whatever is sent.
+    /// Accepts everything that is sent.
     struct Taking;
 
     impl FrameSender for Taking {
@@ -278,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Looks that this device is late for: nothing was there, and by the time that it goes on a heartbeat is.
+    /// Waits in which this device is late: nothing was there, but when it continues, a heartbeat is.
     struct Late {
         looks: u32,
         late: Duration,
@@ -298,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Says nothing, and keeps to the time of each look.
+    /// Sends nothing, and keeps to the time of each wait.
     struct Silent;
 
     impl FrameReceiver for Silent {
@@ -308,9 +315,9 @@ mod tests {
         }
     }
 
-    /// Why a worker is lost that is heard so, with a heartbeat every 50 ms.
+    /// Returns why a worker with this receiver is lost, with a heartbeat every 50 ms.
     fn lost(receiver: impl FrameReceiver + 'static) -> String {
-        // A copy: the list of its pieces is kept beside it.
+        // A copy, because the list of its pieces is stored beside it.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("demo.gguf");
         let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
@@ -325,7 +332,7 @@ mod tests {
             patience: Duration::from_secs(120),
         };
         let heartbeat = Duration::from_millis(50);
-        attend(&shared, Box::new(receiver), &Shelf { manifest, path, file }, heartbeat);
+        attend(&shared, Box::new(receiver), &ModelFile { manifest, path, file }, heartbeat);
         let state = shared.state.into_inner().unwrap();
         state.lost.unwrap()
     }

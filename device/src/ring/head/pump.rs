@@ -1,9 +1,10 @@
-//! One step round the ring: chunks are embedded here, go through the windows of all places round by round, and come
-//! back.
+//! Runs one step round the ring: chunks are embedded here, pass the windows of all places round by round,
+//! and come back.
 //!
-//! Chunks of one step follow each other, so that every device has one to work on; how many may be under way is bounded
-//! by the number of places, and the queue that they come back to holds as many, so that the ring never blocks itself.
-//! Chunks pass every place in order; what comes back in another order, or with other shapes, is refused.
+//! Chunks of one step follow each other, so that every device has one to work on. The number of chunks in
+//! flight is bounded by the number of places. The queue that they come back to holds as many, so the ring
+//! never blocks itself. Chunks pass the places in order; a chunk that comes back in another order or with
+//! another shape is refused.
 
 use std::ops::Range;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
@@ -15,17 +16,18 @@ use baton_engine::{SeqOutput, StepControl, StepError, StepSeq};
 use super::super::frame::{Frame, Operation, Span, Step};
 use super::super::stats::DeviceStats;
 use super::configure::Fault;
-use super::door::Incoming;
-use super::{Broken, Epoch, Pace, RingHead, RingOptions, Route, locked};
+use super::listener::Incoming;
+use super::{Broken, Epoch, PredictedTimes, RingHead, RingOptions, Route, locked};
 
-/// Between two looks at what else has happened.
+/// Wait between two checks of what else has happened.
 const SLICE: Duration = Duration::from_millis(20);
-/// Share of a token's predicted time that a further row of a chunk takes, at most.
+/// Each further row of a chunk takes at most this fraction (one part in so many) of a token's predicted
+/// time.
 const ROW_SHARE: u32 = 4;
 
-/// A chunk under way.
+/// A chunk in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Flight {
+pub(super) struct ChunkInFlight {
     pub(super) step: u64,
     pub(super) round: u16,
     pub(super) rows: Range<usize>,
@@ -33,34 +35,36 @@ pub(super) struct Flight {
     pub(super) back: usize,
 }
 
-/// Chunks that may be under way at once.
-pub(super) fn flying_max(places: usize) -> usize {
+/// Returns how many chunks may be in flight at once.
+pub(super) fn in_flight_max(places: usize) -> usize {
     2 * places + 1
 }
 
-/// Rows of a chunk: enough chunks to keep every device busy, none smaller than is worth its while.
+/// Returns the rows of a chunk: enough chunks to keep every device busy, but none too small to be
+/// efficient.
 fn chunk_rows(rows: usize, places: usize, (least, most): (usize, usize)) -> usize {
     rows.div_ceil(4 * places).clamp(least.max(1), most.max(least.max(1)))
 }
 
-/// How long nothing may come back that was sent with so many rows; the first step of an epoch reads weights besides.
-fn stall_limit(options: &RingOptions, pace: Pace, rows: usize, first: bool) -> Duration {
+/// Returns how long no chunk may come back after so many rows were sent. The first step of an epoch has
+/// additional time for reading weights.
+fn stall_limit(options: &RingOptions, times: PredictedTimes, rows: usize, first: bool) -> Duration {
     let more_rows = u32::try_from(rows).unwrap_or(u32::MAX) / ROW_SHARE;
-    let step = options.token.max(pace.token) * 4 * (1 + more_rows);
-    options.floor + step + if first { pace.first } else { Duration::ZERO }
+    let step = options.token.max(times.token) * 4 * (1 + more_rows);
+    options.floor + step + if first { times.first } else { Duration::ZERO }
 }
 
-/// A step under way.
+/// A step in progress.
 pub(super) struct Pumping<'a> {
     pub(super) open: &'a OpenStep,
     pub(super) control: &'a mut dyn StepControl,
     pub(super) outputs: Vec<SeqOutput>,
-    /// Chunks that have passed everything.
+    /// Chunks that have passed all layers.
     pub(super) done: usize,
 }
 
 impl RingHead {
-    /// One step of an epoch in which the head computes everything.
+    /// Runs a step of an epoch in which the head computes everything.
     pub(super) fn run_alone(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -73,7 +77,7 @@ impl RingHead {
         Ok(outputs)
     }
 
-    /// One step of the present epoch's ring.
+    /// Runs a step in the present epoch's ring.
     pub(super) fn run_ring(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -137,7 +141,7 @@ impl RingHead {
                 }
             };
             let incoming = match incoming {
-                None if next < chunks.len() && self.formed().flying.len() < flying_max(places) => {
+                None if next < chunks.len() && self.formed().in_flight.len() < in_flight_max(places) => {
                     let rows = chunks[next].clone();
                     next += 1;
                     let hidden = self.engine.embed(pumping.open, rows.clone())?;
@@ -156,16 +160,18 @@ impl RingHead {
         Ok(())
     }
 
-    /// The next thing that comes back, or a look at what else has happened.
+    /// Waits a moment for the next chunk that comes back. Returns `None` if there is none and nothing else
+    /// has happened.
     pub(super) fn wait(
         &mut self,
         pumping: &mut Pumping<'_>,
         moved: Instant,
         rows: usize,
     ) -> Result<Option<Incoming>, Broken> {
-        let pace = self.pacer.as_ref().and_then(|pacer| pacer()).unwrap_or_default();
-        let first = locked(&self.board.stats).epoch_steps == 0;
-        let limit = stall_limit(&self.options, pace, rows, first);
+        let times =
+            self.time_predictor.as_ref().and_then(|time_predictor| time_predictor()).unwrap_or_default();
+        let first = locked(&self.shared.stats).epoch_steps == 0;
+        let limit = stall_limit(&self.options, times, rows, first);
         let number = self.epoch;
         let total = self.formed().layout.n_layers;
         match self.formed().inbox.frames.recv_timeout(SLICE) {
@@ -187,7 +193,7 @@ impl RingHead {
         Ok(None)
     }
 
-    /// The last link ended: because of what another device said, or by itself.
+    /// Returns the fault after the last link ended: one that a device reports, otherwise the link itself.
     fn closed(&mut self, words: &str) -> Fault {
         let number = self.epoch;
         let epoch = self.formed();
@@ -195,7 +201,7 @@ impl RingHead {
         epoch.trouble(number).unwrap_or_else(|| Fault::Link { place: last, words: words.to_owned() })
     }
 
-    /// A chunk that came back.
+    /// Handles a chunk that came back.
     fn take(&mut self, pumping: &mut Pumping<'_>, incoming: Incoming) -> Result<(), Broken> {
         let Some((step, back)) = self.returned(pumping.open, incoming)? else { return Ok(()) };
         let total = self.engine.model().config().n_layers;
@@ -205,8 +211,8 @@ impl RingHead {
         self.advance(pumping, step.rows, step.hidden, back)
     }
 
-    /// A frame of the present step that came back as it must, and the layers that it has passed; none for one of a step
-    /// that was cancelled.
+    /// Checks a frame that came back, and returns it with the layers that it has passed. Returns `None` if
+    /// it belongs to a cancelled step.
     pub(super) fn returned(
         &mut self,
         open: &OpenStep,
@@ -219,18 +225,18 @@ impl RingHead {
             Incoming::Closed(words) => return Err(Broken::Ring(self.closed(&words))),
             Incoming::Wrong(words) => return Err(wrong(words)),
         };
-        let flight = Flight {
+        let flight = ChunkInFlight {
             step: step.step,
             round: step.round,
             rows: step.rows.clone(),
             back: usize::from(step.layers_done),
         };
-        let expected = self.formed().flying.pop_front();
+        let expected = self.formed().in_flight.pop_front();
         if expected.as_ref() != Some(&flight) {
             return Err(wrong(format!("{flight:?} came back, must be {expected:?}")));
         }
         if step.step != self.step {
-            // Of a step that was cancelled.
+            // It belongs to a cancelled step.
             return Ok(None);
         }
         let config = self.engine.model().config();
@@ -246,7 +252,8 @@ impl RingHead {
         Ok(Some((step, flight.back)))
     }
 
-    /// Computes the head's windows that begin here, then sends the chunk on, or makes its logits.
+    /// Computes the head's windows that begin here; then sends the chunk on, or computes its logits after
+    /// the last layer.
     fn advance(
         &mut self,
         pumping: &mut Pumping<'_>,
@@ -276,7 +283,7 @@ impl RingHead {
             return Ok(());
         };
         self.step_us[1] += begun.elapsed().as_micros() as u64;
-        let flight = Flight {
+        let flight = ChunkInFlight {
             step: self.step,
             round: window.round as u16,
             rows: rows.clone(),
@@ -296,20 +303,20 @@ impl RingHead {
         self.launch(step, flight)
     }
 
-    /// Sends a frame round.
-    pub(super) fn launch(&mut self, step: Step, flight: Flight) -> Result<(), Broken> {
+    /// Sends a frame round the ring.
+    pub(super) fn launch(&mut self, step: Step, flight: ChunkInFlight) -> Result<(), Broken> {
         let number = self.epoch;
         let epoch = self.formed();
-        epoch.flying.push_back(flight);
+        epoch.in_flight.push_back(flight);
         epoch.out.send(Frame::Step(step).encode()).map_err(|err| {
             let words = super::chain(&err);
             Broken::Ring(epoch.trouble(number).unwrap_or(Fault::Link { place: 1, words }))
         })
     }
 
-    /// Shows the figures after a step of so many tokens.
+    /// Updates the statistics after a step of so many tokens.
     pub(super) fn show(&mut self, tokens: usize) {
-        let mut stats = locked(&self.board.stats);
+        let mut stats = locked(&self.shared.stats);
         stats.steps += 1;
         stats.epoch_steps += 1;
         stats.tokens += tokens as u64;
@@ -352,13 +359,13 @@ mod tests {
     fn a_ring_is_waited_for_as_long_as_its_plan_predicts() {
         let options = RingOptions::new("head", baton_engine::EngineOptions::default());
         let seconds = Duration::from_secs;
-        let unknown = Pace::default();
+        let unknown = PredictedTimes::default();
         assert_eq!(stall_limit(&options, unknown, 1, true), seconds(5 + 2), "the usual times");
-        let slow = Pace { token: seconds(8), first: seconds(90) };
+        let slow = PredictedTimes { token: seconds(8), first: seconds(90) };
         assert_eq!(stall_limit(&options, slow, 1, false), seconds(5 + 32));
         assert_eq!(stall_limit(&options, slow, 1, true), seconds(5 + 32 + 90));
         assert_eq!(stall_limit(&options, slow, 4, false), seconds(5 + 64));
-        let fast = Pace { token: Duration::from_millis(3), first: Duration::ZERO };
+        let fast = PredictedTimes { token: Duration::from_millis(3), first: Duration::ZERO };
         assert_eq!(stall_limit(&options, fast, 1, false), seconds(5 + 2));
     }
 }

@@ -1,10 +1,14 @@
-//! What happens when the ring breaks inside a step: another ring, the same sequences, the step again.
+//! Recovers from a break of the ring inside a step: forms another ring, rebuilds the same sequences, and
+//! repeats the step.
 //!
-//! The head's engine knows every token of every live sequence. A new epoch begins without any keys and values, so every
-//! sequence's tokens run through the new ring; the step that broke follows. Whoever asked for the step sees only that
-//! it took longer. Keys and values are a function of the tokens alone, so that the text goes on as if nothing had
-//! happened. Whoever asked may also take it back meanwhile: that ends the step as at any other time. Where the ring cannot
-//! be formed, or is not wanted any more, sequences keep their tokens ([`Owed`]), and the next step begins with them.
+//! The head's engine knows every token of every live sequence. A new epoch begins without keys and values,
+//! so the tokens of every sequence run through the new ring; then the broken step follows. The caller sees
+//! only that the step took longer. Keys and values depend on the tokens alone, so the text goes on as if
+//! nothing had happened.
+//!
+//! The caller may also cancel meanwhile, which ends the step as at any other time. If the ring cannot be
+//! formed, or the step is cancelled, sequences keep their tokens ([`TokensToRebuild`]), and the next step
+//! begins with them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,53 +25,54 @@ use crate::local::{SequenceError, Sequences as _};
 /// Tokens of a sequence that are computed again in one step.
 const REBUILD_TOKENS: usize = 512;
 
-/// How long a broken link waits for the word of whoever broke it, and between two looks.
+/// How long to wait after a broken link for a device that reports the cause, and between two checks.
 const SETTLE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Tokens of all live sequences whose keys and values no device holds.
 ///
-/// While there are any the engine's own sequences count for nothing, and steps go nowhere before the ring is formed.
-pub(super) struct Owed(BTreeMap<SeqId, Vec<TokenId>>);
+/// As long as this exists, it replaces the engine's own sequences, and no step runs before the ring is
+/// formed.
+pub(super) struct TokensToRebuild(BTreeMap<SeqId, Vec<TokenId>>);
 
-impl Owed {
-    /// Another sequence, without tokens.
+impl TokensToRebuild {
+    /// Adds a sequence without tokens.
     pub(super) fn create(&mut self, seq: SeqId) {
         self.0.insert(seq, Vec::new());
     }
 
-    /// Another sequence, with the first tokens of `seq`.
+    /// Adds a sequence with the first tokens of `seq`.
     pub(super) fn fork(&mut self, seq: SeqId, n_tokens: usize, child: SeqId) -> Result<(), KvError> {
         let ids = self.first(seq, n_tokens)?.to_vec();
         self.0.insert(child, ids);
         Ok(())
     }
 
-    /// Cuts a sequence to its first tokens.
+    /// Shortens a sequence to its first tokens.
     pub(super) fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
         self.first(seq, n_tokens)?;
         self.0.entry(seq).or_default().truncate(n_tokens);
         Ok(())
     }
 
-    /// Forgets a sequence.
+    /// Removes a sequence.
     pub(super) fn release(&mut self, seq: SeqId) {
         self.0.remove(&seq);
     }
 
-    /// All tokens of a sequence.
+    /// Returns all tokens of a sequence.
     pub(super) fn ids(&self, seq: SeqId) -> Result<&[TokenId], KvError> {
         self.0.get(&seq).map(Vec::as_slice).ok_or(KvError::UnknownSequence(seq))
     }
 
-    /// The first tokens of a sequence.
+    /// Returns the first tokens of a sequence.
     pub(super) fn first(&self, seq: SeqId, wanted: usize) -> Result<&[TokenId], KvError> {
         let ids = self.ids(seq)?;
         ids.get(..wanted).ok_or(KvError::PastEnd { wanted, len: ids.len() })
     }
 }
 
-/// Ends what is not wanted any more; `total`: layers of the model.
+/// Fails if the step was cancelled. `total` is the number of the model's layers.
 pub(super) fn still_wanted(control: &mut dyn StepControl, total: usize) -> Result<(), StepError> {
     match control.after_layer(0, total).is_break() {
         true => Err(StepError::Cancelled { done: 0, total }),
@@ -75,7 +80,8 @@ pub(super) fn still_wanted(control: &mut dyn StepControl, total: usize) -> Resul
     }
 }
 
-/// Why a link broke, where some device says so soon: who refuses a frame ends its links, and these are seen first.
+/// Waits briefly for a device to report why a link broke. A device that refuses a frame also ends its
+/// links, and the broken links are noticed first.
 fn certain(epoch: &Epoch, number: u64, fault: &Fault) -> Option<Fault> {
     let begun = Instant::now();
     while matches!(fault, Fault::Link { .. }) && begun.elapsed() < SETTLE {
@@ -88,7 +94,7 @@ fn certain(epoch: &Epoch, number: u64, fault: &Fault) -> Option<Fault> {
 }
 
 impl RingHead {
-    /// A step, through as many rings as it takes.
+    /// Runs a step, and forms new rings as often as needed.
     pub(super) fn step_through(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -109,7 +115,7 @@ impl RingHead {
                 Err(Broken::Step(err)) => return Err(err.into()),
                 Err(Broken::Ring(fault)) => {
                     broke += 1;
-                    self.fall(&fault);
+                    self.end_epoch(&fault);
                     if broke > self.tries() {
                         let words = fault.words().to_owned();
                         return Err(RingError::GaveUp { times: broke, words }.into());
@@ -138,36 +144,40 @@ impl RingHead {
         self.run_ring(batch, control)
     }
 
-    /// The epoch is over; whose fault it was is drawn from.
-    pub(super) fn fall(&mut self, fault: &Fault) {
+    /// Ends the epoch and handles its fault.
+    pub(super) fn end_epoch(&mut self, fault: &Fault) {
         if let Route::Ring(epoch) = std::mem::replace(&mut self.route, Route::Down) {
             let certain = certain(&epoch, self.epoch, fault);
             self.blame(certain.as_ref().unwrap_or(fault), &epoch.places);
         }
     }
 
-    /// Forms a ring of what is left and computes every live sequence again.
+    /// Forms a ring of the remaining devices and computes every live sequence again.
     ///
     /// # Errors
-    /// [`RingError`], also where it is not wanted any more; sequences keep their tokens.
+    /// [`RingError`], also if the step is cancelled; sequences keep their tokens.
     pub(super) fn recover(&mut self, control: &mut dyn StepControl) -> Result<(), RingError> {
-        let live = self.owed.take().unwrap_or_else(|| self.held());
-        locked(&self.board.stats).recoveries += 1;
+        let live = self.to_rebuild.take().unwrap_or_else(|| self.held());
+        locked(&self.shared.stats).recoveries += 1;
         let done = self.recover_with(&live, control);
         done.map_err(|err| {
             self.route = Route::Down;
-            self.owed = Some(live);
+            self.to_rebuild = Some(live);
             self.explained(err)
         })
     }
 
-    /// What the engine's sequences hold.
-    fn held(&self) -> Owed {
+    /// Returns the tokens of the engine's sequences.
+    fn held(&self) -> TokensToRebuild {
         let ids = |seq: &SeqId| self.engine.ids(*seq).map(|ids| (*seq, ids.to_vec())).ok();
-        Owed(self.numbers.keys().filter_map(ids).collect())
+        TokensToRebuild(self.numbers.keys().filter_map(ids).collect())
     }
 
-    fn recover_with(&mut self, live: &Owed, control: &mut dyn StepControl) -> Result<(), RingError> {
+    fn recover_with(
+        &mut self,
+        live: &TokensToRebuild,
+        control: &mut dyn StepControl,
+    ) -> Result<(), RingError> {
         let mut broke = 0;
         loop {
             self.form(control)?;
@@ -176,7 +186,7 @@ impl RingHead {
                 Err(Broken::Step(err)) => return Err(RingError::Rebuild(err)),
                 Err(Broken::Ring(fault)) => {
                     broke += 1;
-                    self.fall(&fault);
+                    self.end_epoch(&fault);
                     if broke > self.tries() {
                         let words = fault.words().to_owned();
                         return Err(RingError::GaveUp { times: broke, words });
@@ -186,14 +196,15 @@ impl RingHead {
         }
     }
 
-    fn rebuild(&mut self, live: &Owed, control: &mut dyn StepControl) -> Result<(), Broken> {
+    fn rebuild(&mut self, live: &TokensToRebuild, control: &mut dyn StepControl) -> Result<(), Broken> {
         let total = self.engine.model().config().n_layers;
         for seq in live.0.keys() {
             let seq = self.number(*seq);
             self.note(Operation::Create { seq });
         }
         for (seq, ids) in &live.0 {
-            // Never the last token, for which nothing would be left to compute; it is computed below.
+            // This never covers the last token, because then nothing would be left to compute; that one is
+            // computed below.
             let mut done = self.reuse_prefix(*seq, ids);
             while done < ids.len() {
                 still_wanted(control, total)?;
@@ -207,14 +218,14 @@ impl RingHead {
         Ok(())
     }
 
-    /// The same error, with who is missing where somebody is.
+    /// Adds to an error which devices are missing, if any are.
     fn explained(&self, err: RingError) -> RingError {
         if matches!(err, RingError::Rebuild(StepError::Cancelled { .. })) {
             return err;
         }
         let there = |name: &str| self.members.iter().any(|member| member.name() == name);
-        // Of a device that was lost more than once, the last time counts.
-        let stats = locked(&self.board.stats);
+        // For a device that was lost more than once, the last time counts.
+        let stats = locked(&self.shared.stats);
         let missing: BTreeMap<&str, &LostDevice> = stats
             .lost
             .iter()

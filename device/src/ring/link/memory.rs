@@ -1,12 +1,13 @@
-//! A network in the memory of a test: devices are keys, links are queues, and every frame passes a hook that may lose,
-//! change, delay or add frames, or cut the link.
+//! A network in the memory of a test: devices are keys, links are queues. Every frame passes a hook that
+//! may lose, change, delay or add frames, or cut the link.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
-use crate::ring::frame::NextNode;
+use crate::ring::frame::NodeAddress;
+use crate::ring::locked;
 
 /// Frames that a link holds before its sender waits.
 const QUEUE: usize = 4;
@@ -15,15 +16,15 @@ const QUEUE: usize = 4;
 pub(crate) enum Fate {
     /// It arrives.
     Pass,
-    /// These arrive in its place.
+    /// These frames arrive in its place.
     Instead(Vec<Vec<u8>>),
     /// The link ends.
     Cut,
-    /// It stays with its sender, who waits until the link ends or its time is over.
+    /// It stays with its sender, which waits until the link ends or its time is over.
     Hold,
 }
 
-/// One frame on its way.
+/// One frame in transit.
 pub(crate) struct Passing<'a> {
     pub(crate) from: Key,
     pub(crate) to: Key,
@@ -51,23 +52,19 @@ pub(crate) struct Hub {
     hook: Mutex<Option<Hook>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Hub {
-    /// A device of this number.
+    /// Adds a device with this number.
     pub(crate) fn node(self: &Arc<Self>, number: u8) -> Arc<MemoryNetwork> {
         locked(&self.state).knocking.entry([number; 32]).or_default();
         Arc::new(MemoryNetwork { hub: Arc::clone(self), key: [number; 32] })
     }
 
-    /// What every frame passes from now on.
+    /// Sets the hook for all later frames.
     pub(crate) fn hook(&self, hook: impl FnMut(&Passing<'_>) -> Fate + Send + 'static) {
         *locked(&self.hook) = Some(Box::new(hook));
     }
 
-    /// Ends a device: its links are cut and it takes no new ones.
+    /// Ends a device: its links are cut and it accepts no new ones.
     pub(crate) fn kill(&self, number: u8) {
         let key = [number; 32];
         let mut state = locked(&self.state);
@@ -77,17 +74,17 @@ impl Hub {
 }
 
 impl Hub {
-    /// A device that was ended takes links again.
+    /// Lets a device that was ended accept links again.
     pub(crate) fn revive(&self, number: u8) {
         locked(&self.state).dead.retain(|key| *key != [number; 32]);
     }
 
-    /// Refuses the next links of this purpose, so many.
+    /// Refuses the next `times` links of this purpose.
     pub(crate) fn refuse(&self, purpose: Purpose, times: usize) {
         locked(&self.state).refused.extend(std::iter::repeat_n(purpose, times));
     }
 
-    /// Whether a device takes links.
+    /// Returns whether a device accepts links.
     pub(crate) fn is_alive(&self, key: &Key) -> bool {
         let state = locked(&self.state);
         state.knocking.contains_key(key) && !state.dead.contains(key)
@@ -106,7 +103,7 @@ impl Pipe {
         self.moved.notify_all();
     }
 
-    /// Waits until `ready` gives something.
+    /// Waits until `ready` returns something.
     fn wait<T>(
         &self,
         timeout: Duration,
@@ -208,13 +205,13 @@ impl MemoryNetwork {
 }
 
 impl Network for MemoryNetwork {
-    fn own(&self) -> NextNode {
-        NextNode { address: format!("memory:{}", self.key[0]), key: self.key }
+    fn own(&self) -> NodeAddress {
+        NodeAddress { address: format!("memory:{}", self.key[0]), key: self.key }
     }
 
     fn allow(&self, _keys: &[Key]) {}
 
-    fn connect(&self, to: &NextNode, purpose: Purpose, _timeout: Duration) -> Result<Link, LinkError> {
+    fn connect(&self, to: &NodeAddress, purpose: Purpose, _timeout: Duration) -> Result<Link, LinkError> {
         let [there, back] = [(); 2].map(|()| Arc::new(Pipe::default()));
         let other = MemoryNetwork { hub: Arc::clone(&self.hub), key: to.key };
         let mut state = locked(&self.hub.state);

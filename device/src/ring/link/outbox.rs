@@ -1,8 +1,8 @@
-//! Sending without waiting for the network: large frames go through a thread of their own, so that a device computes
-//! the next chunk while the last one is on its way; small ones go at once, since a hand-over would cost more than it
-//! saves.
+//! Sends without waiting for the network: a separate thread sends large frames, so that a device computes
+//! the next chunk meanwhile. Small frames are sent at once, because passing them to the thread would cost
+//! more time than it saves.
 //!
-//! Order is kept. The queue is bounded: who is too fast waits, with a time limit.
+//! The order is kept. The queue is bounded: a sender that is too fast waits, with a time limit.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use super::{FrameSender, LinkError};
 
-/// Frames of at most so many bytes are sent by the caller.
+/// Frames of at most this size are sent by the caller.
 const DIRECT_BYTES: usize = 64 << 10;
 /// Large frames that may wait.
 const QUEUE: usize = 2;
-/// Between two tries to hand a frame over.
+/// Wait between two attempts to queue a frame.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// What caller and thread share.
 struct Shared {
     sender: Mutex<Box<dyn FrameSender>>,
-    /// Frames handed over and not sent yet.
+    /// Frames that are queued and not sent yet.
     waiting: AtomicUsize,
     /// Nobody sends any more.
     ended: AtomicBool,
@@ -39,8 +39,8 @@ impl Shared {
     }
 }
 
-/// The way out of this device to the next one. Dropping it forgets what waits; a frame that is being sent ends, or
-/// reaches its time limit, by itself.
+/// Sends this device's frames to the next one. Dropping it discards the queued frames. A frame that is
+/// being sent still ends or reaches its time limit.
 pub struct Outbox {
     shared: Arc<Shared>,
     queue: SyncSender<Vec<u8>>,
@@ -48,10 +48,10 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// An outbox over a link; every frame may take `timeout`.
+    /// Opens an outbox over a link; every frame may take `timeout`.
     ///
     /// # Errors
-    /// What the system says where it gives no thread.
+    /// Fails if the system cannot start a thread.
     pub fn new(sender: Box<dyn FrameSender>, timeout: Duration) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             sender: Mutex::new(sender),
@@ -67,10 +67,10 @@ impl Outbox {
         Ok(Self { shared, queue, timeout })
     }
 
-    /// Sends a frame, or hands it over to be sent behind those before it.
+    /// Sends a frame, or queues it behind earlier ones.
     ///
     /// # Errors
-    /// [`LinkError`] of this frame or of one before it.
+    /// [`LinkError`] of this frame or of an earlier one.
     pub fn send(&self, frame: Vec<u8>) -> Result<(), LinkError> {
         if let Some(err) = self.shared.failed().take() {
             return Err(err);
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Passes frames on, slowly at first.
+    /// Forwards frames, slowly at first.
     struct Slow(mpsc::Sender<Vec<u8>>, bool);
 
     impl FrameSender for Slow {

@@ -1,52 +1,51 @@
 //! The home's network: links are encrypted channels over TCP between devices that know each other's keys.
 //!
-//! A thread takes connections; each handshake has a thread of its own, of which there are few, and who connects and says
-//! nothing gives way to others ([`Callers`]). What a stranger sends is never a frame: the channel ends before.
+//! One thread accepts connections; each handshake has its own thread. Their number is bounded, and callers
+//! that send nothing are ended in favour of others ([`Callers`]). Bytes of a stranger never become a frame:
+//! the channel ends before.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Purpose};
-use crate::ring::callers::{Callers, Seat};
+use crate::ring::callers::{CallerSlot, Callers};
 use crate::ring::channel::{self, Admission, Channel, ChannelError};
-use crate::ring::frame::NextNode;
+use crate::ring::frame::NodeAddress;
 use crate::ring::identity::{Identity, PublicKey};
+use crate::ring::locked;
 
-/// Links that may wait to be taken.
+/// Links that may wait to be accepted.
 const QUEUE: usize = 16;
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Between two looks at the listener.
+/// Wait between two checks of the listener.
 const SLICE: Duration = Duration::from_millis(10);
 
-/// Whether a key is that of a paired device.
+/// Returns whether a key belongs to a paired device.
 pub type Paired = Box<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
 /// What the threads share.
 struct Shared {
     identity: Identity,
     paired: Paired,
-    /// Devices of the present ring that are not paired with this one: they may open links of the ring, and for weights.
+    /// Devices of the present ring that are not paired with this one: they may open links of the ring, and
+    /// for weights.
     guests: Mutex<Vec<Key>>,
-    /// Where devices were when they connected.
+    /// The addresses from which devices connected.
     seen: Mutex<BTreeMap<Key, IpAddr>>,
-    /// Those whose handshake is under way.
+    /// Callers whose handshake is not finished.
     callers: Callers,
     ended: AtomicBool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// This device on the home's network. Dropping it takes no more connections; links that are open stay.
+/// This device on the home's network. Dropping it stops accepting connections; open links stay.
 pub struct HomeNetwork {
     shared: Arc<Shared>,
-    own: NextNode,
+    own: NodeAddress,
     links: Mutex<Receiver<(Link, Purpose)>>,
 }
 
@@ -73,7 +72,7 @@ impl FrameReceiver for channel::Receiver {
     }
 }
 
-/// Ends the channel with its link, also for a thread that waits on the other half.
+/// Ends the channel together with its link, also for a thread that waits on the other half.
 struct Closing<T: Close>(T);
 
 trait Close {
@@ -110,7 +109,8 @@ impl<T: Close + FrameReceiver> FrameReceiver for Closing<T> {
     }
 }
 
-/// A ring link goes one way: its sender drops the receiving half, and the channel must not end with that.
+/// A ring link is used in one direction: its sender drops the receiving half, and the channel must not end
+/// with that.
 fn link(channel: Channel, purpose: Purpose, called: bool) -> Link {
     let peer = channel.peer().0;
     let (sender, receiver) = channel.split();
@@ -125,12 +125,12 @@ fn link(channel: Channel, purpose: Purpose, called: bool) -> Link {
 }
 
 impl HomeNetwork {
-    /// Takes connections at `listener` from devices that are paired, and from guests of the present ring.
+    /// Accepts connections at `listener` from paired devices and from guests of the present ring.
     ///
     /// # Errors
-    /// What the system says of the listener, or where it gives no thread.
+    /// The system's error, if the listener does not work or a thread cannot be started.
     pub fn open(identity: Identity, listener: TcpListener, paired: Paired) -> std::io::Result<Self> {
-        let own = NextNode { address: listener.local_addr()?.to_string(), key: identity.public().0 };
+        let own = NodeAddress { address: listener.local_addr()?.to_string(), key: identity.public().0 };
         listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
             identity,
@@ -148,14 +148,15 @@ impl HomeNetwork {
         Ok(Self { shared, own, links: Mutex::new(links) })
     }
 
-    /// Known devices were met at these addresses: strangers elsewhere cannot keep them out.
+    /// Records that known devices were met at these addresses, so that strangers at other addresses cannot
+    /// keep them out.
     #[must_use]
     pub fn expecting(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         addresses.into_iter().for_each(|address| self.shared.callers.met(address));
         self
     }
 
-    /// Tells others to come to `address`, where that is not the one that is listened on.
+    /// Gives `address` to other devices, if it differs from the one listened on.
     #[must_use]
     pub fn reached_at(mut self, address: SocketAddr) -> Self {
         self.own.address = address.to_string();
@@ -172,14 +173,14 @@ impl Drop for HomeNetwork {
 fn listen(shared: &Arc<Shared>, listener: &TcpListener, links: &SyncSender<(Link, Purpose)>) {
     while !shared.ended.load(Ordering::Acquire) {
         let Ok((stream, from)) = listener.accept() else {
-            // None is there, or the system is short of something for now.
+            // There is no connection, or the system lacks some resource now.
             std::thread::sleep(SLICE);
             continue;
         };
-        let Ok(seat) = shared.callers.seat(&stream, from) else { continue };
+        let Ok(slot) = shared.callers.take_slot(&stream, from) else { continue };
         let (own, links) = (Arc::clone(shared), links.clone());
         let greeted = std::thread::Builder::new().name("baton-ring-greet".into()).spawn(move || {
-            if let Err(err) = greet(&own, seat, stream, &links) {
+            if let Err(err) = greet(&own, slot, stream, &links) {
                 tracing::debug!(%from, %err, "a connection was not taken");
             }
         });
@@ -191,17 +192,16 @@ fn listen(shared: &Arc<Shared>, listener: &TcpListener, links: &SyncSender<(Link
 
 fn greet(
     shared: &Shared,
-    seat: Seat,
+    slot: CallerSlot,
     stream: TcpStream,
     links: &SyncSender<(Link, Purpose)>,
 ) -> Result<(), ChannelError> {
     let allowed = |key: &PublicKey| (shared.paired)(key) || locked(&shared.guests).contains(&key.0);
-    let gave_way = || seat.gave_way();
-    let admission =
-        Admission { allowed: &allowed, strangers: false, present: None, gave_way: Some(&gave_way) };
+    let evicted = || slot.evicted();
+    let admission = Admission { allowed: &allowed, strangers: false, present: None, evicted: Some(&evicted) };
     let (channel, purpose) = Channel::accept_by(stream, &shared.identity, &admission, HANDSHAKE)?;
-    // Proved: from here on it has its place among the ring's links.
-    drop(seat);
+    // The caller has proved its key, so its slot is free for others.
+    drop(slot);
     shared.callers.met(channel.address().ip());
     let purpose = match purpose {
         channel::Purpose::Control if (shared.paired)(channel.peer()) => Purpose::Control,
@@ -211,13 +211,13 @@ fn greet(
         channel::Purpose::Control | channel::Purpose::Pairing => return Err(ChannelError::Refused),
     };
     locked(&shared.seen).insert(channel.peer().0, channel.address().ip());
-    // Where too many wait already this one is dropped, which its sender sees.
+    // If too many links wait already, this one is dropped, and the device that opened it sees it close.
     let _full = links.try_send((link(channel, purpose, false), purpose));
     Ok(())
 }
 
 impl Network for HomeNetwork {
-    fn own(&self) -> NextNode {
+    fn own(&self) -> NodeAddress {
         self.own.clone()
     }
 
@@ -225,12 +225,12 @@ impl Network for HomeNetwork {
         *locked(&self.shared.guests) = keys.to_vec();
     }
 
-    fn connect(&self, to: &NextNode, purpose: Purpose, timeout: Duration) -> Result<Link, LinkError> {
+    fn connect(&self, to: &NodeAddress, purpose: Purpose, timeout: Duration) -> Result<Link, LinkError> {
         let failed = |err: std::io::Error| LinkError::Network(Box::new(err));
         let address: Option<SocketAddr> = to.address.to_socket_addrs().map_err(failed)?.next();
         let mut address = address.ok_or(LinkError::Refused)?;
         if address.ip().is_unspecified() {
-            // A device that listens everywhere does not know how others call it.
+            // A device that listens on all interfaces does not know which address others use.
             address.set_ip(*locked(&self.shared.seen).get(&to.key).ok_or(LinkError::Refused)?);
         }
         let meant = match purpose {

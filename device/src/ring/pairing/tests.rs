@@ -1,4 +1,4 @@
-//! Pairing over real sockets: right and wrong codes, a relay between the two, locks, and messages that are none.
+//! Pairing over real sockets: right and wrong codes, a relay between the two, locks, and invalid messages.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,22 +18,22 @@ fn identity(name: &str) -> Identity {
     Identity::generate(name.parse().unwrap()).unwrap()
 }
 
-fn profile(name: &str, port: u16) -> Profile {
-    Profile { name: name.parse().unwrap(), port, ring: RingId([3; 8]) }
+fn profile(name: &str, port: u16) -> PairingInfo {
+    PairingInfo { name: name.parse().unwrap(), port, ring: RingId([3; 8]) }
 }
 
 fn code(text: &str) -> Code {
     text.parse().unwrap()
 }
 
-/// A channel between two strangers: the one that called, the one that was called.
+/// Returns a channel between two strangers: the caller's end and the called end.
 fn strangers(caller: &Identity, called: &Identity) -> (Channel, Channel) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::scope(|scope| {
         let answered = scope.spawn(|| {
             let nobody = |_: &PublicKey| false;
-            let admission = Admission { allowed: &nobody, strangers: true, present: None, gave_way: None };
+            let admission = Admission { allowed: &nobody, strangers: true, present: None, evicted: None };
             let stream = listener.accept().unwrap().0;
             let (channel, purpose) = Channel::accept_by(stream, called, &admission, LONG).unwrap();
             assert_eq!(purpose, Purpose::Pairing);
@@ -44,29 +44,29 @@ fn strangers(caller: &Identity, called: &Identity) -> (Channel, Channel) {
     })
 }
 
-type Pinned = Vec<(PublicKey, Profile)>;
+type Pinned = Vec<(PublicKey, PairingInfo)>;
 
-/// What the one that joins got, what the head got, and what each has pinned.
+/// Returns the results of the joining device and of the head, and what each of them has pinned.
 fn pair(
-    desk: &Desk,
+    codes: &PairingCodes,
     guess: &str,
     now: Duration,
-) -> (Result<Profile, PairingError>, Result<Profile, PairingError>, Pinned, Pinned) {
+) -> (Result<PairingInfo, PairingError>, Result<PairingInfo, PairingError>, Pinned, Pinned) {
     let (joiner, head) = (identity("phone"), identity("laptop"));
     let (caller, called) = strangers(&joiner, &head);
     assert_eq!(caller.hash(), called.hash());
     thread::scope(|scope| {
         let admitting = scope.spawn(|| {
             let mut pinned = Vec::new();
-            let mut pin = |key: &PublicKey, profile: &Profile| {
+            let mut pin = |key: &PublicKey, profile: &PairingInfo| {
                 pinned.push((*key, profile.clone()));
                 Ok(())
             };
-            let got = admit(called, &head, desk, now, &profile("laptop", 1), &mut pin);
+            let got = admit(called, &head, codes, now, &profile("laptop", 1), &mut pin);
             (got, pinned)
         });
         let mut pinned = Vec::new();
-        let mut pin = |key: &PublicKey, profile: &Profile| {
+        let mut pin = |key: &PublicKey, profile: &PairingInfo| {
             pinned.push((*key, profile.clone()));
             Ok(())
         };
@@ -85,7 +85,7 @@ fn codes_are_read_as_people_write_them() {
         assert_eq!(code(text).to_string(), "482 913", "{text}");
     }
     for bad in ["", "48291", "4829133", "48291a", "４82913"] {
-        assert_eq!(bad.parse::<Code>(), Err(NoCode), "{bad}");
+        assert_eq!(bad.parse::<Code>(), Err(InvalidCode), "{bad}");
     }
     let codes: Vec<Code> = (0..200).map(|_| Code::random().unwrap()).collect();
     for at in 0..DIGITS {
@@ -97,91 +97,95 @@ fn codes_are_read_as_people_write_them() {
 
 #[test]
 fn the_right_code_pins_both_keys_and_is_used_up() {
-    let desk = Desk::default();
-    desk.offer(code("482913"), Duration::ZERO).unwrap();
-    let (joined, admitted, pinned, head_pinned) = pair(&desk, "482 913", Duration::ZERO);
+    let codes = PairingCodes::default();
+    codes.offer(code("482913"), Duration::ZERO).unwrap();
+    let (joined, admitted, pinned, head_pinned) = pair(&codes, "482 913", Duration::ZERO);
     assert_eq!((joined.unwrap(), admitted.unwrap()), (profile("laptop", 1), profile("phone", 2)));
-    assert_eq!((pinned.len(), head_pinned.len(), desk.wrong()), (1, 1, 0));
-    let (joined, _, pinned, head_pinned) = pair(&desk, "482913", Duration::ZERO);
+    assert_eq!((pinned.len(), head_pinned.len(), codes.wrong()), (1, 1, 0));
+    let (joined, _, pinned, head_pinned) = pair(&codes, "482913", Duration::ZERO);
     assert!(matches!(joined, Err(PairingError::Refused(Refusal::NoCode))), "{joined:?}");
     assert!(pinned.is_empty() && head_pinned.is_empty());
 }
 
 #[test]
 fn a_wrong_code_is_one_guess_and_three_lock() {
-    let desk = Desk::default();
+    let codes = PairingCodes::default();
     for guess in 1..=WRONG_MAX {
-        desk.offer(code("482913"), Duration::ZERO).unwrap();
-        let (joined, admitted, pinned, head_pinned) = pair(&desk, "482914", Duration::ZERO);
+        codes.offer(code("482913"), Duration::ZERO).unwrap();
+        let (joined, admitted, pinned, head_pinned) = pair(&codes, "482914", Duration::ZERO);
         assert!(matches!(joined, Err(PairingError::Refused(Refusal::WrongCode))), "{joined:?}");
         assert!(matches!(admitted, Err(PairingError::Refused(Refusal::WrongCode))), "{admitted:?}");
         assert!(pinned.is_empty() && head_pinned.is_empty());
-        assert_eq!((desk.wrong(), desk.locked()), (guess, guess == WRONG_MAX));
-        // The code went with the guess: even the right one comes too late.
-        let (late, ..) = pair(&desk, "482913", Duration::ZERO);
+        assert_eq!((codes.wrong(), codes.locked()), (guess, guess == WRONG_MAX));
+        // The guess has used the code up: even the right code comes too late.
+        let (late, ..) = pair(&codes, "482913", Duration::ZERO);
         let want = if guess == WRONG_MAX { Refusal::Locked } else { Refusal::NoCode };
         assert!(matches!(late, Err(PairingError::Refused(refusal)) if refusal == want), "{late:?}");
     }
-    assert_eq!(desk.offer(code("111111"), Duration::ZERO), Err(Refusal::Locked));
-    assert!(!desk.wants_code(Duration::ZERO));
+    assert_eq!(codes.offer(code("111111"), Duration::ZERO), Err(Refusal::Locked));
+    assert!(!codes.wants_code(Duration::ZERO));
 }
 
 #[test]
 fn codes_expire_and_one_device_pairs_at_a_time() {
-    let desk = Desk::default();
-    assert!(desk.wants_code(Duration::ZERO));
-    desk.offer(code("482913"), Duration::ZERO).unwrap();
-    assert!(!desk.wants_code(CODE_LIFE - Duration::from_secs(1)) && desk.wants_code(CODE_LIFE));
-    let (joined, ..) = pair(&desk, "482913", CODE_LIFE);
+    let codes = PairingCodes::default();
+    assert!(codes.wants_code(Duration::ZERO));
+    codes.offer(code("482913"), Duration::ZERO).unwrap();
+    assert!(!codes.wants_code(CODE_LIFE - Duration::from_secs(1)) && codes.wants_code(CODE_LIFE));
+    let (joined, ..) = pair(&codes, "482913", CODE_LIFE);
     assert!(matches!(joined, Err(PairingError::Refused(Refusal::NoCode))), "{joined:?}");
-    desk.offer(code("482913"), CODE_LIFE).unwrap();
-    let offered = desk.look(CODE_LIFE).unwrap();
-    let mut taken = desk.take(&offered).unwrap();
-    let (joined, ..) = pair(&desk, "482913", CODE_LIFE);
+    codes.offer(code("482913"), CODE_LIFE).unwrap();
+    let offered = codes.look(CODE_LIFE).unwrap();
+    let mut taken = codes.take(&offered).unwrap();
+    let (joined, ..) = pair(&codes, "482913", CODE_LIFE);
     assert!(matches!(joined, Err(PairingError::Refused(Refusal::Busy))), "{joined:?}");
-    assert!(!desk.wants_code(CODE_LIFE) && desk.offer(code("1 1 1 1 1 1"), CODE_LIFE) == Err(Refusal::Busy));
+    assert!(
+        !codes.wants_code(CODE_LIFE) && codes.offer(code("1 1 1 1 1 1"), CODE_LIFE) == Err(Refusal::Busy)
+    );
     taken.right = true;
     drop(taken);
-    assert!(desk.take(&offered).is_err(), "a code is good for one guess");
-    desk.offer(code("111111"), CODE_LIFE).unwrap();
-    assert!(matches!(desk.take(&offered), Err(Refusal::NoCode)), "and not for another one's");
-    assert_eq!(desk.wrong(), 0);
+    assert!(codes.take(&offered).is_err(), "a code is good for one guess");
+    codes.offer(code("111111"), CODE_LIFE).unwrap();
+    assert!(matches!(codes.take(&offered), Err(Refusal::NoCode)), "and not for another one's");
+    assert_eq!(codes.wrong(), 0);
 }
 
 #[test]
 fn who_begins_and_does_not_guess_keeps_nobody_else_from_pairing() {
-    let desk = Desk::default();
-    desk.offer(code("482913"), Duration::ZERO).unwrap();
+    let codes = PairingCodes::default();
+    codes.offer(code("482913"), Duration::ZERO).unwrap();
     let (stranger, head) = (identity("stranger"), identity("laptop"));
     let (caller, called) = strangers(&stranger, &head);
     let (mut sender, mut receiver) = caller.split();
     thread::scope(|scope| {
-        let mut pin = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
-        let (head, at_desk) = (&head, &desk);
-        let admitting = scope
-            .spawn(move || admit(called, head, at_desk, Duration::ZERO, &profile("laptop", 1), &mut pin));
+        let mut pin =
+            |_: &PublicKey, _: &PairingInfo| -> Result<(), StateError> { panic!("a key was pinned") };
+        let (head, shared_codes) = (&head, &codes);
+        let admitting = scope.spawn(move || {
+            admit(called, head, shared_codes, Duration::ZERO, &profile("laptop", 1), &mut pin)
+        });
         let none = spake2::Identity::new(b"");
         let (_, point) = Spake2::<Ed25519Group>::start_a(&Password::new(b"000000"), &none, &none);
         sender.send(&point, LONG).unwrap();
         assert_eq!(receiver.receive(LONG).unwrap()[0], 1, "it is being listened to");
-        // Meanwhile somebody comes who knows the code.
-        let (joined, ..) = pair(&desk, "482913", Duration::ZERO);
+        // Meanwhile another device comes that knows the code.
+        let (joined, ..) = pair(&codes, "482913", Duration::ZERO);
         assert!(joined.is_ok(), "{joined:?}");
-        // Its guess comes too late to be one.
+        // Its guess comes too late to count.
         sender.send(&[0; PROOF + 20], LONG).unwrap();
         assert_eq!(receiver.receive(LONG).unwrap(), [Refusal::NoCode.byte()]);
         let admitted = admitting.join().unwrap();
         assert!(matches!(admitted, Err(PairingError::Refused(Refusal::NoCode))), "{admitted:?}");
     });
-    assert_eq!(desk.wrong(), 0);
+    assert_eq!(codes.wrong(), 0);
 }
 
 #[test]
 fn someone_between_the_two_pairs_with_neither() {
-    let never = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
+    let never = |_: &PublicKey, _: &PairingInfo| -> Result<(), StateError> { panic!("a key was pinned") };
     let (joiner, head, between) = (identity("phone"), identity("laptop"), identity("evil"));
-    let desk = Desk::default();
-    desk.offer(code("482913"), Duration::ZERO).unwrap();
+    let codes = PairingCodes::default();
+    codes.offer(code("482913"), Duration::ZERO).unwrap();
     let (caller, first) = strangers(&joiner, &between);
     let (second, called) = strangers(&between, &head);
     let ((mut to_joiner, mut from_joiner), (mut to_head, mut from_head)) = (first.split(), second.split());
@@ -202,7 +206,7 @@ fn someone_between_the_two_pairs_with_neither() {
         });
         let admitted = scope.spawn(|| {
             let mut pin = never;
-            admit(called, &head, &desk, Duration::ZERO, &profile("laptop", 1), &mut pin)
+            admit(called, &head, &codes, Duration::ZERO, &profile("laptop", 1), &mut pin)
         });
         let mut pin = never;
         let joined = join(caller, &joiner, &code("482913"), &profile("phone", 2), &mut pin);
@@ -210,7 +214,7 @@ fn someone_between_the_two_pairs_with_neither() {
         let admitted = admitted.join().unwrap();
         assert!(matches!(admitted, Err(PairingError::Refused(Refusal::WrongCode))), "{admitted:?}");
     });
-    assert_eq!(desk.wrong(), 1);
+    assert_eq!(codes.wrong(), 1);
 }
 
 #[test]
@@ -229,10 +233,11 @@ fn a_false_head_is_found_out() {
             let mut answer = vec![1; 1 + PROOF];
             answer.extend_from_slice(&profile("laptop", 1).to_bytes());
             sender.send(&answer, LONG).unwrap();
-            // The one that joins hangs up; until then the connection stays.
+            // The joining device hangs up; until then the connection stays.
             assert!(receiver.receive(LONG).is_err());
         });
-        let mut pin = |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
+        let mut pin =
+            |_: &PublicKey, _: &PairingInfo| -> Result<(), StateError> { panic!("a key was pinned") };
         let joined = join(caller, &joiner, &code("482913"), &profile("phone", 2), &mut pin);
         assert!(matches!(joined, Err(PairingError::Impostor)), "{joined:?}");
     });
@@ -243,18 +248,18 @@ fn messages_that_are_none_end_a_pairing_and_are_no_guess() {
     for first in [&b""[..], b"A", &[0x41; 33], &[0x42; 33], &[0xff; 34]] {
         let (joiner, head) = (identity("phone"), identity("laptop"));
         let (caller, called) = strangers(&joiner, &head);
-        let desk = Desk::default();
-        desk.offer(code("482913"), Duration::ZERO).unwrap();
+        let codes = PairingCodes::default();
+        codes.offer(code("482913"), Duration::ZERO).unwrap();
         let (mut sender, mut receiver) = caller.split();
         let admitted = thread::scope(|scope| {
             let mut pin =
-                |_: &PublicKey, _: &Profile| -> Result<(), StateError> { panic!("a key was pinned") };
+                |_: &PublicKey, _: &PairingInfo| -> Result<(), StateError> { panic!("a key was pinned") };
             let admitting = scope.spawn({
-                let (head, desk) = (&head, &desk);
-                move || admit(called, head, desk, Duration::ZERO, &profile("laptop", 1), &mut pin)
+                let (head, codes) = (&head, &codes);
+                move || admit(called, head, codes, Duration::ZERO, &profile("laptop", 1), &mut pin)
             });
             sender.send(first, LONG).unwrap();
-            // It may be a point by chance of its form; then there is an answer, and no proof.
+            // The bytes may be a valid point by chance; then there is an answer, but no proof.
             let _answer = receiver.receive(LONG);
             sender.close();
             admitting.join().unwrap()
@@ -263,19 +268,19 @@ fn messages_that_are_none_end_a_pairing_and_are_no_guess() {
             matches!(admitted, Err(PairingError::Malformed { .. } | PairingError::Channel(_))),
             "{admitted:?}"
         );
-        assert_eq!(desk.wrong(), 0, "{first:?}");
-        assert!(!desk.wants_code(Duration::ZERO), "the code is still out");
+        assert_eq!(codes.wrong(), 0, "{first:?}");
+        assert!(!codes.wants_code(Duration::ZERO), "the code is still out");
     }
 }
 
 proptest! {
     #[test]
     fn profiles_are_read_back_and_others_refused(bytes in proptest::collection::vec(any::<u8>(), 0..90)) {
-        if let Some(profile) = Profile::from_bytes(&bytes) {
+        if let Some(profile) = PairingInfo::from_bytes(&bytes) {
             prop_assert_eq!(profile.to_bytes(), bytes);
         }
         let own = profile("a phone", 8018);
-        prop_assert_eq!(Profile::from_bytes(&own.to_bytes()), Some(own));
+        prop_assert_eq!(PairingInfo::from_bytes(&own.to_bytes()), Some(own));
     }
 }
 
@@ -286,7 +291,7 @@ struct Events {
 }
 
 impl Events {
-    /// The first event that is not taken yet and is wanted.
+    /// Returns the first event that is wanted and not yet taken.
     fn wait<T>(&mut self, wanted: impl Fn(&HostEvent) -> Option<T>) -> T {
         loop {
             if let Some((at, found)) =
@@ -319,7 +324,7 @@ impl Drop for Stopping<'_> {
     }
 }
 
-/// A head that runs in a thread beside its guests: how many joined, and whom it has pinned.
+/// Runs a head in a thread beside its guests. Returns how many joined, and the devices that it has pinned.
 fn with_host(limits: HostLimits, guests: impl FnOnce(SocketAddr, &mut Events)) -> (usize, Peers) {
     let dir = tempfile::tempdir().unwrap();
     let folder = StateFolder::open(Some(dir.path().to_owned())).unwrap();
@@ -337,7 +342,7 @@ fn with_host(limits: HostLimits, guests: impl FnOnce(SocketAddr, &mut Events)) -
             })
         });
         {
-            // Also where a guest fails: the head would wait for ever.
+            // Also if a guest fails: otherwise the head would wait for ever.
             let _stopping = Stopping(&stop);
             guests(address, &mut Events { coming, seen: Vec::new() });
         }
@@ -346,7 +351,7 @@ fn with_host(limits: HostLimits, guests: impl FnOnce(SocketAddr, &mut Events)) -
     (joined, Peers::load(&folder).unwrap())
 }
 
-fn guest(address: SocketAddr, name: &str, guess: &Code) -> Result<Profile, PairingError> {
+fn guest(address: SocketAddr, name: &str, guess: &Code) -> Result<PairingInfo, PairingError> {
     let own = identity(name);
     let channel = Channel::connect_stranger(address, &own, LONG)?;
     join(channel, &own, guess, &profile(name, 7000), &mut |_, _| Ok(()))
@@ -356,7 +361,7 @@ fn guest(address: SocketAddr, name: &str, guess: &Code) -> Result<Profile, Pairi
 fn a_head_admits_devices_one_code_each_though_scanners_hang_on() {
     let limits = HostLimits { devices: Some(2), time: None };
     let (joined, peers) = with_host(limits, |address, events| {
-        // Two that say nothing; they wait until they are cut.
+        // Two callers that send nothing; they wait until they are cut off.
         let _silent = (TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap());
         for _ in 0..2 {
             let code = events.code();
@@ -381,7 +386,7 @@ fn forty_idle_connections_of_a_stranger_keep_nobody_from_pairing() {
         let code = events.code();
         guest(address, "phone", &code).unwrap();
         events.wait(|event| matches!(event, HostEvent::Joined { .. }).then_some(()));
-        // A stranger fills nobody's screen: of one address such an end is told once.
+        // A stranger cannot fill the screen: such a failure is reported once per address.
         let failed = events.seen.iter().filter(|event| matches!(event, HostEvent::Failed { .. })).count();
         assert!(failed <= 1, "{failed} notes");
     });
@@ -410,7 +415,7 @@ fn a_head_locks_after_three_wrong_codes() {
 fn a_head_stops_when_its_time_is_over() {
     let limits = HostLimits { devices: None, time: Some(Duration::from_millis(1)) };
     let (joined, peers) = with_host(limits, |_, events| {
-        // The sender of events goes when the head ends, without having been stopped.
+        // The sender of events is dropped when the head ends without having been stopped.
         let ended = loop {
             match events.coming.recv_timeout(LONG) {
                 Ok(HostEvent::Code { .. }) => {}

@@ -1,7 +1,8 @@
-//! What this device can do with any model: for one that has none yet, and is to say what share of one it could carry.
+//! Measures what this device can do with any model: for a device that has none yet and must report what
+//! share it could compute.
 //!
-//! Products run on weights made up here, in every format of the kernels and one width that is usual; the disk is read in a
-//! file that is written for it, and removed.
+//! Products run on generated weights, in every format of the kernels and one usual width. The disk is
+//! measured by a file that is written for this purpose and then removed.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -18,15 +19,15 @@ use super::{
 };
 use crate::ring::disk::{self, DiskError};
 
-/// Columns of the made-up matrices.
+/// Columns of the generated matrices.
 const COLS: usize = 4096;
 /// Bytes of one token's keys and values in one layer: 8 heads of 128 values in f16.
 const KV_BYTES: usize = 2 * 8 * 128 * 2;
-/// Bytes of the file that the disk is measured by.
+/// Bytes of the file by which the disk is measured.
 const FILE_BYTES: usize = 64 << 20;
 
-/// Measures this device without a model; `folder` lies on the disk that weights will be on. `said` hears what is being
-/// measured.
+/// Measures this device without a model; `folder` is on the disk that will hold weights. `said` is told
+/// what is being measured.
 ///
 /// # Errors
 /// [`ProfileError`] naming what could not be measured.
@@ -66,7 +67,7 @@ pub fn general(
     })
 }
 
-/// At least one row, and no more bytes than these otherwise.
+/// Makes at most `most` bytes of weights, but at least one row.
 fn weights(format: Format, most: usize) -> Result<Vec<u8>, ProfileError> {
     let row: Vec<f32> = (0..COLS).map(|at| (at % 31) as f32 / 31.0 - 0.5).collect();
     let mut one = Vec::new();
@@ -85,12 +86,12 @@ fn made_up(format: Format, source: baton_kernels_cpu::KernelError) -> ProfileErr
     ProfileError::Product { name: format!("made-up weights in {}", format.name()), source }
 }
 
-/// Removes the file it names when dropped.
-struct Written(PathBuf);
+/// Removes its file when dropped.
+struct TemporaryFile(PathBuf);
 
-impl Drop for Written {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // Whatever is left is small beside a model, and written over next time.
+        // A file that is left over is small compared with a model, and is overwritten next time.
         let _removed = std::fs::remove_file(&self.0);
     }
 }
@@ -98,10 +99,10 @@ impl Drop for Written {
 fn disk_below(folder: &Path) -> Result<Disk, ProfileError> {
     let path = folder.join("disk-speed.partial");
     let read = |source| DiskError::Read { path: path.clone(), source };
-    let written = Written(path.clone());
+    let written = TemporaryFile(path.clone());
     std::fs::create_dir_all(folder).map_err(read)?;
     let mut file = File::create(&path).map_err(read)?;
-    // Numbers that no file system stores as less than they are.
+    // Numbers that no file system can compress.
     let mut state = 1_u64;
     let mut piece = vec![0_u8; 1 << 20];
     for _ in 0..FILE_BYTES / piece.len() {

@@ -1,8 +1,9 @@
-//! Profiles that are kept between runs, by device, model and build, and measured again when the device drifts.
+//! Stores profiles between runs, by device, model and build, and measures again if the device has drifted.
 //!
-//! What changes by the minute (memory) is always asked anew. Of the rest two figures are looked at again before a kept
-//! profile is used: the products that a token spends most on, and reading the disk in order. Where one of them is off by
-//! more than a quarter, everything is measured. A kept profile that cannot be read counts as none.
+//! Free memory changes by the minute and is always read anew. Two of the other figures are checked before a
+//! stored profile is used: the products on which a token spends most, and reading the disk sequentially. If
+//! one of them differs by more than a quarter, everything is measured again. A stored profile that cannot
+//! be read counts as missing.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -16,27 +17,27 @@ use super::{
 use crate::ring::disk;
 use crate::settings::{Settings, SettingsError};
 
-/// A figure that is off by more than this has drifted.
+/// A figure that differs by more than this share has drifted.
 const DRIFT: f64 = 0.25;
 
 /// What a profile was measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Made {
+struct MeasuredOn {
     /// The program's version and build.
     build: String,
-    /// The processor, as the system calls it.
+    /// The processor, as the system names it.
     processor: String,
     threads: usize,
     model: String,
     model_bytes: u64,
-    /// Seconds since 1970 when the model's file was changed last.
+    /// When the model's file was last changed, in seconds since 1970.
     model_changed: u64,
 }
 
 /// A profile on disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Kept {
-    made: Made,
+struct KeptProfile {
+    made: MeasuredOn,
     profile: Profile,
 }
 
@@ -46,35 +47,36 @@ struct Kept {
 pub enum Origin {
     /// From an earlier run; nothing has drifted.
     Kept,
-    /// Measured: there was none for this device, model and build.
+    /// Measured, because there was none for this device, model and build.
     New,
-    /// Measured: it was asked for.
+    /// Measured, because it was asked for.
     Asked,
-    /// Measured: a figure was no longer right.
+    /// Measured, because a figure was no longer right.
     Drifted {
-        /// Which.
+        /// The figure.
         figure: String,
-        /// What was kept.
+        /// The stored value.
         then: f64,
-        /// What it is now.
+        /// The value now.
         now: f64,
     },
 }
 
-/// The kept profile of this device for this model, or a new one, which is kept. `again`: measure in any case. `said` hears what
-/// is being measured, and why nothing could be kept.
+/// Returns the stored profile of this device for this model, or measures a new one and stores it. If
+/// `again` is set, it always measures. `said` is told what is being measured, and why nothing could be
+/// stored.
 ///
 /// # Errors
-/// As [`profile`].
+/// The errors of [`profile`].
 pub fn kept_or_measured(
     options: &ProfileOptions,
     settings: &Settings,
     again: bool,
     said: &mut dyn FnMut(&str),
 ) -> Result<(Profile, Origin), ProfileError> {
-    let made = Made::of(options);
+    let made = MeasuredOn::of(options);
     let file = made.file();
-    let kept = settings.profile::<Kept>(&file).filter(|kept| kept.made == made && !again);
+    let kept = settings.profile::<KeptProfile>(&file).filter(|kept| kept.made == made && !again);
     let origin = match kept {
         Some(kept) => {
             let mut profile = kept.profile;
@@ -93,14 +95,14 @@ pub fn kept_or_measured(
         None => Origin::New,
     };
     let profile = profile(options, said)?;
-    let kept = Kept { made, profile };
+    let kept = KeptProfile { made, profile };
     if let Err(SettingsError::Write { path, err }) = settings.remember_profile(&file, &kept) {
         said(&format!("nothing is kept: write `{}`: {err}", path.display()));
     }
     Ok((kept.profile, origin))
 }
 
-/// The figure that is no longer right, if any.
+/// Returns a figure that is no longer right, if there is one.
 fn drift(profile: &Profile, options: &ProfileOptions) -> Result<Option<Origin>, ProfileError> {
     let heaviest = profile.model.layer_flops.iter().max_by(|a, b| a.1.total_cmp(b.1));
     if let Some((format, _)) = heaviest {
@@ -120,7 +122,7 @@ fn drifted(figure: &str, then: f64, now: f64) -> Option<Origin> {
     (!holds).then(|| Origin::Drifted { figure: figure.to_owned(), then, now })
 }
 
-impl Made {
+impl MeasuredOn {
     fn of(options: &ProfileOptions) -> Self {
         let about = std::fs::metadata(&options.model).ok();
         let changed = about.as_ref().and_then(|about| about.modified().ok());
@@ -136,14 +138,16 @@ impl Made {
         }
     }
 
-    /// A file name of its own for each model and number of threads; what else differs replaces what is kept.
+    /// Returns the file name, one for each model and number of threads; if anything else differs, the
+    /// stored profile is replaced.
     fn file(&self) -> String {
         let crc = crc32fast::hash(self.model.as_bytes());
         format!("{crc:08x}-{}.json", self.threads)
     }
 }
 
-/// Version, architecture, and when the program's file was made: kernels differ from build to build.
+/// Returns version, architecture and the time of the program's file, because kernels differ from build to
+/// build.
 fn build() -> String {
     let program = std::env::current_exe().and_then(std::fs::metadata).and_then(|about| about.modified());
     let made =
@@ -151,7 +155,7 @@ fn build() -> String {
     format!("{} {} {made}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH)
 }
 
-/// The processor's name below `root`; empty where the system does not tell.
+/// Returns the processor's name, read below `root`; empty if the system does not report it.
 fn processor(root: &Path) -> String {
     let text = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let named = |line: &str| {
@@ -180,8 +184,8 @@ mod tests {
         let (first, origin) = get("one", false);
         assert_eq!(origin, Origin::New);
         assert_eq!(get("one", true).1, Origin::Asked);
-        let file = Made::of(&options("one")).file();
-        let mut kept: Kept = settings.profile(&file).unwrap();
+        let file = MeasuredOn::of(&options("one")).file();
+        let mut kept: KeptProfile = settings.profile(&file).unwrap();
         let heaviest =
             kept.profile.model.layer_flops.iter().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0.clone();
         *kept.profile.device.cpu.flops.get_mut(&heaviest).unwrap() = 1.0;

@@ -8,7 +8,7 @@ use crate::local::{
 
 const P: PromptId = PromptId(1);
 
-/// A whole answer after these accepted tokens: ids, and whether it was ever an error.
+/// Returns the ids of a whole answer after these accepted tokens.
 fn answer(engine: &mut LocalEngine, accepted: &[TokenId], sentences: usize) -> Vec<TokenId> {
     let document: String = (0..sentences).map(|i| format!("Item {i} is red. ")).collect();
     let spec = spec(&document, 24, false);
@@ -46,7 +46,7 @@ fn takeover_verification_and_speculation_are_those_of_one_device() {
     let handle = head.handle();
     let mut ring = speculating(LocalEngine::over(Box::new(head), 1024).unwrap());
     let mut alone = speculating(LocalEngine::new(model(), engine_options(1024)).unwrap());
-    // Two prompts that share their beginning, and the first one again.
+    // Two prompts with a common beginning, and the first one again.
     for (accepted, sentences) in [(&[][..], 10), (&[65, 66, 67, 68][..], 14), (&[65][..], 10)] {
         let want = answer(&mut alone, accepted, sentences);
         assert!(!want.is_empty());
@@ -116,7 +116,7 @@ fn devices_join_while_nobody_asks_and_not_while_an_answer_waits() {
 #[test]
 fn adapters_are_refused_by_a_ring_of_several_and_taken_by_one() {
     let home = Home::new(1);
-    let bytes = baton_engine::synthetic::SyntheticAdapter::of_seed(1).to_gguf(model().config()).unwrap();
+    let bytes = baton_synthetic::SyntheticAdapter::of_seed(1).to_gguf(model().config()).unwrap();
     let gguf = baton_engine::gguf::Gguf::from_bytes(bytes).unwrap();
     let adapter = baton_engine::Adapter::from_gguf(gguf, &model()).unwrap();
     let mut ring = home.head(even(1, LAYERS));

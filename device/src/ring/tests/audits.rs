@@ -1,4 +1,4 @@
-//! Devices whose weights rot: before they are opened, and while they are computed with.
+//! Devices whose weights are corrupted, before they are opened or while they are used.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -8,7 +8,7 @@ use baton_engine::gguf::Gguf;
 use super::*;
 use crate::ring::weights::{Manifest, PIECE_BYTES};
 
-/// A copy of the model, of which the list of pieces is known.
+/// Makes a copy of the model, with its list of pieces.
 fn copy(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::copy(model_path(), &path).unwrap();
@@ -16,21 +16,21 @@ fn copy(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Flips a low bit of some weights of a matrix; length and time of change stay as they were.
+/// Flips a low bit of some weights of a matrix; the file's length and time of change stay the same.
 fn rot(path: &Path, matrix: &str) {
     let place = Gguf::open(path).unwrap().tensors().find(|tensor| tensor.name() == matrix).unwrap().place();
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let changed = file.metadata().unwrap().modified().unwrap();
     for at in place.range().step_by(256) {
         let mut byte = [0];
-        // The second lowest byte of a number in 32 bits.
+        // The second lowest byte of a 32-bit number.
         file.read_exact_at(&mut byte, at as u64 + 1).unwrap();
         file.write_all_at(&[byte[0] ^ 1], at as u64 + 1).unwrap();
     }
     file.set_modified(changed).unwrap();
 }
 
-/// A head that audits at every look.
+/// Makes a head that audits at every opportunity.
 fn watching(home: &Home, model: Arc<Model>) -> RingHead {
     let planner = Box::new(first(plan(2, &[("head", 1), ("w1", 2), ("w2", 2)])));
     home.head_with(model, planner, |options| options.health = Duration::ZERO)
@@ -40,7 +40,7 @@ fn lost(handle: &RingHandle) -> Vec<String> {
     handle.stats().lost.into_iter().map(|lost| lost.name).collect()
 }
 
-/// Has the head look after its devices until something is so.
+/// Lets the head check its devices until `is_so` returns true.
 #[track_caller]
 fn until(head: &mut RingHead, what: &str, is_so: impl Fn(&RingHead) -> bool) {
     let begun = std::time::Instant::now();
@@ -50,7 +50,7 @@ fn until(head: &mut RingHead, what: &str, is_so: impl Fn(&RingHead) -> bool) {
     }
 }
 
-/// One worker's weights change on its disk while it computes with them.
+/// Checks that a change of one worker's weights on its disk is found while it computes with them.
 #[track_caller]
 fn check_rot_while_computing(number: u8, matrix: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn check_rot_while_computing(number: u8, matrix: &str) {
     assert_eq!(lost(&handle), std::slice::from_ref(&culprit), "{stats:?}");
     assert!(stats.lost[0].words.contains(&format!("`{culprit}` computes layer")), "{stats:?}");
     assert_same_bits(&written(&mut head, &ids, 3).0, &want.0, "after");
-    // It hears why, and stays out however often it comes.
+    // It is told why, and stays out however often it comes.
     let begun = std::time::Instant::now();
     let heard = |(from, event): &(u8, WorkerEvent)| {
         *from == number
@@ -92,7 +92,8 @@ fn check_rot_while_computing(number: u8, matrix: &str) {
 
 #[test]
 fn a_device_whose_weights_rot_while_it_computes_is_found_named_and_left_out() {
-    // With two rounds w1 has layers 1 and 3, w2 has 2 and 4. Keys matter only where a token attends to another.
+    // With two rounds, w1 has layers 1 and 3, w2 has 2 and 4. Keys matter only if a token attends to
+    // another.
     check_rot_while_computing(1, "blk.3.ffn_down.weight");
     check_rot_while_computing(2, "blk.4.attn_k.weight");
 }
@@ -120,7 +121,7 @@ fn weights_that_rotted_before_they_were_opened_are_not_computed_with() {
     assert!(head.handle().stats().lost.is_empty());
 }
 
-/// The head's own file changes in a layer while the ring serves.
+/// Checks that a change in a layer of the head's own file is found while the ring serves.
 #[track_caller]
 fn check_own_rot(matrix: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -150,7 +151,7 @@ fn check_own_rot(matrix: &str) {
 
 #[test]
 fn a_head_whose_own_file_rots_says_so_and_blames_nobody_else() {
-    // One that a worker computes too.
+    // A layer that a worker computes too.
     check_own_rot("blk.3.ffn_up.weight");
 }
 
@@ -158,7 +159,8 @@ fn a_head_whose_own_file_rots_says_so_and_blames_nobody_else() {
 fn a_head_reads_its_own_layers_again_before_it_goes_on_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let file = copy(folder.path(), "head.gguf");
-    // Rotten before the ring was formed; the list beside it is that of the sound file. The third layer is the head's.
+    // Corrupted before the ring was formed; the list beside the file belongs to the sound file. The third
+    // layer is the head's.
     rot(&file, "blk.2.attn_q.weight");
     let home = Home::new(2);
     let mut head = watching(&home, Model::open(&file).unwrap());

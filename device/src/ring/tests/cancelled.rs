@@ -1,4 +1,4 @@
-//! Answers that are taken back while a lost ring is being formed and computed again.
+//! Answers that are cancelled while a lost ring is formed again and its sequences are rebuilt.
 
 use std::ops::ControlFlow;
 
@@ -9,7 +9,7 @@ use crate::ring::frame::Frame;
 use crate::ring::link::memory::Fate;
 use baton_engine::StepControl;
 
-/// Wants a step for so many looks.
+/// Cancels a step after so many checks.
 struct Looks(usize);
 
 impl StepControl for Looks {
@@ -55,7 +55,7 @@ fn a_step_taken_back_while_its_ring_is_formed_again_leaves_every_sequence_as_it_
         assert_eq!((head.len(a).unwrap(), head.len(b).unwrap()), (len, 40), "{looks} looks");
         assert_eq!(head.ids(a).unwrap(), &texts[0][..len], "{looks} looks");
         assert_eq!(head.ids(b).unwrap(), &texts[1][..40], "{looks} looks");
-        // Whatever is done to them meanwhile counts, and the next step goes on from there.
+        // Changes to sequences meanwhile take effect, and the next step continues from there.
         let go_on = |sequences: &mut dyn Sequences, (a, b): (SeqId, SeqId)| {
             let c = sequences.fork(a, 100).unwrap();
             sequences.truncate(b, 33).unwrap();
@@ -95,7 +95,7 @@ fn an_answer_taken_back_while_a_device_is_waited_for_ends_at_once() {
     let ids = prompt(4, 60);
     let seq = head.create_with(None).unwrap();
     head.step(&[step(seq, &ids[..50], Wanted::None)], &mut ()).unwrap();
-    // A link ends; in the epoch that follows no worker ever says that it is ready.
+    // A link ends; in the following epoch no worker ever reports that it is ready.
     let mut cut = false;
     home.hub.hook(move |passing| match Frame::decode(passing.frame) {
         Ok(Frame::Step(_)) if !std::mem::replace(&mut cut, true) => Fate::Cut,
@@ -114,7 +114,7 @@ fn an_answer_taken_back_while_a_device_is_waited_for_ends_at_once() {
     assert_eq!(head.handle().stats().devices.len(), 3);
 }
 
-/// Runs passes; gives the tokens that were written.
+/// Runs passes; returns the tokens that were written.
 fn run(engine: &mut LocalEngine, control: &mut dyn StepControl) -> (Vec<TokenId>, bool) {
     let mut written = Vec::new();
     while engine.has_work() {
@@ -153,7 +153,7 @@ fn the_next_question_is_answered_after_one_that_was_taken_back() {
     let home = Home::new(2);
     let mut ring = LocalEngine::over(Box::new(head(&home)), 1024).unwrap();
     assert_eq!(ask(&mut ring, 1, 20, &mut ()), ask(&mut alone, 1, 20, &mut ()));
-    // In the middle of the second answer's first pass the worker goes, and so does whoever asked.
+    // In the middle of the second answer's first pass, the worker is lost and the answer is cancelled.
     let (hub, mut seen) = (Arc::clone(&home.hub), 0);
     home.hub.hook(move |passing| {
         seen += usize::from(matches!(Frame::decode(passing.frame), Ok(Frame::Step(_))));

@@ -14,7 +14,7 @@ use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
 
 const TEXT: &str = "Say what the ring says, at some length.";
-/// What the cloud is busy with at first, so that the ring has the answer to itself.
+/// The cloud's first reply, so that the ring has the answer to itself.
 const BUSY: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
                     {\"error\":{\"code\":\"overloaded\",\"message\":\"busy\"}}";
 
@@ -24,7 +24,7 @@ fn agent(engine: LocalEngine, cloud: Option<&FakeCloud>) -> Agent {
     Agent::new(Some(DeviceModel::new(worker, model())), model().tokenizer().clone(), cloud, "test")
 }
 
-/// A head that holds two of five layers, and one worker.
+/// Makes a ring of one worker and a head that can hold only two of five layers.
 fn ring(home: &Home) -> (LocalEngine, RingHandle) {
     let head = home.head(|workers: &[Hello]| match workers.len() {
         0 => Err("the head holds 2 of 5 layers".to_owned()),
@@ -34,11 +34,11 @@ fn ring(home: &Home) -> (LocalEngine, RingHandle) {
     (LocalEngine::over(Box::new(head), 1024).unwrap(), handle)
 }
 
-/// From now on, the worker dies with this frame of the ring.
+/// Ends the worker at this frame of the ring.
 fn dies_with(home: &Home, number: usize) {
     let (hub, mut seen) = (Arc::clone(&home.hub), 0);
     home.hub.hook(move |passing| {
-        // Audits go round too, as many as there is time for.
+        // Audits also go round, as many as there is time for.
         let counts = || matches!(Frame::decode(passing.frame), Ok(Frame::Step(step)) if step.audit.is_none());
         seen += usize::from(passing.purpose == Purpose::Ring && counts());
         if seen == number {
@@ -48,7 +48,7 @@ fn dies_with(home: &Home, number: usize) {
     });
 }
 
-/// What one device alone answers.
+/// Returns the answer of a single device.
 async fn alone() -> String {
     let agent = agent(LocalEngine::new(model(), engine_options(1024)).unwrap(), None);
     let (report, _) = ask(&agent, question(TEXT, RelayMode::DeviceOnly)).await;

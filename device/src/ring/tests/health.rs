@@ -1,11 +1,11 @@
-//! Devices that live and do not compute, found while nobody asks.
+//! Devices that live but do not compute, found while no answer runs.
 
 use super::*;
 use crate::ring::link::Purpose;
 use crate::ring::link::memory::Fate;
 
-/// A ring whose head sends a token round at every look, and waits for it about five seconds: several heartbeats, each
-/// long beside what a busy machine may make a thread wait.
+/// Makes a ring whose head sends a token round at every opportunity, and waits for it about five seconds.
+/// That is several heartbeats, each long compared with the delays of a busy machine.
 fn watched(home: &Home) -> RingHead {
     let planner = Box::new(first(plan(2, &[("head", 1), ("w1", 2), ("w2", 2)])));
     home.head_with(model(), planner, |options| {
@@ -28,7 +28,7 @@ fn a_device_that_lives_and_does_not_compute_is_found_while_nobody_asks() {
         assert_same_bits(&written(&mut head, &ids, 3).0, &want.0, "before");
         head.idle();
         assert!(handle.stats().lost.is_empty());
-        // Its heartbeats go on; its frames stay where they are.
+        // Its heartbeats go on; its frames are held back.
         home.hub.hook(move |passing| {
             match passing.from == [victim; 32] && passing.purpose == Purpose::Ring {
                 true => Fate::Hold,
@@ -76,7 +76,7 @@ fn tokens_for_health_change_nothing_for_anybody_else() {
     let (own, others) = (live(&mut engine), live(&mut head));
     let epoch = handle.stats().epoch;
     (0..5).for_each(|_| head.idle());
-    // What a prefix finds, and what the live sequence goes on with.
+    // The tokens that a prefix finds, and the logits with which the live sequence continues.
     let mut gained = Vec::new();
     for (sequences, live) in [(&mut engine as &mut dyn Sequences, own), (&mut head, others)] {
         let seq = sequences.create_with(None).unwrap();

@@ -12,7 +12,7 @@ fn identity(name: &str) -> Identity {
     Identity::generate(DeviceName::nearest(name)).unwrap()
 }
 
-/// A device at a free port that is paired with these.
+/// Opens a device at a free port that is paired with these keys.
 fn network(own: Identity, paired: Vec<PublicKey>) -> Arc<dyn Network> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     Arc::new(HomeNetwork::open(own, listener, Box::new(move |key| paired.contains(key))).unwrap())
@@ -21,11 +21,11 @@ fn network(own: Identity, paired: Vec<PublicKey>) -> Arc<dyn Network> {
 struct Workers {
     stops: Vec<Arc<AtomicBool>>,
     threads: Vec<JoinHandle<()>>,
-    nodes: Vec<NextNode>,
+    nodes: Vec<NodeAddress>,
     folder: tempfile::TempDir,
 }
 
-/// Workers that know the head and nobody else.
+/// Starts workers that know only the head.
 fn workers(identities: &[Identity], head: PublicKey) -> Workers {
     let folder = tempfile::tempdir().unwrap();
     let mut workers = Workers { stops: Vec::new(), threads: Vec::new(), nodes: Vec::new(), folder };
@@ -39,7 +39,7 @@ fn workers(identities: &[Identity], head: PublicKey) -> Workers {
         options.threads = NonZeroUsize::new(1);
         let stop = Arc::new(AtomicBool::new(false));
         workers.stops.push(Arc::clone(&stop));
-        let said: super::super::worker::Said = Arc::new(|_| {});
+        let said: super::super::worker::EventSink = Arc::new(|_| {});
         workers.threads.push(std::thread::spawn(move || {
             serve(&network, &options, &|key| *key == head.0, &said, &stop).unwrap();
         }));
@@ -65,7 +65,7 @@ fn a_ring_over_encrypted_channels_fetches_computes_and_outlives_a_worker() {
     assert_same_bits(&have.0, &want.0, "over channels");
     let stats = head.handle().stats();
     assert_eq!((stats.devices.len(), stats.recoveries), (3, 0), "{stats:?}");
-    // The second worker ends, as a program that is stopped.
+    // The second worker ends, like a program that is stopped.
     home.stops[1].store(true, Ordering::Release);
     home.threads.remove(1).join().unwrap();
     let have = written(&mut head, &ids, 4);
@@ -97,7 +97,7 @@ fn only_paired_devices_get_control_and_only_guests_a_ring_link() {
     assert!(matches!(there.receiver.receive(Duration::ZERO), Err(LinkError::TimedOut)));
     drop(link.sender);
     assert!(matches!(there.receiver.receive(wait), Err(LinkError::Closed)));
-    // A guest of the ring gives no orders.
+    // A guest of the ring may not open a control channel.
     let control = connect(&stranger, Purpose::Control);
     let heard = control.and_then(|mut link| link.receiver.receive(wait));
     assert!(heard.is_err());
@@ -109,7 +109,7 @@ fn idle_connections_keep_no_paired_device_out_and_are_told_why_they_end() {
     let (own, friend) = (identity("own"), identity("friend"));
     let home = network(own, vec![*friend.public()]);
     let address = home.own().address;
-    // One that begins as a device would and then says nothing, and forty that say nothing at all.
+    // One caller begins as a device would and then sends nothing; forty send nothing at all.
     let mut begun = TcpStream::connect(&address).unwrap();
     begun.write_all(b"BTNR\x00\x01\x01").unwrap();
     let idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
@@ -117,10 +117,10 @@ fn idle_connections_keep_no_paired_device_out_and_are_told_why_they_end() {
     let link = network(friend, Vec::new()).connect(&home.own(), Purpose::Control, wait);
     assert!(link.is_ok(), "{link:?}");
     assert!(matches!(home.accept(wait), Ok((_, Purpose::Control))));
-    // Some of the idle ones are still waited for: only as many ended as gave way.
+    // Only as many callers were ended as necessary; the worker still waits for some of the idle ones.
     let mut told = Vec::new();
     begun.set_read_timeout(Some(wait)).unwrap();
-    // The end of the connection may come as a reset, behind what it was told.
+    // The end of the connection may come as a reset, after the answer.
     let _ended = begun.read_to_end(&mut told);
     assert_eq!(told, b"BTNR\x00\x01\xff");
     drop(idle);

@@ -1,4 +1,4 @@
-//! Devices that come: those without the model, those that come later, heads that come back.
+//! Devices that join: those without the model, those that come later, heads that come back.
 
 use super::*;
 use crate::residency::{self, Layers, Share};
@@ -111,7 +111,7 @@ fn a_device_that_comes_back_is_found_and_serves_again() {
     let mut head = home.head(even(1, LAYERS));
     let handle = head.handle();
     let around = HubHome { hub: Arc::clone(&home.hub), workers: vec![1, 2] };
-    keep_looking(&handle, Box::new(around), Duration::from_millis(10)).unwrap();
+    spawn_rejoin(&handle, Box::new(around), Duration::from_millis(10)).unwrap();
     let ids = prompt(8, 40);
     let kept = head.create_with(None).unwrap();
     head.step(&[step(kept, &ids, Wanted::None)], &mut ()).unwrap();
@@ -162,7 +162,7 @@ fn a_device_that_fetches_its_weights_keeps_nobody_waiting() {
         );
         assert_eq!(handle.present(), [[1; 32], [2; 32]], "nobody has to look for it");
     }
-    // It goes, comes back, and goes on fetching.
+    // It leaves, comes back, and continues fetching.
     home.hub.kill(2);
     let begun = std::time::Instant::now();
     while handle.stats().lost.is_empty() {
@@ -193,7 +193,7 @@ fn a_device_with_which_no_ring_can_be_formed_costs_nobody_the_ring() {
     let mut head = RingHead::connect(home.hub.node(0), &nodes, model(), Box::new(planner), options).unwrap();
     let handle = head.handle();
     handle.join(Home::node(2));
-    // Nobody is there.
+    // Nobody answers at this address.
     handle.join(Home::node(7));
     let epoch = handle.stats().epoch;
     head.between_answers();
@@ -234,7 +234,7 @@ fn a_worker_serves_one_head_at_a_time_and_then_the_next() {
 #[test]
 fn strangers_get_no_control() {
     let home = Home::new(1);
-    // The worker knows the head's key alone.
+    // The worker knows only the head's key.
     let stranger: Arc<dyn Network> = home.hub.node(9);
     let mut link = stranger.connect(&Home::node(1), Purpose::Control, Duration::from_secs(120)).unwrap();
     let heard = link.receiver.receive(Duration::from_secs(120));
@@ -285,13 +285,13 @@ fn every_way_is_measured_once_and_known_by_name() {
         }
         Fate::Pass
     });
-    let book = crate::ring::edges::EdgeBook::default();
-    let kept = book.clone();
+    let table = crate::ring::edges::EdgeTable::default();
+    let kept = table.clone();
     let planner = Box::new(even(1, LAYERS));
-    let mut head = home.head_with(model(), planner, |options| options.edges = book);
-    let names = |book: &crate::ring::edges::EdgeBook| {
+    let mut head = home.head_with(model(), planner, |options| options.edges = table);
+    let names = |table: &crate::ring::edges::EdgeTable| {
         let edge = |edge: &baton_plan::Edge| format!("{}>{}", edge.from, edge.to);
-        let mut names: Vec<String> = kept_edges(book).iter().map(edge).collect();
+        let mut names: Vec<String> = kept_edges(table).iter().map(edge).collect();
         names.sort();
         names
     };
@@ -317,14 +317,14 @@ fn every_way_is_measured_once_and_known_by_name() {
     assert_eq!(head.handle().stats().lost.len(), 0);
 }
 
-fn kept_edges(book: &crate::ring::edges::EdgeBook) -> Vec<baton_plan::Edge> {
-    book.network().edges
+fn kept_edges(table: &crate::ring::edges::EdgeTable) -> Vec<baton_plan::Edge> {
+    table.network().edges
 }
 
 #[test]
 fn a_device_of_another_version_takes_no_part() {
     let home = Home::new(1);
-    // Its hello as an older program writes it.
+    // The worker's introduction, as an older program writes it.
     home.hub.hook(|passing| match Frame::decode(passing.frame) {
         Ok(Frame::Hello(_)) => {
             let mut old = passing.frame.to_vec();

@@ -1,4 +1,5 @@
-//! Devices and links that are lost, at every moment, and frames that are wrong: the answer is the same, only later.
+//! Devices and links that are lost at any moment, and frames that are wrong: the answer is the same, only
+//! later.
 
 use super::*;
 use crate::ring::frame::{Frame, Operation};
@@ -6,7 +7,7 @@ use crate::ring::head::RingHandle;
 use crate::ring::link::memory::{Fate, Passing};
 use crate::ring::link::{Key, Purpose};
 
-/// What one engine writes.
+/// The result of one engine.
 static WANT: LazyLock<(Vec<f32>, Vec<TokenId>)> =
     LazyLock::new(|| written(&mut one_engine(), &prompt(3, 60), 5));
 
@@ -19,7 +20,7 @@ fn head(home: &Home) -> RingHead {
     home.head(first(plan(2, &[("head", 1), ("w1", 2), ("w2", 2)])))
 }
 
-/// Counts frames of the ring; says what happens to the one with this number.
+/// Counts frames of the ring; `fate` decides what happens to the one with this number.
 fn at_frame(home: &Home, number: usize, mut fate: impl FnMut(&Passing<'_>) -> Fate + Send + 'static) {
     let mut seen = 0;
     home.hub.hook(move |passing| {
@@ -32,7 +33,7 @@ fn at_frame(home: &Home, number: usize, mut fate: impl FnMut(&Passing<'_>) -> Fa
     });
 }
 
-/// Writes the answer and holds it to that of one engine.
+/// Computes the answer and checks that it equals that of one engine.
 #[track_caller]
 fn check_answer(head: &mut RingHead, what: &str) -> RingHandle {
     let (logits, text) = written(head, &prompt(3, 60), 5);
@@ -52,7 +53,7 @@ fn a_worker_that_dies_with_any_frame_is_replaced_by_the_others() {
             let home = home();
             let mut head = head(&home);
             let hub = Arc::clone(&home.hub);
-            // The frame itself arrives, unless it is the victim's.
+            // The frame itself arrives, unless the victim sent it.
             at_frame(&home, number, move |_| {
                 hub.kill(victim);
                 Fate::Pass
@@ -141,7 +142,7 @@ fn a_worker_that_stands_still_is_lost_by_its_silence() {
             options.patience = Duration::from_secs(4);
         });
         let (mut seen, key): (usize, Key) = (0, [victim; 32]);
-        // From its fifth frame on nothing leaves it any more, heartbeats neither, and nothing of its links ends.
+        // From its fifth frame on it sends nothing more, not even heartbeats, but its links stay open.
         home.hub.hook(move |passing| {
             let from = passing.from == key;
             seen += usize::from(from && passing.purpose == Purpose::Ring);
@@ -152,7 +153,7 @@ fn a_worker_that_stands_still_is_lost_by_its_silence() {
     }
 }
 
-/// A step frame with something changed.
+/// Returns a step frame after a change.
 fn changed(frame: &[u8], change: impl FnOnce(&mut crate::ring::frame::Step)) -> Fate {
     let Ok(Frame::Step(mut step)) = Frame::decode(frame) else { panic!("a step frame") };
     change(&mut step);
@@ -233,7 +234,7 @@ fn who_sends_a_frame_twice_or_sequences_without_end_is_ejected() {
 fn a_worker_refuses_a_span_that_begins_elsewhere() {
     let home = Home::new(1);
     let mut head = home.head(first(plan(1, &[("head", 2), ("w1", 3)])));
-    // The second step's operations, on their way to the worker.
+    // The second step's operations, in transit to the worker.
     at_frame(&home, 3, |passing| {
         changed(passing.frame, |step| {
             for operation in &mut step.operations {
@@ -261,7 +262,7 @@ fn late_frames_of_an_old_epoch_are_refused_and_counted() {
     let mut head = head(&home);
     let (mut cut, mut old) = (false, Vec::new());
     let mut sent = [0; 2];
-    // Frames of the first epoch are kept until its link is cut; in the second epoch they come again.
+    // Frames of the first epoch are kept until its link is cut; in the second epoch they arrive again.
     home.hub.hook(move |passing| {
         let Ok(Frame::Step(step)) = Frame::decode(passing.frame) else { return Fate::Pass };
         if step.epoch == 1 {
@@ -294,7 +295,7 @@ fn sequences_of_every_kind_survive_a_loss() {
     let mut head = head(&home);
     let mut engine = one_engine();
     let texts = [prompt(1, 90), prompt(2, 90)];
-    // Two sequences, a fork, and one that was cut; all go on after the loss.
+    // Two sequences, a fork, and one that was shortened; all continue after the loss.
     let begin = |sequences: &mut dyn Sequences| {
         let [a, b] = [(); 2].map(|()| sequences.create_with(None).unwrap());
         let batch = [step(a, &texts[0][..50], Wanted::Last), step(b, &texts[1][..40], Wanted::None)];

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::*;
 use crate::ring::frame::Activations;
 
-/// What one engine writes.
+/// The result of one engine.
 static WANT: LazyLock<(Vec<f32>, Vec<TokenId>)> =
     LazyLock::new(|| written(&mut one_engine(), &prompt(1, 70), 6));
 
@@ -104,7 +104,7 @@ fn half_precision_changes_numbers_a_little_and_only_where_it_is_asked_for() {
 #[test]
 fn demo_models_write_the_same_text_on_rings() {
     for (name, workers) in [("demo-device.gguf", 2u8), ("demo-cloud.gguf", 1)] {
-        // A copy: the list of its pieces is kept beside it.
+        // A copy, because the list of its pieces is stored beside it.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name), &path).unwrap();
@@ -124,7 +124,7 @@ fn demo_models_write_the_same_text_on_rings() {
     }
 }
 
-/// One thing that is done to sequences; numbers choose among those that are there.
+/// One operation on sequences; numbers choose among the existing ones.
 #[derive(Debug, Clone)]
 enum Move {
     Create,
@@ -151,7 +151,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 1..25)
 }
 
-/// Breaks off after so many layers.
+/// Cancels after so many layers.
 struct Until(usize);
 
 impl baton_engine::StepControl for Until {
@@ -161,7 +161,7 @@ impl baton_engine::StepControl for Until {
     }
 }
 
-/// Does it to some sequences; what came of it.
+/// Applies the operation to some sequences, and returns the logits.
 fn done(sequences: &mut dyn Sequences, seqs: &mut Vec<SeqId>, what: &Move) -> Vec<Vec<f32>> {
     let texts = [prompt(1, 300), prompt(2, 300)];
     let at = |seqs: &[SeqId], n: usize| (!seqs.is_empty()).then(|| n % seqs.len());
@@ -225,7 +225,7 @@ fn step_of(
     }
     match sequences.step(&batch, control) {
         Ok(outputs) => outputs.into_iter().map(|output| output.logits).collect(),
-        // Where a ring is cancelled differs from where an engine is; that it left nothing behind does not.
+        // A ring and an engine are cancelled at different points, but both must leave nothing behind.
         Err(err) => {
             assert!(err.is_cancelled(), "{err}");
             Vec::new()
@@ -249,7 +249,8 @@ proptest! {
         let (mut own, mut others) = (Vec::new(), Vec::new());
         for what in &moves {
             if let Move::Cancelled(n, _) = what {
-                // The ring may be done before it hears of it: the engine then does the whole step as well.
+                // The ring may finish before it sees the cancellation: then the engine does the whole step
+                // as well.
                 let Some(at) = (!others.is_empty()).then(|| n % others.len()) else { continue };
                 let before = Sequences::len(&head, others[at]).unwrap();
                 done(&mut head, &mut others, what);

@@ -1,26 +1,27 @@
-//! Weights from other workers: what one of them has need not come from the head, and whatever it does instead of giving
-//! it costs time only.
+//! Weights from other workers: pieces that one of them has need not come from the head. A worker that does
+//! not serve them properly costs only time.
 
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::ring::frame::{Frame, PieceOf};
+use crate::ring::frame::{Frame, PieceData};
 use crate::ring::link::Purpose;
 use crate::ring::link::memory::{Fate, Passing};
 
-/// A model of several pieces for each layer.
+/// A model with several pieces per layer.
 static LARGE: LazyLock<Fixture> = LazyLock::new(|| Fixture::of(64, 704, 12));
 
-/// What one engine writes.
+/// The result of one engine.
 static WANT: LazyLock<(Vec<f32>, Vec<TokenId>)> = LazyLock::new(|| {
     let mut engine = Engine::new(Arc::clone(&LARGE.model), engine_options(256)).unwrap();
     written(&mut engine, &prompt(5, 20), 2)
 });
 
-/// Pieces that passed, by sender and receiver.
+/// Number of pieces that passed, by sender and receiver.
 type Pieces = Arc<Mutex<BTreeMap<(u8, u8), usize>>>;
 
-/// Counts pieces as they arrive; `fate` says what happens to those between workers, which are counted from 1 on.
+/// Counts pieces as they arrive; `fate` decides what happens to those between workers, which are counted
+/// from 1 on.
 fn counted(home: &Home, mut fate: impl FnMut(usize, &Passing<'_>) -> Fate + Send + 'static) -> Pieces {
     let pieces = Pieces::default();
     let (own, mut between) = (Arc::clone(&pieces), 0);
@@ -37,7 +38,7 @@ fn counted(home: &Home, mut fate: impl FnMut(usize, &Passing<'_>) -> Fate + Send
     pieces
 }
 
-/// One worker has all layers but the head's; then a second one takes three of them over.
+/// One worker has all layers but the head's; then a second one takes over three of them.
 fn second_comes(
     mut home: Home,
     fate: impl FnMut(usize, &Passing<'_>) -> Fate + Send + 'static,
@@ -80,7 +81,7 @@ fn a_worker_gets_what_another_has_from_it_and_nothing_from_the_head() {
     drop((head, home));
 }
 
-/// What a worker does instead of giving its fourth piece.
+/// Checks what happens if a worker does `fate` instead of serving its fourth piece.
 #[track_caller]
 fn check_instead(what: &str, mut fate: impl FnMut(&Passing<'_>) -> Fate + Send + 'static) -> usize {
     let fate = move |number, passing: &Passing<'_>| if number == 4 { fate(passing) } else { Fate::Pass };
@@ -96,7 +97,7 @@ fn check_instead(what: &str, mut fate: impl FnMut(&Passing<'_>) -> Fate + Send +
 
 #[test]
 fn what_a_worker_does_not_give_comes_from_the_head() {
-    let changed = |passing: &Passing<'_>, change: fn(&mut PieceOf)| {
+    let changed = |passing: &Passing<'_>, change: fn(&mut PieceData)| {
         let Ok(Frame::Piece(mut piece)) = Frame::decode(passing.frame) else { panic!("a piece") };
         change(&mut piece);
         Fate::Instead(vec![Frame::Piece(piece).encode()])

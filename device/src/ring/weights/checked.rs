@@ -1,8 +1,9 @@
-//! What was read from the disk and found to be what the list says: bytes that rot there are not computed with.
+//! Records which pieces on the disk were read and found correct, so that damaged bytes are never computed
+//! with.
 //!
-//! A piece is hashed when it is fetched, and again before the first use in each run of the program, and once a day: a
-//! disk may give other bytes than it was given. What was found right is remembered here as long as
-//! nobody changes the file. Reading costs about a second for each gigabyte.
+//! A piece is hashed when it is fetched, again before its first use in each run of the program, and once a
+//! day. A disk may return other bytes than were written. The result counts only as long as nobody changes
+//! the file. Reading costs about a second per gigabyte.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,21 +14,21 @@ use std::time::{Duration, Instant, SystemTime};
 use super::manifest::Manifest;
 use super::{Progress, Stage, WeightsError};
 
-/// How long a piece counts as right.
+/// How long the result of a check counts.
 const GOOD_FOR: Duration = Duration::from_secs(24 * 3600);
-/// Pieces between two words of how far it is.
-const PIECES_TOLD: usize = 64;
+/// Pieces between two reports of progress.
+const PIECES_PER_REPORT: usize = 64;
 
-/// The pieces that were found right, over all sessions of a worker.
+/// The pieces that were found correct, across all sessions of a worker.
 #[derive(Debug, Clone, Default)]
-pub struct Checked(Arc<Mutex<BTreeMap<PathBuf, Found>>>);
+pub struct CheckedPieces(Arc<Mutex<BTreeMap<PathBuf, CheckedFile>>>);
 
-/// Of one file.
+/// The results for one file.
 #[derive(Debug, Default)]
-struct Found {
-    /// Its length and time of change when it was last looked at.
+struct CheckedFile {
+    /// The file's length and time of change at the last check.
     stamp: Option<(u64, SystemTime)>,
-    /// Since when each piece is known to be right.
+    /// When each piece was last found correct.
     right: BTreeMap<u32, Instant>,
 }
 
@@ -36,17 +37,17 @@ fn stamp(file: &File) -> Option<(u64, SystemTime)> {
     Some((about.len(), about.modified().ok()?))
 }
 
-impl Checked {
-    fn files(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Found>> {
+impl CheckedPieces {
+    fn files(&self) -> MutexGuard<'_, BTreeMap<PathBuf, CheckedFile>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets everything: whoever computes next reads it all again.
+    /// Discards all results, so that everything is read again before it is used.
     pub fn forget(&self) {
         self.files().clear();
     }
 
-    /// Notes pieces that were written just now, after their hashes were checked.
+    /// Records pieces that were written just now, after their hashes were checked.
     pub(super) fn wrote(&self, path: &Path, file: &File, pieces: &[u32]) {
         let mut files = self.files();
         let found = files.entry(path.to_owned()).or_default();
@@ -55,23 +56,23 @@ impl Checked {
         found.right.extend(pieces.iter().map(|piece| (*piece, now)));
     }
 
-    /// Those of the pieces that nobody has read lately.
+    /// Returns those of the pieces that were not read lately.
     fn unknown(&self, path: &Path, file: &File, pieces: impl Iterator<Item = u32>) -> Vec<u32> {
         let mut files = self.files();
         let found = files.entry(path.to_owned()).or_default();
         let now = stamp(file);
         if found.stamp.is_none() || found.stamp != now {
-            *found = Found { stamp: now, right: BTreeMap::new() };
+            *found = CheckedFile { stamp: now, right: BTreeMap::new() };
         }
         let right = |piece: &u32| found.right.get(piece).is_some_and(|since| since.elapsed() < GOOD_FOR);
         pieces.filter(|piece| !right(piece)).collect()
     }
 
-    /// Reads those of the pieces that nobody has read lately; returns the ones with other bytes than the list says.
-    /// `go_on` is asked between pieces.
+    /// Reads those of the pieces that were not read lately, and returns the ones that do not have the hash
+    /// in the list. `go_on` is called between pieces.
     ///
     /// # Errors
-    /// [`WeightsError::File`], or what `go_on` says.
+    /// [`WeightsError::File`], or the error of `go_on`.
     pub(super) fn rotten(
         &self,
         manifest: &Manifest,
@@ -94,7 +95,7 @@ impl Checked {
                 }
                 Err(_) => rotten.push(piece),
             }
-            if read.is_multiple_of(PIECES_TOLD) || done == total {
+            if read.is_multiple_of(PIECES_PER_REPORT) || done == total {
                 progress(Stage::Checking, done, total);
             }
         }

@@ -1,7 +1,8 @@
 //! The list of a model file's pieces: its length, where its tensors begin, and the SHA-256 of every piece.
 //!
-//! Made once by the head, which reads the whole file for it, and kept beside the file as long as length and time of
-//! change are the same. Its own SHA-256 is the model's name in the ring.
+//! The head makes it once, in one pass over the whole file. It is stored beside the file and used as long
+//! as the file's length and time of change stay the same. The list's own SHA-256 identifies the model in
+//! the ring.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -17,11 +18,11 @@ use super::WeightsError;
 /// SHA-256 of a list of pieces.
 pub type Digest = [u8; 32];
 
-/// Bytes of a piece, but of the last one.
+/// Bytes of a piece; the last one may have fewer.
 pub const PIECE_BYTES: u32 = 1 << 20;
-/// The most that is accepted of others.
+/// Largest pieces that are accepted from other devices, in bytes.
 const PIECE_BYTES_MAX: u32 = 8 << 20;
-/// Length, header, bytes of a piece.
+/// Bytes of the fixed fields: length, header, bytes of a piece.
 const FIXED: usize = 8 + 8 + 4;
 
 /// The pieces of one model file.
@@ -33,14 +34,14 @@ pub struct Manifest {
     hashes: Vec<[u8; 32]>,
 }
 
-/// The name of a file that belongs to this model.
+/// Returns the name of a file that belongs to this model.
 pub(super) fn file_name(model: Digest, ending: &str) -> String {
-    let hex: String = model[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{hex}.{ending}")
+    format!("{}.{ending}", hex::encode(&model[..16]))
 }
 
 impl Manifest {
-    /// The list of a model's file, read from beside it where it was made before, else made in one pass over the file.
+    /// Returns the list of a model's file: the one stored beside it, or a new one, made in one pass over
+    /// the file.
     ///
     /// # Errors
     /// [`WeightsError::File`], [`WeightsError::Gguf`], [`WeightsError::Split`].
@@ -59,7 +60,7 @@ impl Manifest {
             return Ok(known);
         }
         let manifest = Self::make(path, piece_bytes)?;
-        // A folder that takes no file only means that the next start reads the model again.
+        // If the folder is not writable, the next start reads the model again.
         if let Err(err) = std::fs::write(&cache, [stamp, manifest.bytes()].concat()) {
             tracing::warn!(path = %cache.display(), %err, "the list of pieces is not kept");
         }
@@ -88,7 +89,7 @@ impl Manifest {
         Ok(Self { file_len, header_bytes, piece_bytes, hashes })
     }
 
-    /// The list as bytes.
+    /// Encodes the list as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = [self.file_len.to_le_bytes(), self.header_bytes.to_le_bytes()].concat();
         bytes.extend_from_slice(&self.piece_bytes.to_le_bytes());
@@ -96,7 +97,7 @@ impl Manifest {
         bytes
     }
 
-    /// Reads a list.
+    /// Decodes a list.
     ///
     /// # Errors
     /// [`WeightsError::Manifest`].
@@ -118,12 +119,12 @@ impl Manifest {
         Ok(Self { file_len, header_bytes, piece_bytes, hashes: hashes.to_vec() })
     }
 
-    /// The model's name in the ring.
+    /// Returns the digest that identifies the model in the ring.
     pub fn digest(&self) -> Digest {
         Sha256::digest(self.bytes()).into()
     }
 
-    /// The list of this model that an earlier start left in the folder.
+    /// Loads the list of this model that an earlier run stored in the folder.
     pub(super) fn kept(folder: &Path, model: Digest) -> Option<Self> {
         let bytes = std::fs::read(folder.join(file_name(model, "pieces"))).ok()?;
         Self::read(&bytes).ok().filter(|manifest| manifest.digest() == model)
@@ -136,39 +137,39 @@ impl Manifest {
         std::fs::write(&path, self.bytes()).map_err(write)
     }
 
-    /// Length of the file.
+    /// Returns the length of the file in bytes.
     pub fn file_len(&self) -> u64 {
         self.file_len
     }
 
-    /// Bytes before the first tensor.
+    /// Returns the bytes before the first tensor.
     pub fn header_bytes(&self) -> u64 {
         self.header_bytes
     }
 
-    /// How many pieces there are.
+    /// Returns the number of pieces.
     pub fn count(&self) -> u32 {
         self.hashes.len() as u32
     }
 
-    /// Where a piece begins.
+    /// Returns where a piece begins, in bytes.
     pub(super) fn offset_of(&self, index: u32) -> u64 {
         u64::from(index) * u64::from(self.piece_bytes)
     }
 
-    /// Bytes of a piece of the list.
+    /// Returns the length of a piece in bytes.
     pub(super) fn len_of(&self, index: u32) -> u64 {
         self.file_len.saturating_sub(self.offset_of(index)).min(u64::from(self.piece_bytes))
     }
 
-    /// The pieces that hold this range of the file.
+    /// Returns the pieces that hold this byte range of the file.
     pub(super) fn pieces_of(&self, bytes: Range<u64>) -> Range<u32> {
         let piece = u64::from(self.piece_bytes);
         let end = bytes.end.min(self.file_len).div_ceil(piece);
         ((bytes.start / piece).min(end)) as u32..end as u32
     }
 
-    /// Checks a piece's bytes.
+    /// Checks the hash of a piece.
     ///
     /// # Errors
     /// [`WeightsError::NoSuchPiece`], [`WeightsError::Forged`].
@@ -179,7 +180,7 @@ impl Manifest {
         if found == *hash { Ok(()) } else { Err(WeightsError::Forged { index }) }
     }
 
-    /// Reads a piece from the file that the list was made of.
+    /// Reads a piece from the file, without a check of its hash.
     ///
     /// # Errors
     /// [`WeightsError::NoSuchPiece`], [`WeightsError::File`].
@@ -195,7 +196,7 @@ impl Manifest {
     }
 }
 
-/// Where the list of a file is kept.
+/// Returns where the list of a file is stored.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".pieces");

@@ -1,7 +1,8 @@
-//! A worker's part of a model file: a sparse file of the whole file's layout, and a log of the pieces that are in it.
+//! A worker's part of a model file: a sparse file with the layout of the whole file, and a log of the
+//! pieces in it.
 //!
-//! The log is appended to only after the pieces were forced to the disk, in records that a torn write cannot fake.
-//! What the log does not name is fetched again.
+//! Pieces are added to the log only after their bytes are on the disk. A torn write cannot produce a valid
+//! record. Pieces that the log does not name are fetched again.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -9,22 +10,22 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use super::checked::Checked;
+use super::checked::CheckedPieces;
 use super::manifest::{Manifest, file_name};
 use super::{Progress, WeightsError};
 
-/// Bytes of a record: the piece's number, and its complement.
+/// Bytes of a record: the piece's number, and its bitwise complement.
 const RECORD: usize = 8;
 
 /// A sparse model file.
 #[derive(Debug)]
-pub struct Store {
+pub struct PieceStore {
     manifest: Manifest,
     path: PathBuf,
     file: File,
     log: File,
     has: Vec<bool>,
-    /// Written, not yet forced to the disk.
+    /// Pieces that are written, but not yet synchronized to the disk.
     written: Vec<u32>,
 }
 
@@ -35,7 +36,8 @@ fn record(index: u32) -> [u8; RECORD] {
     bytes
 }
 
-/// Which of so many pieces a log names, and its bytes up to the first that are no record.
+/// Returns which of `count` pieces a log names, and the length of its valid records up to the first invalid
+/// one.
 pub(super) fn named_in(log: &[u8], count: u32) -> (Vec<bool>, u64) {
     let mut has = vec![false; count as usize];
     let mut good = 0;
@@ -50,8 +52,8 @@ pub(super) fn named_in(log: &[u8], count: u32) -> (Vec<bool>, u64) {
     (has, good)
 }
 
-impl Store {
-    /// Opens the store of a model in this folder, or begins one.
+impl PieceStore {
+    /// Opens the store of a model in this folder, or creates it.
     ///
     /// # Errors
     /// [`WeightsError::File`].
@@ -73,36 +75,38 @@ impl Store {
         if len == manifest.file_len() {
             log.read_to_end(&mut known).map_err(named("read", &log_path))?;
         } else {
-            // A file of another length is not the one that the log speaks of.
+            // A file of another length is not the one that the log describes.
             file.set_len(0).map_err(named("empty", &path))?;
             file.set_len(manifest.file_len()).map_err(named("make", &path))?;
         }
         let (has, good) = named_in(&known, manifest.count());
-        // A torn record at the end would put those behind it out of step.
+        // A torn record at the end would misalign the records after it.
         log.set_len(good).map_err(named("cut", &log_path))?;
         let log = OpenOptions::new().append(true).open(&log_path).map_err(named("open", &log_path))?;
         Ok(Self { manifest, path, file, log, has, written: Vec::new() })
     }
 
-    /// The list of the whole file's pieces.
+    /// Returns the list of the whole file's pieces.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The sparse file.
+    /// Returns the path of the sparse file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a piece is there.
+    /// Returns whether a piece is present.
     pub fn has(&self, index: u32) -> bool {
         self.has.get(index as usize).copied().unwrap_or(false)
     }
 
-    /// Checks a piece and writes it; it counts as there after [`Self::sync`]. `missing` is said where the disk is full.
+    /// Checks a piece and writes it. It counts as present after [`Self::sync`]. `missing` is reported if
+    /// the disk is full.
     ///
     /// # Errors
-    /// [`WeightsError::Forged`], [`WeightsError::NoSuchPiece`], [`WeightsError::DiskFull`], [`WeightsError::File`].
+    /// [`WeightsError::Forged`], [`WeightsError::NoSuchPiece`], [`WeightsError::DiskFull`],
+    /// [`WeightsError::File`].
     pub fn put(&mut self, index: u32, bytes: &[u8], missing: u64) -> Result<(), WeightsError> {
         self.manifest.check(index, bytes)?;
         let written = self.file.write_all_at(bytes, self.manifest.offset_of(index));
@@ -111,11 +115,11 @@ impl Store {
         Ok(())
     }
 
-    /// Forces what was written to the disk, then notes it.
+    /// Synchronizes the written pieces to the disk, and then adds them to the log.
     ///
     /// # Errors
     /// [`WeightsError::DiskFull`], [`WeightsError::File`].
-    pub fn sync(&mut self, missing: u64, checked: &Checked) -> Result<(), WeightsError> {
+    pub fn sync(&mut self, missing: u64, checked: &CheckedPieces) -> Result<(), WeightsError> {
         if self.written.is_empty() {
             return Ok(());
         }
@@ -130,15 +134,15 @@ impl Store {
         Ok(())
     }
 
-    /// Reads those of the pieces that are there and were not read lately; those with other bytes than the list says do
-    /// not count as there any more.
+    /// Reads those of the pieces that are present and were not read lately. Pieces that do not have the
+    /// hash in the list no longer count as present.
     ///
     /// # Errors
-    /// [`WeightsError::File`], or what `go_on` says.
+    /// [`WeightsError::File`], or the error of `go_on`.
     pub(super) fn check(
         &mut self,
         pieces: &BTreeSet<u32>,
-        checked: &Checked,
+        checked: &CheckedPieces,
         go_on: &mut dyn FnMut() -> Result<(), WeightsError>,
         progress: Progress<'_>,
     ) -> Result<(), WeightsError> {
@@ -150,7 +154,7 @@ impl Store {
         rotten.iter().for_each(|piece| self.has[*piece as usize] = false);
         let has = (0..self.manifest.count()).filter(|piece| self.has(*piece));
         let records: Vec<u8> = has.flat_map(record).collect();
-        // Whatever of this a crash leaves out is fetched again.
+        // Pieces that are lost from the log in a crash are fetched again.
         let noted = self.log.set_len(0).and_then(|()| self.log.write_all(&records));
         noted.and_then(|()| self.log.sync_data()).map_err(|err| self.refused(err, 0))
     }

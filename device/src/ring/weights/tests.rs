@@ -1,12 +1,12 @@
-//! Weights on demand: only what layers need is fetched, once, whatever happens in between.
+//! Weights on demand: only what layers need is fetched, and only once, whatever happens in between.
 
 use super::*;
-use baton_engine::synthetic::SyntheticModel;
 use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 use std::fs::File;
 
-/// Small pieces, so that layers of a small model are several.
+/// Small pieces, so that a layer of a small model has several.
 const PIECE: u32 = 4096;
 
 struct Head {
@@ -24,12 +24,12 @@ fn head() -> Head {
     Head { _folder: folder, path, manifest }
 }
 
-/// Serves pieces of the head's file; may break off, and may lie.
+/// Serves pieces of the head's file; may stop early, and may send false bytes.
 struct Source<'a> {
     head: &'a Head,
     manifests: usize,
     bytes: u64,
-    /// Pieces until it breaks off.
+    /// Pieces that it sends before it stops.
     until: usize,
     forged: Option<u32>,
 }
@@ -67,7 +67,7 @@ impl PieceSource for Source<'_> {
     }
 }
 
-/// As a program does that has just been started.
+/// Like a program that was just started.
 fn provide_anew(
     folder: &Path,
     model: Digest,
@@ -75,7 +75,7 @@ fn provide_anew(
     source: &mut Source<'_>,
     progress: Progress<'_>,
 ) -> Result<PathBuf, WeightsError> {
-    provide((folder, &Checked::default()), model, layers, source, progress)
+    provide((folder, &CheckedPieces::default()), model, layers, source, progress)
 }
 
 fn fetched(folder: &Path, head: &Head, layers: &[usize]) -> (Result<PathBuf, WeightsError>, u64) {
@@ -154,7 +154,7 @@ fn a_log_torn_at_any_byte_names_only_whole_records() {
     let whole = std::fs::read(&log).unwrap();
     for len in (0..whole.len()).step_by(5) {
         std::fs::write(&log, &whole[..len]).unwrap();
-        let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+        let store = PieceStore::open(folder.path(), head.manifest.clone()).unwrap();
         let there = (0..head.manifest.count()).filter(|piece| store.has(*piece)).count();
         assert_eq!(there, len / 8, "of {len} bytes");
     }
@@ -180,7 +180,7 @@ fn forged_pieces_and_lists_are_refused_and_not_kept() {
     let mut lying = Source { forged: Some(0), ..source(&head) };
     let refused = provide_anew(folder.path(), head.manifest.digest(), &[0], &mut lying, &mut |_, _, _| {});
     assert!(matches!(refused, Err(WeightsError::Forged { index: 0 })));
-    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let store = PieceStore::open(folder.path(), head.manifest.clone()).unwrap();
     assert!(!store.has(0));
     let other = provide_anew(folder.path(), [7; 32], &[0], &mut source(&head), &mut |_, _, _| {});
     assert!(matches!(other, Err(WeightsError::OtherModel)));
@@ -191,7 +191,7 @@ fn forged_pieces_and_lists_are_refused_and_not_kept() {
     assert_eq!(Manifest::read(&bytes).unwrap(), head.manifest);
 }
 
-/// Of a list without its hashes.
+/// Bytes of a list without its hashes.
 const FIXED_BYTES: usize = 20;
 
 #[test]
@@ -199,7 +199,7 @@ fn a_list_is_made_once_for_each_state_of_a_file() {
     let head = head();
     let cache = head.path.with_file_name("whole.gguf.pieces");
     let kept = std::fs::read(&cache).unwrap();
-    // A marked copy: what is read must be the kept list, not a new one.
+    // A changed copy: the stored list must be read, and no new one made.
     let mut marked = kept.clone();
     *marked.last_mut().unwrap() ^= 1;
     std::fs::write(&cache, &marked).unwrap();
@@ -215,7 +215,7 @@ fn a_list_is_made_once_for_each_state_of_a_file() {
 #[test]
 fn a_full_disk_is_named_with_what_is_missing() {
     let (head, folder) = (head(), tempfile::tempdir().unwrap());
-    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let store = PieceStore::open(folder.path(), head.manifest.clone()).unwrap();
     let said = store.refused(std::io::Error::from(std::io::ErrorKind::StorageFull), 12345);
     assert!(matches!(&said, WeightsError::DiskFull { missing: 12345, path } if path == store.path()));
     assert!(said.to_string().contains("12345 bytes"), "{said}");
@@ -227,15 +227,15 @@ fn a_full_disk_is_named_with_what_is_missing() {
 fn what_one_device_has_it_can_give_and_no_more() {
     let (head, folder) = (head(), tempfile::tempdir().unwrap());
     let digest = head.manifest.digest();
-    assert!(Stock::of(digest, &[], folder.path()).is_none(), "nothing is there");
+    assert!(LocalPieces::of(digest, &[], folder.path()).is_none(), "nothing is there");
     let path = fetched(folder.path(), &head, &[2]).0.unwrap();
-    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
-    let stock = Stock::of(digest, &[], folder.path()).unwrap();
+    let store = PieceStore::open(folder.path(), head.manifest.clone()).unwrap();
+    let local = LocalPieces::of(digest, &[], folder.path()).unwrap();
     let file = File::open(&head.path).unwrap();
     let mut given = 0;
     for index in 0..head.manifest.count() + 9 {
-        assert_eq!(stock.which().has(index), store.has(index), "piece {index}");
-        match stock.piece(index) {
+        assert_eq!(local.available().has(index), store.has(index), "piece {index}");
+        match local.piece(index) {
             Ok(bytes) => {
                 assert_eq!(bytes, head.manifest.piece(&file, &head.path, index).unwrap());
                 given += 1;
@@ -246,29 +246,31 @@ fn what_one_device_has_it_can_give_and_no_more() {
         }
     }
     assert!(given > 3 && given < head.manifest.count() / 2, "{given} pieces");
-    // Neither a torn record nor a file of another length is given from.
+    // Nothing is served from a torn record or a file of another length.
     let log = path.with_extension("have");
     let whole = std::fs::read(&log).unwrap();
     std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();
-    let there = |stock: &Stock| (0..head.manifest.count()).filter(|index| stock.which().has(*index)).count();
-    assert_eq!(there(&Stock::of(digest, &[], folder.path()).unwrap()), whole.len() / 8 - 1);
+    let there = |local: &LocalPieces| {
+        (0..head.manifest.count()).filter(|index| local.available().has(*index)).count()
+    };
+    assert_eq!(there(&LocalPieces::of(digest, &[], folder.path()).unwrap()), whole.len() / 8 - 1);
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
-    assert!(Stock::of(digest, &[], folder.path()).is_none());
-    assert!(Stock::of([7; 32], &[], folder.path()).is_none());
+    assert!(LocalPieces::of(digest, &[], folder.path()).is_none());
+    assert!(LocalPieces::of([7; 32], &[], folder.path()).is_none());
 }
 
 #[test]
 fn pieces_are_named_by_bits() {
     let has: Vec<bool> = (0..21).map(|at| at < 3 || at == 9 || at > 15).collect();
-    let which = Which::of(&has);
-    assert_eq!(which.bytes(), [0b111, 0b10, 0b11111]);
-    let read = Which::read(which.bytes().to_vec());
+    let available = PieceSet::of(&has);
+    assert_eq!(available.bytes(), [0b111, 0b10, 0b11111]);
+    let read = PieceSet::read(available.bytes().to_vec());
     assert!((0..21).all(|at| read.has(at) == has[at as usize]) && !read.has(21) && !read.has(u32::MAX));
     let runs = [0..3, 0..9, 2..9, 3..9, 9..10, 16..99, 5..5].map(|pieces| read.run(pieces));
     assert_eq!(runs, [3, 3, 1, 0, 1, 5, 0]);
 }
 
-/// Flips the lowest bit of the byte in the middle of a piece, as a disk might: nothing else changes.
+/// Flips the lowest bit of the byte in the middle of a piece, as a faulty disk might.
 fn rot(path: &Path, manifest: &Manifest, piece: u32) {
     use std::os::unix::fs::FileExt as _;
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -285,10 +287,10 @@ fn rotten_pieces_are_found_at_the_next_start_and_fetched_again() {
     let (head, folder) = (head(), tempfile::tempdir().unwrap());
     let path = fetched(folder.path(), &head, &[2, 3]).0.unwrap();
     let sound = std::fs::read(&path).unwrap();
-    let store = Store::open(folder.path(), head.manifest.clone()).unwrap();
+    let store = PieceStore::open(folder.path(), head.manifest.clone()).unwrap();
     let there: Vec<u32> = (0..head.manifest.count()).filter(|piece| store.has(*piece)).collect();
     drop(store);
-    // One of the header, and two of the layers.
+    // One piece of the header, and two of the layers.
     for piece in [there[0], there[there.len() / 2], there[there.len() - 1]] {
         rot(&path, &head.manifest, piece);
         assert_ne!(std::fs::read(&path).unwrap(), sound);
@@ -311,7 +313,7 @@ fn rotten_pieces_are_found_at_the_next_start_and_fetched_again() {
 #[test]
 fn a_piece_is_read_once_in_a_run_of_the_program_unless_its_file_changes() {
     let (head, folder) = (head(), tempfile::tempdir().unwrap());
-    let checked = Checked::default();
+    let checked = CheckedPieces::default();
     let checks = |layers: &[usize]| {
         let mut bytes = 0;
         let mut progress = |stage, _: u64, all: u64| {
@@ -341,7 +343,7 @@ fn a_rotten_whole_file_is_refused_for_the_layers_that_need_it_alone() {
     let check = |layers: &[usize]| {
         let parts = [Part::Header, Part::Layers(layers), Part::Tables];
         let file = (head.path.as_path(), &head.manifest);
-        check_whole(file, &parts, &Checked::default(), &mut || Ok(()), &mut |_, _, _| {})
+        check_whole(file, &parts, &CheckedPieces::default(), &mut || Ok(()), &mut |_, _, _| {})
     };
     assert!(check(&[0, 5]).is_ok());
     let range = needed(&Gguf::open(&head.path).unwrap(), &[4]).into_iter().max_by_key(|range| range.end);

@@ -1,8 +1,8 @@
-//! One epoch's work on a worker: frames in, its windows, frames out.
+//! One epoch's work on a worker: it receives frames, computes its windows, and sends the frames on.
 //!
-//! The same sequences as the head's, by the same operations in the same order; what differs is refused before anything
-//! is computed. Hidden states that are no numbers, or of another shape, are refused where they come in, so that the
-//! device that made them is known.
+//! It holds the same sequences as the head, by the same operations in the same order. Whatever differs is
+//! refused before anything is computed. Hidden states that are not finite or have another shape are refused
+//! on arrival, so that the device at fault is known.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -17,9 +17,9 @@ use baton_engine::{Engine, KvError, SeqId, StepControl, StepError, StepSeq};
 use super::super::frame::{Configure, FailureCode, Frame, Heartbeat, Operation, Span, Step};
 use super::super::link::{LinkError, Outbox};
 
-/// Sequences of one epoch at once: far more than a head has answers.
+/// Most sequences of one epoch at once: far more than a head has answers.
 const SEQUENCES_MAX: usize = 4096;
-/// Between two looks at whether to stop.
+/// Wait between two checks whether to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// What has been done in an epoch, for heartbeats.
@@ -45,7 +45,7 @@ fn micros(since: Instant) -> u64 {
 }
 
 impl Counters {
-    /// All counts begin again.
+    /// Resets all counts.
     pub(super) fn begin(&self, epoch: u64) {
         let counts = [&self.received, &self.sent, &self.compute_us, &self.wait_us, &self.send_us];
         counts
@@ -76,22 +76,22 @@ impl Counters {
 
 /// Why an epoch ends on this device.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum WorkFault {
     /// A frame that does not fit.
     #[error("the device before sent a frame that does not fit: {0}")]
     Refused(String),
-    /// The own engine fails.
+    /// This device's engine failed.
     #[error("compute")]
     Engine(#[from] StepError),
-    /// The own layers gave what is no number.
+    /// This device's layers returned a value that is not finite.
     #[error("layers {begin} to {end} gave a value that is no number")]
     NoNumber {
         /// First layer.
         begin: usize,
-        /// One past the last.
+        /// One past the last layer.
         end: usize,
     },
-    /// The next device takes nothing.
+    /// The next device accepts no frames.
     #[error("the next device takes no frame")]
     Next(#[source] LinkError),
     /// The epoch was ended from outside.
@@ -99,7 +99,7 @@ pub(super) enum Fault {
     Stopped,
 }
 
-impl Fault {
+impl WorkFault {
     pub(super) fn code(&self) -> FailureCode {
         match self {
             Self::Refused(_) => FailureCode::Refused,
@@ -125,16 +125,16 @@ struct Replica {
     open: Option<(u64, OpenStep)>,
 }
 
-fn refused(words: impl Into<String>) -> Fault {
-    Fault::Refused(words.into())
+fn refused(words: impl Into<String>) -> WorkFault {
+    WorkFault::Refused(words.into())
 }
 
 impl Replica {
-    fn seq(&self, number: u64) -> Result<SeqId, Fault> {
+    fn seq(&self, number: u64) -> Result<SeqId, WorkFault> {
         self.seqs.get(&number).copied().ok_or_else(|| refused(format!("sequence {number} is not known")))
     }
 
-    fn add(&mut self, number: u64, seq: SeqId) -> Result<(), Fault> {
+    fn add(&mut self, number: u64, seq: SeqId) -> Result<(), WorkFault> {
         if self.seqs.len() >= SEQUENCES_MAX {
             return Err(refused(format!("more than {SEQUENCES_MAX} sequences")));
         }
@@ -144,8 +144,9 @@ impl Replica {
         }
     }
 
-    /// What the engine refuses was wrong in the frame, for the head's engine has allowed the same.
-    fn apply(&mut self, operation: Operation) -> Result<(), Fault> {
+    /// Applies an operation. If the engine refuses it, the frame was wrong, because the head's engine has
+    /// accepted the same.
+    fn apply(&mut self, operation: Operation) -> Result<(), WorkFault> {
         let differs = |err: KvError| refused(err.to_string());
         match operation {
             Operation::Create { seq } => {
@@ -185,7 +186,7 @@ impl Replica {
         }
     }
 
-    fn begin(&mut self, step: u64, spans: &[Span]) -> Result<(), Fault> {
+    fn begin(&mut self, step: u64, spans: &[Span]) -> Result<(), WorkFault> {
         if let Some((open, _)) = &self.open {
             return Err(refused(format!("step {step} begins while step {open} is open")));
         }
@@ -206,7 +207,7 @@ impl Replica {
         Ok(())
     }
 
-    fn end(&mut self, step: u64) -> Result<OpenStep, Fault> {
+    fn end(&mut self, step: u64) -> Result<OpenStep, WorkFault> {
         match self.open.take() {
             Some((open, held)) if open == step => Ok(held),
             _ => Err(refused(format!("step {step} is not open"))),
@@ -224,7 +225,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Work with this engine, or without one: then frames only pass.
+    /// Makes the work for this engine. Without an engine, frames are only passed on.
     pub(super) fn new(
         configure: Configure,
         engine: Option<Engine>,
@@ -236,8 +237,8 @@ impl Work {
         Self { configure, replica, counters, stop, out }
     }
 
-    /// Works until told to stop, or until something is wrong.
-    pub(super) fn run(&mut self, frames: &Receiver<Step>) -> Result<(), Fault> {
+    /// Works until it is stopped, or until something is wrong.
+    pub(super) fn run(&mut self, frames: &Receiver<Step>) -> Result<(), WorkFault> {
         let mut idle = Instant::now();
         loop {
             let step = match frames.recv_timeout(SLICE) {
@@ -259,7 +260,7 @@ impl Work {
             let begun = Instant::now();
             let bytes = Frame::Step(step).encode();
             let len = bytes.len() as u64;
-            self.out.send(bytes).map_err(Fault::Next)?;
+            self.out.send(bytes).map_err(WorkFault::Next)?;
             self.counters.send_us.fetch_add(micros(begun), Ordering::AcqRel);
             self.counters.bytes_out.fetch_add(len, Ordering::AcqRel);
             self.counters.sent.fetch_add(1, Ordering::AcqRel);
@@ -267,8 +268,8 @@ impl Work {
         }
     }
 
-    /// A frame after this device's window of its round, if it has one.
-    fn pass(&mut self, mut step: Step) -> Result<Step, Fault> {
+    /// Returns a frame after this device's window of its round, if it has one.
+    fn pass(&mut self, mut step: Step) -> Result<Step, WorkFault> {
         let Self { configure, replica, stop, .. } = self;
         let (width, n_layers) = (configure.width as usize, usize::from(configure.n_layers));
         let done = usize::from(step.layers_done);
@@ -308,18 +309,19 @@ impl Work {
         let control = &mut UntilStopped(stop);
         step.hidden = match replica.engine.run_layers(open, step.rows.clone(), hidden, layers, control) {
             Ok(hidden) => hidden,
-            Err(StepError::Cancelled { .. }) => return Err(Fault::Stopped),
+            Err(StepError::Cancelled { .. }) => return Err(WorkFault::Stopped),
             Err(err) => return Err(err.into()),
         };
         if !step.hidden.values.iter().all(|value| value.is_finite()) {
-            return Err(Fault::NoNumber { begin, end });
+            return Err(WorkFault::NoNumber { begin, end });
         }
         step.layers_done = end as u16;
         Ok(step)
     }
 }
 
-/// The layers that a frame has passed when it comes here: whoever sends another one is at fault, and nobody behind.
+/// Returns the layers that a frame must have passed when it arrives here. If the number differs, the sender
+/// is at fault, and no later device.
 fn passed_before(configure: &Configure, step: &Step) -> usize {
     let here = (usize::from(step.round), usize::from(configure.place));
     match step.audit {
@@ -332,8 +334,8 @@ fn passed_before(configure: &Configure, step: &Step) -> usize {
     }
 }
 
-/// The layers that a frame is to pass here; none if it only goes on to the next device.
-fn layers_of(configure: &Configure, step: &Step) -> Result<Option<Range<usize>>, Fault> {
+/// Returns the layers that a frame shall pass here, or `None` if it is only passed on.
+fn layers_of(configure: &Configure, step: &Step) -> Result<Option<Range<usize>>, WorkFault> {
     let place = usize::from(configure.place);
     let mut own = configure.windows.iter().filter(|window| window.place == place);
     let Some(audit) = step.audit else {

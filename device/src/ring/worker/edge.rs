@@ -1,40 +1,43 @@
-//! Measuring what lies between two workers, as the head asks: one opens a link to the other and sends bytes there and
-//! back.
+//! Measures the network path between two workers, as the head asks: one opens a link to the other and sends
+//! bytes there and back.
 //!
-//! On threads of their own, so that a plan that comes meanwhile waits for neither; both end within seconds whatever the
-//! other side does, and the one that answers ends with the next part or the next measurement. Links for this have a
-//! purpose of their own: nothing of a ring's work goes over them, and no link of the ring is taken for one of them.
+//! Both sides use separate threads, so that a plan that arrives meanwhile does not wait for them. Both end
+//! within seconds, whatever the other side does. The answering side also ends with the next part or the
+//! next measurement. These links have their own purpose, so that they are never confused with links of the
+//! ring.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::peers::KNOWN;
-use super::session::{Serving, Shared, locked};
+use super::session::{SessionLoop, Shared};
 use crate::ring::edges::{self, MEASURE};
-use crate::ring::frame::{Frame, NextNode, WayTo};
+use crate::ring::frame::{Frame, MeasuredLink, NodeAddress};
 use crate::ring::link::{Key, Link, LinkError, Network, Purpose};
+use crate::ring::locked;
 
-/// Between two looks at what has come.
+/// Wait between two checks for a link.
 const SLICE: Duration = Duration::from_millis(5);
-/// Between two tries to open a link.
+/// Wait between two attempts to open a link.
 const AGAIN: Duration = Duration::from_millis(20);
 
-impl Serving<'_> {
-    /// Measures the way to a device and tells the head.
-    pub(super) fn measure(&self, to: NextNode) {
+impl SessionLoop<'_> {
+    /// Measures the path to a device and reports it to the head.
+    pub(super) fn measure(&self, to: NodeAddress) {
         let (network, shared) = (Arc::clone(&self.network), Arc::clone(self.shared));
         let measured = move || {
-            let way = reached(network.as_ref(), &shared, &to)
+            let speed = reached(network.as_ref(), &shared, &to)
                 .and_then(|mut link| edges::measure(link.sender.as_mut(), link.receiver.as_mut(), MEASURE));
-            let way = way.inspect_err(|err| tracing::debug!(%err, "a way cannot be measured")).ok();
-            // Where the head is gone nobody wants to know.
-            let _unheard = shared.outgoing.send(&Frame::Edge(WayTo { to: to.key, way }));
+            let speed =
+                speed.inspect_err(|err| tracing::debug!(%err, "a network path cannot be measured")).ok();
+            // If the head is gone, the result is not needed.
+            let _unheard = shared.outgoing.send(&Frame::Edge(MeasuredLink { to: to.key, speed }));
         };
         spawn(measured);
     }
 
-    /// Answers a device that measures the way to this one.
+    /// Answers a device that measures the path to this one.
     pub(super) fn await_edge(&self, from: Key) {
         self.network.allow(&[from]);
         let shared = Arc::clone(self.shared);
@@ -47,7 +50,7 @@ impl Serving<'_> {
             };
             while goes_on() {
                 match taken(&shared, from) {
-                    // Behind one that has ended already another one may come.
+                    // After a link has ended, another one may come.
                     Some(link) => echo(link, &goes_on),
                     None => std::thread::sleep(SLICE),
                 }
@@ -55,15 +58,15 @@ impl Serving<'_> {
         });
     }
 
-    /// A part begins: nothing more is answered.
+    /// Stops answering, because a part begins.
     pub(super) fn end_measuring(&self) {
         self.shared.turn.fetch_add(1, Ordering::AcqRel);
         locked(&self.shared.edges).clear();
     }
 }
 
-/// A link to a device that may hear of this one a moment later than this one of it.
-fn reached(network: &dyn Network, shared: &Shared, to: &NextNode) -> Result<Link, LinkError> {
+/// Opens a link to a device that may learn of this one a moment later.
+fn reached(network: &dyn Network, shared: &Shared, to: &NodeAddress) -> Result<Link, LinkError> {
     let begun = Instant::now();
     loop {
         match network.connect(to, Purpose::Edge, MEASURE) {
@@ -79,18 +82,18 @@ fn reached(network: &dyn Network, shared: &Shared, to: &NextNode) -> Result<Link
 
 fn spawn(work: impl FnOnce() + Send + 'static) {
     if let Err(err) = std::thread::Builder::new().name("baton-ring-edge".into()).spawn(work) {
-        tracing::warn!(%err, "a way cannot be measured");
+        tracing::warn!(%err, "a network path cannot be measured");
     }
 }
 
-/// The link of this device, if it has come.
+/// Takes the link from this device, if it has arrived.
 fn taken(shared: &Shared, from: Key) -> Option<Link> {
     let mut edges = locked(&shared.edges);
     let at = edges.iter().position(|link| link.peer == from)?;
     Some(edges.remove(at))
 }
 
-/// Answers until the other side is done, or this is not wanted any more.
+/// Answers echoes until the other side is done, or `goes_on` returns false.
 fn echo(mut link: Link, goes_on: &dyn Fn() -> bool) {
     while goes_on() {
         let frame = match link.receiver.receive(SLICE * 10) {

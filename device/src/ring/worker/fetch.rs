@@ -1,21 +1,21 @@
-//! Fetching weights over the control channel, between whatever else comes there.
+//! Fetches weights over the control channel, between its other messages.
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::session::Outgoing;
+use super::session::HeadSender;
 use crate::ring::frame::{Configure, Frame};
 use crate::ring::weights::{BATCH, PieceSource, Take, WeightsError};
 
-/// Frames that one question may leave behind which was given up.
+/// Most late frames that one abandoned request may leave behind.
 const LATE_MAX: u32 = BATCH + 1;
 
-/// The head, as the one who has the whole file.
+/// The head, as a source of the whole file.
 pub(super) struct FromHead<'a> {
-    pub(super) outgoing: &'a Outgoing,
+    pub(super) outgoing: &'a HeadSender,
     pub(super) inbox: &'a Receiver<Frame>,
-    /// A newer part that came meanwhile: fetching ends.
+    /// A newer part that arrived meanwhile; fetching then ends.
     pub(super) newer: &'a mut Option<Box<Configure>>,
     /// How long one answer may take.
     pub(super) patience: Duration,
@@ -26,7 +26,7 @@ impl FromHead<'_> {
         self.outgoing.send(frame).map_err(|err| WeightsError::Source(err.to_string()))
     }
 
-    /// Whether a newer part has come.
+    /// Returns whether a newer part has arrived.
     pub(super) fn superseded(&mut self) -> bool {
         if let Ok(Frame::Configure(newer)) = self.inbox.try_recv() {
             *self.newer = Some(newer);
@@ -34,7 +34,8 @@ impl FromHead<'_> {
         self.newer.is_some()
     }
 
-    /// The answer that `meant` takes from a frame. What a part that was given up had asked for may come before it.
+    /// Returns the answer that `meant` takes from a frame. Late answers to requests of an abandoned part
+    /// may come before it.
     fn answer_to<T>(&mut self, what: &str, meant: impl Fn(Frame) -> Option<T>) -> Result<T, WeightsError> {
         for _ in 0..=LATE_MAX {
             let frame = self.answer()?;
@@ -48,7 +49,7 @@ impl FromHead<'_> {
         Err(WeightsError::Source(format!("the head did not answer with {what}")))
     }
 
-    /// The next frame that is an answer.
+    /// Returns the next frame, unless it is a newer part.
     fn answer(&mut self) -> Result<Frame, WeightsError> {
         let until = Instant::now() + self.patience;
         match self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {

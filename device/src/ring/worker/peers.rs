@@ -1,8 +1,8 @@
-//! Fetching weights from other devices of the ring that have them already, and the rest from the head.
+//! Fetches weights from other devices of the ring that have them already, and the rest from the head.
 //!
-//! A device that has the next pieces is asked for them; what it does not give, or gives with other bytes than the head's
-//! list says, comes from another one or from the head, and it is not asked again. So a device that lies or dies costs
-//! time and nothing else.
+//! A device that has the next pieces is asked for them. If it does not send them, or sends bytes with other
+//! hashes than in the head's list, it is not asked again. These pieces then come from another device or
+//! from the head. So a device that lies or fails costs only time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 
 use super::fetch::FromHead;
 use super::session::Shared;
-use crate::ring::frame::{Frame, NextNode};
+use crate::ring::frame::{Frame, NodeAddress};
 use crate::ring::link::{Link, LinkError, Network, Purpose};
-use crate::ring::weights::{Digest, PieceSource, Take, WeightsError, Which};
+use crate::ring::weights::{Digest, PieceSet, PieceSource, Take, WeightsError};
 use baton_terminal::chain;
 
-/// Between two looks at what else has come.
+/// Wait between two checks for other messages.
 const SLICE: Duration = Duration::from_millis(20);
-/// How long a device that was configured at the same moment may take to know of this one.
+/// How long a device that was configured at the same moment may take to learn of this one.
 pub(super) const KNOWN: Duration = Duration::from_millis(500);
-/// Between two words to the head while what is here is checked.
-const TELL: Duration = Duration::from_millis(500);
-/// Devices that are asked.
+/// Time between two reports to the head while local pieces are checked.
+const REPORT: Duration = Duration::from_millis(500);
+/// Most devices that are asked.
 const PEERS_MAX: usize = 8;
 
 /// A device that has pieces.
-struct Peer {
-    node: NextNode,
+struct PieceHolder {
+    node: NodeAddress,
     link: Link,
-    which: Which,
+    available: PieceSet,
 }
 
 /// The devices of the ring.
@@ -38,13 +38,13 @@ pub(super) struct FromRing<'a> {
     pub(super) shared: &'a Arc<Shared>,
     network: &'a Arc<dyn Network>,
     model: Digest,
-    /// Not asked yet, the last one first.
-    unasked: Vec<NextNode>,
-    peers: Vec<Peer>,
+    /// Devices that were not asked yet, the last one first.
+    unasked: Vec<NodeAddress>,
+    peers: Vec<PieceHolder>,
     /// How long one answer of a device other than the head may take.
     patience: Duration,
-    /// When the head last heard that what is here is being checked.
-    told: Option<Instant>,
+    /// When the head was last told that local pieces are being checked.
+    reported: Option<Instant>,
 }
 
 impl<'a> FromRing<'a> {
@@ -52,30 +52,30 @@ impl<'a> FromRing<'a> {
         head: FromHead<'a>,
         shared: &'a Arc<Shared>,
         network: &'a Arc<dyn Network>,
-        (model, others): (Digest, &[NextNode]),
+        (model, others): (Digest, &[NodeAddress]),
     ) -> Self {
-        // The head counts a device as lost that nothing comes to for twice its patience.
+        // A device that makes no progress for twice the head's patience counts as lost.
         let patience = head.patience / 2;
         let unasked = others.iter().take(PEERS_MAX).rev().cloned().collect();
-        Self { head, shared, network, model, unasked, peers: Vec::new(), patience, told: None }
+        Self { head, shared, network, model, unasked, peers: Vec::new(), patience, reported: None }
     }
 
-    /// Asks all devices what they have; those that do not answer have nothing.
+    /// Asks all devices which pieces they have; a device that does not answer has none.
     fn ask_all(&mut self) -> Result<(), WeightsError> {
         while let Some(node) = self.unasked.pop() {
             match self.ask(&node) {
-                Ok((link, which)) => self.peers.push(Peer { node, link, which }),
+                Ok((link, available)) => self.peers.push(PieceHolder { node, link, available }),
                 Err(err @ WeightsError::Superseded) => return Err(err),
                 Err(err) => {
                     tracing::debug!(address = %node.address, err = %chain(&err), "a device has no weights");
                 }
             }
-            self.head.ask(&Frame::Fed)?;
+            self.head.ask(&Frame::FetchProgress)?;
         }
         Ok(())
     }
 
-    fn ask(&mut self, node: &NextNode) -> Result<(Link, Which), WeightsError> {
+    fn ask(&mut self, node: &NodeAddress) -> Result<(Link, PieceSet), WeightsError> {
         let begun = Instant::now();
         let mut link = loop {
             match self.network.connect(node, Purpose::Weights, self.patience) {
@@ -90,12 +90,12 @@ impl<'a> FromRing<'a> {
         let asked = link.sender.send(&Frame::AskPieces { model: self.model }.encode(), self.patience);
         asked.map_err(|err| WeightsError::Source(chain(&err)))?;
         match self.answer(&mut link)? {
-            Frame::HasPieces(bytes) => Ok((link, Which::read(bytes))),
+            Frame::HasPieces(bytes) => Ok((link, PieceSet::read(bytes))),
             _ => Err(WeightsError::Source("it answered with another frame".into())),
         }
     }
 
-    /// Fails where something else is to be done meanwhile.
+    /// Fails if a newer part has arrived or the session has ended.
     fn wanted(&mut self) -> Result<(), WeightsError> {
         match self.head.superseded() || self.shared.ended.load(Ordering::Acquire) {
             true => Err(WeightsError::Superseded),
@@ -103,7 +103,7 @@ impl<'a> FromRing<'a> {
         }
     }
 
-    /// The next frame of a device.
+    /// Returns the next frame of a device.
     fn answer(&mut self, link: &mut Link) -> Result<Frame, WeightsError> {
         let begun = Instant::now();
         loop {
@@ -117,10 +117,11 @@ impl<'a> FromRing<'a> {
         }
     }
 
-    /// Takes pieces from this device until it fails; how far it came, and whether it did.
+    /// Fetches pieces from this device until it fails. Returns the first piece that did not arrive, and the
+    /// result.
     fn take_from(
         &mut self,
-        peer: &mut Peer,
+        peer: &mut PieceHolder,
         pieces: Range<u32>,
         take: Take<'_>,
     ) -> (u32, Result<(), WeightsError>) {
@@ -141,13 +142,13 @@ impl<'a> FromRing<'a> {
     }
 }
 
-/// Whose pieces to ask for next: a device, or none for the head; and up to where.
-fn next(peers: &[Peer], pieces: Range<u32>) -> (Option<usize>, u32) {
-    let most = (0..peers.len()).max_by_key(|at| (peers[*at].which.run(pieces.clone()), usize::MAX - at));
-    match most.map(|at| (at, peers[at].which.run(pieces.clone()))) {
+/// Returns the device to ask for the next pieces, or `None` for the head, and the end of these pieces.
+fn next(peers: &[PieceHolder], pieces: Range<u32>) -> (Option<usize>, u32) {
+    let most = (0..peers.len()).max_by_key(|at| (peers[*at].available.run(pieces.clone()), usize::MAX - at));
+    match most.map(|at| (at, peers[at].available.run(pieces.clone()))) {
         Some((at, run)) if run > 0 => (Some(at), pieces.start + run),
         _ => {
-            let has = |index: &u32| peers.iter().any(|peer| peer.which.has(*index));
+            let has = |index: &u32| peers.iter().any(|peer| peer.available.has(*index));
             (None, pieces.clone().find(has).unwrap_or(pieces.end))
         }
     }
@@ -178,17 +179,17 @@ impl PieceSource for FromRing<'_> {
                 }
                 Err(err) => return Err(err),
             }
-            self.head.ask(&Frame::Fed)?;
+            self.head.ask(&Frame::FetchProgress)?;
         }
         Ok(())
     }
 
     fn go_on(&mut self) -> Result<(), WeightsError> {
         self.wanted()?;
-        // The head counts a device as lost that gets nowhere.
-        if self.told.is_none_or(|told| told.elapsed() >= TELL) {
-            self.told = Some(Instant::now());
-            self.head.ask(&Frame::Fed)?;
+        // A device without progress counts as lost to the head.
+        if self.reported.is_none_or(|reported| reported.elapsed() >= REPORT) {
+            self.reported = Some(Instant::now());
+            self.head.ask(&Frame::FetchProgress)?;
         }
         Ok(())
     }

@@ -1,28 +1,31 @@
 //! One head's session on a worker: its control channel, and the epoch that is served.
 //!
-//! What the control channel says is carried out in order by one thread. A newer part ends whatever the older one is at:
-//! fetching, connecting or computing. The session ends with its control channel, or where the head is silent for too
-//! long.
+//! One thread executes the messages of the control channel in order. A newer part ends whatever the older
+//! one is doing: fetching, connecting or computing. The session ends with its control channel, or if the
+//! head is silent for too long.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, EngineOptions, Model};
 
 use super::compute::{Counters, Work};
-use super::feed::Larder;
 use super::fetch::FromHead;
 use super::peers::FromRing;
-use super::{Said, WorkerEvent, WorkerOptions};
+use super::piece_server::PieceServer;
+use super::{EventSink, WorkerEvent, WorkerOptions};
 use crate::residency::{self, Layers, Share};
 use crate::ring::edges;
-use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NextNode, Provide, Step};
+use crate::ring::frame::{Configure, Failure, FailureCode, Frame, Hello, NodeAddress, Provide, Step};
 use crate::ring::layout::layers_of;
-use crate::ring::link::{FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose, keep};
+use crate::ring::link::{
+    FrameReceiver, FrameSender, Key, Link, LinkError, Network, Outbox, Purpose, add_waiting,
+};
+use crate::ring::locked;
 use crate::ring::profile::{own_bytes, this_memory};
 use crate::ring::weights::{
     Digest, Manifest, PIECE_BYTES, Part, PieceSource as _, Stage, WeightsError, check_whole, provide,
@@ -33,51 +36,47 @@ use baton_terminal::chain;
 const CONTROL_QUEUE: usize = 4;
 /// Frames of the ring that may wait to be computed.
 const RING_QUEUE: usize = 2;
-/// Between two looks at what else has happened.
+/// Wait between two checks of what else has happened.
 const SLICE: Duration = Duration::from_millis(20);
-/// Between two looks at how much memory is free.
+/// Time between two looks at the free memory.
 const MEMORY_LOOK: Duration = Duration::from_secs(5);
-/// Time between heartbeats before a plan says.
+/// Time between heartbeats before a plan sets it.
 const HEARTBEAT: Duration = Duration::from_millis(300);
 
-/// The way to the head, shared by the threads that write to it.
-pub(super) struct Outgoing {
+/// Sends frames to the head; shared by the threads that do so.
+pub(super) struct HeadSender {
     sender: Mutex<Box<dyn FrameSender>>,
     patience: Duration,
 }
 
-impl Outgoing {
+impl HeadSender {
     pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sender = locked(&self.sender);
         sender.send(&frame.encode(), self.patience)
     }
 }
 
 /// What the session's threads share.
 pub(super) struct Shared {
-    pub(super) outgoing: Outgoing,
+    pub(super) outgoing: HeadSender,
     counters: Arc<Counters>,
-    /// Ring links that came and were not asked for yet.
+    /// Ring links that have arrived and were not yet taken.
     arrivals: Mutex<Vec<Link>>,
-    /// Links to measure ways over that came and were not asked for yet.
+    /// Links for measuring paths that have arrived and were not yet taken.
     pub(super) edges: Mutex<Vec<Link>>,
-    /// Counts what ends an answering to measurements: parts, and further measurements.
+    /// Incremented by each part and each measurement: ends the answers to the measurement before.
     pub(super) turn: AtomicU64,
     heartbeat: Mutex<Duration>,
-    /// Devices that take weights from here now.
-    pub(super) fed: AtomicUsize,
+    /// Devices that fetch weights from here now.
+    pub(super) served: AtomicUsize,
     pub(super) ended: AtomicBool,
 }
 
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A head's session; dropping it ends it.
+/// A head's session. Dropping it ends it.
 pub(super) struct Session {
     head: Key,
     shared: Arc<Shared>,
-    larder: Larder,
+    piece_server: PieceServer,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -86,20 +85,20 @@ impl Session {
         network: &Arc<dyn Network>,
         link: Link,
         options: &WorkerOptions,
-        said: &Said,
+        said: &EventSink,
     ) -> std::io::Result<Self> {
         let Link { peer: head, sender, receiver } = link;
         let shared = Arc::new(Shared {
-            outgoing: Outgoing { sender: Mutex::new(sender), patience: options.patience },
+            outgoing: HeadSender { sender: Mutex::new(sender), patience: options.patience },
             counters: Arc::default(),
             arrivals: Mutex::default(),
             edges: Mutex::default(),
             turn: AtomicU64::new(0),
             heartbeat: Mutex::new(HEARTBEAT),
-            fed: AtomicUsize::new(0),
+            served: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         });
-        let (own, larder) = (Arc::clone(&shared), Larder::of(options));
+        let (own, piece_server) = (Arc::clone(&shared), PieceServer::of(options));
         let (network, options, said) = (Arc::clone(network), options.clone(), Arc::clone(said));
         let thread = std::thread::Builder::new().name("baton-ring-session".into()).spawn(move || {
             said(WorkerEvent::Head { key: head });
@@ -110,14 +109,14 @@ impl Session {
                 let (heard, silence) = (&own, options.silence);
                 scope.spawn(move || listen(heard, receiver, frames, silence));
                 let said = Arc::clone(&said);
-                Serving {
+                SessionLoop {
                     network,
                     options,
                     said,
                     shared: &own,
                     inbox,
-                    held: None,
-                    running: None,
+                    open_model: None,
+                    epoch_threads: None,
                     newer: None,
                     early: None,
                     last: 0,
@@ -127,7 +126,7 @@ impl Session {
             });
             said(WorkerEvent::HeadGone { key: head });
         })?;
-        Ok(Self { head, shared, larder, thread: Some(thread) })
+        Ok(Self { head, shared, piece_server, thread: Some(thread) })
     }
 
     pub(super) fn head(&self) -> Key {
@@ -138,19 +137,19 @@ impl Session {
         !self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// A device of the ring wants weights.
-    pub(super) fn feed(&self, link: Link) {
-        self.larder.feed(&self.shared, link);
+    /// Serves pieces to a device of the ring over this link.
+    pub(super) fn serve_pieces(&self, link: Link) {
+        self.piece_server.serve_pieces(&self.shared, link);
     }
 
-    /// A ring link came.
+    /// Adds a ring link that has arrived.
     pub(super) fn arrived(&self, link: Link) {
-        keep(&mut locked(&self.shared.arrivals), link);
+        add_waiting(&mut locked(&self.shared.arrivals), link);
     }
 
-    /// A device of the ring measures the way to this one.
+    /// Adds a link over which a device of the ring measures the path to this one.
     pub(super) fn measured_over(&self, link: Link) {
-        keep(&mut locked(&self.shared.edges), link);
+        add_waiting(&mut locked(&self.shared.edges), link);
     }
 }
 
@@ -164,13 +163,14 @@ impl Drop for Session {
     }
 }
 
-/// Sends heartbeats until the session ends; with what a model may take here, where the device is planned with.
+/// Sends heartbeats until the session ends. If plans include this device, they contain the memory that a
+/// model may use here.
 fn beat(shared: &Shared, planned_with: bool) {
     let mut looked = None::<Instant>;
     while !shared.ended.load(Ordering::Acquire) {
         if planned_with && looked.is_none_or(|looked| looked.elapsed() >= MEMORY_LOOK) {
             looked = Some(Instant::now());
-            // What it has taken itself would be there for another plan.
+            // The memory that this program uses now would be free for another plan.
             let bytes = this_memory().map_or(0, |(_, memory)| memory.available_bytes + own_bytes());
             shared.counters.memory_bytes.store(bytes, Ordering::Release);
         }
@@ -198,13 +198,13 @@ fn listen(
                 heard = Instant::now();
                 match Frame::decode(&bytes) {
                     Ok(Frame::Heartbeat(_)) => {}
-                    // At once, whatever else is under way: its time is measured.
+                    // Answered at once, because the time is measured.
                     Ok(Frame::Echo(echo)) => {
                         if shared.outgoing.send(&edges::answer(&echo)).is_err() {
                             break;
                         }
                     }
-                    // The session's thread may be gone already.
+                    // The session's thread may have ended already.
                     Ok(frame) => {
                         if frames.send(frame).is_err() {
                             break;
@@ -223,8 +223,8 @@ fn listen(
     shared.ended.store(true, Ordering::Release);
 }
 
-/// A model that is open.
-struct Held {
+/// An open model.
+struct OpenModel {
     digest: Digest,
     layers: Vec<usize>,
     reads_ahead: bool,
@@ -232,12 +232,12 @@ struct Held {
 }
 
 /// An epoch's threads.
-struct Running {
+struct EpochThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Running {
+impl EpochThreads {
     fn end(self) {
         self.stop.store(true, Ordering::Release);
         for thread in self.threads {
@@ -247,25 +247,25 @@ impl Running {
     }
 }
 
-/// Why a part cannot be taken.
-struct Unable(FailureCode, String);
+/// Why a part cannot be served.
+struct PartFailure(FailureCode, String);
 
-pub(super) struct Serving<'a> {
+pub(super) struct SessionLoop<'a> {
     pub(super) network: Arc<dyn Network>,
     options: WorkerOptions,
-    said: Said,
+    said: EventSink,
     pub(super) shared: &'a Arc<Shared>,
     inbox: Receiver<Frame>,
-    held: Option<Held>,
-    running: Option<Running>,
+    open_model: Option<OpenModel>,
+    epoch_threads: Option<EpochThreads>,
     newer: Option<Box<Configure>>,
-    /// A ring link that came before its part: the epoch, and whose it is.
+    /// A ring link that arrived before its part, with its epoch and the key of its device.
     early: Option<((u64, Key), Box<dyn FrameReceiver>)>,
     /// The newest epoch.
     last: u64,
 }
 
-impl Serving<'_> {
+impl SessionLoop<'_> {
     fn run(mut self) {
         let hello = Hello { name: self.options.name.clone(), device: self.options.device.clone() };
         if self.shared.outgoing.send(&Frame::Hello(hello)).is_err() {
@@ -292,27 +292,28 @@ impl Serving<'_> {
                         self.distrusted(failure.words);
                         continue;
                     }
-                    // Answers that come too late, to questions of an older part.
+                    // Late answers to requests of an older part.
                     Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => continue,
                     Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
                 },
             };
             self.take(*configure);
         }
-        if let Some(running) = self.running.take() {
-            running.end();
+        if let Some(epoch_threads) = self.epoch_threads.take() {
+            epoch_threads.end();
         }
     }
 
-    /// The head found that this device computes wrong: what it computes with next is read again.
+    /// Handles the head's finding that this device computes wrong: everything is read again before it is
+    /// used.
     fn distrusted(&mut self, words: String) {
         tracing::warn!(words, "the head does not take this device's results");
-        self.held = None;
+        self.open_model = None;
         self.options.checked.forget();
         (self.said)(WorkerEvent::Failed { epoch: self.last, words });
     }
 
-    /// Takes a part: says that it is ready, or why not.
+    /// Starts a part. Reports that it is ready, or why not.
     fn take(&mut self, configure: Configure) {
         let epoch = configure.epoch;
         if epoch <= self.last {
@@ -321,83 +322,86 @@ impl Serving<'_> {
         }
         self.last = epoch;
         self.end_measuring();
-        if let Some(running) = self.running.take() {
-            running.end();
+        if let Some(epoch_threads) = self.epoch_threads.take() {
+            epoch_threads.end();
         }
         let layers = layers_of(&configure.windows, usize::from(configure.place));
         let place = usize::from(configure.place);
         let done = self.prepare(configure, &layers).and_then(|()| {
             let ready = self.shared.outgoing.send(&Frame::Ready { epoch });
-            ready.map_err(|err| Unable(FailureCode::Engine, err.to_string()))
+            ready.map_err(|err| PartFailure(FailureCode::Engine, err.to_string()))
         });
         match done {
             Ok(()) => (self.said)(WorkerEvent::Ready { epoch, place, layers }),
-            Err(Unable(code, words)) => fail(self.shared, &self.said, epoch, code, words),
+            Err(PartFailure(code, words)) => fail(self.shared, &self.said, epoch, code, words),
         }
     }
 
     /// Fetches what a part will need, while the ring goes on without this device.
     fn provide(&mut self, provide: &Provide) {
-        let done = match self.running {
-            // What it maps must keep still.
+        let done = match self.epoch_threads {
+            // The file that the part maps must not change.
             Some(_) => Err("it has a part already".to_owned()),
-            // It is only to relay.
+            // This device only relays.
             None if provide.layers.is_empty() => Ok(()),
             None => {
-                self.held = None;
+                self.open_model = None;
                 let layers: Vec<usize> = provide.layers.iter().copied().map(usize::from).collect();
                 let file = self.file(provide.model, &provide.others, &layers);
-                file.map(drop).map_err(|Unable(_, words)| words)
+                file.map(drop).map_err(|PartFailure(_, words)| words)
             }
         };
         match done {
-            // Where the head does not hear it, the control channel ends.
+            // If the head does not receive it, the control channel ends.
             Ok(()) => drop(self.shared.outgoing.send(&Frame::Provided)),
-            // A part came meanwhile, which has its own answer.
+            // A part arrived meanwhile and is answered on its own.
             Err(_) if self.newer.is_some() => {}
             Err(words) => fail(self.shared, &self.said, 0, FailureCode::Weights, words),
         }
     }
 
-    fn prepare(&mut self, configure: Configure, layers: &[usize]) -> Result<(), Unable> {
+    fn prepare(&mut self, configure: Configure, layers: &[usize]) -> Result<(), PartFailure> {
         *locked(&self.shared.heartbeat) = configure.heartbeat.max(SLICE);
         let others = configure.others.iter().map(|node| node.key);
         self.network.allow(&others.chain([configure.before]).collect::<Vec<Key>>());
         let engine = if layers.is_empty() { None } else { Some(self.engine(&configure, layers)?) };
         let sender = self.connect(&configure)?;
-        let receiver = self.entrance(&configure)?;
+        let receiver = self.wait_for_link(&configure)?;
         self.shared.counters.begin(configure.epoch);
         self.start(configure, engine, sender, receiver)
     }
 
-    /// An engine of these layers, without sequences.
-    fn engine(&mut self, configure: &Configure, layers: &[usize]) -> Result<Engine, Unable> {
+    /// Returns an engine of these layers, without sequences.
+    fn engine(&mut self, configure: &Configure, layers: &[usize]) -> Result<Engine, PartFailure> {
         let reads_ahead = configure.reads_ahead;
-        let same = |held: &Held| {
-            held.digest == configure.model && held.layers == layers && held.reads_ahead == reads_ahead
+        let same = |open_model: &OpenModel| {
+            open_model.digest == configure.model
+                && open_model.layers == layers
+                && open_model.reads_ahead == reads_ahead
         };
-        if !self.held.as_ref().is_some_and(same) {
-            // What is mapped must keep still while more of the file is written.
-            self.held = None;
+        if !self.open_model.as_ref().is_some_and(same) {
+            // A mapped file must not change while more of it is written.
+            self.open_model = None;
             let path = self.file(configure.model, &configure.others, layers)?;
-            // Ascending layers are those of a token in the order in which it passes them.
+            // Ascending layers are in the order in which a token passes them.
             let kv_tokens = configure.kv_tokens as usize;
             let share = Share { kv_tokens, layers: Layers::Of(layers.to_vec()), reads_ahead };
             let model = residency::open(&path, self.options.memory, 0, &share);
-            let model = model.map_err(|err| Unable(FailureCode::Weights, chain(&err)))?;
-            self.held = Some(Held { digest: configure.model, layers: layers.to_vec(), reads_ahead, model });
+            let model = model.map_err(|err| PartFailure(FailureCode::Weights, chain(&err)))?;
+            self.open_model =
+                Some(OpenModel { digest: configure.model, layers: layers.to_vec(), reads_ahead, model });
         }
-        let held = self.held.as_ref().expect("set on the lines above");
-        if let Some(weights) = held.model.streamed() {
+        let open_model = self.open_model.as_ref().expect("set on the lines above");
+        if let Some(weights) = open_model.model.streamed() {
             weights.set_prefetch(configure.prefetch_bytes);
         }
-        let config = held.model.config();
+        let config = open_model.model.config();
         if (config.n_layers, config.d_model) != (usize::from(configure.n_layers), configure.width as usize) {
             let words = format!(
                 "the plan is of {} layers of {} values, the model has {} of {}",
                 configure.n_layers, configure.width, config.n_layers, config.d_model
             );
-            return Err(Unable(FailureCode::Weights, words));
+            return Err(PartFailure(FailureCode::Weights, words));
         }
         let options = EngineOptions {
             threads: self.options.threads,
@@ -407,11 +411,18 @@ impl Serving<'_> {
             prefix_cache_percent: configure.prefix_percent,
             layers: Some(layers.to_vec()),
         };
-        Engine::new(Arc::clone(&held.model), options).map_err(|err| Unable(FailureCode::Engine, chain(&err)))
+        Engine::new(Arc::clone(&open_model.model), options)
+            .map_err(|err| PartFailure(FailureCode::Engine, chain(&err)))
     }
 
-    /// A file with these layers: a whole one that is here, or this device's part. All that they need was hashed.
-    fn file(&mut self, model: Digest, others: &[NextNode], layers: &[usize]) -> Result<PathBuf, Unable> {
+    /// Returns a file with these layers: a whole one on this device, or this device's part. Everything that
+    /// the layers need was hashed.
+    fn file(
+        &mut self,
+        model: Digest,
+        others: &[NodeAddress],
+        layers: &[usize],
+    ) -> Result<PathBuf, PartFailure> {
         let Self { network, options, said, shared, inbox, newer, .. } = self;
         let patience = options.patience;
         let head = FromHead { outgoing: &shared.outgoing, inbox, newer, patience };
@@ -422,7 +433,7 @@ impl Serving<'_> {
                 Stage::Fetching => WorkerEvent::Fetching { done, total },
             });
         };
-        let unable = |err: WeightsError| Unable(FailureCode::Weights, chain(&err));
+        let unable = |err: WeightsError| PartFailure(FailureCode::Weights, chain(&err));
         for path in &options.files {
             let done = match Manifest::of_file(path, PIECE_BYTES) {
                 Ok(manifest) if manifest.digest() == model => {
@@ -436,7 +447,7 @@ impl Serving<'_> {
             match done {
                 Ok(()) => return Ok(path.clone()),
                 Err(err @ (WeightsError::Superseded | WeightsError::Source(_))) => return Err(unable(err)),
-                // What it lacks comes from others.
+                // Pieces that it lacks come from other devices.
                 Err(err) => tracing::warn!(path = %path.display(), err = %chain(&err), "a model is not used"),
             }
         }
@@ -444,7 +455,7 @@ impl Serving<'_> {
         provide(place, model, layers, &mut source, &mut progress).map_err(unable)
     }
 
-    /// Whether something else has come that is to be done instead.
+    /// Returns whether a newer part has arrived, or the session has ended.
     fn superseded(&mut self) -> bool {
         if let Ok(Frame::Configure(newer)) = self.inbox.try_recv() {
             self.newer = Some(newer);
@@ -453,7 +464,7 @@ impl Serving<'_> {
     }
 
     /// Opens the link to the next device, which may not know of this one yet.
-    fn connect(&mut self, configure: &Configure) -> Result<Box<dyn FrameSender>, Unable> {
+    fn connect(&mut self, configure: &Configure) -> Result<Box<dyn FrameSender>, PartFailure> {
         let end = Instant::now() + self.options.patience;
         loop {
             let tried = self.network.connect(&configure.next, Purpose::Ring, self.options.patience);
@@ -465,23 +476,24 @@ impl Serving<'_> {
             match tried {
                 Ok(sender) => return Ok(sender),
                 Err(_) if self.superseded() => {
-                    return Err(Unable(FailureCode::Engine, "a newer plan came".into()));
+                    return Err(PartFailure(FailureCode::Engine, "a newer plan came".into()));
                 }
-                Err(err) if Instant::now() > end => return Err(Unable(FailureCode::Next, chain(&err))),
+                Err(err) if Instant::now() > end => return Err(PartFailure(FailureCode::Next, chain(&err))),
                 Err(_) => std::thread::sleep(SLICE),
             }
         }
     }
 
-    /// The next link of this device; those of others are for another part.
+    /// Takes the next link of this device; links of other devices belong to another part.
     fn come_from(&self, peer: Key) -> Option<Link> {
         let mut arrivals = locked(&self.shared.arrivals);
         let at = arrivals.iter().position(|link| link.peer == peer)?;
         Some(arrivals.remove(at))
     }
 
-    /// Waits for the link from the device before, which may still be fetching weights: the head decides how long.
-    fn entrance(&mut self, configure: &Configure) -> Result<Box<dyn FrameReceiver>, Unable> {
+    /// Waits for the link from the device before, which may still be fetching weights; the head decides how
+    /// long.
+    fn wait_for_link(&mut self, configure: &Configure) -> Result<Box<dyn FrameReceiver>, PartFailure> {
         loop {
             if let Some((_, receiver)) =
                 self.early.take_if(|(at, _)| *at == (configure.epoch, configure.before))
@@ -493,7 +505,7 @@ impl Serving<'_> {
                 let first = first.ok().and_then(|bytes| Frame::decode(&bytes).ok());
                 match first {
                     Some(Frame::Enter { epoch, .. }) if epoch == configure.epoch => return Ok(link.receiver),
-                    // Of a part that is still on its way to this thread.
+                    // For a part that has not reached this thread yet.
                     Some(Frame::Enter { epoch, .. }) if epoch > configure.epoch => {
                         let newer = self.early.take().filter(|((newest, _), _)| *newest > epoch);
                         self.early = newer.or(Some(((epoch, link.peer), link.receiver)));
@@ -505,7 +517,7 @@ impl Serving<'_> {
                 }
             }
             if self.superseded() {
-                return Err(Unable(FailureCode::Engine, "a newer plan came".into()));
+                return Err(PartFailure(FailureCode::Engine, "a newer plan came".into()));
             }
             std::thread::sleep(SLICE / 4);
         }
@@ -517,8 +529,8 @@ impl Serving<'_> {
         engine: Option<Engine>,
         sender: Box<dyn FrameSender>,
         receiver: Box<dyn FrameReceiver>,
-    ) -> Result<(), Unable> {
-        let unable = |err: std::io::Error| Unable(FailureCode::Engine, err.to_string());
+    ) -> Result<(), PartFailure> {
+        let unable = |err: std::io::Error| PartFailure(FailureCode::Engine, err.to_string());
         let stop = Arc::new(AtomicBool::new(false));
         let out = Outbox::new(sender, configure.hop.max(SLICE)).map_err(unable)?;
         let (frames, inbox) = sync_channel(RING_QUEUE);
@@ -536,30 +548,30 @@ impl Serving<'_> {
         let (own, said, stopped) = (Arc::clone(self.shared), Arc::clone(&self.said), Arc::clone(&stop));
         let receiving = spawn("baton-ring-in").spawn(move || {
             let done = receive(&own, receiver, &frames, epoch, &stopped);
-            if let (Err(Unable(code, words)), false) = (done, stopped.load(Ordering::Acquire)) {
+            if let (Err(PartFailure(code, words)), false) = (done, stopped.load(Ordering::Acquire)) {
                 fail(&own, &said, epoch, code, words);
             }
         });
         let threads = [computing, receiving].into_iter().collect::<std::io::Result<Vec<_>>>();
-        self.running = Some(Running { stop, threads: threads.map_err(unable)? });
+        self.epoch_threads = Some(EpochThreads { stop, threads: threads.map_err(unable)? });
         Ok(())
     }
 }
 
-/// Takes frames of this epoch in, as long as there is room.
+/// Receives frames of this epoch, as long as there is room.
 fn receive(
     shared: &Shared,
     mut receiver: Box<dyn FrameReceiver>,
     frames: &SyncSender<Step>,
     epoch: u64,
     stop: &AtomicBool,
-) -> Result<(), Unable> {
+) -> Result<(), PartFailure> {
     let counters = &shared.counters;
     while !stop.load(Ordering::Acquire) && !shared.ended.load(Ordering::Acquire) {
         let bytes = match receiver.receive(SLICE) {
             Ok(bytes) => bytes,
             Err(LinkError::TimedOut) => continue,
-            Err(err) => return Err(Unable(FailureCode::Before, chain(&err))),
+            Err(err) => return Err(PartFailure(FailureCode::Before, chain(&err))),
         };
         counters.bytes_in.fetch_add(bytes.len() as u64, Ordering::AcqRel);
         match Frame::decode(&bytes) {
@@ -572,16 +584,16 @@ fn receive(
             Ok(Frame::Step(_)) => {
                 counters.refused.fetch_add(1, Ordering::AcqRel);
             }
-            Ok(_) => return Err(Unable(FailureCode::Refused, "a frame that is no step".into())),
-            Err(err) => return Err(Unable(FailureCode::Refused, chain(&err))),
+            Ok(_) => return Err(PartFailure(FailureCode::Refused, "a frame that is no step".into())),
+            Err(err) => return Err(PartFailure(FailureCode::Refused, chain(&err))),
         }
     }
     Ok(())
 }
 
-/// Tells head and person that this epoch is over here.
-fn fail(shared: &Shared, said: &Said, epoch: u64, code: FailureCode, words: String) {
-    // Where the head does not hear it, its own deadline tells it.
+/// Reports to the head and to the event sink that this epoch is over here.
+fn fail(shared: &Shared, said: &EventSink, epoch: u64, code: FailureCode, words: String) {
+    // If the head does not receive it, the head's own deadline passes.
     let _unheard = shared.outgoing.send(&Frame::Failed(Failure { epoch, code, words: words.clone() }));
     said(WorkerEvent::Failed { epoch, words });
 }

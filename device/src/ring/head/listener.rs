@@ -1,4 +1,5 @@
-//! Where the ring's last link comes in: links that other devices open to the head, and the frames of the present epoch.
+//! Accepts the links that other devices open to the head, and reads the frames that come back in the
+//! present epoch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -7,31 +8,32 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::super::frame::{Frame, Step};
-use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose, keep};
+use super::super::link::{FrameReceiver, Key, Link, LinkError, Network, Purpose, add_waiting};
 use super::RingError;
 
-/// Between two looks at whether to stop.
+/// Wait between two checks whether to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Accepts ring links as long as it lives.
-pub(super) struct Door {
+pub(super) struct RingListener {
     arrivals: Arc<Mutex<Vec<Link>>>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
+impl RingListener {
     pub(super) fn open(network: &Arc<dyn Network>) -> Result<Self, RingError> {
-        let mut door = Self { arrivals: Arc::default(), ended: Arc::default(), thread: None };
+        let mut listener = Self { arrivals: Arc::default(), ended: Arc::default(), thread: None };
         let (network, arrivals, ended) =
-            (Arc::clone(network), Arc::clone(&door.arrivals), Arc::clone(&door.ended));
+            (Arc::clone(network), Arc::clone(&listener.arrivals), Arc::clone(&listener.ended));
         let watch = move || {
             while !ended.load(Ordering::Acquire) {
                 match network.accept(SLICE) {
                     Ok((link, Purpose::Ring)) => {
-                        keep(&mut arrivals.lock().unwrap_or_else(PoisonError::into_inner), link);
+                        add_waiting(&mut arrivals.lock().unwrap_or_else(PoisonError::into_inner), link);
                     }
-                    // A head takes no orders; it gives weights and measures on its workers' control channels alone.
+                    // The head takes no commands. It serves weights and measures paths only on the control
+                    // channels that it opened.
                     Ok((_, Purpose::Control | Purpose::Weights | Purpose::Edge))
                     | Err(LinkError::TimedOut) => {}
                     Err(err) => {
@@ -41,13 +43,14 @@ impl Door {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("baton-ring-door".into()).spawn(watch);
-        door.thread = Some(thread.map_err(RingError::Threads)?);
-        Ok(door)
+        let thread = std::thread::Builder::new().name("baton-ring-accept".into()).spawn(watch);
+        listener.thread = Some(thread.map_err(RingError::Threads)?);
+        Ok(listener)
     }
 
-    /// The link of this epoch's last device, if it has come. Looks at one link that waits, and ends one of another epoch.
-    pub(super) fn entrance(
+    /// Returns the link from this epoch's last device, if it has arrived. Examines one waiting link of that
+    /// device, and drops it if it belongs to another epoch.
+    pub(super) fn take_link(
         &self,
         from: Key,
         epoch: u64,
@@ -63,8 +66,8 @@ impl Door {
     }
 }
 
-/// Links that come from now on are for whoever opens the next door.
-impl Drop for Door {
+/// Links that arrive later are left for the next listener.
+impl Drop for RingListener {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -74,24 +77,25 @@ impl Drop for Door {
     }
 }
 
-/// What came.
+/// What arrived.
 pub(super) enum Incoming {
     /// A frame of the epoch.
     Step(Step),
-    /// What is no such frame; the link is of no more use.
+    /// Anything else; the link is then of no use.
     Wrong(String),
     /// The link has ended.
     Closed(String),
 }
 
-/// What comes back to the head in one epoch.
-pub(super) struct Inbox {
+/// The frames that come back to the head in one epoch.
+pub(super) struct FrameInbox {
     pub(super) frames: Receiver<Incoming>,
     ended: Arc<AtomicBool>,
 }
 
-impl Inbox {
-    /// Reads frames of this epoch as long as it lives; `room` of them may wait. Others are counted in `refused`.
+impl FrameInbox {
+    /// Reads frames of this epoch as long as it lives; at most `room` of them wait. Frames of other epochs
+    /// are counted in `refused`.
     pub(super) fn new(
         receiver: Box<dyn FrameReceiver>,
         epoch: u64,
@@ -109,7 +113,7 @@ impl Inbox {
     }
 }
 
-impl Drop for Inbox {
+impl Drop for FrameInbox {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -137,7 +141,7 @@ fn read(
             Err(err) => Incoming::Closed(err.to_string()),
         };
         let last = !matches!(said, Incoming::Step(_));
-        // Where nobody listens any more the epoch is over.
+        // If nobody receives any more, the epoch is over.
         if frames.send(said).is_err() || last {
             return;
         }
@@ -146,7 +150,7 @@ fn read(
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::frame::NextNode;
+    use super::super::super::frame::NodeAddress;
     use super::super::super::link::memory::Hub;
     use super::*;
     use std::time::Instant;
@@ -157,9 +161,9 @@ mod tests {
     fn a_link_of_an_older_epoch_that_comes_late_takes_no_other_ones_place() {
         let hub = Arc::<Hub>::default();
         let (head, worker): (Arc<dyn Network>, Arc<dyn Network>) = (hub.node(0), hub.node(1));
-        let door = Door::open(&head).unwrap();
-        let to = NextNode { address: String::new(), key: [0; 32] };
-        // Held to the end: a link ends with either side of it.
+        let listener = RingListener::open(&head).unwrap();
+        let to = NodeAddress { address: String::new(), key: [0; 32] };
+        // Kept to the end, because a link ends when either side is dropped.
         let mut links = Vec::new();
         for epoch in [2, 1] {
             let mut link = worker.connect(&to, Purpose::Ring, LONG).unwrap();
@@ -167,11 +171,11 @@ mod tests {
             links.push(link);
         }
         let begun = Instant::now();
-        while door.arrivals.lock().unwrap().len() < links.len() {
+        while listener.arrivals.lock().unwrap().len() < links.len() {
             assert!(begun.elapsed() < LONG, "both wait at the door");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let found = (0..links.len()).find_map(|_| door.entrance([1; 32], 2, LONG));
+        let found = (0..links.len()).find_map(|_| listener.take_link([1; 32], 2, LONG));
         assert!(found.is_some(), "the newer epoch's link is there");
     }
 }

@@ -1,67 +1,70 @@
-//! Looking out for paired devices that are not in the ring: those that come back, and those that were paired later.
+//! Looks for paired devices that are not in the ring: those that come back, and those that were paired
+//! later.
 //!
-//! A thread of its own looks every few seconds, and hands who answers to the ring, which takes it in as soon as no
-//! answer runs. A device that joins and is lost again and again is handed over ever more seldom ([`Patience`]), so that
-//! it cannot make the ring flap. Looking never disturbs the ring: it asks a device whether it is there, no more.
+//! A thread looks every few seconds and passes devices that answer to the ring, which admits them as soon
+//! as no answer runs. A device that joins and is lost again and again is passed on less and less often
+//! ([`RejoinBackoff`]), so that it does not make the ring change all the time. Looking never disturbs the
+//! ring: it only asks a device whether it is reachable.
 
 mod paired;
 
-pub use paired::PairedHome;
+pub use paired::PairedDevices;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::frame::NextNode;
+use super::frame::NodeAddress;
 use super::head::RingHandle;
 use super::link::Key;
 
-/// Between two looks.
+/// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(3);
-/// How long a device that was handed over waits until it is handed over again; doubled each time.
+/// Wait before a device is passed to the ring again; doubled each time.
 const FIRST: Duration = Duration::from_secs(5);
-/// The longest such wait: a person who has mended a device sees it in the ring within this time.
+/// The longest such wait: a repaired device is in the ring again within this time.
 const MOST: Duration = Duration::from_secs(60);
-/// Who stays in the ring for so long begins anew, and so does who was not handed over for so long.
+/// After this time in the ring, or without being passed on, a device's wait is reset.
 const CALM: Duration = Duration::from_secs(300);
 
-/// Where devices may be.
-pub trait Neighbourhood: Send {
-    /// Keys of the devices that are paired with this one now.
+/// Finds devices on the network.
+pub trait DeviceFinder: Send {
+    /// Returns the keys of the devices that are paired with this one now.
     fn paired(&mut self) -> Vec<Key>;
 
-    /// Where a device answers; none where it does not.
-    fn find(&mut self, key: &Key) -> Option<NextNode>;
+    /// Returns where a device answers, or `None` if it does not.
+    fn find(&mut self, key: &Key) -> Option<NodeAddress>;
 }
 
 /// What is known of one device.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
-    /// How often it was handed over since it was last calm.
+struct DeviceState {
+    /// How often it was passed on since its wait was last reset.
     tries: u32,
-    /// Not before this moment again.
+    /// It is not passed on before this moment.
     next: Duration,
-    /// In the ring since.
+    /// Since when it is in the ring.
     since: Option<Duration>,
 }
 
-/// Which devices are handed to the ring when: at once if one has gone, then after 5 s, 10 s, 20 s, … and at most
-/// 1 min for one that does not stay. Who has been in the ring, or away, for 5 min begins anew.
+/// Decides when a device is passed to the ring. A device that has left is passed on at once. If it does not
+/// stay, it is passed on again after 5 s, 10 s, 20 s, … and at most 1 min. The wait is reset after 5 min in
+/// the ring or away.
 #[derive(Debug, Default)]
-pub struct Patience {
-    seen: BTreeMap<Key, Seen>,
+pub struct RejoinBackoff {
+    seen: BTreeMap<Key, DeviceState>,
 }
 
-impl Patience {
-    /// Devices to hand over at `now` (since any beginning): paired ones that answer, are not in the ring, and are not
-    /// on their way into it.
+impl RejoinBackoff {
+    /// Returns the devices to pass on at `now` (a time from any beginning): paired ones that answer, are
+    /// not in the ring, and are not about to join it.
     pub fn look(
         &mut self,
         now: Duration,
         present: &[Key],
         joining: &[Key],
-        home: &mut dyn Neighbourhood,
-    ) -> Vec<NextNode> {
-        let paired = home.paired();
+        finder: &mut dyn DeviceFinder,
+    ) -> Vec<NodeAddress> {
+        let paired = finder.paired();
         self.seen.retain(|key, _| paired.contains(key));
         let mut found = Vec::new();
         for key in paired {
@@ -77,7 +80,7 @@ impl Patience {
             if joining.contains(&key) || now < seen.next {
                 continue;
             }
-            if let Some(node) = home.find(&key) {
+            if let Some(node) = finder.find(&key) {
                 if now.saturating_sub(seen.next) >= CALM {
                     seen.tries = 0;
                 }
@@ -90,24 +93,24 @@ impl Patience {
     }
 }
 
-/// Looks out for the ring's devices as long as anybody else has a view of the ring.
+/// Starts a thread that looks for the ring's devices as long as somebody else has access to the ring.
 ///
 /// # Errors
-/// What the system says where it gives no thread.
-pub fn keep_looking(
+/// Fails if the system cannot start a thread.
+pub fn spawn_rejoin(
     ring: &RingHandle,
-    mut home: Box<dyn Neighbourhood>,
+    mut finder: Box<dyn DeviceFinder>,
     every: Duration,
 ) -> std::io::Result<()> {
-    let watch = ring.watch();
+    let weak = ring.downgrade();
     let look = move || {
-        let (begun, mut patience) = (Instant::now(), Patience::default());
-        while let Some(ring) = watch.handle() {
+        let (begun, mut backoff) = (Instant::now(), RejoinBackoff::default());
+        while let Some(ring) = weak.upgrade() {
             let (present, joining) = (ring.present(), ring.joining());
-            // Asking may take long, and keeps no ring alive meanwhile.
+            // Asking may take long, and must not keep the ring alive meanwhile.
             drop(ring);
-            let found = patience.look(begun.elapsed(), &present, &joining, home.as_mut());
-            if let Some(ring) = watch.handle() {
+            let found = backoff.look(begun.elapsed(), &present, &joining, finder.as_mut());
+            if let Some(ring) = weak.upgrade() {
                 for node in found {
                     tracing::info!(address = %node.address, "a device of the ring is there again");
                     ring.join(node);
@@ -116,7 +119,7 @@ pub fn keep_looking(
             std::thread::sleep(every);
         }
     };
-    std::thread::Builder::new().name("baton-ring-lookout".into()).spawn(look).map(|_| ())
+    std::thread::Builder::new().name("baton-ring-rejoin".into()).spawn(look).map(|_| ())
 }
 
 #[cfg(test)]
@@ -126,28 +129,28 @@ mod tests {
     /// Devices that are paired, and whether they answer.
     struct Fake(Vec<(u8, bool)>);
 
-    impl Neighbourhood for Fake {
+    impl DeviceFinder for Fake {
         fn paired(&mut self) -> Vec<Key> {
             self.0.iter().map(|(number, _)| [*number; 32]).collect()
         }
 
-        fn find(&mut self, key: &Key) -> Option<NextNode> {
+        fn find(&mut self, key: &Key) -> Option<NodeAddress> {
             let there = self.0.iter().any(|(number, there)| [*number; 32] == *key && *there);
-            there.then(|| NextNode { address: format!("at:{}", key[0]), key: *key })
+            there.then(|| NodeAddress { address: format!("at:{}", key[0]), key: *key })
         }
     }
 
-    fn keys(nodes: &[NextNode]) -> Vec<u8> {
+    fn keys(nodes: &[NodeAddress]) -> Vec<u8> {
         nodes.iter().map(|node| node.key[0]).collect()
     }
 
-    /// Seconds at which device 1 is handed over, in the ring at the seconds that `present` says.
+    /// Returns the seconds at which device 1 is passed on; `present` says when it is in the ring.
     fn moments(seconds: u64, present: impl Fn(u64) -> bool) -> Vec<u64> {
-        let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
+        let (mut backoff, mut finder) = (RejoinBackoff::default(), Fake(vec![(1, true)]));
         let mut at = Vec::new();
         for second in 0..seconds {
             let there = if present(second) { vec![[1; 32]] } else { Vec::new() };
-            if !patience.look(Duration::from_secs(second), &there, &[], &mut home).is_empty() {
+            if !backoff.look(Duration::from_secs(second), &there, &[], &mut finder).is_empty() {
                 at.push(second);
             }
         }
@@ -166,11 +169,11 @@ mod tests {
     fn a_device_that_failed_often_and_is_mended_is_back_within_a_minute() {
         // It fails for an hour, and answers again at any second of the next minutes.
         for mended in 3_600..3_720 {
-            let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
+            let (mut backoff, mut finder) = (RejoinBackoff::default(), Fake(vec![(1, true)]));
             let mut back = None;
             for second in 0..4_000 {
-                home.0 = vec![(1, second < 3_600 || second >= mended)];
-                let found = patience.look(Duration::from_secs(second), &[], &[], &mut home);
+                finder.0 = vec![(1, second < 3_600 || second >= mended)];
+                let found = backoff.look(Duration::from_secs(second), &[], &[], &mut finder);
                 if second >= mended && !found.is_empty() {
                     back = Some(second);
                     break;
@@ -183,11 +186,11 @@ mod tests {
 
     #[test]
     fn a_device_that_was_away_begins_anew() {
-        let (mut patience, mut home) = (Patience::default(), Fake(vec![(1, true)]));
+        let (mut backoff, mut finder) = (RejoinBackoff::default(), Fake(vec![(1, true)]));
         let mut at = Vec::new();
         for second in 0..2_000 {
-            home.0 = vec![(1, !(400..1_000).contains(&second))];
-            if !patience.look(Duration::from_secs(second), &[], &[], &mut home).is_empty() {
+            finder.0 = vec![(1, !(400..1_000).contains(&second))];
+            if !backoff.look(Duration::from_secs(second), &[], &[], &mut finder).is_empty() {
                 at.push(second);
             }
         }
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_device_that_has_stayed_begins_anew() {
-        // Handed over at 0, 5 and 15 s; in the ring from then on for 5 min, or for less.
+        // Passed on at 0, 5 and 15 s; from then on in the ring for 5 min, or for less.
         let stays = |until: u64| move |second: u64| (16..until).contains(&second);
         let after =
             |until| moments(700, stays(until)).into_iter().filter(|at| *at >= until).collect::<Vec<_>>();
@@ -207,13 +210,13 @@ mod tests {
 
     #[test]
     fn who_is_there_on_the_way_or_unpaired_is_left_alone() {
-        let (mut patience, mut home) =
-            (Patience::default(), Fake(vec![(1, true), (2, true), (3, false), (4, true)]));
+        let (mut backoff, mut finder) =
+            (RejoinBackoff::default(), Fake(vec![(1, true), (2, true), (3, false), (4, true)]));
         let now = Duration::ZERO;
-        let found = patience.look(now, &[[1; 32]], &[[2; 32]], &mut home);
+        let found = backoff.look(now, &[[1; 32]], &[[2; 32]], &mut finder);
         assert_eq!(keys(&found), [4], "1 is present, 2 is joining, 3 does not answer");
-        home.0 = vec![(3, true), (5, true)];
-        let found = patience.look(now, &[], &[], &mut home);
+        finder.0 = vec![(3, true), (5, true)];
+        let found = backoff.look(now, &[], &[], &mut finder);
         assert_eq!(keys(&found), [3, 5], "paired later, and silent before");
     }
 }

@@ -1,19 +1,20 @@
-//! Ways that are measured while the ring's own links come, and devices that are slow to answer or never ready.
+//! Paths that are measured while the ring's own links arrive, and devices that are slow to answer or never
+//! ready.
 
 use std::time::Instant;
 
 use super::*;
-use crate::ring::edges::{self, EdgeBook};
+use crate::ring::edges::{self, EdgeTable};
 use crate::ring::frame::{Activations, Configure, Frame};
 use crate::ring::link::memory::Fate;
 use crate::ring::link::{Link, Purpose};
 
-/// More than anything here takes.
+/// Longer than anything in these tests takes.
 const LONG: Duration = Duration::from_secs(120);
-/// Several looks of whoever waits for something.
+/// Long enough for several checks by a thread that waits.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// The next frame that is `wanted`; others go by.
+/// Waits for the next frame that is `wanted`, and ignores others.
 #[track_caller]
 fn until(link: &mut Link, wanted: impl Fn(&Frame) -> bool) {
     let begun = Instant::now();
@@ -26,7 +27,7 @@ fn until(link: &mut Link, wanted: impl Fn(&Frame) -> bool) {
     }
 }
 
-/// The control channel of worker 1, whose head is played by hand.
+/// Opens the control channel of worker 1; the test acts as its head.
 fn control(home: &Home) -> Link {
     let head: Arc<dyn Network> = home.hub.node(0);
     let mut link = head.connect(&Home::node(1), Purpose::Control, LONG).unwrap();
@@ -34,7 +35,7 @@ fn control(home: &Home) -> Link {
     link
 }
 
-/// A part of worker 1 that only relays, from device 2 to the head.
+/// Returns a part of worker 1 that only relays, from device 2 to the head.
 fn relaying(epoch: u64) -> Frame {
     Frame::Configure(Box::new(Configure {
         epoch,
@@ -58,7 +59,7 @@ fn relaying(epoch: u64) -> Frame {
     }))
 }
 
-/// A link to worker 1 that carries this epoch.
+/// Opens a link to worker 1 for this epoch.
 fn entering(from: &Arc<dyn Network>, epoch: u64) -> Link {
     let mut link = from.connect(&Home::node(1), Purpose::Ring, LONG).unwrap();
     link.sender.send(&Frame::Enter { epoch, place: 0 }.encode(), LONG).unwrap();
@@ -72,7 +73,7 @@ fn a_ring_link_that_comes_while_a_way_is_measured_is_the_rings() {
     let other: Arc<dyn Network> = home.hub.node(2);
     control.sender.send(&Frame::AwaitEdge { from: [2; 32] }.encode(), LONG).unwrap();
     let mut edge = other.connect(&Home::node(1), Purpose::Edge, LONG).unwrap();
-    // The worker answers, so that it is at it when the link of the ring comes.
+    // The worker answers, so it is busy with that when the link of the ring arrives.
     let latency_s = edges::latency(edge.sender.as_mut(), edge.receiver.as_mut(), LONG).unwrap();
     assert!(latency_s >= 0.0);
     drop(edge);
@@ -97,10 +98,10 @@ fn a_link_of_an_older_epoch_that_comes_late_keeps_nobody_from_the_newer_one() {
 fn a_device_that_hears_late_of_another_one_is_measured_all_the_same() {
     let home = Home::new(2);
     home.hub.refuse(Purpose::Edge, 3);
-    let book = EdgeBook::default();
-    let kept = book.clone();
+    let table = EdgeTable::default();
+    let kept = table.clone();
     let planner = Box::new(even(1, LAYERS));
-    let head = home.head_with(model(), planner, |options| options.edges = book);
+    let head = home.head_with(model(), planner, |options| options.edges = table);
     let edges = kept.network().edges;
     assert!(edges.iter().any(|edge| edge.from == "w1" && edge.to == "w2"), "{edges:?}");
     assert_eq!(head.handle().stats().devices.len(), 3);
@@ -121,7 +122,7 @@ fn a_device_whose_way_cannot_be_measured_takes_part() {
     assert_eq!((stats.devices.len(), stats.lost.len()), (2, 0), "{stats:?}");
 }
 
-/// Plays a worker that says again and again that its weights are coming, and never is ready.
+/// Acts as a worker that reports progress again and again, but is never ready.
 fn never_ready(network: &dyn Network, stop: &AtomicBool) {
     let (mut controls, mut others) = (Vec::new(), Vec::new());
     while !stop.load(Ordering::Acquire) {
@@ -145,8 +146,8 @@ fn never_ready(network: &dyn Network, stop: &AtomicBool) {
                     _ => {}
                 }
             }
-            let frame = if *configured { Frame::Fed } else { Frame::Heartbeat(Default::default()) };
-            // Once it is left out nobody hears it.
+            let frame = if *configured { Frame::FetchProgress } else { Frame::Heartbeat(Default::default()) };
+            // After it was left out, nobody receives it.
             let _left_out = link.sender.send(&frame.encode(), LONG);
         }
     }

@@ -1,41 +1,43 @@
-//! The paired devices of this one, where they were last met and where they announce themselves.
+//! The devices that are paired with this one: where they were last met, and where they announce themselves.
 //!
-//! The list is read again each time, so that a device that was paired meanwhile counts. Whether a device is there is
-//! asked by a handshake that proves its key: an open port is no proof, a device that stands still answers none.
+//! The list is read each time, so that a device that was paired meanwhile counts. A handshake that proves
+//! the key shows whether a device is reachable. An open port proves nothing, and a device that hangs does
+//! not answer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::{Key, Neighbourhood, NextNode};
+use super::{DeviceFinder, Key, NodeAddress};
 use crate::ring::channel::Channel;
-use crate::ring::discovery::{Discovery, Found};
+use crate::ring::discovery::{Discovery, FoundDevice};
 use crate::ring::identity::{Identity, PublicKey};
 use crate::ring::peers::Peers;
 use crate::ring::state::StateFolder;
 
 /// How long one address may take to answer.
 const ANSWER: Duration = Duration::from_millis(1500);
-/// Addresses of one device that are asked in one look.
+/// Most addresses of one device that are asked in one look.
 const CALLS_MAX: usize = 4;
-/// Between two searches by multicast DNS, and how long one listens.
+/// Time between two searches by multicast DNS, and how long one of them listens.
 const SEARCH_EVERY: Duration = Duration::from_secs(30);
 const SEARCH: Duration = Duration::from_secs(1);
 
-/// Paired devices of a state folder.
-pub struct PairedHome {
+/// The paired devices of a state folder.
+pub struct PairedDevices {
     folder: StateFolder,
     identity: Identity,
     peers: Peers,
     discovery: Option<Discovery>,
-    heard: Vec<Found>,
+    heard: Vec<FoundDevice>,
     searched: Option<Instant>,
-    /// At which of a device's announced addresses the next look begins.
+    /// The announced address of each device at which the next look begins.
     turns: BTreeMap<Key, usize>,
 }
 
-/// The addresses of these announcements that are not `known`, at most [`CALLS_MAX`], from `turn` on, which goes on behind
-/// them: what a device is announced at proves nothing, and whoever announces many addresses only delays the others.
+/// Returns at most [`CALLS_MAX`] addresses of these announcements that are not `known`, beginning at
+/// `turn`, which is advanced past them. An announcement proves nothing: a stranger that announces many
+/// addresses only delays the others.
 fn in_turn(announced: &[&[SocketAddr]], known: &[SocketAddr], turn: &mut usize) -> Vec<SocketAddr> {
     let longest = announced.iter().map(|addresses| addresses.len()).max().unwrap_or(0);
     let mut all: Vec<SocketAddr> = Vec::new();
@@ -53,14 +55,14 @@ fn in_turn(announced: &[&[SocketAddr]], known: &[SocketAddr], turn: &mut usize) 
     all.iter().cycle().skip(start).take(calls).copied().collect()
 }
 
-impl PairedHome {
-    /// Those of this folder; `discovery` where multicast DNS is to be asked, too.
+impl PairedDevices {
+    /// The paired devices of this folder. If `discovery` is given, multicast DNS is searched too.
     pub fn new(folder: StateFolder, identity: Identity, discovery: Option<Discovery>) -> Self {
         let (peers, turns) = (Peers::default(), BTreeMap::new());
         Self { folder, identity, peers, discovery, heard: Vec::new(), searched: None, turns }
     }
 
-    /// Listens for announcements, unless that was a moment ago.
+    /// Searches for announcements, unless the last search was a moment ago.
     fn search(&mut self) {
         let Some(discovery) = &self.discovery else { return };
         if self.searched.is_some_and(|searched| searched.elapsed() < SEARCH_EVERY) {
@@ -78,17 +80,17 @@ impl PairedHome {
     }
 }
 
-impl Neighbourhood for PairedHome {
+impl DeviceFinder for PairedDevices {
     fn paired(&mut self) -> Vec<Key> {
         match Peers::load(&self.folder) {
             Ok(peers) => self.peers = peers,
-            // Whatever is wrong with the file now, the devices known before may come back.
+            // Whatever is wrong with the file now, devices known before may come back.
             Err(err) => tracing::debug!(%err, "the list of paired devices cannot be read"),
         }
         self.peers.iter().map(|peer| peer.key.0).collect()
     }
 
-    fn find(&mut self, key: &Key) -> Option<NextNode> {
+    fn find(&mut self, key: &Key) -> Option<NodeAddress> {
         let key = PublicKey(*key);
         let mut addresses = self.peers.by_key(&key)?.addresses.clone();
         addresses.truncate(CALLS_MAX);
@@ -101,7 +103,7 @@ impl Neighbourhood for PairedHome {
             let new = in_turn(&announced, &addresses, turn);
             new.into_iter().find(|address| self.answers(&key, *address))
         });
-        found.map(|address| NextNode { address: address.to_string(), key: key.0 })
+        found.map(|address| NodeAddress { address: address.to_string(), key: key.0 })
     }
 }
 
@@ -120,7 +122,7 @@ mod tests {
         let mut turn = 0;
         let first = in_turn(&announced, &[at(2)], &mut turn);
         assert_eq!(first, [at(100), at(1), at(101), at(102)], "each announcement in its turn");
-        // A stranger for each of many announcements: the device's own is reached at a later look.
+        // A stranger makes each of many announcements: a later look still reaches the device itself.
         let each: Vec<[SocketAddr; 1]> = (100..130).map(|last| [at(last)]).collect();
         let mut announced: Vec<&[SocketAddr]> = each.iter().map(|addresses| addresses.as_slice()).collect();
         let device = [at(1)];
@@ -128,7 +130,7 @@ mod tests {
         let mut turn = 0;
         let looks = (1..100).find(|_| in_turn(&announced, &[], &mut turn).contains(&at(1)));
         assert_eq!(looks, Some(31_usize.div_ceil(CALLS_MAX)));
-        // And again each time that the turn comes round.
+        // And again each time that its turn comes.
         assert!((0..8).any(|_| in_turn(&announced, &[], &mut turn).contains(&at(1))));
     }
 
